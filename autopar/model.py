@@ -1,0 +1,139 @@
+"""ModelSpec (what the architecture is) and ModelProfile (what was measured of it).
+
+A ModelSpec is needed for legality (heads, widths) and for estimates; a ModelProfile holds the
+content of the two documented model files in base units. `model_files` reads and writes the
+latter, `specs` the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.sources import Source
+
+__all__ = [
+    "LayerMemory",
+    "LayerProfile",
+    "LayerSpec",
+    "ModelProfile",
+    "ModelSpec",
+    "OtherMemory",
+    "OtherTime",
+    "TimePoint",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A run of equal transformer layers (one layer type)."""
+
+    num_layers: int
+    seq_length: int
+    hidden_size: int
+    num_heads: int | None = None
+    """None when unknown (documented files alone): divisibility is then not checked."""
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn_hidden_size: int | None = None
+    gated_mlp: bool = False
+    """True for SwiGLU-like MLPs with three matrices, False for two."""
+    causal: bool = True
+    cross_attention: bool = False
+    """True for an encoder-decoder model's decoder layer."""
+    biases: bool = False
+    """True when all linear layers carry biases; `qkv_biases` when only the QKV projection does."""
+    qkv_biases: bool = False
+    norm_parameters_per_hidden: int = 2
+    """Norm parameters of a layer divided by hidden_size (2 RMSNorms: 2; 2 LayerNorms: 4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What the architecture is: layer runs in execution order, and what surrounds them."""
+
+    name: str
+    layers: tuple[LayerSpec, ...]
+    vocab_size: int | None = None
+    tied_embeddings: bool = False
+    learned_positions: int = 0
+    """Rows of a learned position embedding; 0 for rotary or relative positions."""
+    make_vocab_size_divisible_by: int = 128
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all types together."""
+        return sum(layer.num_layers for layer in self.layers)
+
+    @property
+    def layer_types(self) -> tuple[int, ...]:
+        """The type index of every layer, in execution order."""
+        return tuple(k for k, layer in enumerate(self.layers) for _ in range(layer.num_layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePoint:
+    """Measured forward of one whole layer on one GPU, for `batch` samples together."""
+
+    batch: int
+    seq_length: int
+    forward_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherTime:
+    """Measured forward of everything that is not a layer, for `batch` samples together."""
+
+    batch: int
+    seq_lengths: tuple[int, ...]
+    forward_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMemory:
+    """Memory of one layer at one sequence length."""
+
+    parameter_count: float
+    """Parameters of one unsharded layer."""
+    activation_bytes_per_sample: Mapping[int, float]
+    """By tensor degree, per sample of the tensor group's local batch."""
+    checkpoint_bytes_per_sample: float | None
+    """What a checkpointed layer keeps, unsharded; None when not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherMemory:
+    """Memory of embedding, head and loss at one sequence length, by vocabulary degree."""
+
+    model_state_bytes: Mapping[int, float]
+    """Parameters, gradients and optimizer (16 bytes per parameter), not sharded by data."""
+    activation_bytes_per_sample: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """What was measured of one layer type."""
+
+    times: tuple[TimePoint, ...]
+    memory: Mapping[int, LayerMemory]
+    """By sequence length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """Content of one computation file and one memory file, in base units."""
+
+    layers: tuple[LayerProfile, ...]
+    other_times: tuple[OtherTime, ...]
+    other_memory: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
+    """By position ('only', 'first', 'last' stage), then sequence lengths of the layer types."""
+    sequence_parallel: bool
+    """True when the memory tables are those measured with Megatron sequence parallelism."""
+    precision: str = "bf16"
+    estimated: bool = False
+    logits_peak_bytes_per_sample: float = 0.0
+    """Extra bytes per sample while the loss runs, undivided by the vocabulary degree; measured
+    tables contain the peak already, estimated ones add it here."""
+    sources: tuple[Source, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader had to derive or skip, in plain words."""

@@ -1,0 +1,34 @@
+"""Base units and the conversions of the documented files, written once.
+
+Inside the program every quantity is in seconds, bytes, bytes/s or FLOP and carries the suffix
+`_s`, `_bytes`, `_bytes_per_s` or `_flop`. Documented files keep their documented units; only the
+readers and writers use the factors below.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GB", "GIB", "MIB", "MS", "format_bytes", "format_seconds"]
+
+MS = 1e-3
+"""Seconds in a millisecond."""
+MIB = 1 << 20
+"""Bytes in the unit that the memory files call MB."""
+GIB = 1 << 30
+"""Bytes in a GiB, the unit of `--memory-constraint`."""
+GB = 10**9
+"""Bytes in a GB, the unit of documented bandwidths (GB/s)."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a byte count for people, in GiB or MiB with two decimals."""
+    if abs(num_bytes) >= GIB / 2:
+        return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / MIB:.2f} MiB"
+
+
+def format_seconds(time_s: float) -> str:
+    """Return a duration for people: s, ms or us with four significant digits."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(time_s) >= factor:
+            return f"{time_s / factor:.4g} {unit}"
+    return f"{time_s / 1e-6:.4g} us"
