@@ -1,0 +1,113 @@
+# The menu. CI, README and CONTRIBUTING use these targets and nothing else.
+# Everything lives in $(VENV) and build/; stamps in $(VENV) make a second call cheap.
+
+VENV       ?= .venv
+BUILD_DIR  ?= build
+CPP_PRESET ?= release
+ARGS       ?=
+PYTEST_ARGS ?=
+
+# The first interpreter that runs and is new enough; looked up only when a venv is made.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+PY  := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# What the caller has activated must not leak in.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+CORE := $(shell find csrc/src csrc/include csrc/bindings -type f 2>/dev/null)
+CPP  := $(shell find csrc -name third_party -prune -o \( -name '*.cpp' -o -name '*.hpp' \) -print 2>/dev/null)
+
+# torch stands before the development tools: see the note at its stamp.
+TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help search setup build check test test-py test-cpp asan e2e bench golden docs-schemas format clean
+
+help: ## show this menu
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+search: $(VENV)/.stamp-built ## plan the shipped default (ARGS="..." for your own); needs no torch
+	@$(VENV)/bin/autopar-search $(ARGS)
+
+setup: $(TEST_READY) ## everything for development, torch included, and the git hooks
+	@git rev-parse --git-dir >/dev/null 2>&1 && $(VENV)/bin/pre-commit install || true
+
+build: ## rebuild the extension (seconds after a C++ edit)
+	@rm -f $(VENV)/.stamp-built && $(MAKE) --no-print-directory $(VENV)/.stamp-built
+
+check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
+
+test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow) and ctest
+
+test-py: $(TEST_READY)
+	$(PY) -m pytest -m "not gpu and not slow" $(PYTEST_ARGS)
+
+test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
+	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
+	cmake --build --preset $(CPP_PRESET)
+	ctest --preset $(CPP_PRESET)
+
+asan: ## ctest with address and undefined-behaviour sanitizers
+	@$(MAKE) --no-print-directory test-cpp CPP_PRESET=asan
+
+e2e: $(VENV)/.stamp-built ## build the wheel, install it in a fresh venv, use it outside the repository
+	bash tests/e2e/wheel.sh $(PY) $(BUILD_DIR)/e2e
+
+bench: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## speed of the planner; see benchmarks/README.md
+	cmake --preset release >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
+	cmake --build --preset release
+	$(if $(wildcard csrc/bench/*.cpp),build/release/autopar_bench $(ARGS))
+	$(foreach f,$(sort $(wildcard benchmarks/bench_*.py)),$(PY) -m benchmarks.$(basename $(notdir $(f))) &&) true
+
+golden: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## rewrite the golden files and show what changed
+	$(PY) -m pytest -q tests/golden --update-golden
+	git --no-pager diff --stat -- tests/golden
+
+docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to docs/schemas
+	$(PY) -m autopar.schemas docs/schemas
+
+format: $(VENV)/.stamp-dev ## rewrite Python and C++ in the house style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(if $(CPP),$(VENV)/bin/clang-format -i $(CPP))
+
+clean: ## remove build products, keep the venv
+	rm -rf $(BUILD_DIR) dist $(VENV)/.stamp-built
+
+# Stamps -----------------------------------------------------------------------------------------
+
+$(VENV)/.stamp-venv:
+	@test -n "$(PYTHON)" || { echo "make: found no Python >= 3.11; install one or say make PYTHON=python3.11"; exit 1; }
+	@echo "setting up $(VENV) (once)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "make: could not make $(VENV); on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(PIP) install "pip>=25.1"
+	@touch $@
+
+$(VENV)/.stamp-base: $(VENV)/.stamp-venv pyproject.toml constraints.txt
+	@$(PIP) install -c constraints.txt --group build
+	@touch $@
+
+# Without build isolation, so that build/ stays warm and only changed files are compiled again.
+$(VENV)/.stamp-built: $(VENV)/.stamp-base CMakeLists.txt $(CORE)
+	@echo "building the planner core"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-base
+	@echo "installing the development tools"
+	@$(PIP) install -c constraints.txt --group dev
+	@touch $@
+
+# torch first and by its exact pin, so that nothing that depends on it can pull in another one.
+$(VENV)/.stamp-torch: $(VENV)/.stamp-base
+	@pin="$$(grep '^torch==' constraints.txt)" && echo "installing $$pin" && $(PIP) install "$$pin"
+	@touch $@

@@ -1,0 +1,55 @@
+"""What every test shares: reproducible property tests, the reference cases, golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+
+# One profile for everybody: a failure on one machine is a failure on all of them.
+settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that rewrites golden files instead of comparing with them."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the repository's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cases_dir() -> Path:
+    """Return the folder of reference cases, which stands beside a developer's checkout."""
+    path = ROOT.parent / "shared" / "cases"
+    if not path.is_dir():
+        pytest.skip("the reference cases (../shared/cases) are not on this machine")
+    return path
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return `golden(name, text)`: text must equal the file tests/golden/NAME.
+
+    `make golden` rewrites the files; a missing one is a failure, never a silent pass.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.is_file(), f"tests/golden/{name} does not exist; `make golden` writes it"
+        assert path.read_text(encoding="utf-8") == text, f"tests/golden/{name} differs"
+
+    return compare

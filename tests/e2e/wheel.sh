@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# The only proof that a user's install works: wheel -> fresh environment -> away from the sources.
+# Usage: wheel.sh PYTHON WORK_DIR
+set -euo pipefail
+
+python=$1
+mkdir -p "$2"
+work=$(cd "$2" && pwd)
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+rm -rf "$work/dist" "$work/venv"
+
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/dist" "$repo"
+wheel=$(echo "$work"/dist/autopar-*.whl)
+echo "built $(basename "$wheel")"
+"$python" -m zipfile -l "$wheel" | awk 'NR > 1 {print $1}' >"$work/contents.txt"
+for needed in '^_autopar_core.*\.so$' '^autopar/_data/models/' '^autopar/_data/hardware_configs/'; do
+  grep -q "$needed" "$work/contents.txt" || { echo "wheel.sh: nothing in the wheel matches $needed"; exit 1; }
+done
+stray=$(grep -vE '^(autopar/|search/|profiler/|_autopar_core|autopar-[^/]*\.dist-info/)' "$work/contents.txt" || true)
+[ -z "$stray" ] || { echo "wheel.sh: the wheel must not contain: $stray"; exit 1; }
+
+"$python" -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel"
+
+away=$(mktemp -d)
+trap 'rm -rf "$away"' EXIT
+cd "$away"
+"$work/venv/bin/python" - "$repo" <<'PY'
+import sys
+from pathlib import Path
+
+import _autopar_core
+
+import autopar
+import search.planner
+
+repo = Path(sys.argv[1])
+for module in (_autopar_core, autopar, search.planner):
+    where = Path(module.__file__)
+    assert "site-packages" in where.parts, f"{module.__name__} comes from {where}"
+assert "torch" not in sys.modules
+print("imports: ok, all from the installed wheel, without torch")
+PY
+"$work/venv/bin/autopar-search" --help >help.txt
+grep -q -- '--memory-constraint' help.txt
+"$work/venv/bin/autopar-search" --json plan.json
+"$work/venv/bin/python" -c "
+import json
+answer = json.load(open('plan.json'))
+assert answer['status'] == 'optimal' and answer['legal'] and answer['fits'], answer['status']
+print('search: ok,', round(answer['samples_per_s'], 3), 'samples/s')
+"
+echo "e2e: passed"

@@ -1,0 +1,77 @@
+"""`__all__` is the public interface: present, sorted, and exactly the public names defined."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODULES = sorted(
+    path
+    for package in ("autopar", "search", "profiler")
+    for path in (ROOT / package).rglob("*.py")
+    if path.name == "__init__.py" or not path.stem.startswith("_")
+)
+ARRAY_SHORTHAND = re.compile(r"[FIU]\d+")  # F64 = NDArray[np.float64] is local spelling
+
+
+def declared_names(tree: ast.Module) -> list[str] | None:
+    """Return the literal value of `__all__`, None when the module has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+        ):
+            value: list[str] = ast.literal_eval(node.value)
+            return value
+    return None
+
+
+def public_names(tree: ast.Module) -> set[str]:
+    """Return the public names that a module itself defines at its top level."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            targets = [n for target in node.targets for n in ast.walk(target)]
+            names |= {n.id for n in targets if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {n for n in names if not n.startswith("_") and not ARRAY_SHORTHAND.fullmatch(n)}
+
+
+def imported_names(tree: ast.Module) -> set[str]:
+    """Return the names that a module imports, which `__all__` may pass on."""
+    return {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def sort_key(name: str) -> tuple[int, list[str | int]]:
+    """Order as the linter does: CONSTANTS, Classes, functions; numbers by value."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_all_is_the_public_interface(path: Path) -> None:
+    """What a module defines in public is declared, and what it declares is there."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    declared, public = declared_names(tree), public_names(tree)
+
+    if declared is None:
+        assert path.name in {"__init__.py", "__main__.py"}, "every public module defines __all__"
+        assert public <= {"main"}, "a module with public names defines __all__"
+        return
+
+    assert declared == sorted(declared, key=sort_key)
+    assert len(declared) == len(set(declared))
+    extra = set(declared) - public - {n for n in declared if n.startswith("__")}
+    assert public - set(declared) == set(), "public, but not in __all__"
+    assert extra - imported_names(tree) == set(), "in __all__, but neither defined nor imported"
