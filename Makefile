@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PY  := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --quiet
+PIP := $(PY) -m pip --disable-pip-version-check -qq
 # What the caller has activated must not leak in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
