@@ -9,7 +9,7 @@ work=$(cd "$2" && pwd)
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$work/dist" "$work/venv"
 
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/dist" "$repo"
+"$python" -m pip --disable-pip-version-check wheel -qq --no-deps --wheel-dir "$work/dist" "$repo"
 wheel=$(echo "$work"/dist/autopar-*.whl)
 echo "built $(basename "$wheel")"
 "$python" -m zipfile -l "$wheel" | awk 'NR > 1 {print $1}' >"$work/contents.txt"
@@ -20,7 +20,7 @@ stray=$(grep -vE '^(autopar/|search/|profiler/|_autopar_core|autopar-[^/]*\.dist
 [ -z "$stray" ] || { echo "wheel.sh: the wheel must not contain: $stray"; exit 1; }
 
 "$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel"
+"$work/venv/bin/python" -m pip install -qq --disable-pip-version-check "$wheel"
 
 away=$(mktemp -d)
 trap 'rm -rf "$away"' EXIT
