@@ -1,0 +1,141 @@
+"""Strict reading and atomic writing of JSON documents, with one-sentence errors.
+
+The json module accepts duplicate keys, NaN and numbers that overflow; a document of ours must
+not. Everything that can be wrong before the content is looked at is refused here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import reprlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import DocumentError
+
+__all__ = ["JsonDocument", "load_object", "shorten", "write_json", "write_text"]
+
+_MAX_BYTES = 256 << 20
+"""Far above any document; keeps a wrong path from filling the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonDocument:
+    """A parsed file: its path, top-level object and the SHA-256 of its bytes."""
+
+    path: Path
+    data: dict[str, Any]
+    sha256: str
+
+
+class _DuplicateKeyError(ValueError):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise _DuplicateKeyError(key)
+        result[key] = value
+    return result
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return a value for a message: one line, at most about `limit` characters."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    short.maxdict = short.maxlist = 3
+    text = "null" if value is None else short.repr(value)
+    if isinstance(value, bool):
+        text = str(value).lower()
+    return text if len(text) <= 2 * limit else text[: 2 * limit] + "..."
+
+
+def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
+    """Return the top-level object of a JSON file.
+
+    Raises
+    ------
+    DocumentError: missing (with `remedy`, what makes the file), not a regular file, unreadable,
+        empty, not UTF-8, not JSON, truncated, duplicate keys, or no object at top level.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise DocumentError(path, "this file does not exist", remedy=remedy)
+        if path.is_dir():
+            raise DocumentError(path, "this is a directory, expected a JSON file", remedy=remedy)
+        if not path.is_file():
+            raise DocumentError(path, "this is not a regular file, expected a JSON file")
+        if path.stat().st_size > _MAX_BYTES:
+            raise DocumentError(
+                path, f"the file is larger than {_MAX_BYTES >> 20} MiB, expected a profile document"
+            )
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DocumentError(path, f"the file cannot be read ({reason})") from None
+    return JsonDocument(
+        path=path, data=_parse(path, raw, remedy), sha256=hashlib.sha256(raw).hexdigest()
+    )
+
+
+def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            path, f"byte {error.start} is not UTF-8, expected a JSON text file"
+        ) from None
+    if not text.strip():
+        raise DocumentError(path, "the file is empty, expected a JSON object", remedy=remedy)
+    try:
+        data = json.loads(text, object_pairs_hook=_unique)
+    except _DuplicateKeyError as error:
+        raise DocumentError(
+            path, "this key appears twice in one object", key=error.key, remedy="remove one of them"
+        ) from None
+    except json.JSONDecodeError as error:
+        end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
+        raise DocumentError(
+            path,
+            f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}{end}",
+        ) from None
+    except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
+        raise DocumentError(
+            path, "not valid JSON: a number is too long or brackets nest too deep"
+        ) from None
+    if not isinstance(data, dict):
+        raise DocumentError(
+            path, f"the top level is {shorten(data)}, expected an object {{key: value, ...}}"
+        )
+    return data
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: readers see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; documents are shared
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write an object as indented JSON, atomically, keys in the given order."""
+    write_text(path, json.dumps(data, indent=4, allow_nan=False) + "\n")
