@@ -59,6 +59,10 @@ class ModelSpec:
     learned_positions: int = 0
     """Rows of a learned position embedding; 0 for rotary or relative positions."""
     make_vocab_size_divisible_by: int = 128
+    extra_embedding_parameters: int = 0
+    """Parameters in front of the first layer besides the tables (token types, position biases)."""
+    extra_head_parameters: int = 0
+    """Parameters behind the last layer besides final norm and output matrix (MLM transform)."""
 
     @property
     def num_layers(self) -> int:
