@@ -17,8 +17,12 @@ __all__ = [
     "LIST",
     "AllreduceDocument",
     "ComputationDocument",
+    "Degrees",
+    "LayerActivations",
+    "LayerBySeq",
     "LayerEntry",
     "MemoryDocument",
+    "OtherBySeq",
     "OtherEntry",
     "OverlapDocument",
     "P2pDocument",
@@ -201,16 +205,20 @@ class OtherEntry(StrictObject):
     activation: Annotated[Degrees, BeforeValidator(_scalar_is_degree_1)]
 
 
-class _LayerBySeq(PatternDocument):
+class LayerBySeq(PatternDocument):
     """Memory of one layer by sequence length."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (Rule(INT, "2048", LayerEntry, "Memory at this sequence length."),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(INT, "2048", LayerEntry, "Memory at this sequence length."),
+    )
 
 
-class _OtherBySeq(PatternDocument):
+class OtherBySeq(PatternDocument):
     """Memory of embedding, head and loss by sequence length."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (Rule(LIST, "2048", OtherEntry, "Memory at these sequence lengths."),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(LIST, "2048", OtherEntry, "Memory at these sequence lengths."),
+    )
 
 
 class RawRun(PatternDocument):
@@ -233,16 +241,16 @@ def _without_seq(value: Any, fields: tuple[str, ...]) -> Any:
     return value
 
 
-class _LayerMaybeSeq(_LayerBySeq):
+class _LayerMaybeSeq(LayerBySeq):
     """Memory of one layer by sequence length, or of one unnamed sequence length."""
 
-    rules = (*_LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
+    rules = (*LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
 
 
-class _OtherMaybeSeq(_OtherBySeq):
+class _OtherMaybeSeq(OtherBySeq):
     """Memory of the rest by sequence length, or of one unnamed sequence length."""
 
-    rules = (*_OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
+    rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 
 
 LayerTable = Annotated[

@@ -1,0 +1,218 @@
+"""Reads and writes the documented model files: computation and memory make one ModelProfile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from autopar.computation_files import (
+    MAKE_COMPUTATION,
+    computation_content,
+    computation_keys,
+    read_times,
+)
+from autopar.documents import ComputationDocument, MemoryDocument
+from autopar.errors import DocumentError, InputError
+from autopar.jsonio import load_object, write_json
+from autopar.locate import Content, locate, model_file_name
+from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
+from autopar.model import LayerProfile, ModelProfile, ModelSpec
+from autopar.patterns import validate_document
+from autopar.sidecar import Sidecar, read_sidecar, sidecar_path, write_sidecar
+from autopar.sources import Source
+
+__all__ = ["read_model_profile", "write_model_profile"]
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded:
+    """One validated file with its sidecar, where it came from, and notes."""
+
+    path: Path
+    sidecar: Sidecar | None
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
+
+
+def read_model_profile(
+    *,
+    computation: Path,
+    memory: Path,
+    spec: ModelSpec,
+    sequence_parallel: bool,
+    precision: str,
+    parameter_bytes: Literal[4, 2] = 4,
+) -> ModelProfile:
+    """Return the profile in a computation and a memory file, in base units.
+
+    Each path is a file, or a directory in which the documented name wins, then the newest
+    release's, then v2.4's. `parameter_bytes` is what `parameter_size` counts per parameter (2 in
+    PaddleNLP's files, which are also recognised by their raw keys); a sidecar wins.
+
+    Raises
+    ------
+    DocumentError: a file is missing or unusable, the directory holds two equal candidates, or the
+        memory file has only the variant with (without) sequence parallelism.
+    """
+    times_file, times_doc = _load(
+        "computation", Path(computation), ComputationDocument, precision, spec
+    )
+    layer_times, other_times, time_notes = read_times(times_file.path, times_doc, spec)
+    memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
+    layer_memory, other_memory, memory_notes = read_memory(
+        memory_file.path,
+        memory_doc,
+        spec,
+        sequence_parallel=sequence_parallel,
+        parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
+        detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
+    )
+    sidecars = [f.sidecar for f in (times_file, memory_file) if f.sidecar is not None]
+    peak = memory_file.sidecar.logits_peak_bytes_per_sample if memory_file.sidecar else None
+    return ModelProfile(
+        layers=tuple(
+            LayerProfile(times=times, memory=table)
+            for times, table in zip(layer_times, layer_memory, strict=True)
+        ),
+        other_times=other_times,
+        other_memory=other_memory,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        estimated=any(sidecar.estimated for sidecar in sidecars),
+        logits_peak_bytes_per_sample=peak or 0.0,
+        sources=(*times_file.sources, *memory_file.sources),
+        notes=(*times_file.notes, *time_notes, *memory_file.notes, *memory_notes),
+    )
+
+
+def _load(
+    kind: Literal["computation", "memory"],
+    path: Path,
+    model: type[Document],
+    precision: str,
+    spec: ModelSpec,
+) -> tuple[_Loaded, Document]:
+    remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
+    notes: tuple[str, ...] = ()
+    if path.is_dir():
+        path, notes = locate(path, kind, precision, spec, _CONTENT[kind], remedy)
+    else:
+        expected = model_file_name(kind, precision, spec)
+        remedy = f"{remedy}, documented name {expected}"
+        notes = _precision_note(path, precision)
+    loaded = load_object(path, remedy=remedy)
+    document = validate_document(model, path, loaded.data)
+    sidecar = read_sidecar(path, kind)
+    estimated = sidecar is not None and sidecar.estimated
+    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256, estimated=estimated)]
+    if sidecar is not None:
+        meta = load_object(sidecar_path(path))
+        sources.append(
+            Source(
+                role=f"{kind} sidecar",
+                path=str(meta.path),
+                sha256=meta.sha256,
+                estimated=estimated,
+                notes=(sidecar.source,),
+            )
+        )
+    return _Loaded(path=path, sidecar=sidecar, sources=tuple(sources), notes=notes), document
+
+
+def _content_of(model: type[Document], judge: Callable[[Document], Content], path: Path) -> Content:
+    return judge(validate_document(model, path, load_object(path).data))
+
+
+_CONTENT: dict[str, Callable[[Path], Content]] = {
+    "computation": partial(_content_of, ComputationDocument, computation_content),
+    "memory": partial(_content_of, MemoryDocument, memory_content),
+}
+
+
+def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
+    named = [p for p in ("bf16", "fp16", "fp32") if f"_profiling_{p}_" in path.name]
+    if named and named[0] != precision:
+        return (f"{path.name} is named {named[0]} and was read as {precision}",)
+    return ()
+
+
+def _parameter_bytes(file: _Loaded, option: Literal[4, 2]) -> Literal[4, 2]:
+    recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
+    if recorded is not None and option == 2 and recorded != option:
+        raise DocumentError(
+            sidecar_path(file.path),
+            f"the value is {recorded}, but 2 bytes per parameter were asked for",
+            key="parameter_bytes",
+            remedy="leave the option out: the file says it",
+        )
+    return recorded or option
+
+
+def write_model_profile(
+    profile: ModelProfile,
+    spec: ModelSpec,
+    out_dir: Path | str,
+    *,
+    other_variant: ModelProfile | None = None,
+) -> list[Path]:
+    """Write the two documented files of a profile and their sidecars; return their paths.
+
+    The memory file holds the tables of `profile` and, so that one file serves both, those of
+    `other_variant` (measured with the opposite `sequence_parallel`).
+
+    Raises
+    ------
+    InputError: the model's number of heads, a part of the file names, is unknown; or both
+        variants are the same.
+    """
+    if spec.layers[0].num_heads is None:
+        raise InputError(
+            f"model {spec.name!r} has no number of heads, which the documented file names contain"
+        )
+    if other_variant is not None and other_variant.sequence_parallel == profile.sequence_parallel:
+        raise InputError(
+            "both memory variants have sequence_parallel = "
+            f"{profile.sequence_parallel}, expected one with and one without"
+        )
+    out = Path(out_dir)
+    tables: dict[str, Any] = memory_keys(profile)
+    if other_variant is not None:
+        tables |= memory_keys(other_variant)
+    documents: tuple[tuple[Literal["computation", "memory"], dict[str, Any]], ...] = (
+        ("computation", computation_keys(profile)),
+        ("memory", tables),
+    )
+    paths = []
+    for kind, data in documents:
+        path = out / model_file_name(kind, profile.precision, spec)
+        write_json(path, data)
+        paths += [path, write_sidecar(path, _sidecar(kind, profile, spec))]
+    return paths
+
+
+def _sidecar(
+    kind: Literal["computation", "memory"], profile: ModelProfile, spec: ModelSpec
+) -> Sidecar:
+    common = Sidecar(
+        version=1,
+        document=kind,
+        unit="ms" if kind == "computation" else "MiB",
+        source="estimated from a device card and a model spec" if profile.estimated else "measured",
+        estimated=profile.estimated,
+        name=spec.name,
+    )
+    if kind == "computation":
+        return common
+    return common.model_copy(
+        update={
+            "parameter_bytes": 4,
+            "logits_peak_bytes_per_sample": profile.logits_peak_bytes_per_sample or None,
+        }
+    )
