@@ -82,7 +82,7 @@ def bare_spec(
     Every argument holds one value per layer type; shorter ones hold one value for all.
     """
     types = max(len(num_layers), len(seq_length), len(hidden_size), len(num_heads or ()))
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "num_layers": _per_type("num_layers", num_layers, types, name),
         "seq_length": _per_type("seq_length", seq_length, types, name),
         "hidden_size": _per_type("hidden_size", hidden_size, types, name),
@@ -188,8 +188,9 @@ def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) 
 
 def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
     if option != "hidden_size" or value == layer.hidden_size:
-        return dataclasses.replace(layer, **{option: value})
-    changes: dict[str, int] = {"hidden_size": value}
+        single: dict[str, Any] = {option: value}
+        return dataclasses.replace(layer, **single)
+    changes: dict[str, Any] = {"hidden_size": value}
     for key in ("head_dim", "ffn_hidden_size"):
         old = getattr(layer, key)
         if old is not None:
@@ -199,7 +200,7 @@ def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
                     f"hidden_size {value} does not scale {key} {old} of hidden size "
                     f"{layer.hidden_size} to a whole number; write a model.json instead"
                 )
-    return dataclasses.replace(layer, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(layer, **changes)
 
 
 # --- our own file --------------------------------------------------------------------------

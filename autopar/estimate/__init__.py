@@ -1,0 +1,21 @@
+"""Estimates on the fly: the typed documents from a datasheet card and a model spec, in memory.
+
+Nothing here was measured: every result has `estimated=True`, names its card as its source, and
+`docs/estimates.md` compares it with published measurements.
+"""
+
+from __future__ import annotations
+
+from autopar.estimate.cards import Card, load_card
+from autopar.estimate.hardware import estimate_hardware, parse_hardware
+from autopar.estimate.memory import activation_bytes
+from autopar.estimate.model import estimate_model
+
+__all__ = [
+    "Card",
+    "activation_bytes",
+    "estimate_hardware",
+    "estimate_model",
+    "load_card",
+    "parse_hardware",
+]

@@ -1,0 +1,84 @@
+"""`autopar-profile-estimate`: writes the documented files of a model and a cluster as estimates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def estimate(
+    model: Annotated[
+        str, typer.Option(help="Shipped name, Hugging Face config.json or model.json.")
+    ],
+    hardware: Annotated[str, typer.Option(help="CARD:NxG, for example h100:4x8.")],
+    out: Annotated[Path, typer.Option(help="Folder that receives the documented files.")],
+    precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    seq_length: Annotated[
+        str | None, typer.Option(help="Tokens per sample: one number, or one per layer type.")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool, typer.Option(help="Memory with Megatron sequence parallelism.")
+    ] = True,
+    kernels: Annotated[
+        str, typer.Option(help="eager: PyTorch operations one by one; fused: fused kernels.")
+    ] = "eager",
+    max_batch: Annotated[int, typer.Option(help="Layer times for batches 1 to this.", min=1)] = 8,
+) -> None:
+    """Write estimated profiles of MODEL on HARDWARE: no GPU is needed, nothing is measured."""
+    # heavy imports stay out of --help
+    from autopar.errors import AutoparError, OptionError
+    from autopar.estimate.hardware import estimate_hardware, parse_hardware
+    from autopar.estimate.model import estimate_model
+    from autopar.hardware_files import write_hardware
+    from autopar.model_files import write_model_profile
+    from autopar.specs import load_spec
+
+    try:
+        lengths = None
+        if seq_length is not None:
+            try:
+                lengths = [int(text) for text in seq_length.split(",")]
+            except ValueError:
+                raise OptionError(
+                    f"--seq-length must be whole numbers such as 4096 or 512,512, got {seq_length!r}"
+                ) from None
+        if kernels not in ("eager", "fused"):
+            raise OptionError(f"--kernels must be eager or fused, got {kernels!r}")
+        card, num_nodes, gpus_per_node = parse_hardware(hardware)
+        spec = load_spec(model, seq_length=lengths)
+        cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+        profile = estimate_model(
+            spec,
+            card,
+            precision=precision,
+            sequence_parallel=sequence_parallel,
+            batches=range(1, max_batch + 1),
+            kernels="eager" if kernels == "eager" else "fused",
+        )
+        paths = [*write_hardware(cluster, out), *write_model_profile(profile, spec, out)]
+    except AutoparError as error:
+        typer.echo(f"autopar-profile-estimate: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        typer.echo(f"autopar-profile-estimate: --out {out}: {error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
+    for path in paths:
+        typer.echo(str(path))
+    typer.echo("estimated from datasheets, not measured", err=True)
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Memory of layers, embedding, head and loss, counted from the architecture.
+
+Activations are what autograd keeps of one sample, in Megatron's partitioning (Korthikanti et al.
+2022, arXiv 2205.05198, section 4) with flash attention and no dropout. With S tokens, h hidden,
+a heads and k key-value heads of width d, f MLP width, e bytes per element, per sample:
+
+    around the tensor-parallel blocks, n = 2 norms (3 with cross-attention):
+        X = n * S*h*(e + e)             norm input and output (= input of the next linears)
+        r = n * S*4                     fp32 statistics of a norm (twice for LayerNorm)
+    inside them:
+        A = S*a*d*e + 2*S*kv*e + S*a*d*e + 4*S*a    q, k+v, attention output, log-sum-exp
+        M = 2*S*f*e (GELU, ReLU) or 4*S*f*e (gated: gate, up, their activation, product)
+    sequence parallelism at degree t: (X + r + A + M) / t;  without: X + r + (A + M) / t
+    k+v: kv = k*d heads / t, but at least one head per rank: max(k, t)*d / t.
+
+`kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
+keeps beside it: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm the fp32
+input and the normalised value instead of the input alone (n * S*h*4); with rotary positions (no
+learned ones, gated MLP) the fused qkv buffer that the value is a view of, beside the rotated q
+and k (S*a*d*e + S*k*d*e).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec, OtherMemory
+from autopar.specs import embedding_parameter_counts, head_dim, padded_vocab_size
+
+__all__ = [
+    "STATE_BYTES_PER_PARAMETER",
+    "Kernels",
+    "activation_bytes",
+    "checkpoint_bytes",
+    "logits_peak_bytes",
+    "other_memory",
+    "tensor_degrees",
+]
+
+Kernels = Literal["eager", "fused"]
+STATE_BYTES_PER_PARAMETER = 16
+"""Weights, gradients and Adam's fp32 weights and moments: 2 + 2 + 12, or 4 + 4 + 8 for fp32."""
+_LOGIT_BYTES = 4
+
+
+def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
+    """Return the legal tensor degrees: they divide heads and MLP width and fit the k-v heads."""
+    heads = layer.num_heads or 1
+    kv_heads = layer.num_kv_heads or heads
+    ffn = layer.ffn_hidden_size or heads
+    return tuple(
+        t
+        for t in range(1, heads + 1)
+        if heads % t == 0 and ffn % t == 0 and (kv_heads % t == 0 or t % kv_heads == 0)
+    )
+
+
+def activation_bytes(
+    layer: LayerSpec,
+    seq_length: int,
+    degree: int,
+    *,
+    element_bytes: int = 2,
+    sequence_parallel: bool = True,
+    kernels: Kernels = "eager",
+    memory_seq_length: int | None = None,
+) -> float:
+    """Return the bytes one layer keeps per sample at a tensor degree (formula: see module).
+
+    `memory_seq_length` is the length of the sequence that cross-attention reads.
+    """
+    if kernels not in ("eager", "fused"):
+        raise InputError(f"kernels must be 'eager' or 'fused', got {kernels!r}")
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+    s, e, h = seq_length, element_bytes, layer.hidden_size
+    heads, width = layer.num_heads, head_dim(layer)
+    kv_heads = layer.num_kv_heads or heads
+    kv_share = max(kv_heads, degree) * width / degree  # at least one head on every rank
+    num_norms = 3 if layer.cross_attention else 2
+    layer_norm = layer.norm_parameters_per_hidden == 2 * num_norms
+    eager = kernels == "eager"
+
+    around = num_norms * (2.0 * s * h * e + 4 * s * (2 if layer_norm else 1))
+    if eager and not layer_norm:
+        around += num_norms * 4.0 * s * h
+    query = s * heads * width * e / degree
+    logsumexp = 4.0 * s * heads / degree
+    inside = 0.0
+    lengths = [s] + ([memory_seq_length or s] if layer.cross_attention else [])
+    for index, kv_length in enumerate(lengths):
+        inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
+        if eager:
+            inside += query
+            if index == 0 and layer.gated_mlp:
+                inside += query + s * kv_share * e
+    inside += (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
+    return around / (degree if sequence_parallel else 1) + inside
+
+
+def checkpoint_bytes(layer: LayerSpec, seq_length: int, element_bytes: int = 2) -> float:
+    """Return the bytes a checkpointed layer keeps per sample, unsharded: its input, S*h*e."""
+    return float(seq_length * layer.hidden_size * element_bytes)
+
+
+def other_memory(
+    spec: ModelSpec,
+    seq_lengths: tuple[int, ...],
+    degrees: tuple[int, ...],
+    *,
+    element_bytes: int = 2,
+    sequence_parallel: bool = True,
+    kernels: Kernels = "eager",
+) -> dict[str, OtherMemory]:
+    """Return memory of embedding, head and loss by position and vocabulary degree v.
+
+    States: 16 bytes x (padded_vocab*h / v for each table, the rest whole); tied weights are one
+    table on the only stage and one each on the first and the last. Activations per sample: first,
+    the token numbers (8*S); last, final norm (input and output, /v with sequence parallelism) and
+    4 bytes per logit / v; the loss needs `logits_peak_bytes` more while it runs.
+    """
+    first, last = spec.layers[0], spec.layers[-1]
+    s_last = seq_lengths[-1]
+    layer_norm = last.norm_parameters_per_hidden >= 4
+    norm = s_last * last.hidden_size * (2 * element_bytes + (4 if kernels == "eager" else 0))
+    if layer_norm:
+        norm = s_last * last.hidden_size * 2 * element_bytes
+    states: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    activations: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    embedding_rest, head_rest = embedding_parameter_counts(spec, 0)
+    for v in degrees:
+        vocab = padded_vocab_size(spec, v)
+        tables = {
+            "first": vocab / v * first.hidden_size + embedding_rest,
+            "last": vocab / v * last.hidden_size + head_rest,
+        }
+        shared = vocab / v * first.hidden_size if spec.tied_embeddings else 0.0
+        tables["only"] = tables["first"] + tables["last"] - shared
+        kept = {
+            "first": 8.0 * sum(seq_lengths),
+            "last": norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v,
+        }
+        kept["only"] = kept["first"] + kept["last"]
+        for position in states:
+            states[position][v] = STATE_BYTES_PER_PARAMETER * tables[position]
+            activations[position][v] = kept[position]
+    return {
+        position: OtherMemory(
+            model_state_bytes=states[position], activation_bytes_per_sample=activations[position]
+        )
+        for position in states
+    }
+
+
+def logits_peak_bytes(spec: ModelSpec, seq_length: int) -> float:
+    """Return the extra bytes per sample while the loss runs: 4 more per logit (8 at the peak)."""
+    return float(_LOGIT_BYTES * seq_length * padded_vocab_size(spec))
