@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from autopar.errors import DocumentError
+from autopar.jsonio import shorten
 from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.plan_documents import (
     PLAN_FILE_FORMAT,
     PLAN_FILE_VERSION,
     check_version,
     read_plan_document,
-    shown,
     write_document,
 )
 
@@ -181,7 +181,7 @@ def read_strategy(
     else:
         inner = document
     if not isinstance(inner, Mapping):
-        raise DocumentError(where, f"expected an object, got {shown(inner)}", key="plan")
+        raise DocumentError(where, f"expected an object, got {shorten(inner)}", key="plan")
     reader = _Reader(where, inner)
     if "tp_size_list" in inner or "pp_size" in inner:
         return _read_paddle(reader, world_size)
@@ -203,7 +203,7 @@ class _Reader:
             if key not in known and not key.startswith("_"):
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]!r}?" if near else "remove it"
-                raise self.fail(key, f"unknown key with value {shown(self.values[key])}", hint)
+                raise self.fail(key, f"unknown key with value {shorten(self.values[key])}", hint)
 
     def _integer(self, key: str, value: object, low: int, high: int, expected: str) -> int:
         number: int | None = None
@@ -216,7 +216,7 @@ class _Reader:
         elif isinstance(value, str):
             number = int(value) if _is_digits(value) else None
         if number is None or not low <= number <= high:
-            raise self.fail(key, f"expected {expected}, got {shown(value)}")
+            raise self.fail(key, f"expected {expected}, got {shorten(value)}")
         return number
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -237,7 +237,7 @@ class _Reader:
         value = self.values[key]
         if not isinstance(value, str) or value not in names:
             expected = " or ".join(repr(name) for name in names)
-            raise self.fail(key, f"expected {expected}, got {shown(value)}")
+            raise self.fail(key, f"expected {expected}, got {shorten(value)}")
         return names[value]
 
     def numbers(
@@ -297,12 +297,12 @@ def _read_galvatron(reader: _Reader, world_size: int | None) -> Plan:
     for key in ("ep_sizes_enc", "tp_of_ep_sizes_enc"):
         if any(value != 1 for value in reader.degrees(key, n) or ()):
             raise reader.fail(
-                key, f"holds {shown(reader.values[key])}", "only expert degree 1 is supported"
+                key, f"holds {shorten(reader.values[key])}", "only expert degree 1 is supported"
             )
     if reader.count("vcp", 1) != 1:
         raise reader.fail(
             "vcp",
-            f"expected 1, got {shown(reader.values['vcp'])}",
+            f"expected 1, got {shorten(reader.values['vcp'])}",
             "a context degree of the vocabulary layers is not supported",
         )
     if "embed_sdp" in reader.values and "vocab_sdp" in reader.values:
@@ -392,7 +392,7 @@ def _read_paddle(reader: _Reader, world_size: int | None) -> Plan:
     if list(index) != sorted(index) or set(index) != set(range(stages)):
         raise reader.fail(
             "pp_stage_idx_list",
-            f"expected 0 to {stages - 1} in order with no stage empty, got {shown(list(index))}",
+            f"expected 0 to {stages - 1} in order with no stage empty, got {shorten(list(index))}",
         )
     return _plan(
         world_size=world,

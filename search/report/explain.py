@@ -1,0 +1,214 @@
+"""Explains a plan: where time and memory go, what binds, what more of a resource would bring."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from autopar.hardware import Curve, HardwareProfile
+from autopar.units import GB, GIB, format_seconds
+from search.result import Prediction, SearchResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from search.planner import Planner
+
+__all__ = ["Perturbation", "add_bandwidth", "perturb", "show_explanation", "show_why_not"]
+
+# Bytes a rank puts on the wire per byte of message, by (operation, group size): the bus
+# bandwidth convention of the documented files.
+_WIRE: Mapping[str, Callable[[int], float]] = {
+    "allreduce": lambda g: 2 * (g - 1) / g,
+    "all2all": lambda g: (g - 1) / g,
+    "allgather": lambda g: (g - 1) / g,
+    "reducescatter": lambda g: (g - 1) / g,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    """What the best plan would gain if one resource were a little larger."""
+
+    name: str
+    samples_per_s: float
+    gain: float
+    """Relative to the best plan with the resources as they are."""
+    same_plan: bool
+
+
+def add_bandwidth(
+    hardware: HardwareProfile, *, collective: float = 0.0, p2p: float = 0.0
+) -> HardwareProfile:
+    """Return the hardware with so many bytes/s more on every collective or p2p link.
+
+    Measured curves follow: the bus bandwidth at every size rises by the same amount.
+    """
+    curves = dict(hardware.curves)
+    for (operation, group), curve in hardware.curves.items():
+        wire = _WIRE[operation](group) * curve.sizes_bytes
+        # 1/t' = 1/t + added/wire, written so that a message of no bytes keeps its time.
+        times = curve.times_s * wire / (wire + collective * curve.times_s)
+        curves[(operation, group)] = Curve(sizes_bytes=curve.sizes_bytes, times_s=times)
+    return dataclasses.replace(
+        hardware,
+        allreduce_bytes_per_s={
+            key: value + collective for key, value in hardware.allreduce_bytes_per_s.items()
+        },
+        p2p_bytes_per_s={key: value + p2p for key, value in hardware.p2p_bytes_per_s.items()},
+        curves=curves if collective else hardware.curves,
+    )
+
+
+def perturb(planner: Planner, baseline: SearchResult) -> tuple[Perturbation, ...]:
+    """Return what one more GiB per GPU and one more GB/s would bring, by searching again."""
+    if baseline.prediction is None:
+        return ()
+    best = baseline.prediction.samples_per_s
+    budget = planner.options.memory_constraint_bytes + GIB
+    rebuilt = type(planner)
+    found: list[tuple[str, SearchResult]] = [
+        ("+1 GiB of memory per GPU", planner.solve(memory_constraint_bytes=budget))
+    ]
+    for name, hardware in (
+        ("+1 GB/s on every collective", add_bandwidth(planner.hardware, collective=GB)),
+        ("+1 GB/s between stages", add_bandwidth(planner.hardware, p2p=GB)),
+    ):
+        other = rebuilt(planner.spec, planner.model_profile, hardware, planner.options)
+        found.append((name, other.solve()))
+    return tuple(
+        Perturbation(
+            name=name,
+            samples_per_s=result.prediction.samples_per_s,
+            gain=result.prediction.samples_per_s / best - 1,
+            same_plan=result.plan == baseline.plan,
+        )
+        for name, result in found
+        if result.prediction is not None
+    )
+
+
+def show_explanation(
+    console: Console,
+    prediction: Prediction,
+    *,
+    perturbations: tuple[Perturbation, ...],
+) -> None:
+    """Print time and memory by category for every stage and layer run, and what binds."""
+    from search.report.terminal import WIDTH
+
+    for stage in prediction.stages:
+        console.print()
+        console.print(f"stage {stage.stage}", style="bold cyan")
+        _print(console, "  one micro-batch: " + _seconds(stage.time_s))
+        _print(
+            console,
+            f"  once per step: {format_seconds(stage.tail_s)} exposed; transfer to the next stage "
+            f"{format_seconds(stage.send_s)}",
+        )
+        _print(
+            console,
+            f"  memory ({stage.in_flight} micro-batch(es) in flight): "
+            + _gibibytes(stage.memory_bytes),
+        )
+        for run in stage.runs:
+            last = run.first_layer + run.num_layers - 1
+            _print(console, f"  layers {run.first_layer}-{last} {run.label}")
+            _print(console, "      time: " + _seconds(run.time_s))
+            _print(console, "      memory: " + _gibibytes(run.memory_bytes))
+    if not perturbations:
+        return
+    console.print()
+    console.print("what more would bring", style="bold cyan")
+    for item in perturbations:
+        change = "the same plan" if item.same_plan else "another plan"
+        _print(
+            console,
+            f"  {item.name}: {item.gain * 100:+.3f} % ({item.samples_per_s:.5g} samples/s, "
+            f"{change})",
+        )
+    best = max(perturbations, key=lambda item: item.gain)
+    verdict = (
+        f"{best.name} helps most: that resource binds"
+        if best.gain > 1e-9
+        else "none of these helps: computation binds"
+    )
+    _print(console, f"  {verdict}"[:WIDTH])
+
+
+def show_why_not(
+    console: Console, rule: str, baseline: SearchResult, pinned: SearchResult, budget_bytes: float
+) -> None:
+    """Print the best plan under a rule, the difference, and the term that makes it."""
+    from search.report.terminal import infeasible_sentence, show_memory, show_plan
+
+    console.print()
+    console.print(f"why not {rule}", style="bold cyan", markup=False)
+    if pinned.infeasibility is not None:
+        _print(console, f"  with {rule}: {infeasible_sentence(pinned.infeasibility, budget_bytes)}")
+        return
+    if pinned.plan is None or pinned.prediction is None or baseline.prediction is None:
+        _print(console, f"  no plan of the search space obeys {rule}")
+        return
+    if pinned.plan == baseline.plan:
+        _print(console, f"  the best plan obeys {rule} already")
+        return
+    best, other = baseline.prediction, pinned.prediction
+    _print(
+        console,
+        f"  best with {rule}: {other.samples_per_s:.5g} samples/s, "
+        f"{(other.samples_per_s / best.samples_per_s - 1) * 100:+.2f} % "
+        f"(step {format_seconds(other.step_time_s)})",
+    )
+    terms = _differences(baseline, pinned)
+    if terms:
+        name, delta = terms[0]
+        verb = "makes the difference" if delta > 0 else "is the largest change"
+        _print(
+            console,
+            f"  {name.replace('_', ' ')} {verb}: {delta * 1e3:+.4g} ms per sample "
+            f"({', '.join(f'{n} {d * 1e3:+.3g} ms' for n, d in terms[1:4])})",
+        )
+    show_plan(console, pinned.plan, other)
+    show_memory(console, other)
+
+
+def _differences(baseline: SearchResult, pinned: SearchResult) -> list[tuple[str, float]]:
+    """Return (part, seconds per sample more than the best plan), largest loss first.
+
+    Per sample, because the two plans may have different global batches.
+    """
+    assert baseline.plan is not None
+    assert pinned.plan is not None
+    assert baseline.prediction is not None
+    assert pinned.prediction is not None
+    old, new = baseline.prediction.waterfall_s, pinned.prediction.waterfall_s
+    names = [*new, *(name for name in old if name not in new)]
+    deltas = [
+        (
+            name,
+            new.get(name, 0.0) / pinned.plan.global_batch
+            - old.get(name, 0.0) / baseline.plan.global_batch,
+        )
+        for name in names
+    ]
+    return sorted(deltas, key=lambda item: -item[1])
+
+
+def _seconds(values: Mapping[str, float]) -> str:
+    return _sorted(values, format_seconds)
+
+
+def _gibibytes(values: Mapping[str, float]) -> str:
+    return _sorted(values, lambda value: f"{value / GIB:.2f} GiB")
+
+
+def _sorted(values: Mapping[str, float], text: Callable[[float], str]) -> str:
+    """Return the categories that are not zero, largest first."""
+    items = sorted(values.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {text(value)}" for name, value in items if value) or "nothing"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False)

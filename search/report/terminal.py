@@ -1,0 +1,367 @@
+"""Shows a result to a person: plan, step time, memory, alternatives, bound, in 100 columns.
+
+Reads `SearchResult` and `Prediction` only. Without a terminal the same text has no colours.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autopar.plan import LayerStrategy, Plan
+from autopar.units import GIB, format_bytes, format_seconds
+from search.result import Infeasibility, Prediction, SearchResult
+
+__all__ = [
+    "WIDTH",
+    "infeasible_sentence",
+    "make_console",
+    "plan_runs",
+    "show_alternatives",
+    "show_evaluation",
+    "show_frontier",
+    "show_memory",
+    "show_plan",
+    "show_result",
+    "show_waterfall",
+    "strategy_label",
+]
+
+WIDTH = 100
+_BAR = 44
+
+
+def make_console(stream: TextIO) -> Console:
+    """Return a console of at most 100 columns, plain when the stream is no terminal."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if stream.isatty() else WIDTH
+    return Console(file=stream, width=max(width, 60), highlight=False, soft_wrap=False)
+
+
+def show_result(console: Console, result: SearchResult, *, title: str) -> None:
+    """Print everything a search returned."""
+    plan, prediction = result.plan, result.prediction
+    if plan is None or prediction is None:
+        return
+    _title(console, title, estimated=result.estimated)
+    _headline(console, result, prediction)
+    show_plan(console, plan, prediction)
+    show_waterfall(console, prediction)
+    show_memory(console, prediction)
+    _binding(console, plan, prediction)
+    show_alternatives(console, result)
+    _lists(console, result)
+    stats = result.stats
+    _line(
+        console,
+        f"searched {stats.candidates} combinations, opened {stats.opened}, {stats.states} states, "
+        f"{format_seconds(stats.cpu_s)} CPU",
+        style="dim",
+    )
+
+
+def show_evaluation(
+    console: Console, plan: Plan, prediction: Prediction, *, title: str, estimated: bool
+) -> None:
+    """Print the price of a given plan and why it is illegal or does not fit."""
+    _title(console, title, estimated=estimated)
+    verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
+    _line(console, verdict, style="bold")
+    _line(console, _speed(prediction))
+    for problem in prediction.problems:
+        _line(console, f"  - {problem}")
+    show_plan(console, plan, prediction)
+    show_waterfall(console, prediction)
+    show_memory(console, prediction)
+
+
+def show_frontier(console: Console, results: list[SearchResult]) -> None:
+    """Print the best throughput by memory budget."""
+    _heading(console, "throughput by memory budget")
+    table = _table("GiB per GPU", "samples/s", "step", "plan")
+    for result in results:
+        if result.plan is None or result.prediction is None:
+            continue
+        budget = result.options.get("memory_constraint_bytes")
+        table.add_row(
+            f"{budget / GIB:.2f}" if isinstance(budget, int | float) else "-",
+            f"{result.prediction.samples_per_s:.4g}",
+            format_seconds(result.prediction.step_time_s),
+            escape(_one_line(result.plan)),
+        )
+    console.print(table)
+
+
+def infeasible_sentence(infeasibility: Infeasibility, budget_bytes: float) -> str:
+    """Return why nothing fits: stage, missing bytes, smallest budget that works."""
+    missing = (
+        f"no plan fits in {budget_bytes / GIB:g} GiB per GPU: stage {infeasibility.stage} of "
+        f"{infeasibility.num_stages} misses {format_bytes(infeasibility.missing_bytes)} "
+        f"({infeasibility.missing_bytes} bytes; {infeasibility.reason})"
+    )
+    smallest = infeasibility.smallest_budget_bytes
+    if smallest <= 0:
+        return missing + "; no memory constraint would help"
+    # Rounded up, so that the number shown does work.
+    gib = math.ceil(smallest / GIB * 100) / 100
+    return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
+
+
+def strategy_label(strategy: LayerStrategy, data_degree: int) -> str:
+    """Return a short name of a strategy, e.g. `tp4-dp2-zero3-ckpt`."""
+    parts = []
+    if strategy.tp > 1:
+        parts.append(f"{'sp' if strategy.ulysses else 'tp'}{strategy.tp}")
+    if strategy.cp > 1:
+        parts.append(f"cp{strategy.cp}")
+    if data_degree != 1 or not parts:
+        parts.append(f"dp{data_degree}")
+    parts += ["zero3"] if strategy.zero3 else []
+    parts += ["ckpt"] if strategy.checkpoint else []
+    parts += ["strided"] if strategy.strided else []
+    return "-".join(parts)
+
+
+def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
+    """Yield (stage, first layer, number of layers, strategy) of layers that are alike."""
+    stages = plan.stage_of_layer()
+    first = 0
+    for i in range(1, len(plan.layers) + 1):
+        same = i < len(plan.layers) and (
+            plan.layers[i] == plan.layers[first] and stages[i : i + 1] == stages[first : first + 1]
+        )
+        if not same:
+            yield stages[first] if first < len(stages) else -1, first, i - first, plan.layers[first]
+            first = i
+
+
+def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
+    """Print the plan per stage and layer run, with forward and backward of a micro-batch."""
+    _heading(console, "plan")
+    samples = plan.global_batch / plan.num_microbatches
+    schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
+    _line(
+        console,
+        f"{plan.world_size} GPUs, {plan.num_stages} stage(s), {schedule}, global batch "
+        f"{plan.global_batch} = {plan.num_microbatches} micro-batch(es) of {samples:g} samples, "
+        f"default {plan.default_dp_type}",
+    )
+    vocab = plan.vocab
+    kind = "vsp" if vocab.ulysses else "vtp"
+    _line(
+        console,
+        f"embedding and head: {kind}{vocab.tp}"
+        f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
+        + ("-zero3" if vocab.zero3 else ""),
+    )
+    table = _table("stage", "layers", "strategy", "forward", "backward", "exposed/step", left=3)
+    if any(stage.runs for stage in prediction.stages):
+        for stage in prediction.stages:
+            for run in stage.runs:
+                forward, backward, tail = _split_run(run.time_s)
+                table.add_row(
+                    str(stage.stage),
+                    _range(run.first_layer, run.num_layers),
+                    escape(run.label),
+                    format_seconds(forward) if forward is not None else "",
+                    format_seconds(backward),
+                    format_seconds(tail),
+                )
+            table.add_row(
+                str(stage.stage),
+                "all",
+                f"transfer {format_seconds(stage.send_s)}" if stage.send_s else "",
+                format_seconds(stage.forward_s),
+                format_seconds(stage.backward_s),
+                format_seconds(stage.tail_s),
+                style="bold",
+            )
+    else:
+        for index, first, count, strategy in plan_runs(plan):
+            label = strategy_label(strategy, plan.data_degree(first))
+            table.add_row(str(index), _range(first, count), label, "", "", "")
+    console.print(table)
+
+
+def _split_run(time_s: Mapping[str, float]) -> tuple[float | None, float, float]:
+    """Return (forward, everything else of a micro-batch, once per step) of a run."""
+    per_step = sum(time_s.get(key, 0.0) for key in ("tail", "optimizer"))
+    forward = time_s.get("forward", 0.0)
+    rest = sum(v for k, v in time_s.items() if k not in ("forward", "tail", "optimizer"))
+    return forward, rest, per_step
+
+
+def show_waterfall(console: Console, prediction: Prediction) -> None:
+    """Print the step time as its parts, each bar starting where the last one ended."""
+    if not prediction.waterfall_s:
+        return
+    _heading(console, "step time")
+    total = prediction.step_time_s
+    table = _table("part", "time", "share", "", left=1)
+    start = 0.0
+    for name, value in prediction.waterfall_s.items():
+        table.add_row(
+            escape(name.replace("_", " ")),
+            format_seconds(value),
+            _percent(value / total) if total else "",
+            _bar(console, start / total, (start + value) / total) if total else "",
+        )
+        start += value
+    table.add_row("step", format_seconds(total), "100.0 %", _bar(console, 0.0, 1.0), style="bold")
+    console.print(table)
+
+
+def show_memory(console: Console, prediction: Prediction) -> None:
+    """Print what every stage allocates and reserves against its budget."""
+    _heading(console, "memory per GPU")
+    table = _table("stage", "allocated", "reserved", "budget", "used", "")
+    for stage in prediction.stages:
+        budget = max(stage.budget_bytes, 1)
+        share = stage.reserved_bytes / budget
+        over = " !" if share > 1 else ""
+        table.add_row(
+            str(stage.stage),
+            format_bytes(stage.allocated_bytes),
+            format_bytes(stage.reserved_bytes),
+            format_bytes(stage.budget_bytes),
+            _percent(share) + over,
+            _bar(console, 0.0, min(share, 1.0), width=30, track=True),
+            style="bold red" if share > 1 else None,
+        )
+    console.print(table)
+
+
+def show_alternatives(console: Console, result: SearchResult) -> None:
+    """Print the best plans of other kinds and how much slower they are."""
+    if not result.alternatives or result.prediction is None:
+        return
+    _heading(console, "alternatives")
+    best = result.prediction.samples_per_s
+    table = _table("differs by", "samples/s", "difference", "step", "plan", left=1)
+    for alternative in result.alternatives:
+        table.add_row(
+            escape(alternative.differs_by),
+            f"{alternative.samples_per_s:.4g}",
+            f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
+            format_seconds(alternative.step_time_s),
+            escape(_one_line(alternative.plan)),
+        )
+    console.print(table)
+
+
+def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
+    _line(console, _speed(prediction), style="bold")
+    if result.status == "time_limit":
+        text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
+    elif result.gap > 0:
+        text = f"at most {result.gap * 100:.3g} % below the best"
+    else:
+        text = "proven best of the search space"
+    _line(
+        console,
+        f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
+    )
+
+
+def _speed(prediction: Prediction) -> str:
+    text = (
+        f"{prediction.samples_per_s:.5g} samples/s, step {format_seconds(prediction.step_time_s)}"
+    )
+    if math.isfinite(prediction.replay_s) and prediction.replay_s > 0:
+        ratio = prediction.replay_s / prediction.step_time_s - 1
+        text += f" (event replay {format_seconds(prediction.replay_s)}, {ratio * 100:+.2f} %)"
+    return text
+
+
+def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
+    """Name the tightest stage in memory and the slowest in time."""
+    if not prediction.stages:
+        return
+    full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
+    slow = max(prediction.stages, key=lambda s: s.forward_s + s.backward_s)
+    spare = full.budget_bytes - full.reserved_bytes
+    text = f"binding: memory of stage {full.stage} ({format_bytes(spare)} spare of "
+    text += f"{format_bytes(full.budget_bytes)})"
+    if plan.num_stages > 1:
+        busy = format_seconds(slow.forward_s + slow.backward_s)
+        text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
+    _line(console, text)
+
+
+def _lists(console: Console, result: SearchResult) -> None:
+    for heading, items in (("defaults used", result.defaults_used), ("notes", result.notes)):
+        if items:
+            _heading(console, heading)
+            for item in items:
+                _line(console, f"  - {item}")
+    if result.sources:
+        _heading(console, "inputs")
+        for source in result.sources:
+            digest = f" sha256 {source.sha256[:12]}" if source.sha256 else ""
+            mark = " (estimated)" if source.estimated else ""
+            _line(console, f"  - {source.role}: {source.path}{mark}{digest}")
+
+
+def _title(console: Console, title: str, *, estimated: bool) -> None:
+    _line(console, title, style="bold")
+    if estimated:
+        _line(console, "rests on ESTIMATES from datasheets, not on measurements", style="yellow")
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    _line(console, text, style="bold cyan")
+
+
+def _line(console: Console, text: str, style: str | None = None) -> None:
+    console.print(escape(text), style=style)
+
+
+def _table(*columns: str, left: int = 0) -> Table:
+    """Return a table; the first `left` columns and the last (plan, bar) are left-aligned."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    for index, name in enumerate(columns):
+        text = index < left or (index == len(columns) - 1 and name in ("", "plan"))
+        table.add_column(
+            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    return table
+
+
+def _bar(
+    console: Console, start: float, end: float, *, width: int = _BAR, track: bool = False
+) -> str:
+    """Return a bar from `start` to `end` (shares of the width); at least one cell when not 0."""
+    full, empty = ("█", "░") if "utf" in (console.encoding or "").lower() else ("#", ".")
+    first = min(int(start * width + 0.5), width - 1)
+    last = max(min(int(end * width + 0.5), width), first + (1 if end > start else 0))
+    rest = (empty if track else " ") * (width - last)
+    return " " * first + full * (last - first) + rest
+
+
+def _range(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "NO"
+
+
+def _one_line(plan: Plan) -> str:
+    """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
+    counts: dict[str, int] = {}
+    for layer, strategy in enumerate(plan.layers):
+        label = strategy_label(strategy, plan.data_degree(layer))
+        counts[label] = counts.get(label, 0) + 1
+    runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
+    return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"
