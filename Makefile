@@ -72,7 +72,7 @@ golden: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## rewrite the golden files and 
 	git --no-pager diff --stat -- tests/golden
 
 docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to docs/schemas
-	$(PY) -m autopar.schemas docs/schemas
+	$(PY) docs/make_schemas.py
 
 format: $(VENV)/.stamp-dev ## rewrite Python and C++ in the house style
 	$(VENV)/bin/ruff check --fix .

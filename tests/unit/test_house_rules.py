@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import autopar
+from autopar.schemas import json_schemas
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("autopar", "search", "profiler")
@@ -157,6 +159,16 @@ def test_one_version() -> None:
     """The version of the package and that of the distribution are the same."""
     assert PROJECT["project"]["version"] == autopar.__version__
     assert importlib.metadata.version("autopar") == autopar.__version__
+
+
+def test_schemas_in_the_docs_are_those_of_the_code() -> None:
+    """docs/schemas is generated; `make docs-schemas` brings it up to date."""
+    folder = ROOT / "docs" / "schemas"
+    schemas = json_schemas()
+
+    assert {path.name for path in folder.iterdir()} == {f"{role}.schema.json" for role in schemas}
+    for role, schema in schemas.items():
+        assert json.loads((folder / f"{role}.schema.json").read_text(encoding="utf-8")) == schema
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

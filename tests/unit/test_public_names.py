@@ -50,13 +50,14 @@ def public_names(tree: ast.Module, used_elsewhere: set[str]) -> set[str]:
     """Return the public names that a module itself defines at its top level.
 
     An alias for the module's own annotations (`F64 = NDArray[np.float64]`, a TypeVar) counts
-    only once another module imports it.
+    only once another module imports it; a function registered as a command does not count.
     """
     names: set[str] = set()
     aliases: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
+            if not any(is_registration(decorator) for decorator in node.decorator_list):
+                names.add(node.name)
         elif isinstance(node, ast.Assign):
             targets = [n for target in node.targets for n in ast.walk(target)]
             names |= {n.id for n in targets if isinstance(n, ast.Name)}
@@ -64,6 +65,12 @@ def public_names(tree: ast.Module, used_elsewhere: set[str]) -> set[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return {n for n in names - (aliases - used_elsewhere) if not n.startswith("_")}
+
+
+def is_registration(decorator: ast.expr) -> bool:
+    """Return whether a decorator hands the function to a command line (`@app.command()`)."""
+    call = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(call, ast.Attribute) and call.attr in {"command", "callback"}
 
 
 def is_alias(name: str) -> bool:
@@ -108,7 +115,10 @@ def test_all_is_the_public_interface(path: Path) -> None:
 
 def test_check_sees_what_it_must() -> None:
     """Functions, classes and constants count always, aliases once somebody imports them."""
-    tree = ast.parse("F64 = x\nKind = y\nLIMIT = 1\n_a = 2\nclass C: ...\ndef f(): ...\nn: int = 3")
+    tree = ast.parse(
+        "F64 = x\nKind = y\nLIMIT = 1\n_a = 2\nclass C: ...\ndef f(): ...\n"
+        "n: int = 3\n@app.command()\ndef c(): ..."
+    )
 
     assert public_names(tree, set()) == {"LIMIT", "C", "f", "n"}
     assert public_names(tree, {"Kind"}) == {"Kind", "LIMIT", "C", "f", "n"}
