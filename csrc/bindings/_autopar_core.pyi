@@ -1,0 +1,24 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ABI_VERSION: int
+
+def solve_stage(
+    time_s: NDArray[np.float64],
+    memory_bytes: NDArray[np.float64],
+    transition_s: NDArray[np.float64],
+    budget_bytes: float,
+    transient_bytes: NDArray[np.float64] | None = None,
+) -> tuple[bool, list[int], int]: ...
+def search_plan(
+    arrays: dict[str, NDArray[Any]],
+    gpipe: bool,
+    division: list[int],
+    budget: int,
+    threads: int,
+    time_limit_s: float,
+    alternatives: int,
+    uniform: bool,
+) -> dict[str, Any]: ...

@@ -1,0 +1,87 @@
+// Exact solution of one pipeline stage: which strategy for each of its layers.
+//
+// Labels (bytes, cost vector) per first layout are extended from the last layer to the first.
+// Three things keep them few, none of which can lose an optimum:
+//   * dominance, also across layouts (a label is dropped when another one is no larger and no
+//     slower even after the worst difference in redistribution);
+//   * the convex-hull (linear programming) bound of the layers still to come;
+//   * equal neighbouring layers in one layout are ordered by strategy, because swapping them
+//     changes nothing.
+// The two "maximum" memory terms (transient and shared bytes) are enumerated outside.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "autopar/common.hpp"
+
+namespace autopar {
+
+template <int D>
+struct StageOption {
+  int strategy = 0;
+  int layout = 0;
+  Bytes bytes = 0;
+  Bytes transient = 0;
+  Bytes shared = 0;
+  Cost<D> cost{};
+};
+
+// Lower bound of the step time T of any plan in which this stage costs at least `cost`.
+template <int D>
+struct StepBound {
+  double others_sum = 0.0;      // lower bound of the other stages' part of the sum
+  double microbatches_less_1 = 0.0;
+  std::array<double, D> others_max{};  // lower bounds of the other stages' maxima
+  double incumbent = 0.0;       // labels whose bound exceeds it are dropped
+
+  double operator()(const std::array<double, D>& cost) const {
+    double total = others_sum;
+    for (std::size_t d = 0; d + 1 < D; ++d)
+      total += cost[d] + microbatches_less_1 * (cost[d] > others_max[d] ? cost[d] : others_max[d]);
+    const double tail = cost[D - 1];
+    return total + (tail > others_max[D - 1] ? tail : others_max[D - 1]);
+  }
+  bool prunes(const std::array<double, D>& cost) const {
+    return (*this)(cost) * (1.0 - kBoundSlack) > incumbent;
+  }
+};
+
+template <int D>
+struct StageProblem {
+  std::vector<int> layer_type;                         // n, indices into `options`
+  std::vector<std::vector<StageOption<D>>> options;    // by type, ascending strategy
+  int num_layouts = 1;
+  std::vector<std::vector<Cost<D>>> redistribute;      // by producing type: Y*Y, from * Y + to
+  std::vector<Cost<D>> entry;                          // Y: in front of the first layer
+  std::vector<Cost<D>> exit;                           // Y: behind the last layer
+  const std::vector<Cost<D>>* predecessor = nullptr;   // Y*Y of the stage boundary in front
+  std::vector<std::uint8_t> exit_allowed;              // Y
+  Cost<D> base{};                                      // cost of the stage without its layers
+  Bytes budget = 0;                                    // for kept + transient + shared
+  Bytes base_transient = 0;
+  Bytes base_shared = 0;
+  StepBound<D> bound;
+};
+
+template <int D>
+struct StagePoint {
+  Cost<D> cost{};          // base, entry and exit included
+  Bytes bytes = 0;         // kept + transient + shared
+  int first_layout = 0;
+  int exit_layout = 0;
+  std::vector<int> strategies;
+};
+
+// Pareto-minimal points per (first layout, exit layout); empty when nothing fits in budget and
+// bound. `states` is increased by the number of labels created. With `single` only one optimal
+// point is needed (D == 1), and the incumbent tightens as points are found.
+template <int D>
+std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
+                                                std::int64_t& states);
+
+extern template std::vector<StagePoint<1>> solve_stage_frontier<1>(const StageProblem<1>&, std::int64_t&);
+extern template std::vector<StagePoint<2>> solve_stage_frontier<2>(const StageProblem<2>&, std::int64_t&);
+extern template std::vector<StagePoint<3>> solve_stage_frontier<3>(const StageProblem<3>&, std::int64_t&);
+
+}  // namespace autopar

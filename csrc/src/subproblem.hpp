@@ -1,0 +1,128 @@
+// One sub-problem (G, m, p, embedding): stage boundaries and strategies, exactly.
+//
+// Stage cells (stage, first layer, number of layers) start as lower bounds. A label-setting pass
+// over the stages finds the best division on what is known; the cells that it uses are replaced
+// by exact Pareto frontiers, until the best division uses exact cells only.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "autopar/hull.hpp"
+#include "autopar/instance.hpp"
+#include "autopar/quick_point.hpp"
+#include "autopar/stage_kernel.hpp"
+
+namespace autopar {
+
+inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+template <int D>
+class Subproblem {
+ public:
+  // `send_cap`: with 1F1B, the slowest transfer between stages that is allowed, and charged.
+  Subproblem(const Instance& instance, const Item& item, Ticks send_cap);
+
+  // False when some stage cannot hold any layer at all.
+  bool feasible() const { return feasible_; }
+  // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
+  double bound(double limit);
+  // The optimum if at most `limit` (step == kInfTicks otherwise).
+  ItemPlan solve(double limit, std::int64_t& states);
+  // Smallest budget with a plan, if below `limit`.
+  Bytes smallest_budget(Bytes limit, int& binding_stage);
+
+ private:
+  static constexpr int kBottlenecks = D - 1;
+
+  struct Stage {
+    std::vector<std::vector<StageOption<D>>> options;  // by type
+    std::array<RelaxedLayers, D> relaxed;
+    Cost<D> base{};
+    Bytes base_bytes = 0;
+    Bytes base_transient = 0;
+    Bytes base_shared = 0;
+    double relaxed_budget = 0.0;
+  };
+  using Bound = std::array<double, D>;
+  struct Cell {
+    bool exact = false;
+    std::vector<StagePoint<D>> points;
+  };
+  struct Partial {  // stages j..p-1
+    Ticks sum = 0;
+    Cost<D> largest{};
+    int layers = 0;       // of stage j
+    const Cell* cell = nullptr;
+    int point = -1;
+    int next = -1;        // label index
+    int next_layout = -1; // and its list
+  };
+
+  const Instance& in_;
+  const Item item_;
+  const int table_;
+  const int stages_;
+  const int layers_;
+  const int microbatches_;
+  const int types_;
+  const int layouts_;
+  const Ticks send_cap_;
+  bool feasible_ = true;
+  bool one_type_ = true;
+  Ticks least_send_ = 0;
+  std::vector<Stage> stage_;
+  std::vector<std::vector<Cost<D>>> move_;  // by producing type
+  std::vector<Cost<D>> entry_, exit_;
+  std::vector<std::uint8_t> exit_allowed_;  // (K, Y)
+  std::vector<Cost<D>> zero_;
+  // bounds by (j, l): stages before j on layers before l; stages from j on layers from l
+  std::vector<double> before_sum_, after_sum_;
+  std::vector<Bound> before_max_, after_max_;
+  std::vector<Bound> cell_bound_;
+  std::vector<std::uint8_t> cell_known_;
+  std::unordered_map<std::int64_t, Cell> cells_;
+
+  void build_stage(int j);
+  Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
+  bool cell_bound(int j, int l, int n, Bound& out);
+  bool size_allowed(int j, int n) const {
+    const auto& division = in_.t.division;
+    return division.empty() || division[at(j)] == n;
+  }
+  std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
+  double step(double sum, const Bound& largest) const {
+    double total = sum + largest[D - 1];
+    for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1.0) * largest[d];
+    return total;
+  }
+  double bound_of(double sum, const Bound& largest, std::size_t s_before, std::size_t s_after) const;
+  bool compute_bounds(double limit);
+  StageProblem<D> problem(int j, int l, int n) const;
+  std::int64_t cell_key(int j, int l, int n) const {
+    return (static_cast<std::int64_t>(j) * (layers_ + 1) + (one_type_ ? 0 : l)) * (layers_ + 1) + n;
+  }
+  StepBound<D> kernel_bound(int j, int l, int n, double limit);
+  void open(int j, int l, int n, double limit, std::int64_t& states);
+  double quick_step(const std::vector<int>& sizes, double limit);
+  Ticks exact_step(const Partial& p) const {
+    Ticks total = p.sum + p.largest[D - 1];
+    for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1) * p.largest[d];
+    return total;
+  }
+  // One pass of label setting; returns the labels of every (j, l) by entry layout, the extra
+  // list holding labels that any entry layout may use.
+  std::vector<std::vector<Partial>> divide(double limit);
+  void offer(std::vector<Partial>& list, const Partial& label) const;
+};
+
+template <int D>
+Cost<D> Subproblem<D>::cost(Ticks forward, Ticks backward, Ticks tail) const {
+  if constexpr (D == 1) return {microbatches_ * (forward + backward) + tail};
+  else if constexpr (D == 2) return {forward + backward, tail};
+  else return {forward, backward, tail};
+}
+
+}  // namespace autopar

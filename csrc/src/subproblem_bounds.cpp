@@ -1,0 +1,288 @@
+// Construction of a sub-problem and its lower bounds.
+#include "subproblem.hpp"
+
+namespace autopar {
+namespace {
+constexpr double kInf = std::numeric_limits<double>::infinity();
+}
+
+template <int D>
+Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send_cap)
+    : in_(instance), item_(item), table_(instance.t.candidate_table[item.candidate]),
+      stages_(instance.stages(item)), layers_(instance.t.num_layers),
+      microbatches_(instance.microbatches(item)), types_(instance.t.num_types),
+      layouts_(instance.t.num_layouts), send_cap_(send_cap) {
+  const Tables& t = in_.t;
+  one_type_ = true;
+  for (int l = 1; l < layers_; ++l) one_type_ = one_type_ && t.layer_type[l] == t.layer_type[0];
+  const std::size_t pairs = at(layouts_) * at(layouts_);
+  move_.resize(at(types_));
+  exit_allowed_.assign(at(types_) * at(layouts_), 1);
+  least_send_ = kInfTicks;
+  for (int k = 0; k < types_; ++k) {
+    const std::size_t from = (at(table_) * at(types_) + at(k)) * pairs;
+    for (std::size_t c = 0; c < pairs; ++c)
+      move_[at(k)].push_back(cost(in_.move_forward[from + c], in_.move_backward[from + c], 0));
+    for (int y = 0; y < layouts_; ++y) {
+      const Ticks send = in_.send[(at(table_) * at(types_) + at(k)) * at(layouts_) + at(y)];
+      if (send > send_cap_) exit_allowed_[at(k) * at(layouts_) + at(y)] = 0;
+      else if ((item_.layouts >> y) & 1U) least_send_ = std::min(least_send_, send);
+    }
+  }
+  const int vocab_layout = t.vocab_layout[item_.vocab];
+  for (int y = 0; y < layouts_; ++y) {
+    entry_.push_back(move_[at(t.layer_type[0])][at(vocab_layout * layouts_ + y)]);
+    exit_.push_back(move_[at(t.layer_type[layers_ - 1])][at(y * layouts_ + vocab_layout)]);
+  }
+  zero_.assign(at(layouts_), Cost<D>{});
+  stage_.resize(at(stages_));
+  for (int j = 0; j < stages_ && feasible_; ++j) build_stage(j);
+}
+
+template <int D>
+void Subproblem<D>::build_stage(int j) {
+  const Tables& t = in_.t;
+  Stage& stage = stage_[at(j)];
+  const std::size_t once = microbatches_ == 1 ? 0 : 1;
+  const Bytes in_flight = t.gpipe ? microbatches_ : (stages_ == 1 ? 1 : stages_ - j);
+  const int kind = stages_ == 1 ? 0 : j == 0 ? 1 : j == stages_ - 1 ? 3 : 2;
+  stage.base_bytes = t.stage_fixed_bytes[table_ * 4 + kind];
+  if (stages_ > 1 && !t.gpipe) {
+    const double transfers = 2.0 * static_cast<double>(send_cap_) * (stages_ - 1) / stages_;
+    stage.base = cost(static_cast<Ticks>(std::llround(transfers)), 0, 0);
+  }
+  if (kind != 2) {
+    const int position = kind == 0 ? 0 : kind == 1 ? 1 : 2;
+    const std::size_t r = in_.vocab_row(table_, position, item_.vocab);
+    stage.base = stage.base + cost(in_.vocab_forward[r], in_.vocab_backward[r], in_.vocab_tail[r]);
+    stage.base_bytes += t.vocab_static_bytes[once * in_.num_vocab_rows() + r] + t.vocab_activation_bytes[r] * in_flight;
+    stage.base_transient = t.vocab_transient_bytes[once * in_.num_vocab_rows() + r];
+    stage.base_shared = t.vocab_shared_bytes[r];
+  }
+  stage.options.resize(at(types_));
+  Bytes least_transient = kInfBytes, least_shared = kInfBytes;
+  for (int k = 0; k < types_; ++k) {
+    if (in_.count[at(k)] == 0) continue;
+    for (int s = 0; s < t.num_strategies; ++s) {
+      const std::size_t r = in_.row(table_, k, s);
+      if (t.valid[r] == 0 || !in_.allowed(item_, j, s)) continue;
+      StageOption<D> option;
+      option.strategy = s;
+      option.layout = t.strategy_layout[s];
+      option.bytes = t.static_bytes[once * in_.num_rows() + r] + t.activation_bytes[r] * in_flight;
+      option.transient = t.transient_bytes[once * in_.num_rows() + r];
+      option.shared = t.shared_bytes[r];
+      option.cost = cost(in_.forward[r], in_.backward[r], in_.tail[r]);
+      least_transient = std::min(least_transient, option.transient);
+      least_shared = std::min(least_shared, option.shared);
+      stage.options[at(k)].push_back(option);
+    }
+  }
+  if (least_transient == kInfBytes) {
+    feasible_ = false;
+    return;
+  }
+  stage.relaxed_budget = static_cast<double>(in_.budget - stage.base_bytes -
+                                             std::max(stage.base_transient, least_transient) -
+                                             std::max(stage.base_shared, least_shared));
+  for (std::size_t d = 0; d < D; ++d) {
+    std::vector<std::vector<HullPoint>> hulls(at(types_));
+    for (int k = 0; k < types_; ++k) {
+      for (const auto& o : stage.options[at(k)])
+        hulls[at(k)].push_back({static_cast<double>(o.bytes), static_cast<double>(o.cost[d])});
+      lower_hull(hulls[at(k)]);
+    }
+    stage.relaxed[d].assign(hulls);
+  }
+}
+
+template <int D>
+bool Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
+  // with one type the first layer does not matter
+  const std::size_t width = at(layers_) + 1;
+  const std::size_t key = one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
+  if (cell_known_.empty()) {
+    const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
+    cell_known_.assign(size, 0);
+    cell_bound_.resize(size);
+  }
+  if (cell_known_[key] == 0) {
+    Stage& stage = stage_[at(j)];
+    thread_local std::vector<int> counts;
+    counts.assign(at(types_), 0);
+    for (int k = 0; k < types_; ++k)
+      counts[at(k)] = in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+    bool fits = true;
+    for (std::size_t d = 0; d < D && fits; ++d) {
+      const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
+      fits = value >= 0;
+      cell_bound_[key][d] = value + static_cast<double>(stage.base[d]);
+    }
+    cell_known_[key] = fits ? 1 : 2;
+  }
+  out = cell_bound_[key];
+  return cell_known_[key] == 1;
+}
+
+// Fills the bounds before and after every (stage, layer); false when no division can be at most
+// `limit` or fit.
+template <int D>
+bool Subproblem<D>::compute_bounds(double limit) {
+  const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
+  Bound infinite, none;
+  infinite.fill(kInf);
+  none.fill(0.0);
+  before_sum_.assign(size, kInf);
+  after_sum_.assign(size, kInf);
+  before_max_.assign(size, infinite);
+  after_max_.assign(size, infinite);
+  before_sum_[state(0, 0)] = 0.0;
+  before_max_[state(0, 0)] = none;
+  after_sum_[state(stages_, layers_)] = 0.0;
+  after_max_[state(stages_, layers_)] = none;
+  const double sends = in_.t.gpipe ? 2.0 * static_cast<double>(least_send_) : 0.0;
+  // a single stage alone may already exceed the limit
+  const auto alone = [&](const Bound& b) {
+    double total = b[D - 1];
+    for (std::size_t d = 0; d + 1 < D; ++d) total += microbatches_ * b[d];
+    return total * (1.0 - kBoundSlack) > limit;
+  };
+  Bound cell;
+  for (int j = 0; j < stages_; ++j) {
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const std::size_t from = state(j, l);
+      if (before_sum_[from] == kInf) continue;
+      const int most = layers_ - l - (stages_ - 1 - j);
+      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
+        if (!size_allowed(j, n)) continue;
+        if (!cell_bound(j, l, n, cell) || alone(cell)) break;  // more layers only cost more
+        const std::size_t to = state(j + 1, l + n);
+        double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0);
+        for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
+        before_sum_[to] = std::min(before_sum_[to], sum);
+        for (std::size_t d = 0; d < D; ++d)
+          before_max_[to][d] = std::min(before_max_[to][d], std::max(before_max_[from][d], cell[d]));
+      }
+    }
+  }
+  if (before_sum_[state(stages_, layers_)] == kInf) return false;
+  for (int j = stages_ - 1; j >= 0; --j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const std::size_t from = state(j, l);
+      if (before_sum_[from] == kInf) continue;
+      const int most = layers_ - l - (stages_ - 1 - j);
+      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
+        if (!size_allowed(j, n)) continue;
+        if (!cell_bound(j, l, n, cell) || alone(cell)) break;
+        const std::size_t to = state(j + 1, l + n);
+        if (after_sum_[to] == kInf) continue;
+        double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0);
+        for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
+        after_sum_[from] = std::min(after_sum_[from], sum);
+        for (std::size_t d = 0; d < D; ++d)
+          after_max_[from][d] = std::min(after_max_[from][d], std::max(after_max_[to][d], cell[d]));
+      }
+    }
+  return after_sum_[state(0, 0)] < kInf;
+}
+
+template <int D>
+double Subproblem<D>::bound(double limit) {
+  if (!feasible_ || !compute_bounds(limit)) return kInf;
+  return step(after_sum_[state(0, 0)], after_max_[state(0, 0)]) * (1.0 - kBoundSlack);
+}
+
+template <int D>
+Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
+  if (!feasible_) return limit;
+  // by stage: for every pair of maxima the least kept bytes of each type
+  struct Caps {
+    Bytes maxima;
+    std::vector<Bytes> least;
+  };
+  std::vector<std::vector<Caps>> caps(at(stages_));
+  for (int j = 0; j < stages_; ++j) {
+    const Stage& stage = stage_[at(j)];
+    std::vector<Bytes> transients{stage.base_transient}, shareds{stage.base_shared};
+    for (const auto& options : stage.options)
+      for (const auto& o : options) {
+        transients.push_back(std::max(o.transient, stage.base_transient));
+        shareds.push_back(std::max(o.shared, stage.base_shared));
+      }
+    for (auto* values : {&transients, &shareds}) {
+      std::sort(values->begin(), values->end());
+      values->erase(std::unique(values->begin(), values->end()), values->end());
+    }
+    for (const Bytes transient : transients)
+      for (const Bytes shared : shareds) {
+        Caps c{stage.base_bytes + transient + shared, std::vector<Bytes>(at(types_), kInfBytes)};
+        for (int k = 0; k < types_; ++k)
+          for (const auto& o : stage.options[at(k)])
+            if (o.transient <= transient && o.shared <= shared) c.least[at(k)] = std::min(c.least[at(k)], o.bytes);
+        caps[at(j)].push_back(std::move(c));
+      }
+  }
+  const auto need = [&](int j, int l, int n) {
+    Bytes best = kInfBytes;
+    for (const Caps& c : caps[at(j)]) {
+      Bytes total = c.maxima;
+      for (int k = 0; k < types_ && total < kInfBytes; ++k) {
+        const int count = in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+        if (count == 0) continue;
+        total = c.least[at(k)] >= kInfBytes ? kInfBytes : total + c.least[at(k)] * count;
+      }
+      best = std::min(best, total);
+    }
+    return best;
+  };
+  // as many layers as possible stage by stage; more layers never need less
+  const auto reaches = [&](Bytes budget) {
+    int l = 0;
+    for (int j = 0; j < stages_; ++j) {
+      const int most = layers_ - l - (stages_ - 1 - j);
+      int n = 0;
+      if (!in_.t.division.empty()) {
+        n = in_.t.division[at(j)];
+        if (n > most || need(j, l, n) > budget) return false;
+      } else {
+        int low = 0, high = most;
+        while (low < high) {
+          const int middle = (low + high + 1) / 2;
+          if (need(j, l, middle) <= budget) low = middle;
+          else high = middle - 1;
+        }
+        n = low;
+      }
+      if (n == 0) return false;
+      l += n;
+    }
+    return l == layers_;
+  };
+  if (limit <= 0 || !reaches(limit - 1)) return limit;
+  Bytes low = 0, high = limit - 1;
+  while (low < high) {
+    const Bytes middle = low + (high - low) / 2;
+    if (reaches(middle)) high = middle;
+    else low = middle + 1;
+  }
+  // the stage that would overflow with one byte less
+  int l = 0;
+  binding_stage = stages_ - 1;
+  for (int j = 0; j < stages_; ++j) {
+    const int most = layers_ - l - (stages_ - 1 - j);
+    int n = 0;
+    while (n < most && (in_.t.division.empty() || n < in_.t.division[at(j)]) && need(j, l, n + 1) <= high) ++n;
+    if (need(j, l, n) == high) {
+      binding_stage = j;
+      break;
+    }
+    l += n;
+  }
+  return high;
+}
+
+template class Subproblem<1>;
+template class Subproblem<2>;
+template class Subproblem<3>;
+
+}  // namespace autopar
