@@ -17,7 +17,7 @@ from typing import Any
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.estimate.memory import Kernels
 from autopar.model import ModelProfile
-from autopar.specs import load_spec, parameter_count
+from autopar.specs import load_spec
 from autopar.units import GB, MIB, MS
 
 __all__ = ["Row", "main", "rows"]
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--summary", action="store_true", help="print one line per section")
     arguments = parser.parse_args()
     if not (arguments.cases / "hardware").is_dir():
-        print(f"no published files in {arguments.cases}; give --cases DIR", file=sys.stderr)  # noqa: T201
+        print(f"no published files in {arguments.cases}; give --cases DIR", file=sys.stderr)
         return 2
     sections: dict[str, list[tuple[str, float, float, str]]] = {}
     for section, *rest in rows(arguments.cases, arguments.kernels):
@@ -152,8 +152,8 @@ def main() -> int:
                 entries, differences, strict=True
             ):
                 line = f"  {quantity:32s} {estimated:10.4g} {measured:10.4g} {unit:5s}"
-                print(f"{line} {difference:+7.1f} %")  # noqa: T201
-        print(  # noqa: T201
+                print(f"{line} {difference:+7.1f} %")
+        print(
             f"{section}: mean {mean(differences):+.1f} %, median size "
             f"{median(map(abs, differences)):.1f} %, largest {max(map(abs, differences)):.1f} %"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,8 @@ def estimate(
         str | None, typer.Option(help="Tokens per sample: one number, or one per layer type.")
     ] = None,
     sequence_parallel: Annotated[
-        bool, typer.Option(help="Memory with Megatron sequence parallelism.")
+        bool,
+        typer.Option(help="Write memory tables with and without it, or only those without."),
     ] = True,
     kernels: Annotated[
         str, typer.Option(help="eager: PyTorch operations one by one; fused: fused kernels.")
@@ -48,22 +48,29 @@ def estimate(
                 lengths = [int(text) for text in seq_length.split(",")]
             except ValueError:
                 raise OptionError(
-                    f"--seq-length must be whole numbers such as 4096 or 512,512, got {seq_length!r}"
+                    f"--seq-length is {seq_length!r}, expected numbers such as 4096 or 512,512"
                 ) from None
         if kernels not in ("eager", "fused"):
             raise OptionError(f"--kernels must be eager or fused, got {kernels!r}")
         card, num_nodes, gpus_per_node = parse_hardware(hardware)
         spec = load_spec(model, seq_length=lengths)
         cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
-        profile = estimate_model(
-            spec,
-            card,
-            precision=precision,
-            sequence_parallel=sequence_parallel,
-            batches=range(1, max_batch + 1),
-            kernels="eager" if kernels == "eager" else "fused",
+        with_sp, without_sp = (
+            estimate_model(
+                spec,
+                card,
+                precision=precision,
+                sequence_parallel=variant,
+                batches=range(1, max_batch + 1),
+                kernels="eager" if kernels == "eager" else "fused",
+            )
+            for variant in (True, False)
         )
-        paths = [*write_hardware(cluster, out), *write_model_profile(profile, spec, out)]
+        paths = write_hardware(cluster, out)
+        if sequence_parallel:
+            paths += write_model_profile(with_sp, spec, out, other_variant=without_sp)
+        else:
+            paths += write_model_profile(without_sp, spec, out)
     except AutoparError as error:
         typer.echo(f"autopar-profile-estimate: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
@@ -81,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

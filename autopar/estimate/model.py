@@ -109,6 +109,10 @@ def estimate_model(
         )
         for position, value in found.items():
             others[position][lengths] = value
+    note = (
+        f"estimated, not measured: {spec.name} on card {device.name}, {precision}, "
+        f"{kernels} kernels"
+    )
     return ModelProfile(
         layers=tuple(
             LayerProfile(times=tuple(t), memory=m) for t, m in zip(times, memory, strict=True)
@@ -123,8 +127,5 @@ def estimate_model(
             Source(role="model spec", path=spec.name, estimated=True),
             device.source,
         ),
-        notes=(
-            f"estimated, not measured: {spec.name} on card {device.name}, {precision}, "
-            + f"{kernels} kernels",
-        ),
+        notes=(note,),
     )

@@ -1,0 +1,244 @@
+"""Estimates: exact accounting, invariants, published figures, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autopar import catalog
+from autopar.errors import DocumentError, InputError
+from autopar.estimate import (
+    activation_bytes,
+    estimate_hardware,
+    estimate_model,
+    load_card,
+    parse_hardware,
+)
+from autopar.estimate.cli import app
+from autopar.estimate.hardware import allreduce_time_s
+from autopar.hardware_files import read_hardware_dir
+from autopar.model_files import read_model_profile
+from autopar.specs import load_spec
+from autopar.units import GB, MIB
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "galvatron"
+
+
+@pytest.mark.parametrize(
+    ("degree", "with_sp", "without_sp"),
+    [(1, 656.531, 656.531), (2, 328.266, 392.281), (4, 164.133, 260.156), (8, 82.066, 194.094)],
+)
+def test_activations_equal_what_autograd_keeps(degree, with_sp, without_sp):
+    """Saved tensors of a reference layer (h 4096, 32 heads, 8 kv heads, f 14336, S 4096), MiB."""
+    layer = load_spec("llama3-8b").layers[0]
+    for sequence_parallel, expected in ((True, with_sp), (False, without_sp)):
+        got = activation_bytes(
+            layer, 4096, degree, sequence_parallel=sequence_parallel, kernels="fused"
+        )
+        assert got / MIB == pytest.approx(expected, abs=6e-4)
+
+
+def test_activations_match_a_measured_eager_layer():
+    """272.28 MiB published for gpt-6.7b at 2,048 tokens (Galvatron v2.4), 1/t at degree t."""
+    layer = load_spec("gpt-6.7b").layers[0]
+    for degree in (1, 2, 4, 8):
+        got = activation_bytes(layer, 2048, degree) / MIB
+        assert got == pytest.approx(272.2822 / degree, rel=1e-3)
+
+
+def test_profile_is_complete_and_marked():
+    spec = load_spec("llama3-8b")
+    profile = estimate_model(spec, "h100", batches=(1, 2, 8))
+    assert profile.estimated
+    assert "not measured" in profile.notes[0]
+    memory = profile.layers[0].memory[8192]
+    assert set(memory.activation_bytes_per_sample) == {1, 2, 4, 8, 16, 32}
+    assert memory.checkpoint_bytes_per_sample == 8192 * 4096 * 2
+    assert profile.logits_peak_bytes_per_sample == 4 * 8192 * 128256
+    per_sample = [p.forward_s / p.batch for p in profile.layers[0].times]
+    assert per_sample == sorted(per_sample, reverse=True)
+    only = profile.other_memory["only"][(8192,)]
+    assert only.model_state_bytes[1] == 16 * (2 * 128256 * 4096 + 4096)
+
+
+def test_tied_weights_stand_once_on_one_stage_and_twice_on_two():
+    spec = load_spec("gpt2-xl")
+    other = estimate_model(spec, "a100", batches=(1,)).other_memory
+    table = 16 * 50304 * 1600
+    first, last = (other[p][(1024,)].model_state_bytes[1] for p in ("first", "last"))
+    assert first == table + 16 * 1024 * 1600
+    assert last == table + 16 * 2 * 1600
+    assert other["only"][(1024,)].model_state_bytes[1] == first + last - table
+
+
+def test_layer_types_have_their_own_figures():
+    profile = estimate_model(load_spec("t5-3b"), "a100", batches=(1, 4))
+    encoder, decoder = (layer.times[0].forward_s for layer in profile.layers)
+    assert encoder < decoder < 2 * encoder
+    assert set(profile.other_memory["last"]) == {(512, 512)}
+
+
+def test_longer_sequences_cost_more_per_token():
+    times = (
+        estimate_model(load_spec("llama3-8b"), "h100", seq_lengths=[4096, 32768], batches=(1,))
+        .layers[0]
+        .times
+    )
+    assert times[1].forward_s > 8 * times[0].forward_s
+
+
+def test_newer_devices_are_faster():
+    spec = load_spec("llama2-7b")
+    names = ("a100-80gb", "h100", "b200")
+    times = [estimate_model(spec, n, batches=(4,)).layers[0].times[0].forward_s for n in names]
+    assert times[0] > 1.7 * times[1] > 1.7 * times[2]
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (3, 2), (4, 6), (32, 8), (2, 1)])
+def test_hardware_covers_every_divisor(nodes, gpus):
+    profile = estimate_hardware("h100", num_nodes=nodes, gpus_per_node=gpus)
+    world = nodes * gpus
+    degrees = {g for g in range(2, world + 1) if world % g == 0}
+    assert {g for g, _ in profile.allreduce_bytes_per_s} == degrees
+    assert set(profile.p2p_bytes_per_s) == degrees
+    assert set(profile.curves) == {(o, g) for o in ("allreduce", "all2all") for g in degrees}
+    assert profile.estimated
+    for curve in profile.curves.values():
+        assert curve.sizes_bytes[0] == MIB
+        assert curve.sizes_bytes[-1] == 1024 * MIB
+        assert (curve.times_s[1:] > curve.times_s[:-1]).all()
+    assert profile.allreduce_bytes_per_s[world, True] == profile.allreduce_bytes_per_s[world, False]
+
+
+def test_strided_groups_cross_nodes_and_are_slower():
+    table = estimate_hardware("a100", num_nodes=2, gpus_per_node=8).allreduce_bytes_per_s
+    assert table[2, False] < 25 * GB < table[2, True]
+    assert table[8, False] < table[8, True]
+    # ranks 0,4,8,12: two adapters per node; ranks 0,8: one
+    assert table[4, False] == pytest.approx(2 * table[2, False], rel=0.05)
+
+
+def test_allreduce_formula_by_hand():
+    card = load_card("a100-80gb")
+    expected = 3.84e-5 + 14 * 3.4e-6 + 1.75 * 2**30 / (300e9 * 0.736)
+    assert allreduce_time_s(card, 2.0**30, (8, 8, 1)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["h100", "h100:4", "h100:0x8", "h100:4x0", ":1x8", "h100:-1x8"])
+def test_bad_hardware_text(text):
+    with pytest.raises(InputError, match="CARD:NxG"):
+        parse_hardware(text)
+
+
+def test_hardware_text():
+    assert parse_hardware("h100:4x8") == ("h100", 4, 8)
+
+
+def test_more_gpus_than_the_node_connects():
+    with pytest.raises(InputError, match="at most 8 GPUs"):
+        estimate_hardware("a100", num_nodes=1, gpus_per_node=16)
+
+
+@pytest.mark.parametrize("name", catalog.card_names())
+def test_every_number_of_a_card_names_its_origin(name):
+    card = json.loads(catalog.find_card(name).read_text())
+    for section in ("device", "intra_node", "inter_node", "efficiency", "overhead"):
+        for key, entry in card[section].items():
+            assert set(entry) in ({"value", "source"}, {"value", "basis"}), key
+            assert len(entry.get("source", entry.get("basis"))) > 10, key
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, "x", True, 1.5, float("nan"), float("inf")])
+def test_bad_card_value_names_file_and_key(tmp_path, value):
+    card = json.loads(catalog.find_card("h200").read_text())
+    card["efficiency"]["gemm"]["value"] = value
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    with pytest.raises(DocumentError, match=r"card\.json: key 'efficiency\.gemm\.value'"):
+        load_card(str(path))
+
+
+def test_command_writes_what_readers_read(tmp_path):
+    arguments = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    hardware = read_hardware_dir(tmp_path, num_nodes=1, gpus_per_node=8)
+    _same_hardware(hardware)
+    spec = load_spec("llama2-7b")
+    _same_model(tmp_path, spec)
+
+
+def test_shipped_documents_are_current():
+    _same_hardware(
+        read_hardware_dir(catalog.find_hardware("a100-80gb_1x8"), num_nodes=1, gpus_per_node=8)
+    )
+    _same_model(catalog.find_model("llama2-7b").parent / "configs", load_spec("llama2-7b"))
+
+
+def _same_hardware(hardware):
+    expected = estimate_hardware("a100-80gb", num_nodes=1, gpus_per_node=8)
+    assert hardware.estimated
+    assert dict(hardware.allreduce_bytes_per_s) == pytest.approx(
+        dict(expected.allreduce_bytes_per_s)
+    )
+    assert dict(hardware.p2p_bytes_per_s) == pytest.approx(dict(expected.p2p_bytes_per_s))
+    assert hardware.memory_bytes == expected.memory_bytes
+    assert set(hardware.curves) == set(expected.curves)
+    for key, curve in expected.curves.items():
+        assert hardware.curves[key].times_s == pytest.approx(curve.times_s)
+
+
+def _same_model(folder, spec):
+    profile = read_model_profile(
+        computation=folder, memory=folder, spec=spec, sequence_parallel=True, precision="bf16"
+    )
+    expected = estimate_model(spec, "a100-80gb")
+    assert profile.estimated
+    assert profile.logits_peak_bytes_per_sample == expected.logits_peak_bytes_per_sample
+    for got, want in zip(profile.layers[0].times, expected.layers[0].times, strict=True):
+        assert got.forward_s == pytest.approx(want.forward_s)
+    length = spec.layers[0].seq_length
+    got_memory, want_memory = (p.layers[0].memory[length] for p in (profile, expected))
+    assert got_memory.parameter_count == pytest.approx(want_memory.parameter_count)
+    assert dict(got_memory.activation_bytes_per_sample) == pytest.approx(
+        dict(want_memory.activation_bytes_per_sample)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"--model": "lama2-7b"}, "llama2-7b"),
+        ({"--hardware": "a100"}, "CARD:NxG"),
+        ({"--hardware": "c64:1x8"}, "no device card 'c64'"),
+        ({"--precision": "int8"}, "int8"),
+        ({"--seq-length": "many"}, "--seq-length"),
+        ({"--seq-length": "1,2,3"}, "seq_length"),
+        ({"--kernels": "magic"}, "--kernels"),
+    ],
+)
+def test_command_refuses_bad_input_in_one_sentence(tmp_path, changed, words):
+    options = {"--model": "llama2-7b", "--hardware": "a100:1x8", "--out": str(tmp_path), **changed}
+    result = CliRunner().invoke(app, [word for pair in options.items() for word in pair])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the published profiles are not at hand")
+def test_estimates_are_near_published_measurements():
+    time = json.loads(
+        (CASES / "model" / "computation_profiling_bf16_llama2-7b_all.json").read_text()
+    )
+    spec = load_spec("llama2-7b", seq_length=[2048])
+    profile = estimate_model(spec, "a100-80gb", batches=range(1, 13))
+    for point in profile.layers[0].times:
+        measured = time[f"layertype_0_bsz{point.batch}_seq2048"] * 1e-3 * point.batch
+        assert point.forward_s == pytest.approx(measured, rel=0.15)
+    file = CASES / "hardware" / "allreduce_bandwidth_1nodes_8gpus_per_node.json"
+    table = estimate_hardware("a100-80gb", num_nodes=1, gpus_per_node=8).allreduce_bytes_per_s
+    measured = json.loads(file.read_text())["allreduce_size_8_consec_1"] * MIB * 1000
+    assert table[8, True] == pytest.approx(measured, rel=0.2)

@@ -1,0 +1,214 @@
+"""Specs: counted parameters against published totals, and every way to name a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from autopar.catalog import model_names
+from autopar.errors import DocumentError, InputError, OptionError
+from autopar.model import LayerSpec, ModelSpec
+from autopar.specs import (
+    bare_spec,
+    embedding_parameter_counts,
+    load_spec,
+    padded_vocab_size,
+    parameter_count,
+    write_spec,
+)
+
+PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) counted by hand
+    "gpt2-xl": 1_557_611_200,
+    "gpt-6.7b": 6_658_404_352,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "t5-3b": 2_851_598_336,
+    "bert-large": 335_174_458,
+}
+
+HF = {
+    "llama": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "vocab_size": 128256,
+    },
+    "qwen2": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 4096,
+        "vocab_size": 152064,
+    },
+    "gpt2": {
+        "n_embd": 1600,
+        "n_layer": 48,
+        "n_head": 25,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "max_position_embeddings": 2048,
+        "vocab_size": 50432,
+        "tie_word_embeddings": False,
+    },
+    "opt": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "ffn_dim": 16384,
+        "max_position_embeddings": 2048,
+        "vocab_size": 50272,
+        "word_embed_proj_dim": 4096,
+    },
+    "bert": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 512,
+        "vocab_size": 30522,
+    },
+    "t5": {
+        "d_model": 1024,
+        "d_kv": 128,
+        "d_ff": 16384,
+        "num_layers": 24,
+        "num_heads": 32,
+        "n_positions": 512,
+        "vocab_size": 32128,
+    },
+}
+HF["mistral"] = {**HF["llama"], "vocab_size": 32000}
+HF_TOTALS = {
+    "llama": 8_030_261_248,
+    "mistral": 7_241_732_096,
+    "qwen2": 7_615_616_512,
+    "gpt2": 1_557_611_200,
+    "gpt_neox": 20_554_567_680,  # EleutherAI/gpt-neox-20b
+    "opt": 6_658_473_984,  # facebook/opt-6.7b
+    "bert": 335_174_458,
+    "t5": 2_851_598_336,
+}
+
+
+def total(spec: ModelSpec) -> int:
+    layers = sum(layer.num_layers * parameter_count(layer) for layer in spec.layers)
+    return layers + sum(embedding_parameter_counts(spec, spec.vocab_size or 0))
+
+
+def test_shipped_models_are_complete():
+    assert set(model_names()) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_match_published_totals(name):
+    assert total(load_spec(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("family", sorted(HF))
+def test_hugging_face_config(tmp_path, family):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": family, **HF[family]}))
+    spec = load_spec(str(path))
+    assert total(spec) == HF_TOTALS[family]
+    assert len(spec.layers) == (2 if family == "t5" else 1)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "t5-3b", "bert-large"])
+def test_written_spec_reads_back(tmp_path, name):
+    spec = load_spec(name)
+    write_spec(spec, tmp_path / "m.json", source="a test")
+    assert load_spec(str(tmp_path / "m.json")) == spec
+
+
+def test_overrides_hold_one_value_or_one_per_type():
+    spec = load_spec("t5-3b", num_layers=[2, 3], seq_length=[1024])
+    assert [layer.num_layers for layer in spec.layers] == [2, 3]
+    assert [layer.seq_length for layer in spec.layers] == [1024, 1024]
+    half = load_spec("llama2-7b", hidden_size=[2048]).layers[0]
+    assert (half.hidden_size, half.head_dim, half.ffn_hidden_size) == (2048, 64, 5504)
+
+
+@pytest.mark.parametrize("values", [[1, 2], [0], [-1], [True], [1.5]])
+def test_bad_override_is_one_sentence(values):
+    with pytest.raises(OptionError, match="num_layers"):
+        load_spec("llama2-7b", num_layers=values)
+
+
+def test_unscalable_hidden_size_is_refused():
+    with pytest.raises(OptionError, match="head_dim"):
+        load_spec("llama2-7b", hidden_size=[4097])
+
+
+def test_unknown_name_says_the_nearest():
+    with pytest.raises(InputError, match="did you mean llama2-7b"):
+        load_spec("lama2-7b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model_type": "mamba"}', "supported are bert, gpt2"),
+        ("{}", "model_type"),
+        ("[1]", "expected an object"),
+        ('{"model_type": "llama"', "not JSON"),
+        ('{"model_type": "llama"}', "num_attention_heads.*missing"),
+        ('{"model_type": "gpt2", "n_embd": "x", "n_head": 1}', "n_embd.*'x'"),
+        ('{"format": "autopar-model", "name": "m", "layers": []}', "layers"),
+        ('{"format": "autopar-model", "name": "m", "layers": [{"heads": 1}]}', "heads"),
+        ('{"format": "autopar-model", "name": "m", "layers": [{"num_layers": 0}]}', "num_layers"),
+        ('{"format": "autopar-model", "name": "m", "version": 2, "layers": [{}]}', "version"),
+    ],
+)
+def test_bad_file_names_file_and_key(tmp_path, text, words):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(DocumentError, match=words) as caught:
+        load_spec(str(path))
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_heads_must_divide(tmp_path):
+    layer = LayerSpec(num_layers=1, seq_length=8, hidden_size=100, num_heads=16)
+    write_spec(ModelSpec(name="m", layers=(layer,)), tmp_path / "m.json")
+    with pytest.raises(DocumentError, match="does not divide hidden_size 100"):
+        load_spec(str(tmp_path / "m.json"))
+    other = dataclasses.replace(layer, hidden_size=160, num_kv_heads=5)
+    write_spec(ModelSpec(name="m", layers=(other,)), tmp_path / "m.json")
+    with pytest.raises(DocumentError, match="does not divide num_heads 16"):
+        load_spec(str(tmp_path / "m.json"))
+
+
+def test_bare_spec_knows_sizes_only():
+    spec = bare_spec(num_layers=[2, 3], seq_length=[64], hidden_size=[32])
+    assert spec.num_layers == 5
+    assert spec.layers[1].seq_length == 64
+    assert spec.layers[0].num_heads is None
+    with pytest.raises(InputError, match="heads"):
+        parameter_count(spec.layers[0])
+
+
+def test_padding_follows_the_vocabulary_degree():
+    spec = load_spec("gpt2-xl")
+    assert padded_vocab_size(spec) == 50304
+    assert padded_vocab_size(spec, 8) == 51200
