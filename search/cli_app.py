@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import typer
@@ -14,7 +15,7 @@ from autopar.errors import AutoparError
 from search.cli_options import OptionRow
 from search.cli_parse import normalise
 
-__all__ = ["DEBUG_VARIABLE", "guarded", "make_app", "talk"]
+__all__ = ["DEBUG_VARIABLE", "guarded", "make_app", "progress", "talk"]
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 
@@ -30,6 +31,18 @@ _METAVARS = {"int": "INT", "float": "NUMBER", "ints": "N[,N]", "text": "TEXT", "
 def talk(text: str) -> None:
     """Write one line to stderr, where everything that is not a result goes."""
     sys.stderr.write(text.rstrip("\n") + "\n")
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show a spinner on stderr while something takes long, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
 
 
 def make_app(

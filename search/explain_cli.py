@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import DocumentError
-from search.cli_app import guarded, make_app, talk
+from search.cli_app import guarded, make_app, progress, talk
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import build_request
 
@@ -54,21 +54,25 @@ def _execute(raw: dict[str, Any]) -> int:
     request = build_request({**stored, **given})
     rules = _rules(why_not)
 
-    from search.cli import prepare, progress
     from search.evaluate_file import evaluate_file
     from search.report.explain import perturb, show_explanation, show_why_not
     from search.report.terminal import make_console, show_evaluation
+    from search.session import open_session
 
-    planner, title = prepare(request)
-    _warn_changed(document, planner.sources())
-    plan, prediction = evaluate_file(path, planner)
+    session = open_session(request.inputs, request.options)
+    for notice in session.notices:
+        talk(f"{_COMMAND}: {notice}")
+    _warn_changed(document, session.sources)
+    plan, prediction = evaluate_file(path, session)
+    planner = session.planner
     with progress("searching"):
         baseline = planner.solve()
         pinned = [(rule, planner.why_not(rule, baseline)) for rule in rules]
-        perturbations = perturb(planner, baseline)
+        perturbations = perturb(session, baseline)
     console = make_console(sys.stdout)
-    estimated = planner.hardware.estimated or planner.model_profile.estimated
-    show_evaluation(console, plan, prediction, title=f"{path}: {title}", estimated=estimated)
+    show_evaluation(
+        console, plan, prediction, title=f"{path}: {session.title}", estimated=session.estimated
+    )
     show_explanation(console, prediction, perturbations=perturbations)
     if baseline.prediction is not None and baseline.plan != plan:
         gain = baseline.prediction.samples_per_s / prediction.samples_per_s - 1

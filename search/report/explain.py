@@ -13,7 +13,7 @@ from search.result import Prediction, SearchResult
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from search.planner import Planner
+    from search.session import Session
 
 __all__ = ["Perturbation", "add_bandwidth", "perturb", "show_explanation", "show_why_not"]
 
@@ -61,22 +61,20 @@ def add_bandwidth(
     )
 
 
-def perturb(planner: Planner, baseline: SearchResult) -> tuple[Perturbation, ...]:
+def perturb(session: Session, baseline: SearchResult) -> tuple[Perturbation, ...]:
     """Return what one more GiB per GPU and one more GB/s would bring, by searching again."""
     if baseline.prediction is None:
         return ()
     best = baseline.prediction.samples_per_s
-    budget = planner.options.memory_constraint_bytes + GIB
-    rebuilt = type(planner)
+    budget = session.options.memory_constraint_bytes + GIB
     found: list[tuple[str, SearchResult]] = [
-        ("+1 GiB of memory per GPU", planner.solve(memory_constraint_bytes=budget))
+        ("+1 GiB of memory per GPU", session.planner.solve(memory_constraint_bytes=budget))
     ]
     for name, hardware in (
-        ("+1 GB/s on every collective", add_bandwidth(planner.hardware, collective=GB)),
-        ("+1 GB/s between stages", add_bandwidth(planner.hardware, p2p=GB)),
+        ("+1 GB/s on every collective", add_bandwidth(session.hardware, collective=GB)),
+        ("+1 GB/s between stages", add_bandwidth(session.hardware, p2p=GB)),
     ):
-        other = rebuilt(planner.spec, planner.model_profile, hardware, planner.options)
-        found.append((name, other.solve()))
+        found.append((name, session.rebuilt(hardware=hardware).solve()))
     return tuple(
         Perturbation(
             name=name,

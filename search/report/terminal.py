@@ -199,10 +199,10 @@ def _split_run(time_s: Mapping[str, float]) -> tuple[float | None, float, float]
 
 def show_waterfall(console: Console, prediction: Prediction) -> None:
     """Print the step time as its parts, each bar starting where the last one ended."""
-    if not prediction.waterfall_s:
+    total = prediction.step_time_s
+    if not prediction.waterfall_s or not math.isfinite(total):
         return
     _heading(console, "step time")
-    total = prediction.step_time_s
     table = _table("part", "time", "share", "", left=1)
     start = 0.0
     for name, value in prediction.waterfall_s.items():
