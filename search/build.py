@@ -1,0 +1,442 @@
+"""CostModel: from typed documents to PlanTables; fits once, then prices many rows at a time.
+
+The formulas live in `search.cost`; here they are brought together, summed into the arrays that
+the planner reads, and everything that was assumed is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError
+from autopar.hardware import HardwareProfile
+from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
+from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
+from search.cost.comm import Groups
+from search.cost.fits import (
+    ComputeFit,
+    attention_share,
+    fit_layer_time,
+    fit_other_time,
+    layer_memory,
+    other_memory,
+)
+from search.cost.legality import legal_strategies
+from search.cost.memory import (
+    Recipe,
+    activation_bytes,
+    layer_shared_bytes,
+    stage_fixed_bytes,
+    state_bytes,
+    to_bytes,
+    zero_transient_bytes,
+)
+from search.cost.redistribution import layout_of, layout_of_vocab, redistribution_s, send_s
+from search.cost.rows import Table, build_rows, table_arrays
+from search.cost.time import LayerTime, layer_time
+from search.cost.vocab import VocabModel, VocabRows, vocab_rows
+from search.options import SearchOptions
+from search.tables import POSITIONS, PlanTables
+
+__all__ = ["CostModel", "LayerRows"]
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerRows:
+    """One layer type priced, axes (N tables, S strategies), split by category.
+
+    Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and 0 elsewhere.
+    """
+
+    valid: NDArray[np.bool_]
+    priced: NDArray[np.bool_]
+    """Also true for rows that only break a divisibility rule, when those were asked for."""
+    forward: dict[str, F64]
+    """Seconds of a micro-batch's forward: forward, tp, ulysses, cp, zero3."""
+    backward: dict[str, F64]
+    """Seconds of a micro-batch's backward: backward, recompute, tp, ulysses, cp, zero3, sync."""
+    step: dict[str, F64]
+    """Seconds once per step: tail, optimizer."""
+    states: I64
+    """(2, N, S)"""
+    activations: I64
+    """(N, S) per micro-batch in flight"""
+    transient: I64
+    """(2, N, S)"""
+    shared: I64
+
+    @property
+    def forward_s(self) -> F64:
+        """(N, S) sum of `forward`."""
+        return _sum_of(self.forward)
+
+    @property
+    def backward_s(self) -> F64:
+        """(N, S) sum of `backward`."""
+        return _sum_of(self.backward)
+
+    @property
+    def tail_s(self) -> F64:
+        """(N, S) sum of `step`."""
+        return _sum_of(self.step)
+
+    def time_s(self, table: int, strategy: int) -> dict[str, float]:
+        """Return the seconds of one row by category, per micro-batch and per step."""
+        result: dict[str, float] = {}
+        for part in (self.forward, self.backward, self.step):
+            for name, values in part.items():
+                result[name] = result.get(name, 0.0) + float(values[table, strategy])
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LayerModel:
+    """What was fitted of one layer type."""
+
+    spec: LayerSpec
+    fit: ComputeFit
+    memory: LayerMemory
+    attention_sample_s: float
+    """Attention part of one sample's unsharded forward; 0 when unknown."""
+
+
+class CostModel:
+    """Prices rows of (table, strategy) from profiles; `search.cost` says how.
+
+    Parameters
+    ----------
+    spec, model, hardware : the documents; `spec.layers[k]` is measured in `model.layers[k]`.
+    options : modes of the fits, recipe, overlap and buffers.
+
+    Attributes
+    ----------
+    defaults_used : assumptions that stand in for a measurement.
+    notes : values that were derived, extrapolated, scaled, left out or estimated.
+
+    Raises InputError when the profiles cannot answer for this model.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions,
+    ) -> None:
+        self.spec = spec
+        self.options = options
+        self.recipe = Recipe.of(options)
+        self.hardware = hardware
+        self._defaults: dict[str, None] = {}
+        self._notes: dict[str, None] = {}
+        self.groups = Groups(hardware, self._note)
+        if len(spec.layers) != len(model.layers):
+            raise InputError(
+                f"{spec.name} has {len(spec.layers)} layer types, but the profile measured "
+                f"{len(model.layers)}; give one profile entry per layer type"
+            )
+        if options.sequence_parallel != model.sequence_parallel:
+            asked, have = ("with", "without") if options.sequence_parallel else ("without", "with")
+            raise InputError(
+                f"the memory tables were measured {have} sequence parallelism and the search is "
+                f"{asked} it; choose matching tables or --sequence-parallel accordingly"
+            )
+        lengths = tuple(layer.seq_length for layer in spec.layers)
+        self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
+        positions = [name for name in POSITIONS if name in model.other_memory]
+        self._vocab = VocabModel(
+            spec=spec,
+            fit=fit_other_time(model, lengths, options, self._note),
+            memory={
+                name: other_memory(name, model.other_memory[name], lengths, options, self._note)
+                for name in positions
+            },
+            logits_peak_bytes_per_sample=model.logits_peak_bytes_per_sample,
+        )
+        self._record_defaults(model)
+
+    @property
+    def defaults_used(self) -> list[str]:
+        """Assumptions that stand in for a measurement, in the order they were made."""
+        return list(self._defaults)
+
+    @property
+    def notes(self) -> list[str]:
+        """Derived, extrapolated, scaled, left out or estimated values, in words."""
+        return list(self._notes)
+
+    def tables(
+        self,
+        strategies: Sequence[LayerStrategy],
+        vocab: Sequence[VocabStrategy],
+        tables: Sequence[Table],
+        candidates: Sequence[tuple[int, int]],
+        pipeline_type: PipelineType,
+        *,
+        price_illegal: bool = False,
+    ) -> PlanTables:
+        """Return the planner's arrays for these strategies, tables and candidates.
+
+        tables : (p, g, default dp type); candidates : (index of a table, m). Rows that are not
+        valid hold inf seconds; with `price_illegal` those that only break a divisibility rule
+        are priced all the same (and stay invalid), for plans that somebody else made.
+        """
+        stages, samples, _ = table_arrays(tables)
+        world = self.hardware.world_size
+        sp = self.options.sequence_parallel
+        layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
+        outer_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
+        layouts = tuple(sorted(set(layer_layout) | set(outer_layout)))
+        number = {layout: i for i, layout in enumerate(layouts)}
+
+        rows = [
+            self.layer_rows(k, strategies, tables, price_illegal=price_illegal)
+            for k in range(len(self._layers))
+        ]
+        outer = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
+        token_bytes = (
+            np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
+            * self.recipe.element
+        )
+        sharded_bytes = (samples * stages / world)[:, None] * token_bytes
+        change_forward, change_backward = redistribution_s(
+            layouts, sharded_bytes, world, self.groups
+        )
+        return PlanTables(
+            world_size=world,
+            pipeline_type=pipeline_type,
+            layer_type=np.array(self.spec.layer_types, dtype=np.int32),
+            strategies=tuple(strategies),
+            layouts=layouts,
+            strategy_layout=np.array([number[x] for x in layer_layout], dtype=np.int32),
+            vocab=tuple(vocab),
+            vocab_layout=np.array([number[x] for x in outer_layout], dtype=np.int32),
+            table_stages=stages.astype(np.int32),
+            table_microbatch=samples,
+            table_dp=tuple(kind for _, _, kind in tables),
+            valid=np.stack([r.valid for r in rows], axis=1),
+            forward_s=np.stack([r.forward_s for r in rows], axis=1),
+            backward_s=np.stack([r.backward_s for r in rows], axis=1),
+            tail_s=np.stack([r.tail_s for r in rows], axis=1),
+            static_bytes=np.stack([r.states for r in rows], axis=2),
+            activation_bytes=np.stack([r.activations for r in rows], axis=1),
+            transient_bytes=np.stack([r.transient for r in rows], axis=2),
+            shared_bytes=np.stack([r.shared for r in rows], axis=1),
+            redistribute_forward_s=change_forward,
+            redistribute_backward_s=change_backward,
+            send_s=send_s(layouts, sharded_bytes, stages, self.groups),
+            vocab_valid=outer.valid,
+            vocab_forward_s=_sum_of(outer.forward),
+            vocab_backward_s=_sum_of(outer.backward),
+            vocab_tail_s=_sum_of(outer.step),
+            vocab_static_bytes=outer.states,
+            vocab_activation_bytes=outer.activations,
+            vocab_transient_bytes=outer.transient,
+            vocab_shared_bytes=outer.shared,
+            stage_fixed_bytes=stage_fixed_bytes(
+                stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
+            ),
+            candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
+            candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
+        )
+
+    def layer_rows(
+        self,
+        layer_type: int,
+        strategies: Sequence[LayerStrategy],
+        tables: Sequence[Table],
+        *,
+        price_illegal: bool = False,
+    ) -> LayerRows:
+        """Return one layer type priced in every table with every strategy, by category."""
+        layer, options, recipe = self._layers[layer_type], self.options, self.recipe
+        spec = layer.spec
+        sp = options.sequence_parallel
+        kept = activation_bytes(layer.memory, strategies, sequence_parallel=sp)
+        measured = ~np.isnan(kept.kept)
+        self._record_layer(layer_type, layer, strategies, measured, kept.derived_degrees)
+        rows = build_rows(
+            self.hardware.world_size,
+            strategies,
+            tables,
+            self.groups,
+            legal=legal_strategies(spec, strategies, sequence_parallel=sp),
+            priceable=measured,
+            price_illegal=price_illegal,
+        )
+        self._note_batch(f"layer type {layer_type}", rows.batch, layer.fit)
+        seconds: LayerTime = layer_time(
+            rows,
+            spec,
+            layer.fit,
+            layer.memory.parameter_count,
+            layer.attention_sample_s,
+            self.groups,
+            recipe,
+            options,
+            coefficient=self.hardware.overlap_coefficient,
+            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
+        )
+        parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
+        states = np.zeros((2, *rows.shape), dtype=np.int64)
+        transient = np.zeros_like(states)
+        recomputed = rows.batch * kept.recomputed[rows.strategy]
+        for now, shard in enumerate((True, not options.async_grad_reduce)):
+            args = (parameters, rows.zero_size, rows.zero3, rows.zero2, recipe)
+            states[now][rows.table, rows.strategy] = to_bytes(
+                state_bytes(*args, shard_gradients=shard)
+            )
+            transient[now][rows.table, rows.strategy] = to_bytes(
+                recomputed + zero_transient_bytes(*args, shard_gradients=shard)
+            )
+        activations = np.zeros(rows.shape, dtype=np.int64)
+        activations[rows.table, rows.strategy] = to_bytes(rows.batch * kept.kept[rows.strategy])
+        shared = np.zeros(rows.shape, dtype=np.int64)
+        shared[rows.table, rows.strategy] = to_bytes(
+            layer_shared_bytes(
+                rows,
+                spec.seq_length,
+                spec.hidden_size,
+                recipe,
+                options,
+                estimated=self.hardware.estimated,
+            )
+        )
+        base = {"forward", "backward", "tail"}
+        parts = [
+            {
+                name: rows.scatter(values, np.inf if name in base else 0.0)
+                for name, values in part.items()
+            }
+            for part in (seconds.forward, seconds.backward, seconds.step)
+        ]
+        valid = np.zeros(rows.shape, dtype=np.bool_)
+        valid[rows.table, rows.strategy] = rows.valid
+        priced = np.zeros(rows.shape, dtype=np.bool_)
+        priced[rows.table, rows.strategy] = True
+        return LayerRows(
+            valid=valid,
+            priced=priced,
+            forward=parts[0],
+            backward=parts[1],
+            step=parts[2],
+            states=states,
+            activations=activations,
+            transient=transient,
+            shared=shared,
+        )
+
+    def vocab_rows(
+        self,
+        vocab: Sequence[VocabStrategy],
+        tables: Sequence[Table],
+        *,
+        price_illegal: bool = False,
+    ) -> VocabRows:
+        """Return embedding and head priced in every table with every strategy, by category."""
+        return vocab_rows(
+            self._vocab,
+            vocab,
+            tables,
+            self.hardware.world_size,
+            self.groups,
+            self.recipe,
+            self.options,
+            coefficient=self.hardware.overlap_coefficient,
+            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
+            estimated=self.hardware.estimated,
+            price_illegal=price_illegal,
+        )
+
+    def _fit_layer(self, kind: int, model: ModelProfile) -> _LayerModel:
+        spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options
+        fit = fit_layer_time(kind, profile, spec.seq_length, options, self._note)
+        attention = fit.attention_s
+        if attention is None:
+            share = attention_share(spec)
+            attention = 0.0 if share is None else share * fit.sample_s
+        return _LayerModel(
+            spec=spec,
+            fit=fit,
+            memory=layer_memory(kind, profile, spec.seq_length, options, self._note),
+            attention_sample_s=attention,
+        )
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _default(self, text: str) -> None:
+        self._defaults[text] = None
+
+    def _note_batch(self, name: str, batch: F64, fit: ComputeFit) -> None:
+        if batch.size and batch.max() > 2 * fit.largest_batch:
+            self._note(
+                f"extrapolated: {name} to more than twice the largest measured batch "
+                f"({fit.largest_batch}), linearly"
+            )
+
+    def _record_defaults(self, model: ModelProfile) -> None:
+        options, hardware = self.options, self.hardware
+        self._default("backward is 2 x forward (not measured)")
+        self._default(
+            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
+            f"+ {options.context_bytes / 2**30:g} GiB"
+        )
+        if options.tp_overlap:
+            self._default(
+                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
+            )
+        operations = {operation for operation, _ in hardware.curves}
+        if not {"allgather", "reducescatter"} <= operations:
+            self._default("all-gather and reduce-scatter take half an all-reduce")
+        if hardware.memory_bytes_per_s is None:
+            self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
+        if self.spec.tied_embeddings and self.spec.vocab_size is None:
+            self._default("vocabulary is unknown: tied weights are those of the first stage")
+        if hardware.estimated:
+            self._note(f"estimated: hardware {hardware.name}")
+        if model.estimated:
+            self._note(f"estimated: profile of {self.spec.name}")
+
+    def _record_layer(
+        self,
+        kind: int,
+        layer: _LayerModel,
+        strategies: Sequence[LayerStrategy],
+        measured: NDArray[np.bool_],
+        derived: tuple[int, ...],
+    ) -> None:
+        spec, name = layer.spec, f"layer type {kind}"
+        degrees = {s.tp for s in strategies if s.tp > 1}
+        if degrees and spec.num_heads is None:
+            self._default(f"{name}: number of heads is unknown, divisibility is not checked")
+        if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
+            self._default(f"{name}: MLP width is unknown, divisibility is not checked")
+        if any(s.cp > 1 for s in strategies):
+            if layer.fit.attention_s is None and layer.attention_sample_s > 0.0:
+                self._default(f"{name}: attention's share of the forward is taken from its FLOP")
+            elif layer.fit.attention_s is None:
+                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
+        for degree in derived:
+            self._default(f"{name}: activations at tp={degree} are those at tp=1 over {degree}")
+        for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
+            self._note(
+                f"left out: strategies of {name} at degree {missing} whose activation or "
+                f"checkpoint entry was not measured"
+            )
+
+
+def _sum_of(parts: dict[str, F64]) -> F64:
+    """Return the sum of the categories, in their order."""
+    values = iter(parts.values())
+    total = next(values).copy()
+    for value in values:
+        total += value
+    return total

@@ -1,0 +1,1 @@
+"""The cost model: one formula per function, from fitted profiles to time and memory of a row."""

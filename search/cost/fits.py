@@ -1,0 +1,261 @@
+"""Fits: from measured points to the numbers that the formulas use, once per model.
+
+Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are
+in seconds and bytes; b is the number of samples that a tensor group processes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError
+from autopar.fit import nonnegative_fit
+from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, OtherMemory
+from search.options import SearchOptions
+
+__all__ = [
+    "ComputeFit",
+    "attention_share",
+    "fit_layer_time",
+    "fit_other_time",
+    "layer_memory",
+    "other_memory",
+]
+
+F64 = NDArray[np.float64]
+_Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeFit:
+    """Forward seconds of b samples at one sequence length: launch_s + b*sample_s."""
+
+    launch_s: float
+    """Part that neither the batch nor sharding changes."""
+    sample_s: float
+    attention_s: float | None
+    """Part of `sample_s` that grows with the square of the sequence; None when not fitted."""
+    largest_batch: int
+    """Largest batch that was measured."""
+
+    def forward_s(self, batch: F64) -> F64:
+        """Return the unsharded forward of `batch` samples, in seconds."""
+        result: F64 = self.launch_s + batch * self.sample_s
+        return result
+
+    def sharded_forward_s(self, batch: F64, shards: F64) -> F64:
+        """Return the forward of `batch` samples over `shards` ranks: c0 + (F - c0)/(t*c)."""
+        result: F64 = self.launch_s + batch * self.sample_s / shards
+        return result
+
+
+def fit_layer_time(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> ComputeFit:
+    """Return the fitted forward of one layer at `seq_length`.
+
+    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
+    several batch sizes. Raises InputError when the measurements cannot answer.
+    """
+    points = [(p.batch, (p.seq_length,), p.forward_s) for p in profile.times]
+    return _fit(f"layer type {kind}", points, (seq_length,), options, note, quadratic=True)
+
+
+def fit_other_time(
+    profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
+) -> ComputeFit:
+    """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
+    points = [(p.batch, p.seq_lengths, p.forward_s) for p in profile.other_times]
+    return _fit("embedding and head", points, seq_lengths, options, note, quadratic=False)
+
+
+def _fit(
+    name: str,
+    points: Sequence[tuple[int, tuple[int, ...], float]],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+    *,
+    quadratic: bool,
+) -> ComputeFit:
+    mode = options.time_profile_mode
+    if not points:
+        raise InputError(
+            f"{name}: the computation file has no times; give another --time-profiling-path"
+        )
+    if mode == "sequence":
+        return _fit_sequence(name, points, seq_lengths, options, note, quadratic=quadratic)
+    here = [(b, time_s) for b, lengths, time_s in points if lengths == seq_lengths]
+    if not here:
+        measured = sorted({lengths for _, lengths, _ in points})
+        raise InputError(
+            f"{name}: no computation time was measured at sequence length "
+            f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
+            f"profile it or use --time-profile-mode sequence"
+        )
+    batch = np.array([b for b, _ in here], dtype=np.float64)
+    time_s = np.array([t for _, t in here], dtype=np.float64)
+    columns = [batch]
+    if mode == "batch":
+        if len(set(batch.tolist())) < 2:
+            raise InputError(
+                f"{name}: only batch size {int(batch[0])} was measured at sequence length "
+                f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
+                f"profile more batch sizes or use --time-profile-mode static"
+            )
+        columns = [np.ones_like(batch), batch]
+    fitted = nonnegative_fit(np.stack(columns, axis=1), time_s)
+    return ComputeFit(
+        launch_s=float(fitted[0]) if len(columns) == 2 else 0.0,
+        sample_s=float(fitted[-1]),
+        attention_s=None,
+        largest_batch=int(batch.max()),
+    )
+
+
+def _fit_sequence(
+    name: str,
+    points: Sequence[tuple[int, tuple[int, ...], float]],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+    *,
+    quadratic: bool,
+) -> ComputeFit:
+    length = float(sum(seq_lengths))
+    measured = np.array([sum(lengths) for _, lengths, _ in points], dtype=np.float64)
+    batch = np.array([b for b, _, _ in points], dtype=np.float64)
+    time_s = np.array([t for _, _, t in points], dtype=np.float64)
+    several_lengths = len(set(measured.tolist())) > 1
+    if not several_lengths and length != measured[0]:
+        raise InputError(
+            f"{name}: only sequence length {int(measured[0])} was measured, "
+            f"--time-profile-mode sequence needs at least two to price {int(length)}; profile more"
+        )
+    if length > 2.0 * measured.max():
+        if not options.extrapolate:
+            raise InputError(
+                f"{name}: sequence length {int(length)} is more than twice the largest measured "
+                f"one ({int(measured.max())}); profile longer sequences or pass --extrapolate"
+            )
+        note(f"extrapolated: {name} to sequence length {int(length)}, beyond twice the measured")
+    launch = len(set(batch.tolist())) > 1
+    columns = [np.ones_like(batch)] if launch else []
+    if quadratic:
+        columns.append(batch * measured)
+        if several_lengths:
+            columns.append(batch * measured**2)
+        powers = (length, length**2)[: 1 + several_lengths]
+    else:
+        if several_lengths:
+            columns.append(batch)
+        columns.append(batch * measured)
+        powers = (1.0, length)[-1 - several_lengths :]
+    fitted = nonnegative_fit(np.stack(columns, axis=1), time_s)
+    terms = fitted[1:] if launch else fitted
+    parts = [float(x) * power for x, power in zip(terms, powers, strict=True)]
+    return ComputeFit(
+        launch_s=float(fitted[0]) if launch else 0.0,
+        sample_s=sum(parts),
+        attention_s=parts[1] if quadratic and several_lengths else None,
+        largest_batch=int(batch.max()),
+    )
+
+
+def attention_share(spec: LayerSpec) -> float | None:
+    """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
+
+    Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
+    2*S*(parameters of QKV, output projection and MLP).
+    """
+    if spec.num_heads is None or spec.ffn_hidden_size is None:
+        return None
+    head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
+    query = spec.num_heads * head_dim
+    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
+    attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
+    matrices = spec.hidden_size * (
+        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * spec.ffn_hidden_size
+    )
+    if spec.cross_attention:
+        attention *= 2.0
+        matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
+    return attention / (attention + 2.0 * spec.seq_length * matrices)
+
+
+def layer_memory(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> LayerMemory:
+    """Return the memory of one layer at `seq_length`.
+
+    static: as measured there; sequence: activations linear from the largest measured length,
+    parameters from the smallest. Raises InputError when the measurements cannot answer.
+    """
+    table = profile.memory
+    _require(f"layer type {kind}", [(s,) for s in table], (seq_length,), options)
+    if options.memory_profile_mode == "static":
+        return table[seq_length]
+    largest = max(table)
+    if seq_length != largest:
+        note(f"scaled: memory of layer type {kind} linearly from sequence length {largest}")
+    factor = seq_length / largest
+    entry, kept = table[largest], table[largest].checkpoint_bytes_per_sample
+    return LayerMemory(
+        parameter_count=table[min(table)].parameter_count,
+        activation_bytes_per_sample=_scaled(entry.activation_bytes_per_sample, factor),
+        checkpoint_bytes_per_sample=None if kept is None else kept * factor,
+    )
+
+
+def other_memory(
+    position: str,
+    table: Mapping[tuple[int, ...], OtherMemory],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+) -> OtherMemory:
+    """Return the memory of embedding and head at one position, by the rules of `layer_memory`."""
+    name = f"embedding and head ({position} stage)"
+    _require(name, list(table), seq_lengths, options)
+    if options.memory_profile_mode == "static":
+        return table[seq_lengths]
+    largest = max(table, key=lambda lengths: (sum(lengths), lengths))
+    smallest = min(table, key=lambda lengths: (sum(lengths), lengths))
+    if seq_lengths != largest:
+        note(f"scaled: memory of {name} linearly from sequence length {_lengths(largest)}")
+    return OtherMemory(
+        model_state_bytes=table[smallest].model_state_bytes,
+        activation_bytes_per_sample=_scaled(
+            table[largest].activation_bytes_per_sample, sum(seq_lengths) / sum(largest)
+        ),
+    )
+
+
+def _require(
+    name: str,
+    measured: list[tuple[int, ...]],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+) -> None:
+    if not measured:
+        raise InputError(
+            f"{name}: the memory file has no entry; give another --memory-profiling-path"
+        )
+    if options.memory_profile_mode == "static" and seq_lengths not in measured:
+        raise InputError(
+            f"{name}: no memory was measured at sequence length {_lengths(seq_lengths)} "
+            f"(measured: {', '.join(map(_lengths, sorted(measured)))}); "
+            f"profile it or use --memory-profile-mode sequence"
+        )
+
+
+def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {degree: value * factor for degree, value in values.items()}
+
+
+def _lengths(lengths: tuple[int, ...]) -> str:
+    return ",".join(map(str, lengths))
