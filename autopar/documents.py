@@ -81,13 +81,13 @@ _RAW_MIB = Quantity(
     too_large="looks like KiB or bytes",
 )
 
-Bandwidth = Annotated[float, _BANDWIDTH]
-OperationMs = Annotated[float, _OPERATION_MS]
-LayerMs = Annotated[float, _LAYER_MS]
-OtherMs = Annotated[float, _OTHER_MS]
-Mib = Annotated[float, _MIB]
-MibOrZero = Annotated[float, _MIB_OR_ZERO]
-RawMib = Annotated[float, _RAW_MIB]
+_Bandwidth = Annotated[float, _BANDWIDTH]
+_OperationMs = Annotated[float, _OPERATION_MS]
+_LayerMs = Annotated[float, _LAYER_MS]
+_OtherMs = Annotated[float, _OTHER_MS]
+_Mib = Annotated[float, _MIB]
+_MibOrZero = Annotated[float, _MIB_OR_ZERO]
+_RawMib = Annotated[float, _RAW_MIB]
 
 
 class AllreduceDocument(PatternDocument):
@@ -97,13 +97,13 @@ class AllreduceDocument(PatternDocument):
         Rule(
             rf"allreduce_size_(?P<size>{INT})_consec_(?P<consec>[01])",
             "allreduce_size_8_consec_1",
-            Bandwidth,
+            _Bandwidth,
             "Bus bandwidth of an all-reduce in groups of this size, GB/s (1e9 bytes/s).",
         ),
         Rule(
             rf"allreduce_size_(?P<size>{INT})",
             "allreduce_size_8",
-            Bandwidth,
+            _Bandwidth,
             "PaddleNLP's spelling: groups of neighbouring ranks.",
         ),
     )
@@ -116,7 +116,7 @@ class P2pDocument(PatternDocument):
         Rule(
             rf"pp_size_(?P<size>{INT})",
             "pp_size_2",
-            Bandwidth,
+            _Bandwidth,
             "Bandwidth of a message to the next of this many stages, GB/s (1e9 bytes/s).",
         ),
     )
@@ -135,7 +135,7 @@ class SpTimeDocument(PatternDocument):
         Rule(
             rf"(?P<operation>{operation})_size_(?P<size>{INT})_(?P<mib>{INT})MB_time",
             f"{operation}_size_8_64MB_time",
-            OperationMs,
+            _OperationMs,
             f"Time of one {operation} of {tensor} (MB = 2^20 bytes), ms.",
         )
         for operation, tensor in (
@@ -152,19 +152,19 @@ class ComputationDocument(PatternDocument):
         Rule(
             rf"layertype_(?P<type>0|{INT})(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{INT}))?",
             "layertype_0_bsz8_seq2048",
-            LayerMs,
+            _LayerMs,
             "Forward time of one layer of this type per sample, ms.",
         ),
         Rule(
             rf"layertype_other(?:_0)?(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{LIST}))?",
             "layertype_other_bsz8_seq2048",
-            OtherMs,
+            _OtherMs,
             "Forward time of everything that is not a layer, per sample, ms.",
         ),
         Rule(
             rf"layernum(?P<layers>{LIST})(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{LIST}))?",
             "layernum[2]_bsz8_seq2048",
-            LayerMs,
+            _LayerMs,
             "Raw: forward of a whole model with this many layers of each type, ms per batch.",
         ),
     )
@@ -173,22 +173,22 @@ class ComputationDocument(PatternDocument):
 class Degrees(PatternDocument):
     """Memory by tensor (or vocabulary) degree, MiB."""
 
-    rules = (Rule(INT, "1", MibOrZero, "Memory at this degree, MiB."),)
+    rules = (Rule(INT, "1", _MibOrZero, "Memory at this degree, MiB."),)
 
 
 class LayerActivations(PatternDocument):
     """Activations by tensor degree, MiB per sample of the tensor group's local batch."""
 
     rules = (
-        Rule(INT, "1", Mib, "Activations at this tensor degree, MiB per sample."),
-        Rule("checkpoint", "checkpoint", Mib, "What a checkpointed layer keeps, MiB per sample."),
+        Rule(INT, "1", _Mib, "Activations at this tensor degree, MiB per sample."),
+        Rule("checkpoint", "checkpoint", _Mib, "What a checkpointed layer keeps, MiB per sample."),
     )
 
 
 class LayerEntry(StrictObject):
     """Memory of one layer."""
 
-    parameter_size: Mib
+    parameter_size: _Mib
     """Parameters of one unsharded layer at 4 bytes each (PaddleNLP: 2 bytes each)."""
     tp_activation_per_bsz_dict: LayerActivations
 
@@ -228,7 +228,7 @@ class RawRun(PatternDocument):
         Rule(
             r"layernum.*",
             "layernum[2]_bsz8_seq2048_rank0_ms",
-            RawMib,
+            _RawMib,
             "Raw: memory of one rank, MiB: _ms after the step, _act, _act_peak.",
         ),
     )
@@ -241,24 +241,24 @@ def _without_seq(value: Any, fields: tuple[str, ...]) -> Any:
     return value
 
 
-class _LayerMaybeSeq(LayerBySeq):
+class _LayerTables(LayerBySeq):
     """Memory of one layer by sequence length, or of one unnamed sequence length."""
 
     rules = (*LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
 
 
-class _OtherMaybeSeq(OtherBySeq):
+class _OtherTables(OtherBySeq):
     """Memory of the rest by sequence length, or of one unnamed sequence length."""
 
     rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
 
 
-LayerTable = Annotated[
-    _LayerMaybeSeq,
+_LayerTable = Annotated[
+    _LayerTables,
     BeforeValidator(lambda v: _without_seq(v, ("parameter_size", "tp_activation_per_bsz_dict"))),
 ]
-OtherTable = Annotated[
-    _OtherMaybeSeq, BeforeValidator(lambda v: _without_seq(v, ("model_states", "activation")))
+_OtherTable = Annotated[
+    _OtherTables, BeforeValidator(lambda v: _without_seq(v, ("model_states", "activation")))
 ]
 
 
@@ -269,13 +269,13 @@ class MemoryDocument(PatternDocument):
         Rule(
             rf"layertype_(?P<type>0|{INT})(?P<sp>_sp)?",
             "layertype_0_sp",
-            LayerTable,
+            _LayerTable,
             "Memory of one layer of this type; `_sp`: with Megatron sequence parallelism.",
         ),
         Rule(
             r"other_memory_pp_(?P<position>off|on_first|on_last)(?P<sp>_sp)?",
             "other_memory_pp_off_sp",
-            OtherTable,
+            _OtherTable,
             "Memory of embedding, head and loss without pipeline, on its first or last stage.",
         ),
         Rule(

@@ -46,7 +46,7 @@ _FACTORS: dict[str, float] = {"GB/s": GB, "MiB/ms": MIB / MS}
 _MAX_BYTES_PER_S = 1e14
 """A collective faster than this (100,000 GB/s) was timed in another unit."""
 
-Document = TypeVar("Document", bound=BaseModel)
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,8 @@ def read_hardware(
 
 
 def _load(
-    kind: DocumentKind, path: Path, model: type[Document], num_nodes: int, gpus_per_node: int
-) -> tuple[_Loaded, Document]:
+    kind: DocumentKind, path: Path, model: type[_Document], num_nodes: int, gpus_per_node: int
+) -> tuple[_Loaded, _Document]:
     name = hardware_file_name(kind, num_nodes, gpus_per_node)
     if path.is_dir():
         stem = name.split("_", 1)[0]

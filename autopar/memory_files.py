@@ -24,15 +24,15 @@ __all__ = [
 
 MAKE_MEMORY = "`profile-model --profile-type memory` makes this file"
 
-POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
+_POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
 """Position of the vocabulary layers by the end of the documented key."""
 
-MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
+_MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
 """Bytes of model states per parameter in the 'other' tables by bytes of `parameter_size`:
 PaddleNLP keeps fp32 gradients, its states are 9 times a 2-byte parameter."""
 
-OtherTables = dict[str, Mapping[tuple[int, ...], OtherMemory]]
-MemoryTables = tuple[tuple[dict[int, LayerMemory], ...], OtherTables, tuple[str, ...]]
+_OtherTables = dict[str, Mapping[tuple[int, ...], OtherMemory]]
+MemoryTables = tuple[tuple[dict[int, LayerMemory], ...], _OtherTables, tuple[str, ...]]
 """Memory of every layer type by sequence length, of the rest by position, and notes."""
 
 _LAYER, _OTHER, _RAW = MemoryDocument.rules
@@ -78,7 +78,9 @@ def read_memory(
     reader = _Reader(path, spec, sequence_parallel, parameter_bytes)
     layers = tuple(reader.layer(processed, kind) for kind in range(len(spec.layers)))
     reader.refuse_other_types(processed)
-    others: OtherTables = {name: reader.other(processed, part) for part, name in POSITIONS.items()}
+    others: _OtherTables = {
+        name: reader.other(processed, part) for part, name in _POSITIONS.items()
+    }
     return layers, others, (*notes, *reader.notes)
 
 
@@ -198,7 +200,7 @@ class _Reader:
                     remedy=MAKE_MEMORY,
                 )
         states = _bytes(entry.model_states.root)
-        scale = MODEL_STATE_BYTES[4] / MODEL_STATE_BYTES[self.parameter_bytes]
+        scale = _MODEL_STATE_BYTES[4] / _MODEL_STATE_BYTES[self.parameter_bytes]
         return OtherMemory(
             model_state_bytes={degree: value * scale for degree, value in states.items()},
             activation_bytes_per_sample=_bytes(entry.activation.root),
@@ -221,7 +223,7 @@ def memory_keys(profile: ModelProfile) -> dict[str, Any]:
         result[f"layertype_{kind}{suffix}"] = {
             str(seq): _layer_entry(memory) for seq, memory in sorted(layer.memory.items())
         }
-    for part, name in POSITIONS.items():
+    for part, name in _POSITIONS.items():
         if name in profile.other_memory:
             result[f"other_memory_pp_{part}{suffix}"] = {
                 _seqs_text(seqs): {

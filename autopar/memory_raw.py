@@ -38,7 +38,7 @@ _ENTRY = re.compile(
 )
 _REMEDY = "`profile-model --profile-type memory` makes the processed keys"
 
-Counts = tuple[int, ...]
+_Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class _Run:
     dp: int
     checkpoint: bool
     vocab_tp: bool
-    counts: Counts
+    counts: _Counts
     """Layers of every type."""
     batch: int
     """Global batch."""
@@ -134,7 +134,7 @@ def _runs(
         if not flags <= {"c", "vtp", "sp"} or ("sp" in flags) != sequence_parallel:
             continue
         pp, tp, dp = (int(match[name]) for name in ("pp", "tp", "dp"))
-        found: dict[tuple[Counts, int, tuple[int, ...], int], dict[str, float]] = {}
+        found: dict[tuple[_Counts, int, tuple[int, ...], int], dict[str, float]] = {}
         for name, value in raw.root.items():
             entry = _ENTRY.fullmatch(name)
             if entry is None:
@@ -289,7 +289,7 @@ class _SeqTable:
             elif run.pp > 1 and sum(run.counts) == run.pp and run.last == (part == "on_last"):
                 yield run
 
-    def _layers_on_rank(self, run: _Run, *, last: bool) -> Counts:
+    def _layers_on_rank(self, run: _Run, *, last: bool) -> _Counts:
         """Return the layers of every type on the stage: all of them, or one at an end."""
         if run.pp == 1:
             return run.counts

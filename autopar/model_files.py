@@ -28,7 +28,7 @@ from autopar.sources import Source
 
 __all__ = ["read_model_profile", "write_model_profile"]
 
-Document = TypeVar("Document", bound=BaseModel)
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,10 @@ def read_model_profile(
 def _load(
     kind: Literal["computation", "memory"],
     path: Path,
-    model: type[Document],
+    model: type[_Document],
     precision: str,
     spec: ModelSpec,
-) -> tuple[_Loaded, Document]:
+) -> tuple[_Loaded, _Document]:
     remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
     notes: tuple[str, ...] = ()
     if path.is_dir():
@@ -126,7 +126,9 @@ def _load(
     return _Loaded(path=path, sidecar=sidecar, sources=tuple(sources), notes=notes), document
 
 
-def _content_of(model: type[Document], judge: Callable[[Document], Content], path: Path) -> Content:
+def _content_of(
+    model: type[_Document], judge: Callable[[_Document], Content], path: Path
+) -> Content:
     return judge(validate_document(model, path, load_object(path).data))
 
 

@@ -151,18 +151,36 @@ class PatternDocument(RootModel[dict[str, Any]]):
     ) -> dict[str, Any]:
         patterns = {}
         for rule in (r for r in cls.rules if r.pattern):
-            value = rule.adapter.json_schema()
+            value = _inlined(rule.adapter.json_schema())
             value["description"] = rule.meaning
-            patterns[f"^({rule.pattern})$"] = value
+            # JSON Schema's regular expressions have no (?P<name>...)
+            pattern = re.sub(r"\(\?P<[a-z]+>", "(?:", rule.pattern)
+            patterns[f"^(?:{pattern})$"] = value
         patterns["^_"] = {"description": "A comment; ignored."}
         return {
             "type": "object",
-            "title": cls.__name__,
+            "title": cls.__name__.strip("_"),
             "description": (cls.__doc__ or "").strip(),
             "patternProperties": patterns,
             "additionalProperties": False,
             "propertyNames": {"examples": [rule.example for rule in cls.rules if rule.pattern]},
         }
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with its references written out; nested ones would lose their target."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                target = definitions[node["$ref"].rsplit("/", 1)[1]]
+                return resolve({**target, **{k: v for k, v in node.items() if k != "$ref"}})
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(value) for value in node] if isinstance(node, list) else node
+
+    result: dict[str, Any] = resolve(schema)
+    return result
 
 
 class StrictObject(BaseModel):
@@ -187,10 +205,10 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     return matches[0] if matches else None
 
 
-Document = TypeVar("Document", bound=BaseModel)
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
-def validate_document(kind: type[Document], path: Path, data: dict[str, Any]) -> Document:
+def validate_document(kind: type[_Document], path: Path, data: dict[str, Any]) -> _Document:
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
     try:
         return kind.model_validate(data)

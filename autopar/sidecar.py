@@ -35,7 +35,7 @@ SIDECAR_VERSION = 1
 
 DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory"]
 
-UNITS: dict[str, tuple[str, ...]] = {
+_UNITS: dict[str, tuple[str, ...]] = {
     "allreduce": ("GB/s", "MiB/ms"),
     "p2p": ("GB/s", "MiB/ms"),
     "overlap": ("1",),
@@ -45,10 +45,10 @@ UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units that each document may be in; the first is the documented one."""
 
-Bytes = Annotated[
+_Bytes = Annotated[
     float, Quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
 ]
-BytesPerSecond = Annotated[
+_BytesPerSecond = Annotated[
     float,
     Quantity(
         what="a memory bandwidth",
@@ -59,7 +59,7 @@ BytesPerSecond = Annotated[
         too_small="looks like GB/s or TB/s",
     ),
 ]
-BytesOrZero = Annotated[
+_BytesOrZero = Annotated[
     float,
     Quantity(
         what="a size",
@@ -69,10 +69,10 @@ BytesOrZero = Annotated[
         too_large="is beyond any device",
     ),
 ]
-Seconds = Annotated[
+_Seconds = Annotated[
     float, Quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
 ]
-Sample = Annotated[
+_Sample = Annotated[
     float,
     Quantity(
         what="a finite sample", unit="", minimum=-1e18, maximum=1e18, too_large="is no sample"
@@ -85,8 +85,8 @@ class CurveData(StrictObject):
 
     operation: Literal["allreduce", "all2all", "allgather", "reducescatter"]
     group_size: int
-    sizes_bytes: list[Bytes]
-    times_s: list[Seconds]
+    sizes_bytes: list[_Bytes]
+    times_s: list[_Seconds]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -109,7 +109,7 @@ class Run(StrictObject):
     """One measuring run: what it ran on, and raw samples by documented key."""
 
     metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    samples: dict[str, list[Sample]] = Field(default_factory=dict)
+    samples: dict[str, list[_Sample]] = Field(default_factory=dict)
     """Raw samples in the unit of the document, by its key."""
 
 
@@ -128,18 +128,18 @@ class Sidecar(StrictObject):
     """Name of the hardware or model."""
     parameter_bytes: Literal[2, 4] | None = None
     """Bytes per parameter that `parameter_size` of a memory document counts."""
-    memory_bytes: Bytes | None = None
+    memory_bytes: _Bytes | None = None
     """Memory of one device."""
-    memory_bytes_per_s: BytesPerSecond | None = None
+    memory_bytes_per_s: _BytesPerSecond | None = None
     """Memory bandwidth of one device."""
-    logits_peak_bytes_per_sample: BytesOrZero | None = None
+    logits_peak_bytes_per_sample: _BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = Field(default_factory=list)
     runs: list[Run] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        units = UNITS[self.document]
+        units = _UNITS[self.document]
         if self.unit not in units:
             raise key_error(
                 f"the value is {shorten(self.unit)}, expected {' or '.join(units)}", "unit"
