@@ -270,6 +270,8 @@ def _headline(console: Console, result: SearchResult, prediction: Prediction) ->
 
 
 def _speed(prediction: Prediction) -> str:
+    if not math.isfinite(prediction.step_time_s):
+        return "has no step time, because it cannot run"
     text = (
         f"{prediction.samples_per_s:.5g} samples/s, step {format_seconds(prediction.step_time_s)}"
     )
