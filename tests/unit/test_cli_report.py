@@ -1,0 +1,257 @@
+"""What is printed and written of a result, compared with golden files and with the documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.hardware import Curve
+from autopar.plan_files import read_plan_document, read_strategy
+from autopar.units import GB, GIB
+from search.options import SearchOptions
+from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
+from search.report.files import (
+    evaluation_document,
+    frontier_document,
+    json_document,
+    plan_document,
+    write_outputs,
+)
+from search.report.terminal import (
+    WIDTH,
+    infeasible_sentence,
+    make_console,
+    plan_runs,
+    show_evaluation,
+    show_frontier,
+    show_result,
+    strategy_label,
+)
+from search.result import SearchResult
+from tests.unit.cli_results import (
+    HARDWARE,
+    INFEASIBLE,
+    PLAN,
+    PREDICTION,
+    RESULT,
+    SPEC,
+    ZERO3,
+    make_session,
+)
+
+JSON_KEYS = [
+    "status",
+    "legal",
+    "fits",
+    "step_time_s",
+    "replay_s",
+    "samples_per_s",
+    "bound_samples_per_s",
+    "gap",
+    "memory",
+    "plan",
+    "alternatives",
+    "defaults_used",
+    "search",
+]
+
+
+def printed(show: Callable[..., None], *arguments: object, **options: object) -> str:
+    """Return what a report prints into a pipe."""
+    stream = io.StringIO()
+    show(make_console(stream), *arguments, **options)
+    return stream.getvalue()
+
+
+def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
+    """Write the files of a result."""
+    return write_outputs(
+        result,
+        spec=SPEC,
+        options=SearchOptions(settle_bsz=16, disable_ckpt=True),
+        num_nodes=1,
+        gpus_per_node=8,
+        config_path=str(folder),
+        request={"model": "toy"},
+    )
+
+
+def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
+    """Plan, waterfall, memory, alternatives, bound, defaults and inputs, within 100 columns."""
+    text = printed(show_result, RESULT, title="toy on box")
+
+    golden("search_report.txt", text)
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert "\x1b" not in text
+    for needed in ("ESTIMATES", "2-3", "bubble", "p=1", "-20.00 %", "gap 0 %", "replay"):
+        assert needed in text
+
+
+def test_evaluation_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
+    """An illegal plan over its budget shows why, and still its price."""
+    stage = dataclasses.replace(PREDICTION.stages[0], reserved_bytes=30 * GIB)
+    bad = dataclasses.replace(
+        PREDICTION,
+        legal=False,
+        fits=False,
+        stages=(stage, PREDICTION.stages[1]),
+        problems=("layers 0-3: heads(16) % tp(3) = 1 != 0", "stage 0: 30 GiB > 24 GiB"),
+    )
+    text = printed(show_evaluation, PLAN, bad, title="x.json: toy", estimated=False)
+
+    golden("evaluate_report.txt", text)
+    assert "legal: NO   fits: NO" in text
+    assert "heads(16) % tp(3) = 1 != 0" in text
+
+
+def test_explanation_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
+    """Categories per stage and run, what one more GiB brings, and the term behind a why-not."""
+    session = make_session()
+    perturbations = perturb(session, RESULT)
+    text = printed(show_explanation, PREDICTION, perturbations=perturbations)
+    pinned = session.planner.why_not("tp=8", RESULT)
+    text += printed(show_why_not, "tp=8", RESULT, pinned, 24 * GIB)
+
+    golden("explain_report.txt", text)
+    assert "+1 GiB of memory per GPU: +10.000 %" in text
+    assert "gradient sync makes the difference: +2.5 ms per sample" in text
+
+
+def test_why_not_of_what_the_best_plan_does_or_nothing_can() -> None:
+    """A rule that holds already, and one that leaves nothing."""
+    assert "obeys tp=2 already" in printed(show_why_not, "tp=2", RESULT, RESULT, 24 * GIB)
+    assert "no plan fits in 24 GiB" in printed(show_why_not, "tp=1", RESULT, INFEASIBLE, 24 * GIB)
+
+
+def test_plan_that_cannot_run_has_no_price() -> None:
+    """An unpriced plan is shown without bars or numbers."""
+    unpriced = dataclasses.replace(PREDICTION, step_time_s=math.nan, samples_per_s=math.nan)
+    text = printed(show_evaluation, PLAN, unpriced, title="x", estimated=False)
+
+    assert "no step time" in text
+    assert "nan" not in text
+    assert json.dumps(evaluation_document(PLAN, unpriced), allow_nan=False)
+
+
+def test_frontier_shows_budget_and_plan() -> None:
+    """One row per budget."""
+    text = printed(show_frontier, [RESULT, INFEASIBLE])
+
+    assert "24.00" in text
+    assert text.count("pp2 m4 G16") == 1
+    assert len(frontier_document([RESULT, INFEASIBLE])) == 1
+
+
+def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
+    """The budget shown is rounded up, so that it works."""
+    infeasibility = INFEASIBLE.infeasibility
+    assert infeasibility is not None
+
+    text = infeasible_sentence(infeasibility, 24 * GIB)
+
+    assert "stage 1 of 2 misses 3.00 GiB (3221225472 bytes; model states of 2 layers)" in text
+    assert "--memory-constraint 27.01" in text
+    never = dataclasses.replace(infeasibility, smallest_budget_bytes=0)
+    assert "no memory constraint would help" in infeasible_sentence(never, 24 * GIB)
+
+
+def test_runs_of_a_plan() -> None:
+    """Equal neighbours of one stage are one run."""
+    assert [run[:3] for run in plan_runs(PLAN)] == [(0, 0, 1), (0, 1, 1), (1, 2, 2)]
+    assert strategy_label(ZERO3, 2) == "tp2-dp2-zero3-ckpt"
+    assert strategy_label(dataclasses.replace(ZERO3, ulysses=True, cp=2), 1) == "sp2-cp2-zero3-ckpt"
+
+
+def test_json_has_exactly_the_documented_keys() -> None:
+    """No key more, none less, and numbers only."""
+    document = json_document(RESULT)
+
+    assert list(document) == JSON_KEYS
+    assert document["plan"]["pp_deg"] == 2
+    assert document["memory"][1] == {
+        "stage": 1,
+        "allocated_bytes": 11 * GIB,
+        "reserved_bytes": 13 * GIB,
+        "budget_bytes": 24 * GIB,
+    }
+    assert document["search"] == {"states": 123, "cpu_s": 0.01, "wall_s": 0.02}
+    assert document["alternatives"][0]["differs_by"] == "p=1"
+
+
+def test_json_of_an_infeasible_search() -> None:
+    """Keys stay, the plan is null, and the reason is there."""
+    document = json_document(INFEASIBLE)
+
+    assert list(document) == [*JSON_KEYS, "infeasible"]
+    assert document["status"] == "infeasible"
+    assert document["plan"] is None
+    assert document["fits"] is False
+    assert document["infeasible"]["missing_bytes"] == 3 * GIB
+
+
+def test_both_files_hold_the_plan(tmp_path: Path) -> None:
+    """The strategy file has the documented name; the plan file stands beside it."""
+    strategy, own = write_all(tmp_path)
+
+    name = "toy_1nodes_8gpus_per_node_24GB_bf16_bsz16_[ckpt_off].json"
+    assert strategy.name == f"galvatron_config_{name}"
+    assert own.name == f"autopar_plan_{name}"
+    assert read_strategy(strategy) == read_strategy(own) == PLAN
+
+
+def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
+    """Per stage, run and category; the memory interval; hashes; what was asked."""
+    document = read_plan_document(write_all(tmp_path)[1])
+
+    stage = document["prediction"]["stages"][1]
+    assert stage["ranks"] == [4, 7]
+    assert stage["memory_interval_bytes"] == [11 * GIB, 13 * GIB]
+    assert stage["runs"][0]["time_s"]["tail"] == 0.002
+    assert document["inputs"][0]["sha256"] == "ab" * 32
+    assert document["request"] == {"model": "toy"}
+    assert document["estimated"] is True
+    assert "autopar" in document["versions"]
+
+
+def test_plan_file_does_not_depend_on_threads_or_the_clock() -> None:
+    """Same inputs, other threads and times: the same document."""
+    other = dataclasses.replace(
+        RESULT,
+        options=dict(RESULT.options) | {"threads": 2, "time_limit_s": 5.0},
+        stats=dataclasses.replace(RESULT.stats, cpu_s=9.0, wall_s=9.0, states=7),
+    )
+
+    assert plan_document(other) == plan_document(RESULT)
+    assert json.dumps(plan_document(RESULT), allow_nan=False)
+
+
+def test_infeasible_result_writes_nothing(tmp_path: Path) -> None:
+    """There is no plan to write."""
+    assert write_all(tmp_path, INFEASIBLE) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("operation", "factor"), [("allreduce", 1.5), ("all2all", 0.75)])
+def test_more_bandwidth_raises_the_bus_bandwidth_at_every_size(
+    operation: str, factor: float
+) -> None:
+    """Bytes on the wire per second grow by exactly what was added."""
+    sizes, times = np.array([1e6, 1e9]), np.array([1e-4, 2e-2])
+    curve = Curve(sizes_bytes=sizes, times_s=times)
+    hardware = dataclasses.replace(HARDWARE, curves={(operation, 4): curve})
+
+    more = add_bandwidth(hardware, collective=GB)
+
+    faster = more.curves[(operation, 4)]
+    gained = factor * sizes / faster.times_s - factor * sizes / times
+    np.testing.assert_allclose(gained, GB, rtol=1e-9)
+    assert more.allreduce_bytes_per_s[(8, True)] == 1e11 + GB
+    assert more.p2p_bytes_per_s == hardware.p2p_bytes_per_s
+    assert add_bandwidth(hardware, p2p=GB).curves == hardware.curves

@@ -1,0 +1,230 @@
+"""The commands around a fixed planner: exit codes, streams, files, and no traceback ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.plan_files import write_strategy
+from search import cli, explain_cli
+from search.report.files import plan_document
+from search.result import Prediction, SearchResult
+from tests.unit.cli_results import (
+    INFEASIBLE,
+    PLAN,
+    PREDICTION,
+    RESULT,
+    FixedPlanner,
+    make_session,
+)
+
+
+@pytest.fixture
+def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return `fixed(result, prediction)`, which makes the commands use a fixed planner."""
+    monkeypatch.chdir(tmp_path)
+
+    def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
+        session = make_session(result, prediction)
+        monkeypatch.setattr("search.session.open_session", lambda inputs, options: session)
+        return session
+
+    return use
+
+
+def test_search_prints_the_report_and_writes_the_files(
+    fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Results on stdout, talk on stderr."""
+    fixed()
+
+    assert cli.run([]) == 0
+
+    out, err = capsys.readouterr()
+    assert "toy (4 layers) on box, 1 x 8 GPUs" in out
+    assert err.count("wrote") == 2
+    assert len(list((tmp_path / "configs").iterdir())) == 2
+
+
+def test_json_on_stdout_is_the_whole_stdout(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program can read it."""
+    fixed()
+
+    assert cli.run(["--json", "-", "--output-config-path", "none", "--log_dir", "logs"]) == 0
+
+    out, err = capsys.readouterr()
+    assert json.loads(out)["status"] == "optimal"
+    assert err == "autopar-search: --log_dir is accepted and ignored: no log files are written\n"
+
+
+def test_json_in_a_file_leaves_the_report(
+    fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With a path both are there, and --frontier adds its list."""
+    fixed()
+
+    assert cli.run(["--json", "r.json", "--frontier", "--output-config-path", "none"]) == 0
+
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["frontier"][0]["samples_per_s"] == 100.0
+    assert "throughput by memory budget" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_infeasible_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage, missing bytes, smallest budget; the JSON object is still printed."""
+    fixed(INFEASIBLE)
+
+    assert cli.run(["--json", "-"]) == 3
+
+    out, err = capsys.readouterr()
+    assert json.loads(out)["status"] == "infeasible"
+    assert "stage 1 of 2 misses 3.00 GiB" in err
+    assert err.count("\n") == 1
+
+
+def test_pins_say_what_they_cost(
+    fixed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search without them is the measure."""
+    session = fixed()
+    faster = dataclasses.replace(PREDICTION, samples_per_s=125.0)
+    free = FixedPlanner(dataclasses.replace(RESULT, prediction=faster))
+    monkeypatch.setattr(type(session), "rebuilt", lambda self, **changes: free)
+
+    assert cli.run(["--pin", "tp=2", "--output-config-path", "none"]) == 0
+
+    assert "the pins cost 20.00 % (100 instead of 125 samples/s)" in capsys.readouterr().err
+
+
+def test_evaluate_prices_an_illegal_file(
+    fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """legal and fits are false, with the arithmetic; the exit code says it was priced."""
+    bad = dataclasses.replace(
+        PREDICTION, legal=False, fits=False, problems=("heads(16) % tp(3) = 1 != 0",)
+    )
+    session = fixed(RESULT, bad)
+    write_strategy(PLAN, tmp_path / "s.json")
+
+    assert cli.run(["--evaluate", "s.json", "--json", "-"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert (document["legal"], document["fits"]) == (False, False)
+    assert document["problems"] == ["heads(16) % tp(3) = 1 != 0"]
+    assert session.planner.asked == [PLAN]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 16}, "is 16 while the hardware has 8 GPUs"),
+        (
+            {"layers": PLAN.layers[:3], "stage_sizes": (2, 1)},
+            "describes 3 layers while toy has 4",
+        ),
+    ],
+)
+def test_evaluate_needs_profiles_of_the_plan(
+    fixed: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    """What the profiles do not describe cannot be priced."""
+    fixed()
+    write_strategy(dataclasses.replace(PLAN, **changes), tmp_path / "s.json")
+
+    assert cli.run(["--evaluate", "s.json"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [cli, explain_cli])
+def test_bad_option_is_exit_2(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, no usage block."""
+    assert command.run(["--memory-constrain", "3"]) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "did you mean --memory-constraint?" in err
+
+
+@pytest.mark.parametrize("arguments", [["stray"], ["--pin", "tp=2", "stray"]])
+def test_stray_argument_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """autopar-search has no positional arguments."""
+    assert cli.run(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_internal_error_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The traceback comes only when it is asked for."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom\nsecond line")
+
+    monkeypatch.setattr("search.session.open_session", fail)
+    monkeypatch.delenv("AUTOPAR_DEBUG", raising=False)
+
+    assert cli.run([]) == 1
+    err = capsys.readouterr().err
+    assert "RuntimeError: boom second line (set AUTOPAR_DEBUG=1 for the traceback)" in err
+    assert err.count("\n") == 1
+
+    monkeypatch.setenv("AUTOPAR_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        cli.run([])
+
+
+def test_explain_reads_its_own_plan_file(
+    fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Inputs and options come from the file; the rule is answered."""
+    fixed()
+    document = plan_document(RESULT, request={"min-bsz": "16", "pin": ["tp=2"]})
+    (tmp_path / "p.json").write_text(json.dumps(document))
+
+    assert explain_cli.run(["p.json", "--why-not", "tp=8"]) == 0
+
+    out = capsys.readouterr().out
+    assert "what more would bring" in out
+    assert "why not tp=8" in out
+    assert "makes the difference" in out
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ([], "expected an object"),
+        ({"min-bsz": 16}, "'min-bsz' with the unusable value 16"),
+        ({"nonsense": "1"}, "'nonsense'"),
+        ({"pin": ["tp"]}, "the grammar is"),
+    ],
+)
+def test_explain_refuses_a_damaged_request(
+    fixed: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    request_: object,
+    message: str,
+) -> None:
+    """A plan file is checked like any other document."""
+    fixed()
+    document = plan_document(RESULT) | {"request": request_}
+    (tmp_path / "p.json").write_text(json.dumps(document))
+
+    assert explain_cli.run(["p.json"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """typer's own usage errors are one sentence too."""
+    assert explain_cli.run([]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
