@@ -103,8 +103,14 @@ def write_all(folder: Path) -> dict[str, Path]:
 def read(paths: dict[str, Path], kind: str) -> object:
     """Read the profile that the document of `kind` belongs to."""
     if kind in (*HARDWARE, "sidecar"):
-        files = {name: paths[name] for name in HARDWARE}
-        return read_hardware(num_nodes=2, gpus_per_node=2, **files)
+        return read_hardware(
+            num_nodes=2,
+            gpus_per_node=2,
+            allreduce=paths["allreduce"],
+            p2p=paths["p2p"],
+            overlap=paths["overlap"],
+            sp_time=paths["sp_time"],
+        )
     return read_model_profile(
         computation=paths["computation"],
         memory=paths["memory"],

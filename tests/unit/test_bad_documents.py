@@ -128,9 +128,18 @@ CLASSES: dict[str, tuple[Callable[[str], str | bytes], Callable[[str], tuple[str
         ),
     ),
 }
-NAMES_THE_KEY = "string boolean null_value object nan infinity overflow negative zero unit".replace(
-    "_", " "
-)
+NAMES_THE_KEY = {
+    "string",
+    "boolean",
+    "null value",
+    "object",
+    "nan",
+    "infinity",
+    "overflow",
+    "negative",
+    "zero",
+    "unit",
+}
 
 
 def one_sentence(error: DocumentError) -> str:
@@ -143,12 +152,17 @@ def one_sentence(error: DocumentError) -> str:
     return text
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CLASSES)
-def test_bad_content(tmp_path: Path, kind: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [  # null is what an absent optional value of a sidecar is
+        (name, kind)
+        for name in CLASSES
+        for kind in KINDS
+        if (name, kind) != ("null value", "sidecar")
+    ],
+)
+def test_bad_content(tmp_path: Path, name: str, kind: str) -> None:
     """Class of bad input x document."""
-    if kind == "sidecar" and name == "null value":
-        pytest.skip("null is what an absent optional value of a sidecar is")
     paths = write_all(tmp_path)
     make, expected = CLASSES[name]
     bad = make(kind)
@@ -242,7 +256,10 @@ def test_bad_layer_tables(tmp_path: Path, table: object, key: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"document": "p2p"}, "key 'document': the value is 'p2p', expected 'sp_time'"),
+        (
+            {"document": "p2p", "unit": "GB/s"},
+            "key 'document': the value is 'p2p', expected 'sp_time'",
+        ),
         ({"document": "other"}, "key 'document'"),
         ({"unit": "s"}, "key 'unit': the value is 's', expected ms"),
         ({"version": 2}, "key 'version': the value is 2, expected 1"),

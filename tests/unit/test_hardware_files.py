@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,15 @@ from autopar.hardware_files import (
 )
 from autopar.schemas import DOCUMENTS as MODELS
 from autopar.schemas import json_schemas
-from autopar.sidecar import Run, append_run, read_sidecar, sidecar_path
+from autopar.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
 from tests.unit.documents_support import DOCUMENTS, SIDECAR
 
 
-def write_dir(folder: Path, nodes: int = 2, gpus: int = 2, **changed: object) -> Path:
+def write_dir(folder: Path, nodes: int = 2, gpus: int = 2, **changed: Any) -> Path:
     """Write the four hardware files under their documented names."""
-    for kind in ("allreduce", "p2p", "overlap", "sp_time"):
-        path = folder / hardware_file_name(kind, nodes, gpus)  # type: ignore[arg-type]
+    kinds: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
+    for kind in kinds:
+        path = folder / hardware_file_name(kind, nodes, gpus)
         path.write_text(json.dumps(changed.get(kind, DOCUMENTS[kind])), encoding="utf-8")
     return folder
 
@@ -126,9 +128,13 @@ def test_a_missing_file_names_the_file_and_its_command(tmp_path: Path) -> None:
         ("sp_time", "all2all_size_8_1MB_time"),
     ],
 )
-def test_groups_beyond_the_cluster_are_refused(tmp_path: Path, kind: str, key: str) -> None:
+def test_groups_beyond_the_cluster_are_refused(
+    tmp_path: Path, kind: DocumentKind, key: str
+) -> None:
     """A file of a larger cluster is not this cluster's."""
-    folder = write_dir(tmp_path, **{kind: {**DOCUMENTS[kind], key: 1.0}})
+    folder = write_dir(tmp_path)
+    path = folder / hardware_file_name(kind, 2, 2)
+    path.write_text(json.dumps({**DOCUMENTS[kind], key: 1.0}))
     with pytest.raises(DocumentError, match=rf"'{key}': a group of 8 does not exist .* = 4"):
         read_hardware_dir(folder, num_nodes=2, gpus_per_node=2)
 
