@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autopar.hardware_files import (
     read_hardware_dir,
     write_hardware,
 )
+from autopar.patterns import validate_document
 from autopar.schemas import DOCUMENTS as MODELS
 from autopar.schemas import json_schemas
 from autopar.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
@@ -288,6 +290,15 @@ def test_schemas_accept_valid_documents_and_refuse_others() -> None:
         assert not validator.is_valid([valid]), role
     negative = {"allreduce_size_2_consec_1": -1.0}
     assert not jsonschema.Draft202012Validator(schemas["allreduce"]).is_valid(negative)
+
+
+def test_examples_of_the_documentation_are_valid(root: Path) -> None:
+    """docs/formats.md shows one example of every document, in the order of the models."""
+    text = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    assert len(examples) == len(MODELS)
+    for model, example in zip(MODELS.values(), examples, strict=True):
+        validate_document(model, Path("docs/formats.md"), json.loads(example))
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (2, 8), (1, 4)])
