@@ -1,1 +1,68 @@
-"""Decides: from profile documents to the fastest plan that fits; numpy and the C++ core, never torch."""
+"""Decides: from profile documents to the fastest plan that fits; numpy and the C++ core, no torch.
+
+The stable interface is `plan`, `Planner`, `solve_stage`, `SearchOptions` and `SearchResult`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.hardware import HardwareProfile
+    from autopar.model import ModelProfile, ModelSpec
+    from search.options import SearchOptions
+    from search.planner import Planner, solve_stage
+    from search.result import SearchResult
+
+__all__ = ["Planner", "SearchOptions", "SearchResult", "plan", "solve_stage"]
+
+_HOMES = {
+    "Planner": "search.planner",
+    "SearchOptions": "search.options",
+    "SearchResult": "search.result",
+    "solve_stage": "search.planner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # imported on first use, so that `--help` and the readers start quickly
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'search' has no attribute {name!r}")
+
+
+def plan(
+    model: str | tuple[ModelSpec, ModelProfile],
+    hardware: str | HardwareProfile,
+    **options: Any,
+) -> SearchResult:
+    """Return the fastest plan of a model on a cluster.
+
+    Parameters
+    ----------
+    model : what `--model` takes, or the two documents.
+    hardware : what `--hardware` takes (`h100:4x8`, a shipped name, a directory), or the document.
+    options : fields of `SearchOptions`.
+
+    Raises
+    ------
+    InputError : an input or option is unusable.
+    """
+    from search.inputs import InputSpec, load_inputs
+    from search.options import SearchOptions
+    from search.planner import Planner
+
+    chosen = SearchOptions(**options)
+    inputs = InputSpec(
+        model=model if isinstance(model, str) else None,
+        hardware=hardware if isinstance(hardware, str) else None,
+    )
+    if isinstance(model, str) or isinstance(hardware, str):
+        spec, profile, cluster = load_inputs(inputs, chosen)
+    if not isinstance(model, str):
+        spec, profile = model
+    if not isinstance(hardware, str):
+        cluster = hardware
+    return Planner(spec, profile, cluster, chosen).solve()

@@ -1,0 +1,252 @@
+"""Options -> search space: which strategies, stages and batches the planner may combine.
+
+The space is data (tuples of strategies, tables and candidates); what each strategy costs is the
+cost model's business, what is legal for this model is decided when its row is priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.errors import OptionError
+from autopar.plan import LayerStrategy, VocabStrategy, ZeroDefault
+from search.options import SearchOptions
+from search.pins import Rules
+
+__all__ = ["SearchSpace", "build_space", "divisors", "global_batches"]
+
+Table = tuple[int, int, ZeroDefault]
+Candidate = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """Everything that may be combined; tables and candidates are those of PlanTables."""
+
+    strategies: tuple[LayerStrategy, ...]
+    """In canonical order."""
+    vocab: tuple[VocabStrategy, ...]
+    tables: tuple[Table, ...]
+    """(stages p, samples per micro-batch g, default dp type)."""
+    candidates: tuple[Candidate, ...]
+    """(index into tables, micro-batches m)."""
+    uniform: bool
+    """True when all layers must share one strategy."""
+    only_data_degree_1: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preset:
+    """What a `--search-space` value leaves free."""
+
+    stages: str = "any"  # any, one, largest
+    tensor: str = "any"  # any, one, largest
+    zero3: tuple[bool, ...] = (False, True)
+    checkpoint: tuple[bool, ...] = (False, True)
+    uniform: bool = False
+
+
+# Seed document 001: `full` is layer-wise over all dimensions, `3d` model-wise over (dp, tp, pp),
+# the others layer-wise over the named dimensions.
+PRESETS = {
+    "full": _Preset(),
+    "3d": _Preset(zero3=(False,), checkpoint=(False,), uniform=True),
+    "dp+tp": _Preset(stages="one", zero3=(False,)),
+    "dp+pp": _Preset(tensor="one", zero3=(False,)),
+    "dp": _Preset(stages="one", tensor="one", zero3=(False,), checkpoint=(False,)),
+    "sdp": _Preset(stages="one", tensor="one", zero3=(True,), checkpoint=(False,)),
+    "tp": _Preset(stages="one", tensor="largest", zero3=(False,), checkpoint=(False,)),
+    "pp": _Preset(stages="largest", tensor="one", zero3=(False,), checkpoint=(False,)),
+}
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in increasing order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def global_batches(options: SearchOptions) -> tuple[int, ...]:
+    """Return the global batch sizes to consider: `--settle-bsz`, else the range."""
+    if options.settle_bsz is not None:
+        return (options.settle_bsz,)
+    return tuple(range(options.min_bsz, options.max_bsz + 1, options.bsz_scale))
+
+
+def build_space(
+    options: SearchOptions,
+    *,
+    world_size: int,
+    num_layers: int,
+    batches: Sequence[int],
+    rules: Rules,
+) -> SearchSpace:
+    """Return the search space of a cluster and a number of layers.
+
+    Raises
+    ------
+    OptionError
+        When the options exclude everything, naming the ones that do.
+    """
+    preset = PRESETS[options.search_space]
+    stages = _stages(options, preset, world_size, num_layers, rules)
+    if not stages:
+        raise OptionError(
+            f"no number of pipeline stages is left for {world_size} GPUs and {num_layers} layers; "
+            "check --max-pp-deg, --disable-pp, --pp-division and --pin pp="
+        )
+    degrees = sorted({d for p in stages for d in divisors(world_size // p)})
+    strategies = _strategies(options, preset, degrees)
+    vocab = tuple(v for v in _vocab(options, preset, degrees) if rules.allows_vocab(v))
+    if not strategies or not vocab:
+        raise OptionError(
+            "no strategy is left for "
+            + ("the layers" if not strategies else "embedding and head")
+            + "; check --sp-space, the --disable-* options, --pin and --forbid"
+        )
+    shards = sorted({s.tp * s.cp for s in strategies})
+    types: tuple[ZeroDefault, ...] = (
+        ("ddp", "zero2") if options.default_dp_type == "any" else (options.default_dp_type,)
+    )
+    index: dict[Table, int] = {}
+    candidates: list[Candidate] = []
+    for p in stages:
+        ranks = world_size // p
+        smallest_data = min((ranks // s for s in shards if ranks % s == 0), default=0)
+        if smallest_data == 0:
+            continue
+        data = [ranks // s for s in shards if ranks % s == 0]
+        for batch in batches:
+            for m in _microbatches(options, batch, p):
+                g = batch // m
+                if not any(g % d == 0 for d in data) or not rules.allows_batch(batch, m):
+                    continue
+                for kind in types:
+                    at = index.setdefault((p, g, kind), len(index))
+                    candidates.append((at, m))
+    if not candidates:
+        raise OptionError(_no_batch(options, batches, stages, world_size))
+    return SearchSpace(
+        strategies=strategies,
+        vocab=vocab,
+        tables=tuple(index),
+        candidates=tuple(candidates),
+        uniform=preset.uniform or not options.fine_grained_mode,
+        only_data_degree_1=options.disable_dp,
+    )
+
+
+def _stages(
+    options: SearchOptions, preset: _Preset, world_size: int, num_layers: int, rules: Rules
+) -> list[int]:
+    most = min(num_layers, options.max_pp_deg or world_size)
+    stages = [p for p in divisors(world_size) if p <= most]
+    if options.disable_pp or preset.stages == "one":
+        stages = [1]
+    elif preset.stages == "largest":
+        stages = stages[-1:]
+    if options.pp_division is not None:
+        if sum(options.pp_division) != num_layers:
+            shown = " + ".join(map(str, options.pp_division))
+            raise OptionError(
+                f"--pp-division: {shown} = {sum(options.pp_division)} layers, the model has "
+                f"{num_layers}; give one number per stage that sum to it"
+            )
+        stages = [p for p in stages if p == len(options.pp_division)]
+    return [p for p in stages if rules.allows_stages(p)]
+
+
+def _kinds(options: SearchOptions) -> list[bool]:
+    """Return which tensor kinds are allowed, as values of `ulysses`."""
+    kinds = []
+    if "tp" in options.sp_space.split("+") and not options.disable_tp:
+        kinds.append(False)
+    if "sp" in options.sp_space.split("+") and not options.disable_sp:
+        kinds.append(True)
+    return kinds
+
+
+def _tensor(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+) -> list[tuple[int, bool]]:
+    """Return the (degree, ulysses) pairs of a layer."""
+    pairs = [(1, False)]
+    for ulysses in _kinds(options):
+        most = options.max_sp_deg if ulysses else options.max_tp_deg
+        pairs += [(t, ulysses) for t in degrees if 1 < t <= most]
+    if preset.tensor == "one":
+        pairs = [(1, False)]
+    elif preset.tensor == "largest":
+        largest = max(t for t, _ in pairs)
+        pairs = [pair for pair in pairs if pair[0] == largest]
+    return pairs
+
+
+def _strategies(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+) -> tuple[LayerStrategy, ...]:
+    contexts = [1]
+    if not options.disable_cp:
+        contexts += [c for c in degrees if 1 < c <= options.max_cp_deg]
+    zero3 = [z for z in preset.zero3 if not (z and options.disable_sdp)]
+    checkpoint = [c for c in preset.checkpoint if not (c and options.disable_ckpt)]
+    strided = [False, True] if options.strided_tp and not options.disable_tp_consec else [False]
+    return tuple(
+        sorted(
+            LayerStrategy(tp=t, ulysses=u, cp=c, zero3=z, checkpoint=k, strided=r)
+            for t, u in _tensor(options, preset, degrees)
+            for c in contexts
+            for z in zero3
+            for k in checkpoint
+            for r in strided
+            if not (r and (t == 1 or u))
+        )
+    )
+
+
+def _vocab(
+    options: SearchOptions, preset: _Preset, degrees: Sequence[int]
+) -> tuple[VocabStrategy, ...]:
+    pairs = [(1, False)]
+    if not options.disable_vtp and preset.tensor != "one":
+        for ulysses in _kinds(options):
+            off = (
+                options.disable_embedding_lmhead_sp
+                if ulysses
+                else options.disable_embedding_lmhead_tp
+            )
+            if off:
+                continue
+            most = options.max_sp_deg if ulysses else options.max_tp_deg
+            pairs += [(t, ulysses) for t in degrees if 1 < t <= most]
+    zero3 = [
+        z for z in (False, True) if not (z and (options.disable_sdp or preset.zero3 == (False,)))
+    ]
+    return tuple(sorted(VocabStrategy(tp=t, ulysses=u, zero3=z) for t, u in pairs for z in zero3))
+
+
+def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
+    if options.settle_chunk is not None:
+        choices = [options.settle_chunk] if batch % options.settle_chunk == 0 else []
+    else:
+        choices = list(divisors(batch))
+    fills = 1 if options.pipeline_type == "gpipe" or stages == 1 else stages
+    return [m for m in choices if m >= fills]
+
+
+def _no_batch(
+    options: SearchOptions, batches: Sequence[int], stages: Sequence[int], world_size: int
+) -> str:
+    shown = ", ".join(map(str, batches[:4])) + (", ..." if len(batches) > 4 else "")
+    if not batches:
+        return (
+            f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} contains no batch size; "
+            "give --max-bsz >= --min-bsz"
+        )
+    chunk = "" if options.settle_chunk is None else f" in {options.settle_chunk} micro-batches"
+    return (
+        f"no global batch size of [{shown}]{chunk} splits into whole samples per rank on "
+        f"{world_size} GPUs with {list(stages)} pipeline stages (G must be divisible by m*d, and "
+        "1F1B needs m >= p); give another --settle-bsz, --settle-chunk or --bsz-scale"
+    )
