@@ -68,7 +68,7 @@ bench: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## speed of the planner; see benc
 	$(foreach f,$(sort $(wildcard benchmarks/bench_*.py)),$(PY) -m benchmarks.$(basename $(notdir $(f))) &&) true
 
 golden: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## rewrite the golden files and show what changed
-	$(PY) -m pytest -q tests/golden --update-golden
+	$(PY) -m pytest -q -k golden --update-golden
 	git --no-pager diff --stat -- tests/golden
 
 docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to docs/schemas
