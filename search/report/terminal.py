@@ -6,9 +6,10 @@ Reads `SearchResult` and `Prediction` only. Without a terminal the same text has
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console
@@ -36,12 +37,28 @@ __all__ = [
 
 WIDTH = 100
 _BAR = 44
+_COMPUTE = ("forward", "backward", "recompute")
+_PER_STEP = ("tail", "optimizer")
 
 
 def make_console(stream: TextIO) -> Console:
     """Return a console of at most 100 columns, plain when the stream is no terminal."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if stream.isatty() else WIDTH
-    return Console(file=stream, width=max(width, 60), highlight=False, soft_wrap=False)
+    file = stream if stream.isatty() else cast("TextIO", _Trimmed(stream))
+    return Console(file=file, width=max(width, 60), highlight=False, soft_wrap=False)
+
+
+class _Trimmed:
+    """A stream without the blanks that tables leave at the end of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n|$)", "", text))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
 
 
 def show_result(console: Console, result: SearchResult, *, title: str) -> None:
@@ -142,7 +159,7 @@ def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
 
 
 def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
-    """Print the plan per stage and layer run, with forward and backward of a micro-batch."""
+    """Print the plan per stage and layer run, with the time of one micro-batch."""
     _heading(console, "plan")
     samples = plan.global_batch / plan.num_microbatches
     schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
@@ -160,26 +177,23 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
         f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
         + ("-zero3" if vocab.zero3 else ""),
     )
-    table = _table("stage", "layers", "strategy", "forward", "backward", "exposed/step", left=3)
+    table = _table("stage", "layers", "strategy", "compute", "other", "once per step", left=3)
     if any(stage.runs for stage in prediction.stages):
         for stage in prediction.stages:
             for run in stage.runs:
-                forward, backward, tail = _split_run(run.time_s)
                 table.add_row(
                     str(stage.stage),
                     _range(run.first_layer, run.num_layers),
                     escape(run.label),
-                    format_seconds(forward) if forward is not None else "",
-                    format_seconds(backward),
-                    format_seconds(tail),
+                    *_split(run.time_s, sum(run.time_s.get(key, 0.0) for key in _PER_STEP)),
                 )
+            transfer = f", transfer {format_seconds(stage.send_s)}" if stage.send_s else ""
             table.add_row(
                 str(stage.stage),
                 "all",
-                f"transfer {format_seconds(stage.send_s)}" if stage.send_s else "",
-                format_seconds(stage.forward_s),
-                format_seconds(stage.backward_s),
-                format_seconds(stage.tail_s),
+                f"forward {format_seconds(stage.forward_s)}, backward "
+                f"{format_seconds(stage.backward_s)}{transfer}",
+                *_split(stage.time_s, stage.tail_s),
                 style="bold",
             )
     else:
@@ -189,12 +203,11 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     console.print(table)
 
 
-def _split_run(time_s: Mapping[str, float]) -> tuple[float | None, float, float]:
-    """Return (forward, everything else of a micro-batch, once per step) of a run."""
-    per_step = sum(time_s.get(key, 0.0) for key in ("tail", "optimizer"))
-    forward = time_s.get("forward", 0.0)
-    rest = sum(v for k, v in time_s.items() if k not in ("forward", "tail", "optimizer"))
-    return forward, rest, per_step
+def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
+    """Return computation and the rest of one micro-batch, and what comes once per step."""
+    compute = sum(time_s.get(key, 0.0) for key in _COMPUTE)
+    rest = sum(v for key, v in time_s.items() if key not in (*_COMPUTE, *_PER_STEP))
+    return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
 
 
 def show_waterfall(console: Console, prediction: Prediction) -> None:
@@ -304,7 +317,7 @@ def _lists(console: Console, result: SearchResult) -> None:
                 _line(console, f"  - {item}")
     if result.sources:
         _heading(console, "inputs")
-        for source in result.sources:
+        for source in dict.fromkeys(result.sources):
             digest = f" sha256 {source.sha256[:12]}" if source.sha256 else ""
             mark = " (estimated)" if source.estimated else ""
             _line(console, f"  - {source.role}: {source.path}{mark}{digest}")
