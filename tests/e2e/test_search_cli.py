@@ -1,0 +1,188 @@
+"""autopar-search and autopar-explain as a person runs them, on shipped and published inputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+
+def run(
+    module: str, *arguments: str, cwd: Path, expected: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in an empty folder and check its exit code."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == expected, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def search(*arguments: str, cwd: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run autopar-search."""
+    return run("search.cli", *arguments, cwd=cwd, expected=expected)
+
+
+@pytest.fixture
+def published(cases_dir: Path) -> list[str]:
+    """Return the options that name the published A100 profiles of llama2-7b."""
+    hardware, model = cases_dir / "galvatron" / "hardware", cases_dir / "galvatron" / "model"
+    return [
+        *("--num-layers", "32", "--hidden-size", "4096", "--seq-length", "2048"),
+        *("--memory_profiling_path", str(model), "--time_profiling_path", str(model)),
+        *("--allreduce_bandwidth_config_path", str(hardware), "--bandwidth-unit", "MiB/ms"),
+        *("--default_dp_type", "zero2", "time_profile_mode=batch"),
+    ]
+
+
+def test_default_is_planned_without_arguments(tmp_path: Path) -> None:
+    """What `make search` runs: a plan, marked as estimated, and two files."""
+    done = search(cwd=tmp_path)
+
+    assert "ESTIMATES" in done.stdout
+    assert "llama2-7b" in done.stdout
+    assert "planning for the shipped" in done.stderr
+    assert len(list((tmp_path / "configs").glob("*.json"))) == 2
+
+
+def test_help_is_fast(tmp_path: Path) -> None:
+    """Under half a second, the best of three because machines are busy."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        search("--help", cwd=tmp_path)
+        times.append(time.perf_counter() - start)
+
+    assert min(times) < 0.5
+
+
+def test_reading_either_file_back_prices_the_same(tmp_path: Path, published: list[str]) -> None:
+    """Strategy file and plan file carry the whole plan."""
+    options = [*published, "settle_bsz=16", "memory_constraint=24", "--json", "-"]
+    found = json.loads(search(*options, cwd=tmp_path).stdout)
+
+    files = sorted((tmp_path / "configs").glob("*.json"))
+    assert len(files) == 2
+    for path in files:
+        priced = json.loads(search(*options, "--evaluate", str(path), cwd=tmp_path).stdout)
+        assert priced["legal"]
+        assert priced["fits"]
+        for key in ("step_time_s", "replay_s", "samples_per_s", "memory", "plan"):
+            assert priced[key] == found[key]
+
+
+def test_threads_do_not_change_the_files(tmp_path: Path, published: list[str]) -> None:
+    """One thread or two: byte for byte the same."""
+    contents = []
+    for threads in ("1", "2"):
+        folder = tmp_path / threads
+        options = ["settle_bsz=16", "--threads", threads, "--output-config-path", str(folder)]
+        search(*published, *options, cwd=tmp_path)
+        contents.append([path.read_bytes() for path in sorted(folder.iterdir())])
+
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 2
+
+
+def test_infeasible_budget_is_exit_3_and_the_one_it_names_works(
+    tmp_path: Path, published: list[str]
+) -> None:
+    """The smallest budget is a promise."""
+    done = search(*published, "settle_bsz=16", "memory_constraint=3", cwd=tmp_path, expected=3)
+
+    assert done.stderr.count("\n") == 1
+    assert "misses" in done.stderr
+    smallest = done.stderr.rsplit("--memory-constraint ", 1)[1].strip()
+    search(*published, "settle_bsz=16", f"memory_constraint={smallest}", cwd=tmp_path)
+
+
+def test_peer_file_that_is_illegal_is_priced(tmp_path: Path, published: list[str]) -> None:
+    """Seven samples do not divide over eight ranks: legal is false, with the arithmetic."""
+    ones, zeros = ",".join("1" * 32), ",".join("0" * 32)
+    strategy = {
+        "pp_deg": 1,
+        "tp_sizes_enc": ones,
+        "tp_consecutive_flags": ones,
+        "dp_types_enc": ones,
+        "use_sp": zeros,
+        "checkpoint": ones,
+        "global_bsz": 7,
+        "chunks": 1,
+        "pp_division": "32",
+        "pipeline_type": "pipedream_flush",
+        "default_dp_type": "zero2",
+        "vtp": 1,
+        "vsp": 0,
+        "embed_sdp": 0,
+    }
+    (tmp_path / "s.json").write_text(json.dumps(strategy))
+
+    done = search(*published, "--evaluate", "s.json", "--json", "-", cwd=tmp_path)
+
+    document = json.loads(done.stdout)
+    assert document["legal"] is False
+    assert any("global_batch(7)" in problem for problem in document["problems"])
+
+
+def test_ulysses_without_times_names_the_command(tmp_path: Path, published: list[str]) -> None:
+    """The remedy is what makes the file."""
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    source = Path(published[published.index("--allreduce_bandwidth_config_path") + 1])
+    for name in ("allreduce_bandwidth_1nodes_8gpus", "p2p_bandwidth_1nodes_8gpus", "overlap"):
+        for path in source.glob(f"{name}*.json"):
+            (lone / path.name).write_bytes(path.read_bytes())
+    options = [str(lone) if item == str(source) else item for item in published]
+
+    done = search(*options, "--sp-space", "tp+sp", cwd=tmp_path, expected=2)
+
+    assert "torchrun -m profiler.hardware" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hardware", "nowhere"], "nowhere"),
+        (["--hardware", "h1000:1x8"], "h1000"),
+        (["--hardware", "h100:0x8"], "h100:0x8"),
+        (["--model", "nomodel"], "nomodel"),
+        (["--hardware", "h100:1x8", "--num-nodes", "2"], "contradicts --hardware h100:1x8 (1)"),
+        (["--world-size", "12", "--num-nodes", "5", "--hardware", "."], "!= 12"),
+        (["--time-profiling-path", "x.json", "--hardware", "h100:1x8"], "--memory-profiling-path"),
+        (["--evaluate", "none.json"], "does not exist"),
+        (["--pp-division", "1,2"], "--pp-division"),
+        (["--pin", "layers 0-99:tp=2"], "99"),
+    ],
+)
+def test_bad_input_is_exit_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """One sentence that names the culprit."""
+    done = search(*arguments, cwd=tmp_path, expected=2)
+
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_explain_asks_again_and_answers_why_not(tmp_path: Path, published: list[str]) -> None:
+    """The plan file knows its inputs; the pinned plan is no faster."""
+    search(*published, "settle_bsz=16", "memory_constraint=24", cwd=tmp_path)
+    (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
+
+    done = run("search.explain_cli", str(own), "--why-not", "tp=8", cwd=tmp_path)
+
+    assert "what more would bring" in done.stdout
+    assert "best with tp=8" in done.stdout
+    assert "makes the difference" in done.stdout
