@@ -14,7 +14,7 @@ from autopar.plan import LayerStrategy, VocabStrategy, ZeroDefault
 from search.options import SearchOptions
 from search.pins import Rules
 
-__all__ = ["SearchSpace", "build_space", "divisors", "global_batches"]
+__all__ = ["PRESETS", "SearchSpace", "build_space", "divisors", "global_batches"]
 
 Table = tuple[int, int, ZeroDefault]
 Candidate = tuple[int, int]

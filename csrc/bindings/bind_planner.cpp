@@ -92,8 +92,8 @@ py::dict choice_dict(const autopar::Choice& c) {
 void register_planner(py::module_& m) {
   m.def(
       "search_plan",
-      [](const py::dict& arrays, bool gpipe, const std::vector<int>& division, std::int64_t budget, int threads,
-         double time_limit_s, int alternatives, bool uniform) {
+      [](const py::dict& arrays, bool gpipe, const std::vector<int>& division, std::int64_t budget,
+         int threads, double time_limit_s, int alternatives, bool uniform) {
         TablesHolder holder(arrays);
         holder.tables.gpipe = gpipe;
         holder.tables.division = division;
@@ -125,6 +125,6 @@ void register_planner(py::module_& m) {
         d["opened"] = outcome.opened;
         return d;
       },
-      py::arg("arrays"), py::arg("gpipe"), py::arg("division"), py::arg("budget"), py::arg("threads"),
-      py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"));
+      py::arg("arrays"), py::arg("gpipe"), py::arg("division"), py::arg("budget"),
+      py::arg("threads"), py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"));
 }

@@ -11,8 +11,8 @@ using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 void register_stage(py::module_& m) {
   m.def(
       "solve_stage",
-      [](const Doubles& time_s, const Doubles& memory_bytes, const Doubles& transition_s, double budget_bytes,
-         const py::object& transient_bytes) {
+      [](const Doubles& time_s, const Doubles& memory_bytes, const Doubles& transition_s,
+         double budget_bytes, const py::object& transient_bytes) {
         autopar::StageArrays in;
         in.num_layers = static_cast<int>(time_s.shape(0));
         in.num_strategies = static_cast<int>(time_s.shape(1));

@@ -17,16 +17,20 @@ double largest(const double* values, std::size_t n, const std::uint8_t* valid = 
 // An upper bound of every step time that can be formed.
 double largest_step(const Tables& t) {
   const std::size_t rows = idx(t.num_tables) * idx(t.num_types) * idx(t.num_strategies);
-  const std::size_t moves = idx(t.num_tables) * idx(t.num_types) * idx(t.num_layouts) * idx(t.num_layouts);
+  const std::size_t moves =
+      idx(t.num_tables) * idx(t.num_types) * idx(t.num_layouts) * idx(t.num_layouts);
   const std::size_t vocab = idx(t.num_tables) * 3 * idx(t.num_vocab);
   const double layer = largest(t.forward_s, rows, t.valid) + largest(t.backward_s, rows, t.valid) +
                        largest(t.tail_s, rows, t.valid);
-  const double move = largest(t.redistribute_forward_s, moves) + largest(t.redistribute_backward_s, moves);
-  const double other = largest(t.vocab_forward_s, vocab) + largest(t.vocab_backward_s, vocab) + largest(t.vocab_tail_s, vocab);
+  const double move =
+      largest(t.redistribute_forward_s, moves) + largest(t.redistribute_backward_s, moves);
+  const double other = largest(t.vocab_forward_s, vocab) + largest(t.vocab_backward_s, vocab) +
+                       largest(t.vocab_tail_s, vocab);
   const double send = largest(t.send_s, idx(t.num_tables) * idx(t.num_types) * idx(t.num_layouts));
   int stages = 1, microbatches = 1;
   for (int n = 0; n < t.num_tables; ++n) stages = std::max(stages, t.table_stages[n]);
-  for (int q = 0; q < t.num_candidates; ++q) microbatches = std::max(microbatches, t.candidate_microbatches[q]);
+  for (int q = 0; q < t.num_candidates; ++q)
+    microbatches = std::max(microbatches, t.candidate_microbatches[q]);
   const double once = t.num_layers * (layer + move) + 2.0 * (other + move) + 4.0 * stages * send;
   return 2.0 * once * (microbatches + 2.0);
 }
@@ -70,7 +74,8 @@ double Instance::simple_bound(const Item& item) const {
   if (p > t.num_layers || t.vocab_valid[n * t.num_vocab + item.vocab] == 0)
     return std::numeric_limits<double>::infinity();
   if (!t.gpipe && p > 1 && m < p) return std::numeric_limits<double>::infinity();
-  if (!t.division.empty() && static_cast<int>(t.division.size()) != p) return std::numeric_limits<double>::infinity();
+  if (!t.division.empty() && static_cast<int>(t.division.size()) != p)
+    return std::numeric_limits<double>::infinity();
   double pass = 0.0, tails = 0.0, both = 0.0;
   for (int k = 0; k < t.num_types; ++k) {
     if (count[idx(k)] == 0) continue;
@@ -82,7 +87,8 @@ double Instance::simple_bound(const Item& item) const {
       const Ticks time = forward[r] + backward[r];
       least = std::min(least, time);
       least_tail = std::min(least_tail, tail[r]);
-      least_both = std::min(least_both, m * static_cast<double>(time) + static_cast<double>(tail[r]));
+      least_both =
+          std::min(least_both, m * static_cast<double>(time) + static_cast<double>(tail[r]));
     }
     if (least == kInfTicks) return std::numeric_limits<double>::infinity();
     pass += static_cast<double>(least) * count[idx(k)];

@@ -15,7 +15,8 @@ std::vector<Ticks> send_caps(const Instance& in, const Item& item) {
   std::vector<Ticks> caps;
   for (int k = 0; k < in.t.num_types; ++k)
     for (int s = 0; s < in.t.num_strategies; ++s)
-      if (in.count[at(k)] > 0 && in.t.valid[in.row(table, k, s)] != 0 && in.allowed(item, in.t.num_stage_rules, s))
+      if (in.count[at(k)] > 0 && in.t.valid[in.row(table, k, s)] != 0 &&
+          in.allowed(item, in.t.num_stage_rules, s))
         caps.push_back(in.send[(at(table) * at(in.t.num_types) + at(k)) * at(in.t.num_layouts) +
                                at(in.t.strategy_layout[s])]);
   std::sort(caps.begin(), caps.end());
@@ -43,7 +44,8 @@ void for_each_subproblem(const Instance& in, const Item& item, Visit visit) {
 
 double relaxed_bound(const Instance& in, const Item& item, double limit) {
   double best = std::numeric_limits<double>::infinity();
-  for_each_subproblem(in, item, [&](auto& s) { best = std::min(best, s.bound(std::min(limit, best))); });
+  for_each_subproblem(in, item,
+                      [&](auto& s) { best = std::min(best, s.bound(std::min(limit, best))); });
   return best;
 }
 
@@ -51,9 +53,9 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, std::int
   ItemPlan best;
   for_each_subproblem(in, item, [&](auto& s) {
     ItemPlan plan = s.solve(std::min(limit, static_cast<double>(best.step)), states);
-    const bool better = plan.step < best.step ||
-                        (plan.step == best.step && plan.step < kInfTicks &&
-                         std::tie(plan.stage_sizes, plan.strategies) < std::tie(best.stage_sizes, best.strategies));
+    const bool better = plan.step < best.step || (plan.step == best.step && plan.step < kInfTicks &&
+                                                  std::tie(plan.stage_sizes, plan.strategies) <
+                                                      std::tie(best.stage_sizes, best.strategies));
     if (better) best = std::move(plan);
   });
   return best;

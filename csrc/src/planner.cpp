@@ -16,11 +16,12 @@ namespace autopar {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+__extension__ typedef __int128 Wide;  // products of ticks and batch sizes
 
 struct Entry {
   Item item;
-  double bound = 0.0;   // ticks per sample, a valid lower bound
-  int level = 0;        // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
+  double bound = 0.0;  // ticks per sample, a valid lower bound
+  int level = 0;       // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
   ItemPlan plan;
   std::int64_t batch = 1;
 };
@@ -45,7 +46,9 @@ class Search {
         outcome_.found = true;
         outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
         outcome_.best = choice(entry);
-        if (!timed_out_) outcome_.bound_s_per_sample = outcome_.best.step_time_s / static_cast<double>(entry.batch);
+        if (!timed_out_)
+          outcome_.bound_s_per_sample =
+              outcome_.best.step_time_s / static_cast<double>(entry.batch);
       } else if (!timed_out_) {
         outcome_.alternatives.push_back(choice(entry));
       }
@@ -108,7 +111,8 @@ class Search {
   Class class_of(const Entry& entry) const {
     const int n = table(entry.item);
     Class c{in_.t.table_stages[n], in_.t.table_group[n], entry.item.vocab, 0};
-    for (const int s : entry.plan.strategies) c.layouts |= std::uint64_t{1} << in_.t.strategy_layout[s];
+    for (const int s : entry.plan.strategies)
+      c.layouts |= std::uint64_t{1} << in_.t.strategy_layout[s];
     return c;
   }
 
@@ -116,8 +120,8 @@ class Search {
   std::uint64_t conflict(const Item& item, const std::vector<Class>& excluded) const {
     const int n = table(item);
     for (const Class& c : excluded)
-      if (c.stages == in_.t.table_stages[n] && c.group == in_.t.table_group[n] && c.vocab == item.vocab &&
-          (c.layouts & ~item.layouts) == 0)
+      if (c.stages == in_.t.table_stages[n] && c.group == in_.t.table_group[n] &&
+          c.vocab == item.vocab && (c.layouts & ~item.layouts) == 0)
         return c.layouts;
     return 0;
   }
@@ -125,14 +129,14 @@ class Search {
   // Canonical order: stages, micro-batches, sizes, strategies, embedding.
   bool precedes(const Entry& a, const Entry& b) const {
     const auto key = [this](const Entry& e) {
-      return std::tuple(in_.stages(e.item), in_.microbatches(e.item), e.plan.stage_sizes, e.plan.strategies,
-                        e.item.vocab, e.item.candidate);
+      return std::tuple(in_.stages(e.item), in_.microbatches(e.item), e.plan.stage_sizes,
+                        e.plan.strategies, e.item.vocab, e.item.candidate);
     };
     return key(a) < key(b);
   }
   bool faster(const Entry& a, const Entry& b) const {
-    const __int128 left = static_cast<__int128>(a.plan.step) * b.batch;
-    const __int128 right = static_cast<__int128>(b.plan.step) * a.batch;
+    const Wide left = static_cast<Wide>(a.plan.step) * b.batch;
+    const Wide right = static_cast<Wide>(b.plan.step) * a.batch;
     return left != right ? left < right : precedes(a, b);
   }
 
@@ -213,8 +217,10 @@ class Search {
     const double batch = static_cast<double>(entry.batch);
     const double bound = relaxed_bound(in_, entry.item, limit * batch) / batch;
     entry.level = 1;
-    if (bound < kInf) entry.bound = std::max(entry.bound, bound);
-    else raise(entry, limit);
+    if (bound < kInf)
+      entry.bound = std::max(entry.bound, bound);
+    else
+      raise(entry, limit);
   }
 
   // Nothing in the entry is as good as `limit`.
@@ -256,7 +262,8 @@ class Search {
     Bytes best = kInfBytes / 4;
     for (int q = 0; q < in_.t.num_candidates; ++q)
       for (int e = 0; e < in_.t.num_vocab; ++e)
-        for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0); ++s) {
+        for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
+             ++s) {
           const Item item{q, e, ~std::uint64_t{0}, s};
           if (free.simple_bound(item) == kInf) continue;
           int stage = -1;

@@ -21,7 +21,8 @@ class QuickPoint {
   std::optional<StagePoint<D>> run() {
     for (int layout = 0; layout < p_.num_layouts; ++layout)
       if (p_.exit_allowed[idx(layout)]) fill_layout(layout);
-    if (std::count_if(counts_.begin(), counts_.end(), [](int c) { return c > 0; }) == 1) mix_pairs();
+    if (std::count_if(counts_.begin(), counts_.end(), [](int c) { return c > 0; }) == 1)
+      mix_pairs();
     return std::move(best_);
   }
 
@@ -83,7 +84,8 @@ class QuickPoint {
         at = best;
       }
     }
-    std::stable_sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.slope < b.slope; });
+    std::stable_sort(steps.begin(), steps.end(),
+                     [](const Step& a, const Step& b) { return a.slope < b.slope; });
     std::vector<const Option*> chosen(idx(n_));
     for (int i = 0; i < n_; ++i) chosen[idx(i)] = start[idx(p_.layer_type[idx(i)])];
     Bytes kept = 0, transient = p_.base_transient, shared = p_.base_shared;
@@ -95,7 +97,9 @@ class QuickPoint {
     if (kept + transient + shared > p_.budget) return;
     for (const Step& step : steps)
       for (int i = n_ - 1; i >= 0; --i) {
-        if (p_.layer_type[idx(i)] != step.type || weight(chosen[idx(i)]->cost) <= weight(step.to->cost)) continue;
+        if (p_.layer_type[idx(i)] != step.type ||
+            weight(chosen[idx(i)]->cost) <= weight(step.to->cost))
+          continue;
         const Bytes t = std::max(transient, step.to->transient);
         const Bytes s = std::max(shared, step.to->shared);
         const Bytes k = kept - chosen[idx(i)]->bytes + step.to->bytes;
@@ -132,15 +136,19 @@ class QuickPoint {
                            std::max({a.shared, b.shared, p_.base_shared});
         // k layers of a, then n-k of b
         int k;
-        if (a.bytes * n_ <= room && weight(a.cost) <= weight(b.cost)) k = n_;
-        else if (a.bytes == b.bytes) continue;
+        if (a.bytes * n_ <= room && weight(a.cost) <= weight(b.cost))
+          k = n_;
+        else if (a.bytes == b.bytes)
+          continue;
         else if (a.bytes > b.bytes) {
           const Bytes spare = room - b.bytes * n_;
           if (spare < 0) continue;
           k = static_cast<int>(std::min<Bytes>(n_, spare / (a.bytes - b.bytes)));
         } else {
           const Bytes excess = b.bytes * n_ - room;
-          k = excess <= 0 ? 0 : static_cast<int>((excess + (b.bytes - a.bytes) - 1) / (b.bytes - a.bytes));
+          k = excess <= 0
+                  ? 0
+                  : static_cast<int>((excess + (b.bytes - a.bytes) - 1) / (b.bytes - a.bytes));
           if (k > n_) continue;
         }
         if (k == n_ && !p_.exit_allowed[idx(a.layout)]) continue;
@@ -171,8 +179,8 @@ class QuickPoint {
       const Option& o = *chosen[idx(i)];
       point.cost = point.cost + o.cost;
       if (i > 0)
-        point.cost = point.cost + p_.redistribute[idx(p_.layer_type[idx(i) - 1])]
-                                                 [idx(chosen[idx(i) - 1]->layout * p_.num_layouts + o.layout)];
+        point.cost = point.cost + p_.redistribute[idx(p_.layer_type[idx(i) - 1])][idx(
+                                      chosen[idx(i) - 1]->layout * p_.num_layouts + o.layout)];
       point.bytes += o.bytes;
       transient = std::max(transient, o.transient);
       shared = std::max(shared, o.shared);

@@ -56,7 +56,8 @@ std::vector<int> group_types(const StageArrays& in) {
       if (same && in.transient_bytes != nullptr)
         same = equal_rows(in.transient_bytes + idx(i) * S, in.transient_bytes + idx(q) * S, S);
       if (same && i != last && q != last)
-        same = equal_rows(in.transition_s + idx(i + 1) * S * S, in.transition_s + idx(q + 1) * S * S, S * S);
+        same = equal_rows(in.transition_s + idx(i + 1) * S * S,
+                          in.transition_s + idx(q + 1) * S * S, S * S);
       if (same) {
         found = static_cast<int>(r);
         if (q == last) representative[r] = i;  // the last layer has no transition behind it
@@ -91,8 +92,10 @@ struct ByteScale {
       }
       sum_of_layers += top * in.num_layers;
     }
-    if (std::isfinite(largest)) largest = std::max(largest, sum_of_layers);
-    else largest = sum_of_layers;
+    if (std::isfinite(largest))
+      largest = std::max(largest, sum_of_layers);
+    else
+      largest = sum_of_layers;
     if ((whole && largest < 0x1p51) || largest == 0.0) return;
     int exponent = 0;
     std::frexp(largest, &exponent);
@@ -119,7 +122,8 @@ StageAnswer solve_stage(const StageArrays& in) {
   for (int i = 0; i < in.num_layers; ++i) {
     double top = 0.0;
     for (std::size_t s = 0; s < S; ++s)
-      if (std::isfinite(in.time_s[idx(i) * S + s])) top = std::max(top, std::abs(in.time_s[idx(i) * S + s]));
+      if (std::isfinite(in.time_s[idx(i) * S + s]))
+        top = std::max(top, std::abs(in.time_s[idx(i) * S + s]));
     double move = 0.0;
     if (i > 0)
       for (std::size_t c = 0; c < S * S; ++c) {
@@ -130,7 +134,8 @@ StageAnswer solve_stage(const StageArrays& in) {
   }
   const TickScale ticks(2.0 * largest);
   const ByteScale bytes(in);
-  const Ticks forbidden = static_cast<Ticks>(0x1p58);  // an infinite transition: beyond every valid total
+  const Ticks forbidden =
+      static_cast<Ticks>(0x1p58);  // an infinite transition: beyond every valid total
 
   StageProblem<1> problem;
   const std::vector<int> layout = group_layouts(in, problem.num_layouts);
@@ -148,7 +153,8 @@ StageAnswer solve_stage(const StageArrays& in) {
     if (i + 1 < in.num_layers)
       for (std::size_t x = 0; x < Y; ++x)
         for (std::size_t y = 0; y < Y; ++y) {
-          const double t = in.transition_s[idx(i + 1) * S * S + idx(representative[x]) * S + idx(representative[y])];
+          const double t = in.transition_s[idx(i + 1) * S * S + idx(representative[x]) * S +
+                                           idx(representative[y])];
           problem.redistribute[type][x * Y + y] = {std::isfinite(t) ? ticks.ticks(t) : forbidden};
         }
     if (done[type]) continue;
@@ -158,8 +164,11 @@ StageAnswer solve_stage(const StageArrays& in) {
       if (!std::isfinite(in.time_s[at]) || !std::isfinite(in.memory_bytes[at])) continue;
       if (in.transient_bytes != nullptr && !std::isfinite(in.transient_bytes[at])) continue;
       problem.options[type].push_back(
-          {static_cast<int>(s), layout[s], bytes.bytes(in.memory_bytes[at]),
-           in.transient_bytes == nullptr ? 0 : bytes.bytes(in.transient_bytes[at]), 0,
+          {static_cast<int>(s),
+           layout[s],
+           bytes.bytes(in.memory_bytes[at]),
+           in.transient_bytes == nullptr ? 0 : bytes.bytes(in.transient_bytes[at]),
+           0,
            {ticks.ticks(in.time_s[at])}});
     }
     if (problem.options[type].empty()) return answer;
@@ -170,7 +179,8 @@ StageAnswer solve_stage(const StageArrays& in) {
   problem.budget = bytes.budget(in.budget_bytes);
   problem.bound.incumbent = 0x1p57;  // TickScale keeps every valid total below it
   if (const auto quick = quick_point<1>(problem))
-    problem.bound.incumbent = std::min(problem.bound.incumbent, static_cast<double>(quick->cost[0]));
+    problem.bound.incumbent =
+        std::min(problem.bound.incumbent, static_cast<double>(quick->cost[0]));
   const auto points = solve_stage_frontier<1>(problem, answer.states);
   const StagePoint<1>* best = nullptr;
   for (const auto& point : points)

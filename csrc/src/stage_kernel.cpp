@@ -48,8 +48,10 @@ class Staircase {
   }
   void insert(const Cost<D>& c) {
     if constexpr (D == 1) {
-      if (steps_.empty()) steps_.push_back(c);
-      else if (c[0] < steps_.front()[0]) steps_.front() = c;
+      if (steps_.empty())
+        steps_.push_back(c);
+      else if (c[0] < steps_.front()[0])
+        steps_.front() = c;
     } else if constexpr (D == 2) {
       auto it = std::lower_bound(steps_.begin(), steps_.end(), c[0],
                                  [](const Cost<2>& s, Ticks v) { return s[0] < v; });
@@ -87,8 +89,8 @@ std::vector<Cost<D>> worst_differences(const std::vector<Cost<D>>& table, int nu
       worst.fill(std::numeric_limits<Ticks>::min());
       for (int z = 0; z < num_layouts; ++z)
         for (std::size_t d = 0; d < D; ++d)
-          worst[d] = std::max(worst[d], table[idx(z * num_layouts + x)][d] -
-                                            table[idx(z * num_layouts + y)][d]);
+          worst[d] = std::max(
+              worst[d], table[idx(z * num_layouts + x)][d] - table[idx(z * num_layouts + y)][d]);
       delta[idx(x * num_layouts + y)] = worst;
     }
   return delta;
@@ -98,14 +100,18 @@ template <int D>
 class Kernel {
  public:
   Kernel(const StageProblem<D>& problem, std::int64_t& states)
-      : p_(problem), n_(static_cast<int>(problem.layer_type.size())), states_(states),
+      : p_(problem),
+        n_(static_cast<int>(problem.layer_type.size())),
+        states_(states),
         bound_(problem.bound) {}
 
   std::vector<StagePoint<D>> run() {
     prepare_counts();
     prepare_deltas();
-    const std::vector<Bytes> transients = distinct(p_.base_transient, [](const auto& o) { return o.transient; });
-    const std::vector<Bytes> shareds = distinct(p_.base_shared, [](const auto& o) { return o.shared; });
+    const std::vector<Bytes> transients =
+        distinct(p_.base_transient, [](const auto& o) { return o.transient; });
+    const std::vector<Bytes> shareds =
+        distinct(p_.base_shared, [](const auto& o) { return o.shared; });
     for (const Bytes transient : transients)
       for (const Bytes shared : shareds) solve_with_caps(transient, shared);
     return pareto();
@@ -118,12 +124,12 @@ class Kernel {
   const int n_;
   std::int64_t& states_;
   StepBound<D> bound_;
-  std::vector<std::vector<int>> prefix_count_;   // layers 0..i-1 by type
-  std::vector<std::vector<Cost<D>>> delta_;      // by layer
+  std::vector<std::vector<int>> prefix_count_;  // layers 0..i-1 by type
+  std::vector<std::vector<Cost<D>>> delta_;     // by layer
   std::vector<int> delta_of_layer_;
-  std::vector<Options> options_;                 // allowed under the caps, Pareto-pruned
+  std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
   std::vector<std::vector<HullPoint>> prefix_bound_[D];
-  std::vector<std::vector<Label<D>>> labels_;    // by layer
+  std::vector<std::vector<Label<D>>> labels_;  // by layer
   std::vector<StagePoint<D>> points_;
 
   void prepare_counts() {
@@ -139,8 +145,10 @@ class Kernel {
     // layout of the previous stage. On the first stage the label contains its entry already.
     std::vector<int> by_type(p_.redistribute.size(), -1);
     delta_of_layer_.assign(idx(n_), 0);
-    if (p_.predecessor != nullptr) delta_.push_back(worst_differences<D>(*p_.predecessor, p_.num_layouts));
-    else delta_.emplace_back(idx(p_.num_layouts) * idx(p_.num_layouts), Cost<D>{});
+    if (p_.predecessor != nullptr)
+      delta_.push_back(worst_differences<D>(*p_.predecessor, p_.num_layouts));
+    else
+      delta_.emplace_back(idx(p_.num_layouts) * idx(p_.num_layouts), Cost<D>{});
     for (int i = 1; i < n_; ++i) {
       const int type = p_.layer_type[idx(i - 1)];
       if (by_type[idx(type)] < 0) {
@@ -175,8 +183,9 @@ class Kernel {
     for (std::size_t o = 0; o < final_options.size(); ++o) {
       const auto& option = final_options[o];
       if (!p_.exit_allowed[idx(option.layout)]) continue;
-      Label<D> label{option.bytes, option.cost + p_.exit[idx(option.layout)] + p_.base, kNone,
-                     static_cast<std::int32_t>(o), option.layout, option.layout};
+      Label<D> label{option.bytes,  option.cost + p_.exit[idx(option.layout)] + p_.base,
+                     kNone,         static_cast<std::int32_t>(o),
+                     option.layout, option.layout};
       if (n_ == 1) label.cost = label.cost + p_.entry[idx(option.layout)];
       if (admits(label, n_ - 1, budget)) created.push_back(label);
     }
@@ -209,7 +218,8 @@ class Kernel {
       for (std::size_t a = 0; a < kept.size(); ++a)
         for (std::size_t b = 0; b < kept.size(); ++b) {
           if (a == b || drop[a] || drop[b] || kept[a].layout != kept[b].layout) continue;
-          if (kept[a].bytes > kept[b].bytes || !dominates<D>(kept[a].cost, Cost<D>{}, kept[b].cost)) continue;
+          if (kept[a].bytes > kept[b].bytes || !dominates<D>(kept[a].cost, Cost<D>{}, kept[b].cost))
+            continue;
           const bool equal = kept[a].bytes == kept[b].bytes && kept[a].cost == kept[b].cost;
           if (!equal || a < b) drop[b] = 1;
         }
@@ -266,10 +276,15 @@ class Kernel {
       for (std::size_t o = 0; o < options.size(); ++o) {
         const auto& option = options[o];
         // equal neighbours in one layout: ascending strategies only, swapping changes nothing
-        if (same_type && option.layout == next.layout && static_cast<std::int32_t>(o) > next.option) continue;
+        if (same_type && option.layout == next.layout && static_cast<std::int32_t>(o) > next.option)
+          continue;
         Label<D> label{next.bytes + option.bytes,
-                       next.cost + option.cost + redistribute[idx(option.layout * p_.num_layouts + next.layout)],
-                       static_cast<std::int32_t>(l), static_cast<std::int32_t>(o), option.layout, next.exit};
+                       next.cost + option.cost +
+                           redistribute[idx(option.layout * p_.num_layouts + next.layout)],
+                       static_cast<std::int32_t>(l),
+                       static_cast<std::int32_t>(o),
+                       option.layout,
+                       next.exit};
         if (i == 0) label.cost = label.cost + p_.entry[idx(option.layout)];
         if (admits(label, i, budget)) created.push_back(label);
       }
@@ -306,7 +321,8 @@ class Kernel {
       for (int x = 0; x < layouts && !dominated; ++x) {
         const std::size_t at = idx(label.exit * layouts + x);
         if (!used[at]) continue;
-        dominated = stairs[at].dominates_candidate(delta[idx(x * layouts + label.layout)], label.cost);
+        dominated =
+            stairs[at].dominates_candidate(delta[idx(x * layouts + label.layout)], label.cost);
       }
       if (dominated) continue;
       const std::size_t at = idx(label.exit * layouts + label.layout);
@@ -326,7 +342,8 @@ class Kernel {
       point.strategies.reserve(idx(n_));
       const Label<D>* label = &first;
       for (int i = 0; i < n_; ++i) {
-        point.strategies.push_back(options_[idx(p_.layer_type[idx(i)])][idx(label->option)].strategy);
+        point.strategies.push_back(
+            options_[idx(p_.layer_type[idx(i)])][idx(label->option)].strategy);
         if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
       }
       if constexpr (D == 1)  // one stage: its cost is the objective
@@ -356,7 +373,8 @@ class Kernel {
 }  // namespace
 
 template <int D>
-std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem, std::int64_t& states) {
+std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
+                                                std::int64_t& states) {
   if (problem.layer_type.empty()) return {};
   return Kernel<D>(problem, states).run();
 }

@@ -54,11 +54,11 @@ class Subproblem {
   struct Partial {  // stages j..p-1
     Ticks sum = 0;
     Cost<D> largest{};
-    int layers = 0;       // of stage j
+    int layers = 0;  // of stage j
     const Cell* cell = nullptr;
     int point = -1;
-    int next = -1;        // label index
-    int next_layout = -1; // and its list
+    int next = -1;         // label index
+    int next_layout = -1;  // and its list
   };
 
   const Instance& in_;
@@ -98,7 +98,8 @@ class Subproblem {
     for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1.0) * largest[d];
     return total;
   }
-  double bound_of(double sum, const Bound& largest, std::size_t s_before, std::size_t s_after) const;
+  double bound_of(double sum, const Bound& largest, std::size_t s_before,
+                  std::size_t s_after) const;
   bool compute_bounds(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
   std::int64_t cell_key(int j, int l, int n) const {
@@ -120,9 +121,12 @@ class Subproblem {
 
 template <int D>
 Cost<D> Subproblem<D>::cost(Ticks forward, Ticks backward, Ticks tail) const {
-  if constexpr (D == 1) return {microbatches_ * (forward + backward) + tail};
-  else if constexpr (D == 2) return {forward + backward, tail};
-  else return {forward, backward, tail};
+  if constexpr (D == 1)
+    return {microbatches_ * (forward + backward) + tail};
+  else if constexpr (D == 2)
+    return {forward + backward, tail};
+  else
+    return {forward, backward, tail};
 }
 
 }  // namespace autopar

@@ -8,10 +8,15 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 template <int D>
 Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send_cap)
-    : in_(instance), item_(item), table_(instance.t.candidate_table[item.candidate]),
-      stages_(instance.stages(item)), layers_(instance.t.num_layers),
-      microbatches_(instance.microbatches(item)), types_(instance.t.num_types),
-      layouts_(instance.t.num_layouts), send_cap_(send_cap) {
+    : in_(instance),
+      item_(item),
+      table_(instance.t.candidate_table[item.candidate]),
+      stages_(instance.stages(item)),
+      layers_(instance.t.num_layers),
+      microbatches_(instance.microbatches(item)),
+      types_(instance.t.num_types),
+      layouts_(instance.t.num_layouts),
+      send_cap_(send_cap) {
   const Tables& t = in_.t;
   one_type_ = true;
   for (int l = 1; l < layers_; ++l) one_type_ = one_type_ && t.layer_type[l] == t.layer_type[0];
@@ -25,8 +30,10 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
       move_[at(k)].push_back(cost(in_.move_forward[from + c], in_.move_backward[from + c], 0));
     for (int y = 0; y < layouts_; ++y) {
       const Ticks send = in_.send[(at(table_) * at(types_) + at(k)) * at(layouts_) + at(y)];
-      if (send > send_cap_) exit_allowed_[at(k) * at(layouts_) + at(y)] = 0;
-      else if ((item_.layouts >> y) & 1U) least_send_ = std::min(least_send_, send);
+      if (send > send_cap_)
+        exit_allowed_[at(k) * at(layouts_) + at(y)] = 0;
+      else if ((item_.layouts >> y) & 1U)
+        least_send_ = std::min(least_send_, send);
     }
   }
   const int vocab_layout = t.vocab_layout[item_.vocab];
@@ -55,7 +62,8 @@ void Subproblem<D>::build_stage(int j) {
     const int position = kind == 0 ? 0 : kind == 1 ? 1 : 2;
     const std::size_t r = in_.vocab_row(table_, position, item_.vocab);
     stage.base = stage.base + cost(in_.vocab_forward[r], in_.vocab_backward[r], in_.vocab_tail[r]);
-    stage.base_bytes += t.vocab_static_bytes[once * in_.num_vocab_rows() + r] + t.vocab_activation_bytes[r] * in_flight;
+    stage.base_bytes += t.vocab_static_bytes[once * in_.num_vocab_rows() + r] +
+                        t.vocab_activation_bytes[r] * in_flight;
     stage.base_transient = t.vocab_transient_bytes[once * in_.num_vocab_rows() + r];
     stage.base_shared = t.vocab_shared_bytes[r];
   }
@@ -100,7 +108,8 @@ template <int D>
 bool Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
   // with one type the first layer does not matter
   const std::size_t width = at(layers_) + 1;
-  const std::size_t key = one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
+  const std::size_t key =
+      one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
   if (cell_known_.empty()) {
     const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
     cell_known_.assign(size, 0);
@@ -111,7 +120,8 @@ bool Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
     thread_local std::vector<int> counts;
     counts.assign(at(types_), 0);
     for (int k = 0; k < types_; ++k)
-      counts[at(k)] = in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+      counts[at(k)] =
+          in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
     bool fits = true;
     for (std::size_t d = 0; d < D && fits; ++d) {
       const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
@@ -161,7 +171,8 @@ bool Subproblem<D>::compute_bounds(double limit) {
         for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
         before_sum_[to] = std::min(before_sum_[to], sum);
         for (std::size_t d = 0; d < D; ++d)
-          before_max_[to][d] = std::min(before_max_[to][d], std::max(before_max_[from][d], cell[d]));
+          before_max_[to][d] =
+              std::min(before_max_[to][d], std::max(before_max_[from][d], cell[d]));
       }
     }
   }
@@ -218,7 +229,8 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
         Caps c{stage.base_bytes + transient + shared, std::vector<Bytes>(at(types_), kInfBytes)};
         for (int k = 0; k < types_; ++k)
           for (const auto& o : stage.options[at(k)])
-            if (o.transient <= transient && o.shared <= shared) c.least[at(k)] = std::min(c.least[at(k)], o.bytes);
+            if (o.transient <= transient && o.shared <= shared)
+              c.least[at(k)] = std::min(c.least[at(k)], o.bytes);
         caps[at(j)].push_back(std::move(c));
       }
   }
@@ -227,7 +239,8 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
     for (const Caps& c : caps[at(j)]) {
       Bytes total = c.maxima;
       for (int k = 0; k < types_ && total < kInfBytes; ++k) {
-        const int count = in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+        const int count =
+            in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
         if (count == 0) continue;
         total = c.least[at(k)] >= kInfBytes ? kInfBytes : total + c.least[at(k)] * count;
       }
@@ -248,8 +261,10 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
         int low = 0, high = most;
         while (low < high) {
           const int middle = (low + high + 1) / 2;
-          if (need(j, l, middle) <= budget) low = middle;
-          else high = middle - 1;
+          if (need(j, l, middle) <= budget)
+            low = middle;
+          else
+            high = middle - 1;
         }
         n = low;
       }
@@ -262,8 +277,10 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
   Bytes low = 0, high = limit - 1;
   while (low < high) {
     const Bytes middle = low + (high - low) / 2;
-    if (reaches(middle)) high = middle;
-    else low = middle + 1;
+    if (reaches(middle))
+      high = middle;
+    else
+      low = middle + 1;
   }
   // the stage that would overflow with one byte less
   int l = 0;
@@ -271,7 +288,9 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
   for (int j = 0; j < stages_; ++j) {
     const int most = layers_ - l - (stages_ - 1 - j);
     int n = 0;
-    while (n < most && (in_.t.division.empty() || n < in_.t.division[at(j)]) && need(j, l, n + 1) <= high) ++n;
+    while (n < most && (in_.t.division.empty() || n < in_.t.division[at(j)]) &&
+           need(j, l, n + 1) <= high)
+      ++n;
     if (need(j, l, n) == high) {
       binding_stage = j;
       break;

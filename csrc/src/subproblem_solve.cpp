@@ -10,7 +10,8 @@ Ticks floor_ticks(double value) { return static_cast<Ticks>(value * (1.0 - kBoun
 }  // namespace
 
 template <int D>
-double Subproblem<D>::bound_of(double sum, const Bound& largest, std::size_t s_before, std::size_t s_after) const {
+double Subproblem<D>::bound_of(double sum, const Bound& largest, std::size_t s_before,
+                               std::size_t s_after) const {
   Bound all = largest;
   for (std::size_t d = 0; d < D; ++d)
     all[d] = std::max({all[d], before_max_[s_before][d], after_max_[s_after][d]});
@@ -30,9 +31,11 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   p.exit = j == stages_ - 1 ? exit_ : zero_;
   p.predecessor = j == 0 ? nullptr : &move_[at(t.layer_type[l - 1])];
   const std::size_t last = at(t.layer_type[l + n - 1]) * at(layouts_);
-  if (j == stages_ - 1) p.exit_allowed.assign(at(layouts_), 1);
-  else p.exit_allowed.assign(exit_allowed_.begin() + static_cast<std::ptrdiff_t>(last),
-                             exit_allowed_.begin() + static_cast<std::ptrdiff_t>(last + at(layouts_)));
+  if (j == stages_ - 1)
+    p.exit_allowed.assign(at(layouts_), 1);
+  else
+    p.exit_allowed.assign(exit_allowed_.begin() + static_cast<std::ptrdiff_t>(last),
+                          exit_allowed_.begin() + static_cast<std::ptrdiff_t>(last + at(layouts_)));
   p.base = stage.base;
   p.budget = in_.budget - stage.base_bytes;
   p.base_transient = stage.base_transient;
@@ -50,13 +53,15 @@ StepBound<D> Subproblem<D>::kernel_bound(int j, int l, int n, double limit) {
   bound.incumbent = limit;
   bound.others_sum = kInf;
   bound.others_max.fill(kInf);
-  const double sends = in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
+  const double sends =
+      in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
   for (int first = one_type_ ? j : l; first <= (one_type_ ? layers_ - n : l); ++first) {
     const std::size_t from = state(j, first), to = state(j + 1, first + n);
     if (before_sum_[from] == kInf || after_sum_[to] == kInf) continue;
     bound.others_sum = std::min(bound.others_sum, before_sum_[from] + after_sum_[to] + sends);
     for (std::size_t d = 0; d < D; ++d)
-      bound.others_max[d] = std::min(bound.others_max[d], std::max(before_max_[from][d], after_max_[to][d]));
+      bound.others_max[d] =
+          std::min(bound.others_max[d], std::max(before_max_[from][d], after_max_[to][d]));
   }
   return bound;
 }
@@ -112,25 +117,33 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
         const auto combine = [&](const Cost<D>& own, int first, int exit, int point) {
           for (int list = 0; list <= any; ++list) {
             if (j < stages_ - 1 && list != any && exit >= 0 && list != exit) continue;
-            if (j < stages_ - 1 && list != any && !exit_allowed_[at(type) * at(layouts_) + at(list)]) continue;
+            if (j < stages_ - 1 && list != any &&
+                !exit_allowed_[at(type) * at(layouts_) + at(list)])
+              continue;
             const auto& following = labels[there * lists + at(list)];
             for (std::size_t f = 0; f < following.size(); ++f) {
               const Partial& rest = following[f];
               for (int entry = 0; entry < (first < 0 || j == 0 ? 1 : layouts_); ++entry) {
                 Cost<D> a = own;
-                if (first >= 0 && j > 0) a = a + move_[at(in_.t.layer_type[l - 1])][at(entry * layouts_ + first)];
+                if (first >= 0 && j > 0)
+                  a = a + move_[at(in_.t.layer_type[l - 1])][at(entry * layouts_ + first)];
                 Partial label;
                 label.sum = rest.sum;
                 if (in_.t.gpipe && j + 1 < stages_)
-                  label.sum += 2 * (exit < 0 ? least_send_
-                                             : in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(exit)]);
+                  label.sum +=
+                      2 * (exit < 0 ? least_send_
+                                    : in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) +
+                                               at(exit)]);
                 Bound largest;
                 for (std::size_t d = 0; d < D; ++d) {
                   if (d + 1 < D) label.sum += a[d];
                   label.largest[d] = std::max(rest.largest[d], a[d]);
-                  largest[d] = std::max(static_cast<double>(label.largest[d]), before_max_[here][d]);
+                  largest[d] =
+                      std::max(static_cast<double>(label.largest[d]), before_max_[here][d]);
                 }
-                if (step(static_cast<double>(label.sum) + before_sum_[here], largest) * (1.0 - kBoundSlack) > limit)
+                if (step(static_cast<double>(label.sum) + before_sum_[here], largest) *
+                        (1.0 - kBoundSlack) >
+                    limit)
                   continue;
                 label.layers = n;
                 label.cell = cell.exact ? &cell : nullptr;
@@ -144,7 +157,8 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
         };
         if (cell.exact) {
           for (std::size_t q = 0; q < cell.points.size(); ++q)
-            combine(cell.points[q].cost, cell.points[q].first_layout, cell.points[q].exit_layout, static_cast<int>(q));
+            combine(cell.points[q].cost, cell.points[q].first_layout, cell.points[q].exit_layout,
+                    static_cast<int>(q));
         } else {
           Cost<D> own;
           for (std::size_t d = 0; d < D; ++d) own[d] = floor_ticks(bound[d]);
@@ -166,7 +180,8 @@ double Subproblem<D>::quick_step(const std::vector<int>& sizes, double limit) {
     StageProblem<D> p = problem(j, l, sizes[at(j)]);
     p.bound.incumbent = limit;
     if (previous_exit >= 0)
-      for (int y = 0; y < layouts_; ++y) p.entry[at(y)] = (*p.predecessor)[at(previous_exit * layouts_ + y)];
+      for (int y = 0; y < layouts_; ++y)
+        p.entry[at(y)] = (*p.predecessor)[at(previous_exit * layouts_ + y)];
     const auto point = quick_point<D>(p);
     if (!point) return kInf;
     for (std::size_t d = 0; d < D; ++d) {
@@ -177,8 +192,10 @@ double Subproblem<D>::quick_step(const std::vector<int>& sizes, double limit) {
     l += sizes[at(j)];
     previous_exit = point->exit_layout;
     if (in_.t.gpipe && j + 1 < stages_)
-      sum += 2.0 * static_cast<double>(
-                       in_.send[(at(table_) * at(types_) + at(in_.t.layer_type[l - 1])) * at(layouts_) + at(previous_exit)]);
+      sum += 2.0 *
+             static_cast<double>(
+                 in_.send[(at(table_) * at(types_) + at(in_.t.layer_type[l - 1])) * at(layouts_) +
+                          at(previous_exit)]);
   }
   return step(sum, largest);
 }
@@ -189,14 +206,16 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
   if (!feasible_) return plan;
   while (true) {
     if (!compute_bounds(limit)) return plan;
-    if (step(after_sum_[state(0, 0)], after_max_[state(0, 0)]) * (1.0 - kBoundSlack) > limit) return plan;
+    if (step(after_sum_[state(0, 0)], after_max_[state(0, 0)]) * (1.0 - kBoundSlack) > limit)
+      return plan;
     const auto labels = divide(limit);
     const std::size_t lists = at(layouts_) + 1;
     const auto& complete = labels[state(0, 0) * lists + at(layouts_)];
     const Partial* best = nullptr;
     for (const Partial& p : complete)
       if (best == nullptr || exact_step(p) < exact_step(*best)) best = &p;
-    if (best == nullptr || static_cast<double>(exact_step(*best)) * (1.0 - kBoundSlack) > limit) return plan;
+    if (best == nullptr || static_cast<double>(exact_step(*best)) * (1.0 - kBoundSlack) > limit)
+      return plan;
     // walk the stages of the best division; open what is not exact yet
     std::vector<int> sizes;
     std::vector<const Partial*> path;
@@ -207,7 +226,8 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
       sizes.push_back(p->layers);
       exact = exact && p->cell != nullptr;
       l += p->layers;
-      p = &labels[state(static_cast<int>(path.size()), l) * lists + at(p->next_layout)][at(p->next)];
+      p = &labels[state(static_cast<int>(path.size()), l) * lists + at(p->next_layout)]
+                 [at(p->next)];
     }
     if (exact) {
       plan.step = exact_step(*best);

@@ -30,13 +30,13 @@ class Instance {
   const Tables& t;
   const Bytes budget;
   const TickScale scale;
-  std::vector<int> count;        // layers by type
-  std::vector<int> prefix;       // (L+1, K) layers of each type before layer l
+  std::vector<int> count;   // layers by type
+  std::vector<int> prefix;  // (L+1, K) layers of each type before layer l
 
   // row (n, k, s) etc. in ticks
-  std::vector<Ticks> forward, backward, tail;       // (N, K, S)
-  std::vector<Ticks> move_forward, move_backward;   // (N, K, Y, Y)
-  std::vector<Ticks> send;                          // (N, K, Y)
+  std::vector<Ticks> forward, backward, tail;                    // (N, K, S)
+  std::vector<Ticks> move_forward, move_backward;                // (N, K, Y, Y)
+  std::vector<Ticks> send;                                       // (N, K, Y)
   std::vector<Ticks> vocab_forward, vocab_backward, vocab_tail;  // (N, 3, E)
 
   int stages(const Item& item) const { return t.table_stages[t.candidate_table[item.candidate]]; }
@@ -50,7 +50,8 @@ class Instance {
     return stage >= t.num_stage_rules || t.stage_allowed[stage * t.num_strategies + strategy] != 0;
   }
   std::size_t row(int table, int type, int strategy) const {
-    return (static_cast<std::size_t>(table) * static_cast<std::size_t>(t.num_types) + static_cast<std::size_t>(type)) *
+    return (static_cast<std::size_t>(table) * static_cast<std::size_t>(t.num_types) +
+            static_cast<std::size_t>(type)) *
                static_cast<std::size_t>(t.num_strategies) +
            static_cast<std::size_t>(strategy);
   }

@@ -77,7 +77,7 @@ enum class Status { kOptimal, kInfeasible, kTimeLimit };
 
 struct Outcome {
   Status status = Status::kInfeasible;
-  Choice best;                       // valid unless infeasible (or nothing found in time)
+  Choice best;  // valid unless infeasible (or nothing found in time)
   bool found = false;
   double bound_s_per_sample = 0.0;   // no plan is faster than this
   std::vector<Choice> alternatives;  // each optimal in its class

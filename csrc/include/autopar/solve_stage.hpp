@@ -11,9 +11,9 @@ namespace autopar {
 struct StageArrays {
   int num_layers = 0;
   int num_strategies = 0;
-  const double* time_s = nullptr;        // (L, S); infinite where a strategy is not allowed
-  const double* memory_bytes = nullptr;  // (L, S)
-  const double* transition_s = nullptr;  // (L, S, S): from, to; row 0 is not charged
+  const double* time_s = nullptr;           // (L, S); infinite where a strategy is not allowed
+  const double* memory_bytes = nullptr;     // (L, S)
+  const double* transition_s = nullptr;     // (L, S, S): from, to; row 0 is not charged
   const double* transient_bytes = nullptr;  // (L, S) or null
   double budget_bytes = 0.0;
 };

@@ -30,10 +30,10 @@ struct StageOption {
 // Lower bound of the step time T of any plan in which this stage costs at least `cost`.
 template <int D>
 struct StepBound {
-  double others_sum = 0.0;      // lower bound of the other stages' part of the sum
+  double others_sum = 0.0;  // lower bound of the other stages' part of the sum
   double microbatches_less_1 = 0.0;
   std::array<double, D> others_max{};  // lower bounds of the other stages' maxima
-  double incumbent = 0.0;       // labels whose bound exceeds it are dropped
+  double incumbent = 0.0;              // labels whose bound exceeds it are dropped
 
   double operator()(const std::array<double, D>& cost) const {
     double total = others_sum;
@@ -49,16 +49,16 @@ struct StepBound {
 
 template <int D>
 struct StageProblem {
-  std::vector<int> layer_type;                         // n, indices into `options`
-  std::vector<std::vector<StageOption<D>>> options;    // by type, ascending strategy
+  std::vector<int> layer_type;                       // n, indices into `options`
+  std::vector<std::vector<StageOption<D>>> options;  // by type, ascending strategy
   int num_layouts = 1;
-  std::vector<std::vector<Cost<D>>> redistribute;      // by producing type: Y*Y, from * Y + to
-  std::vector<Cost<D>> entry;                          // Y: in front of the first layer
-  std::vector<Cost<D>> exit;                           // Y: behind the last layer
-  const std::vector<Cost<D>>* predecessor = nullptr;   // Y*Y of the stage boundary in front
-  std::vector<std::uint8_t> exit_allowed;              // Y
-  Cost<D> base{};                                      // cost of the stage without its layers
-  Bytes budget = 0;                                    // for kept + transient + shared
+  std::vector<std::vector<Cost<D>>> redistribute;     // by producing type: Y*Y, from * Y + to
+  std::vector<Cost<D>> entry;                         // Y: in front of the first layer
+  std::vector<Cost<D>> exit;                          // Y: behind the last layer
+  const std::vector<Cost<D>>* predecessor = nullptr;  // Y*Y of the stage boundary in front
+  std::vector<std::uint8_t> exit_allowed;             // Y
+  Cost<D> base{};                                     // cost of the stage without its layers
+  Bytes budget = 0;                                   // for kept + transient + shared
   Bytes base_transient = 0;
   Bytes base_shared = 0;
   StepBound<D> bound;
@@ -66,8 +66,8 @@ struct StageProblem {
 
 template <int D>
 struct StagePoint {
-  Cost<D> cost{};          // base, entry and exit included
-  Bytes bytes = 0;         // kept + transient + shared
+  Cost<D> cost{};   // base, entry and exit included
+  Bytes bytes = 0;  // kept + transient + shared
   int first_layout = 0;
   int exit_layout = 0;
   std::vector<int> strategies;
@@ -80,8 +80,11 @@ template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states);
 
-extern template std::vector<StagePoint<1>> solve_stage_frontier<1>(const StageProblem<1>&, std::int64_t&);
-extern template std::vector<StagePoint<2>> solve_stage_frontier<2>(const StageProblem<2>&, std::int64_t&);
-extern template std::vector<StagePoint<3>> solve_stage_frontier<3>(const StageProblem<3>&, std::int64_t&);
+extern template std::vector<StagePoint<1>> solve_stage_frontier<1>(const StageProblem<1>&,
+                                                                   std::int64_t&);
+extern template std::vector<StagePoint<2>> solve_stage_frontier<2>(const StageProblem<2>&,
+                                                                   std::int64_t&);
+extern template std::vector<StagePoint<3>> solve_stage_frontier<3>(const StageProblem<3>&,
+                                                                   std::int64_t&);
 
 }  // namespace autopar
