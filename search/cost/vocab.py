@@ -126,7 +126,8 @@ def vocab_rows(
     zero3 = np.array([v.zero3 for v in vocab], dtype=np.bool_)
     split = ulysses | options.sequence_parallel
     whole = np.array(
-        [all(layer.seq_length % v.tp == 0 for layer in model.spec.layers) for v in vocab]
+        [all(layer.seq_length % v.tp == 0 for layer in model.spec.layers) for v in vocab],
+        dtype=np.bool_,
     )
     ranks = world_size // stages
     rest = (world_size % stages != 0)[:, None] | (ranks[:, None] % degree != 0)
@@ -360,7 +361,6 @@ def _shared(
     if estimated:
         same = part.ulysses & (part.zero_size == part.degree)
         count = (part.degree > 1.0).astype(np.float64) + ((part.zero_size > 1.0) & ~same)
-        # Ulysses vocabulary uses its tensor group for nothing but the sequence's layout.
         shared = shared + count * COMMUNICATOR_BYTES
     return shared
 

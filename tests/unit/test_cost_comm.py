@@ -1,0 +1,171 @@
+"""Message times: curves between, below and above what was measured; bandwidth of any group."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autopar.errors import InputError
+from autopar.hardware import Curve, HardwareProfile
+from search.cost.comm import Groups, curve_s
+from search.cost.overlap import overlap_s, overlapped_backward_s
+from tests.cost_cases import toy_hardware
+
+CURVE = Curve(sizes_bytes=np.array([1e6, 2e6, 8e6]), times_s=np.array([1e-3, 1.5e-3, 4e-3]))
+
+
+def groups_of(hardware: HardwareProfile) -> tuple[Groups, list[str]]:
+    """Return the groups of this hardware and where their notes go."""
+    notes: list[str] = []
+    return Groups(hardware, notes.append), notes
+
+
+def seconds(groups: Groups, operation: str, num_bytes: float, size: int, stride: int = 1) -> float:
+    """Return the time of one message."""
+    index = np.array([groups.index(size, stride)])
+    return float(groups.seconds(operation, np.array([num_bytes]), index)[0])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (1e6, 1e-3),
+        (4e6, math.sqrt(1.5e-3 * 4e-3)),  # the middle in log-log
+        (0.5e6, 0.75e-3),  # the line through the two smallest
+        (80e6, 40e-3),  # constant bandwidth
+    ],
+)
+def test_curve(num_bytes: float, expected: float) -> None:
+    """Each of the four regions of a curve."""
+    assert curve_s(CURVE, np.array([num_bytes]))[0] == pytest.approx(expected)
+
+
+def test_curve_is_never_negative() -> None:
+    """Below the smallest size the line is cut at 0."""
+    steep = Curve(sizes_bytes=np.array([1e6, 2e6]), times_s=np.array([1e-3, 5e-3]))
+
+    assert curve_s(steep, np.array([1.0]))[0] == 0.0
+
+
+def test_curve_of_one_size_is_proportional() -> None:
+    """A single measurement gives a bandwidth."""
+    one = Curve(sizes_bytes=np.array([1e6]), times_s=np.array([1e-3]))
+
+    np.testing.assert_allclose(curve_s(one, np.array([1e5, 1e6, 1e7])), [1e-4, 1e-3, 1e-2])
+
+
+def test_factors_without_curves() -> None:
+    """all-reduce 2(g-1)/g, the others (g-1)/g of the bytes over the bus bandwidth."""
+    groups, _ = groups_of(toy_hardware())
+
+    assert seconds(groups, "allreduce", 1e9, 4) == pytest.approx(1.5 * 1e9 / 100e9)
+    for operation in ("allgather", "reducescatter", "all2all"):
+        assert seconds(groups, operation, 1e9, 4) == pytest.approx(0.75 * 1e9 / 100e9)
+    assert seconds(groups, "allreduce", 1e9, 1) == 0.0
+
+
+def test_curves_come_first_and_half_an_allreduce_is_a_gather() -> None:
+    """A measured operation wins; without it a gather is half an all-reduce of that size."""
+    own = Curve(sizes_bytes=np.array([1e6]), times_s=np.array([9e-3]))
+    groups, notes = groups_of(
+        toy_hardware(curves={("allreduce", 4): CURVE, ("reducescatter", 4): own})
+    )
+
+    assert seconds(groups, "allgather", 2e6, 4) == pytest.approx(0.75e-3)
+    assert seconds(groups, "reducescatter", 1e6, 4) == pytest.approx(9e-3)
+    assert seconds(groups, "all2all", 1e9, 4) == pytest.approx(0.75e-2)
+    assert notes == []
+    seconds(groups, "allreduce", 9e6, 4)
+    assert len(notes) == 1
+    assert "extrapolated" in notes[0]
+
+
+def test_curve_of_a_strided_group() -> None:
+    """In one node stride does not matter; across nodes a curve is for consecutive groups only."""
+    curves = {("allreduce", 4): CURVE}
+    inside, _ = groups_of(toy_hardware(curves=curves))
+    across, _ = groups_of(toy_hardware(num_nodes=2, curves=curves))
+
+    assert seconds(inside, "allreduce", 1e6, 4, 2) == pytest.approx(1e-3)
+    assert seconds(across, "allreduce", 1e6, 4, 1) == pytest.approx(1e-3)
+    assert seconds(across, "allreduce", 1e6, 4, 4) == pytest.approx(1.5e6 / 10e9)
+
+
+MEASURED = {
+    (16, True): 40e9,
+    (16, False): 40e9,
+    (8, True): 150e9,
+    (8, False): 20e9,
+    (4, True): 160e9,
+    (4, False): 16e9,
+    (2, True): 140e9,
+    (2, False): 8e9,
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "expected", "derived"),
+    [
+        (4, 1, 160e9, False),  # its own entry
+        (4, 4, 16e9, False),  # ranks i, i + 16/4, ...: its own entry
+        (4, 2, 160e9, False),  # ranks 0 2 4 6: the shape of four neighbours
+        (2, 4, 140e9, False),  # ranks 0 4, one node
+        (4, 8, 5e9, True),  # one rank on each of four nodes: 40 * 1/8
+        (8, 4, 10e9, True),  # two ranks on each of four nodes: 40 * 2/8
+        (6, 1, 150e9, True),  # inside a node, no such size
+    ],
+)
+def test_bandwidth_of_any_group(size: int, stride: int, expected: float, derived: bool) -> None:
+    """Own entry, entry of the same shape, else derived and said so (2 nodes of 8)."""
+    groups, notes = groups_of(toy_hardware(num_nodes=2, allreduce_bytes_per_s=MEASURED))
+    index = np.array([groups.index(size, stride)])
+
+    assert groups.bus_bytes_per_s(index)[0] == pytest.approx(expected)
+    assert bool(notes) == derived
+    assert all(note.startswith("derived") for note in notes)
+
+
+def test_unknown_bandwidth_is_left_out() -> None:
+    """Nothing measured across nodes: such a group is unknown, and the note names the remedy."""
+    groups, notes = groups_of(toy_hardware(num_nodes=2, allreduce_bytes_per_s={(8, True): 150e9}))
+    index = np.array([groups.index(16, 1), groups.index(8, 1)])
+
+    assert groups.known(index).tolist() == [False, True]
+    assert "allreduce_size_16_consec_1" in notes[0]
+
+
+def test_point_to_point() -> None:
+    """Exact, nearest smaller, nearest larger, refused."""
+    groups, notes = groups_of(toy_hardware(p2p_bytes_per_s={2: 5e9, 4: 7e9}))
+
+    assert groups.point_to_point_bytes_per_s(4) == 7e9
+    assert notes == []
+    assert groups.point_to_point_bytes_per_s(3) == 5e9
+    assert groups.point_to_point_bytes_per_s(8) == 7e9
+    assert len(notes) == 2
+    only, _ = groups_of(toy_hardware(p2p_bytes_per_s={4: 7e9}))
+    assert only.point_to_point_bytes_per_s(2) == 7e9
+    none, _ = groups_of(toy_hardware(p2p_bytes_per_s={}))
+    with pytest.raises(InputError, match=r"pp_size_2.*--p2p-bandwidth-config-path"):
+        none.point_to_point_bytes_per_s(2)
+
+
+def test_overlap() -> None:
+    """k*min + |difference|, never worse than one after the other."""
+    x, y = np.array([4.0, 2.0, 3.0, 0.0]), np.array([1.0, 5.0, 3.0, 2.0])
+
+    np.testing.assert_allclose(overlap_s(x, y, 1.5), [4.5, 6.0, 4.5, 2.0])
+    np.testing.assert_allclose(overlap_s(x, y, 3.0), x + y)
+
+
+def test_windows_hold_only_their_own_message() -> None:
+    """A small window leaves its message exposed although the whole backward has room."""
+    compute, window, message = np.array([10.0]), np.array([1.0]), np.array([4.0])
+    nothing = np.array([0.0])
+    one = overlapped_backward_s(compute, ((window, message),), nothing, 1.0)
+    crowded = overlapped_backward_s(compute, ((window, message),), np.array([20.0]), 1.0)
+
+    assert one[0] == 13.0  # 3 of 4 exposed
+    assert crowded[0] == 24.0  # all communications are longer than all compute

@@ -1,0 +1,201 @@
+"""Memory of a row against the page's formulas written out with plain numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.plan import LayerStrategy
+from search.build import CostModel
+from search.cost.memory import COMMUNICATOR_BYTES, Recipe, reserved_bytes, to_bytes
+from search.options import SearchOptions
+from tests.cost_cases import toy_hardware, toy_model, toy_spec
+
+N = 3_000_000
+TOKENS = 1024 * 512 * 2
+
+
+def row(
+    strategy: LayerStrategy,
+    *,
+    samples: int = 16,
+    stages: int = 1,
+    default: Any = "ddp",
+    estimated: bool = False,
+    **options: Any,
+) -> dict[str, list[int]]:
+    """Return bytes of the only row by category, [m == 1, m > 1]."""
+    settings = SearchOptions(**{"time_profile_mode": "batch", **options})
+    model = CostModel(
+        toy_spec(),
+        toy_model(sequence_parallel=settings.sequence_parallel),
+        toy_hardware(estimated=estimated),
+        settings,
+    )
+    rows = model.layer_rows(0, [strategy], [(stages, samples, default)])
+    assert rows.valid[0, 0]
+    return {
+        "states": rows.states[:, 0, 0].tolist(),
+        "activations": [int(rows.activations[0, 0])],
+        "transient": rows.transient[:, 0, 0].tolist(),
+        "shared": [int(rows.shared[0, 0])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({}, (2, 2, 12, 2)),
+        ({"mixed_precision": "fp16", "fp32_gradients": True}, (2, 4, 12, 2)),
+        ({"mixed_precision": "fp32"}, (4, 4, 8, 4)),
+    ],
+)
+def test_recipes(options: dict[str, Any], recipe: tuple[int, ...]) -> None:
+    """Bytes of weights, gradients, optimizer states and activation elements."""
+    found = Recipe.of(SearchOptions(**options))
+
+    assert (found.weight, found.gradient, found.optimizer, found.element) == recipe
+    assert found.step_bytes == (26 if recipe[1] == 2 else 28)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "default", "options", "states"),
+    [
+        (LayerStrategy(), "ddp", {}, [16 * N, 16 * N]),
+        (LayerStrategy(tp=4), "ddp", {}, [4 * N, 4 * N]),
+        (LayerStrategy(tp=4, ulysses=True), "ddp", {}, [16 * N, 16 * N]),
+        (LayerStrategy(), "zero2", {}, [2 * N + 14 * N // 8, 4 * N + 12 * N // 8]),
+        (
+            LayerStrategy(),
+            "zero2",
+            {"async_grad_reduce": False},
+            [2 * N + 14 * N // 8, 2 * N + 14 * N // 8],
+        ),
+        (LayerStrategy(zero3=True), "zero2", {}, [16 * N // 8, 2 * N + 14 * N // 8]),
+        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [2 * N, 2 * N]),
+        (LayerStrategy(tp=2, ulysses=True, zero3=True), "ddp", {"async_grad_reduce": False},
+         [2 * N, 2 * N]),
+        (LayerStrategy(), "ddp", {"fp32_gradients": True}, [18 * N, 18 * N]),
+        (LayerStrategy(), "ddp", {"mixed_precision": "fp32"}, [16 * N, 16 * N]),
+    ],
+)  # fmt: skip
+def test_states(
+    strategy: LayerStrategy, default: str, options: dict[str, Any], states: list[int]
+) -> None:
+    """Exact ZeRO shares; full gradients while several micro-batches accumulate."""
+    assert row(strategy, default=default, **options)["states"] == states
+
+
+@pytest.mark.parametrize(
+    ("strategy", "default", "options", "transient"),
+    [
+        (LayerStrategy(), "ddp", {}, [0, 0]),
+        (LayerStrategy(), "zero2", {}, [2 * N, 0]),
+        (LayerStrategy(), "zero2", {"async_grad_reduce": False}, [2 * N, 2 * N]),
+        (LayerStrategy(zero3=True), "ddp", {}, [8 * N, 6 * N]),
+        (LayerStrategy(zero3=True), "ddp", {"fp32_gradients": True}, [12 * N, 8 * N]),
+        (LayerStrategy(zero3=True), "ddp", {"async_grad_reduce": False}, [8 * N, 8 * N]),
+        # 8 data ranks: 2 samples of 8 MB are recomputed; 2 tensor ranks: 4 samples of 4.5 MB.
+        (LayerStrategy(checkpoint=True), "ddp", {}, [16_000_000] * 2),
+        (LayerStrategy(tp=2, checkpoint=True), "ddp", {}, [18_000_000] * 2),
+        (
+            LayerStrategy(zero3=True, checkpoint=True),
+            "ddp",
+            {},
+            [16_000_000 + 8 * N, 16_000_000 + 6 * N],
+        ),
+    ],
+)
+def test_transient(
+    strategy: LayerStrategy, default: str, options: dict[str, Any], transient: list[int]
+) -> None:
+    """Gathered weights, unsharded gradients, the reduce buffer and the recompute peak add up."""
+    assert row(strategy, default=default, **options)["transient"] == transient
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sequence_parallel", "activations"),
+    [
+        (LayerStrategy(), True, 2 * 8_000_000),
+        (LayerStrategy(tp=2), True, 4 * 4_500_000),
+        (LayerStrategy(tp=8), True, 16 * 1_000_000),  # derived: 8 MB / 8
+        (LayerStrategy(tp=4, ulysses=True), True, 8 * 2_000_000),
+        (LayerStrategy(cp=4), True, 8 * 2_000_000),
+        (LayerStrategy(tp=2, cp=2), True, 8 * 2_250_000),
+        (LayerStrategy(tp=4, checkpoint=True), True, 8 * 250_000),
+        (LayerStrategy(tp=4, checkpoint=True), False, 8 * 1_000_000),
+        (LayerStrategy(tp=4, ulysses=True, checkpoint=True), False, 8 * 250_000),
+        (LayerStrategy(tp=2, cp=2, checkpoint=True), True, 8 * 250_000),
+    ],
+)
+def test_activations(strategy: LayerStrategy, sequence_parallel: bool, activations: int) -> None:
+    """What one micro-batch of 16 samples over 8 ranks keeps."""
+    found = row(strategy, sequence_parallel=sequence_parallel)["activations"]
+
+    assert found == [activations]
+
+
+def test_a_missing_degree_without_sequence_parallelism_is_illegal() -> None:
+    """Activations at tp=8 were not measured and cannot be derived without SP."""
+    model = CostModel(
+        toy_spec(), toy_model(sequence_parallel=False), toy_hardware(),
+        SearchOptions(sequence_parallel=False),
+    )  # fmt: skip
+    rows = model.layer_rows(
+        0, [LayerStrategy(tp=8), LayerStrategy(tp=8, ulysses=True)], [(1, 8, "ddp")]
+    )
+
+    assert rows.valid.tolist() == [[False, True]]
+    assert np.isinf(rows.forward_s[0, 0])
+    assert any("left out" in note and "degree 8" in note for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "shared"),
+    [
+        (LayerStrategy(), {}, 0),
+        (LayerStrategy(tp=4), {}, 8 * TOKENS),
+        (LayerStrategy(tp=2, cp=2), {}, 8 * TOKENS // 2),
+        (LayerStrategy(tp=4), {"global_memory_buffer": False}, 0),
+        (LayerStrategy(tp=4, ulysses=True), {}, 0),
+        (LayerStrategy(tp=4), {"sequence_parallel": False}, 0),
+        (LayerStrategy(tp=4), {"sequence_parallel": False, "stages": 2}, 2 * 3 * 4 * TOKENS),
+        (LayerStrategy(), {"estimated": True}, COMMUNICATOR_BYTES),
+        (LayerStrategy(tp=4), {"estimated": True}, 2 * COMMUNICATOR_BYTES + 8 * TOKENS),
+        (LayerStrategy(tp=2, cp=2), {"estimated": True, "global_memory_buffer": False},
+         3 * COMMUNICATOR_BYTES),
+        (LayerStrategy(tp=8, ulysses=True), {"estimated": True}, COMMUNICATOR_BYTES),
+    ],
+)  # fmt: skip
+def test_shared(strategy: LayerStrategy, options: dict[str, Any], shared: int) -> None:
+    """Gather buffer, replicated receive buffers, communicators of estimated hardware."""
+    assert row(strategy, **options)["shared"] == [shared]
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_stage_fixed(estimated: bool) -> None:
+    """Receive buffers: none on the only stage, one at the ends, two in the middle."""
+    model = CostModel(toy_spec(), toy_model(), toy_hardware(estimated=estimated), SearchOptions())
+    tables = model.tables([LayerStrategy()], [], [(1, 16, "ddp"), (4, 16, "ddp")], [], "1f1b")
+    base = 16 * 4 // 8 * TOKENS
+    world, pipeline = (COMMUNICATOR_BYTES, COMMUNICATOR_BYTES) if estimated else (0, 0)
+
+    assert tables.stage_fixed_bytes[0, 0] == world
+    assert tables.stage_fixed_bytes[1].tolist()[1:] == [
+        base + world + pipeline,
+        2 * base + world + pipeline,
+        base + world + pipeline,
+    ]
+
+
+def test_bytes_are_rounded_up() -> None:
+    """Memory is never understated, and float noise does not add a byte."""
+    assert to_bytes(np.array([1.2, 3.0000000001, 5.0])).tolist() == [2, 3, 5]
+
+
+def test_reserved() -> None:
+    """reserved = allocated * 1.05 + 1 GiB by default; both are options."""
+    assert reserved_bytes(1000, SearchOptions()) == 1050 + 2**30
+    assert reserved_bytes(1000, SearchOptions(reserve_fraction=0.0, context_bytes=7)) == 1007

@@ -1,0 +1,195 @@
+"""Embedding, head and loss: time and memory by position in the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.plan import VocabStrategy
+from search.build import CostModel
+from search.cost.vocab import VocabRows
+from search.options import SearchOptions
+from tests.cost_cases import toy_hardware, toy_model, toy_spec
+
+BUS = 100e9
+K = 1.2
+TOKENS = 1024 * 512 * 2.0
+ONLY, FIRST, LAST = range(3)
+
+
+def rows(
+    strategy: VocabStrategy,
+    *,
+    samples: int = 16,
+    stages: int = 1,
+    default: Any = "ddp",
+    spec: Any = None,
+    model: Any = None,
+    hardware: Any = None,
+    **options: Any,
+) -> VocabRows:
+    """Return the rows of one embedding strategy in one table."""
+    settings = SearchOptions(**{"time_profile_mode": "batch", **options})
+    cost = CostModel(
+        spec or toy_spec(),
+        model or toy_model(sequence_parallel=settings.sequence_parallel),
+        hardware or toy_hardware(),
+        settings,
+    )
+    found = cost.vocab_rows([strategy], [(stages, samples, default)])
+    assert found.valid[0, 0]
+    return found
+
+
+def gather(num_bytes: float, size: int) -> float:
+    """Return an all-gather or reduce-scatter in one node."""
+    return (size - 1) / size * num_bytes / BUS
+
+
+def overlap(x: float, y: float) -> float:
+    """Return the formula in plain numbers."""
+    return min(K * min(x, y) + abs(x - y), x + y)
+
+
+def test_only_stage() -> None:
+    """b_v = 2: 0.5 + 2 ms forward, twice that backward; N = states / 16 is reduced over 8."""
+    found = rows(VocabStrategy())
+    sync = 2 * gather(2 * 1e6, 8)
+
+    assert found.forward["forward"][0, ONLY, 0] == pytest.approx(2.5e-3)
+    assert found.backward["backward"][0, ONLY, 0] == pytest.approx(5e-3)
+    assert found.step["tail"][0, ONLY, 0] == pytest.approx(overlap(5e-3, sync) - 5e-3)
+    assert found.step["optimizer"][0, ONLY, 0] == pytest.approx(26e6 / 1e12)
+    assert not found.forward["forward"][0, FIRST:, 0].any()
+
+
+def test_look_up_moves_to_the_first_stage() -> None:
+    """First: 3*b*S*h*e over the memory bandwidth; last: the measured rest."""
+    found = rows(VocabStrategy(), stages=2)
+    look_up = 3 * 4 * TOKENS / 1e12
+
+    assert found.forward["forward"][0, FIRST, 0] == pytest.approx(look_up)
+    assert found.forward["forward"][0, LAST, 0] == pytest.approx(4.5e-3 - look_up)
+    assert found.forward["forward"][0, ONLY, 0] == 0.0
+    unknown = rows(
+        VocabStrategy(), stages=2, hardware=replace(toy_hardware(), memory_bytes_per_s=None)
+    )
+    np.testing.assert_allclose(unknown.forward["forward"][0, :, 0], [0.0, 0.0, 4.5e-3])
+
+
+def test_vocabulary_parallel_messages_with_sequence_parallelism() -> None:
+    """vtp = 4, b_v = 8: embedding RS / AG, head AG / RS + AG, 3 AR of 4*b*S bytes."""
+    found = rows(VocabStrategy(tp=4))
+    one, loss = gather(8 * TOKENS, 4), 3 * 2 * gather(4 * 8 * 1024, 4)
+
+    assert found.forward["forward"][0, ONLY, 0] == pytest.approx((5e-4 + 8e-3) / 4)
+    assert found.forward["tp"][0, ONLY, 0] == pytest.approx(2 * one + loss)
+    assert found.backward["tp"][0, ONLY, 0] == pytest.approx(3 * one)
+    pipeline = rows(VocabStrategy(tp=4), stages=2, samples=8)
+    np.testing.assert_allclose(pipeline.forward["tp"][0, FIRST:, 0], [one, one + loss], rtol=1e-12)
+    np.testing.assert_allclose(pipeline.backward["tp"][0, FIRST:, 0], [one, 2 * one], rtol=1e-12)
+
+
+def test_vocabulary_parallel_messages_without_sequence_parallelism() -> None:
+    """Embedding AR forward, head AR backward, and the loss."""
+    found = rows(VocabStrategy(tp=4), sequence_parallel=False)
+    one, loss = 2 * gather(8 * TOKENS, 4), 3 * 2 * gather(4 * 8 * 1024, 4)
+
+    assert found.forward["tp"][0, ONLY, 0] == pytest.approx(one + loss)
+    assert found.backward["tp"][0, ONLY, 0] == pytest.approx(one)
+
+
+def test_vocabulary_ulysses_replicates_weights() -> None:
+    """No messages, weights as with vtp = 1 reduced over the whole stage, activations over t."""
+    found = rows(VocabStrategy(tp=4, ulysses=True), default="zero2")
+
+    assert found.forward["tp"][0, ONLY, 0] == found.backward["tp"][0, ONLY, 0] == 0.0
+    m = 10**6
+    states = [2 * m + 14 * m // 8, 4 * m + 12 * m // 8]
+    assert found.states[:, 0, ONLY, 0].tolist() == states
+    assert found.activations[0, ONLY, 0] == 8 * 1_000_000
+    assert found.shared[0, ONLY, 0] == 0
+    assert found.step["optimizer"][0, ONLY, 0] == pytest.approx(26e6 / 8 / 1e12)
+
+
+def test_zero3() -> None:
+    """Gathers in forward and backward, shards, and the transients of a layer."""
+    found = rows(VocabStrategy(tp=2, zero3=True))
+    message = gather(2 * 0.5e6, 4)
+    compute = (5e-4 + 4e-3) / 2
+
+    assert found.forward["zero3"][0, ONLY, 0] == pytest.approx(overlap(compute, message) - compute)
+    assert found.backward["zero3"][0, ONLY, 0] == pytest.approx(
+        overlap(2 * compute, message) - 2 * compute
+    )
+    assert found.states[:, 0, ONLY, 0].tolist() == [2_000_000, 1_000_000 + 14 * 500_000 // 4]
+    assert found.transient[:, 0, ONLY, 0].tolist() == [8 * 500_000, 6 * 500_000]
+    assert found.shared[0, ONLY, 0] == 4 * TOKENS
+
+
+def test_logits_peak() -> None:
+    """The loss's peak counts where the head is, over the vocabulary degree."""
+    model = toy_model(logits_peak_bytes_per_sample=1000.0)
+    found = rows(VocabStrategy(tp=4), stages=2, samples=8, model=model)
+
+    assert found.transient[:, 0, :, 0].tolist() == [[0, 0, 2000]] * 2
+
+
+def test_tied_weights() -> None:
+    """One AR of padded_vocab*h/vtp*e_g, in the tail of first and last stage."""
+    spec = replace(toy_spec(), tied_embeddings=True)
+    found = rows(VocabStrategy(tp=2), stages=2, spec=spec)
+    padded = 1024  # 1000 tokens, multiple of 128*2
+
+    assert found.step["tied"][0, :, 0] == pytest.approx(
+        [0.0, *[2 * gather(padded * 512 / 2 * 2, 2)] * 2]
+    )
+    unknown = rows(VocabStrategy(tp=2), stages=2, spec=replace(spec, vocab_size=None))
+    assert unknown.step["tied"][0, LAST, 0] == pytest.approx(2 * gather(8e6 / 16 * 2, 2))
+    assert not rows(VocabStrategy(tp=2), spec=spec).step["tied"].any()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "table", "spec"),
+    [
+        (VocabStrategy(tp=1), (1, 12, "ddp"), {}),  # 12 samples over 8 data ranks
+        (VocabStrategy(tp=3), (1, 24, "ddp"), {}),  # 3 does not divide 8 ranks
+        (VocabStrategy(tp=8), (2, 24, "ddp"), {}),  # 8 does not divide the stage's 4 ranks
+        (VocabStrategy(tp=8, zero3=True), (1, 24, "ddp"), {}),  # nobody to shard over
+        (VocabStrategy(tp=1), (3, 24, "ddp"), {}),  # 3 stages of 8 ranks
+        (VocabStrategy(tp=8), (1, 24, "ddp"), {"seq_length": 1020}),  # sequence shards
+    ],
+)
+def test_illegal(strategy: VocabStrategy, table: Any, spec: dict[str, Any]) -> None:
+    """Broken divisibility rules make a strategy invalid, never rounded."""
+    model = toy_model()
+    if spec:
+        times = model.layers[0].times
+        model = replace(
+            model,
+            layers=(
+                replace(
+                    model.layers[0],
+                    times=tuple(replace(t, seq_length=1020) for t in times),
+                    memory={1020: model.layers[0].memory[1024]},
+                ),
+            ),
+            other_times=tuple(replace(t, seq_lengths=(1020,)) for t in model.other_times),
+            other_memory={
+                name: {(1020,): entry[(1024,)]} for name, entry in model.other_memory.items()
+            },
+        )
+    cost = CostModel(toy_spec(**spec), model, toy_hardware(), SearchOptions())
+
+    assert not cost.vocab_rows([strategy], [table]).valid[0, 0]
+
+
+def test_a_degree_that_was_not_measured_is_not_valid() -> None:
+    """Without the memory of vtp = 16 nothing is guessed."""
+    cost = CostModel(toy_spec(), toy_model(), toy_hardware(2), SearchOptions())
+    found = cost.vocab_rows([VocabStrategy(tp=16), VocabStrategy(tp=8)], [(1, 16, "ddp")])
+
+    assert found.valid.tolist() == [[False, True]]
