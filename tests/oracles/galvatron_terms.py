@@ -1,0 +1,288 @@
+"""Galvatron's formulas, written independently, and a plan's T with single terms switched to them.
+
+Source: galvatron.md section 3.2 (its newest release). `step_s` is its whole figure; `PlanCosts`
+holds a plan's cost term by term, `switched` replaces terms by Galvatron's, and `attribution`
+walks from our T to its figure one term at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.hardware import HardwareProfile
+from autopar.model import ModelProfile, ModelSpec
+from autopar.plan import LayerStrategy, Plan
+from autopar.units import MIB, MS
+from search.build import CostModel
+from search.cost.pipeline import evaluate
+
+__all__ = ["TERMS", "Peer", "PlanCosts", "attribution", "our_costs", "step_s", "switched"]
+
+TERMS = (
+    "compute",
+    "tp",
+    "ulysses",
+    "zero3",
+    "vocab",
+    "redistribution",
+    "transfers",
+    "tail",
+    "pipeline",
+)
+"""What can be switched; `tail` is gradient reduction and optimizer, `pipeline` the formula of T."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCosts:
+    """Seconds of a plan by term: per layer, or per stage where a stage is the natural place."""
+
+    num_microbatches: int
+    stage_of_layer: tuple[int, ...]
+    forward: dict[str, list[float]]
+    """Per layer: compute, tp, ulysses, zero3."""
+    backward: dict[str, list[float]]
+    vocab: list[tuple[float, float]]
+    """Per stage: forward and backward of embedding and head."""
+    redistribution: list[tuple[float, float]]
+    transfers: list[float]
+    """Per stage: time that a micro-batch's transfers add to it."""
+    tail: list[float]
+    """Per stage, once a step (ours), or with its sync minus without (Galvatron's)."""
+    peer_pipeline: bool = False
+
+    def step_time_s(self) -> float:
+        """Return the step time by our T (1F1B) or by Galvatron's pipeline formula, in seconds."""
+        p, m = len(self.vocab), self.num_microbatches
+        layers = [0.0] * p
+        for part in (*self.forward.values(), *self.backward.values()):
+            for j, value in zip(self.stage_of_layer, part, strict=True):
+                layers[j] += value
+        layers = [a + sum(b) + c for a, b, c in zip(
+            layers, self.redistribution, self.transfers, strict=True
+        )]  # fmt: skip
+        stage = [a + sum(b) for a, b in zip(layers, self.vocab, strict=True)]
+        if not self.peer_pipeline:
+            return sum(stage) + (m - 1) * max(stage) + max(self.tail)
+        first, rest = stage[0], sum(stage[1:])
+        short = min(p - 1, m - 1) * first
+        late = sum(stage) + stage[-1] * (m - 1)
+        early = (
+            max(short / 3, rest / 3) + max(short * 2 / 3, rest * 2 / 3) + first * max(0, m + 1 - p)
+        )
+        behind = [
+            a + t - sum(stage[: j + 1])
+            for j, (a, t) in enumerate(zip(layers, self.tail, strict=True))
+        ]
+        return max(late, early) + max(0.0, *behind)
+
+
+class Peer:
+    """Galvatron's numbers for one model on one cluster, in ms and MB (2^20 bytes), bf16."""
+
+    def __init__(self, spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile) -> None:
+        self.spec, self.model, self.hardware = spec, model, hardware
+        layer = spec.layers[0]
+        self.message_mb = layer.seq_length * layer.hidden_size * 2 / MIB
+        self.k = hardware.overlap_coefficient
+        times = model.layers[0].times
+        self.layer_fit = np.polyfit([t.batch for t in times], [t.forward_s / MS for t in times], 1)
+        others = model.other_times
+        self.other_fit = np.polyfit(
+            [t.batch for t in others], [t.forward_s / MS for t in others], 1
+        )
+        memory = model.layers[0].memory[layer.seq_length]
+        self.parameter_mb = memory.parameter_count * 4 / MIB
+
+    def ms_per_mb(self, size: int, *, consecutive: bool) -> float:
+        """Return its coefficient of a group, 0 for one rank."""
+        if size == 1:
+            return 0.0
+        return MIB / MS / self.hardware.allreduce_bytes_per_s[size, consecutive]
+
+    def collective_ms(self, operation: str, megabytes: float, size: int) -> float:
+        """Return the table's entry for this very size, else the unweighted line through all."""
+        curve = self.hardware.curves[operation, size]
+        sizes = curve.sizes_bytes / MIB
+        hit = np.flatnonzero(sizes == megabytes)
+        if hit.size:
+            return float(curve.times_s[hit[0]] / MS)
+        slope, intercept = np.polyfit(sizes, curve.times_s / MS, 1)
+        return float(slope * megabytes + intercept)
+
+    def layer(self, plan: Plan, s: LayerStrategy) -> dict[str, float]:
+        """Return the parts of one layer and one micro-batch in seconds; `sync` is sync - nosync."""
+        d = plan.world_size // (plan.num_stages * s.tp * s.cp)
+        b = plan.global_batch // plan.num_microbatches // d
+        forward = float(self.layer_fit[0] * (b / s.tp) + self.layer_fit[1])
+        backward = forward * (3.0 if s.checkpoint else 2.0)
+        group = d * s.cp * (s.tp if s.ulysses else 1)
+        parameters = self.parameter_mb / (1 if s.ulysses else s.tp)
+        message = 2 * (group - 1) / group * parameters * 0.5
+        slope = self.ms_per_mb(group, consecutive=s.tp == 1 or s.ulysses)
+        comm, window = message * slope * self.k, backward * self.k
+        if comm > window and slope:
+            sync = window + (message - window / (slope * self.k)) * slope
+        else:
+            sync = comm + (backward - comm / self.k)
+        size = b * self.message_mb
+        repeat = 1.5 if s.checkpoint else 1.0
+        tp = ulysses = 0.0
+        if s.tp > 1 and s.ulysses:
+            ulysses = 4 * repeat * self.collective_ms("all2all", size, s.tp)
+        elif s.tp > 1:
+            tp = 6 * repeat * self.collective_ms("allreduce", size, s.tp) / 2
+        transfer = 0.0
+        if plan.num_stages > 1:
+            rate = MIB / MS / self.hardware.p2p_bytes_per_s[plan.num_stages]
+            transfer = plan.num_stages * 2 * size * rate / len(plan.layers)
+        parts = {
+            "forward": forward,
+            "backward": backward,
+            "tp": tp,
+            "ulysses": ulysses,
+            "zero3": 0.5 * message * slope if s.zero3 else 0.0,
+            "transfer": transfer,
+            "sync": sync - backward if d > 1 else 0.0,
+        }
+        return {name: value * MS for name, value in parts.items()}
+
+    def vocab(self, plan: Plan) -> list[tuple[float, float]]:
+        """Return forward and backward of embedding and head per stage, in seconds."""
+        v, p = plan.vocab, plan.num_stages
+        d = plan.world_size // (p * v.tp)
+        b = plan.global_batch // plan.num_microbatches // d
+        compute = float(self.other_fit[0] * (b / v.tp) + self.other_fit[1])
+        group = d * (v.tp if v.ulysses else 1)
+        slope = self.ms_per_mb(group, consecutive=v.tp == 1 or v.ulysses) * (group - 1) / group
+        f, g = (0.5, 0.5) if v.zero3 else (0.0, 0.0)  # the no-sync list is what counts
+        length = (self.spec.layers[0].seq_length,)
+        found = [(0.0, 0.0)] * p
+        for stage, position in ((0, "only"),) if p == 1 else ((0, "first"), (p - 1, "last")):
+            states = self.model.other_memory[position][length].model_state_bytes
+            message = states[1 if v.ulysses else v.tp] / MIB / 4 * 0.5 * slope
+            share = compute if p == 1 else compute / 2
+            gather = 0.0
+            if v.tp > 1 and not v.ulysses:
+                gather = self.collective_ms("allreduce", b * self.message_mb, v.tp) / 2
+                gather *= 2 if p == 1 else 1
+            forward = self._overlap(message * f, share) + gather
+            found[stage] = (forward * MS, self._overlap(message * g, 2 * share) * MS)
+        return found
+
+    def _overlap(self, comm: float, compute: float) -> float:
+        slowed = compute * self.k
+        return comm + (slowed - comm) / self.k if slowed > comm else comm
+
+
+def our_costs(cost: CostModel, plan: Plan) -> PlanCosts:
+    """Return our cost of a 1F1B plan of one layer type, term by term."""
+    g = plan.global_batch // plan.num_microbatches
+    strategies = sorted(set(plan.layers))
+    index = [strategies.index(s) for s in plan.layers]
+    keys = [(plan.num_stages, g, plan.default_dp_type)]
+    tables = cost.tables(strategies, [plan.vocab], keys, [(0, plan.num_microbatches)], "1f1b")
+    rows = cost.layer_rows(0, strategies, keys)
+    found = evaluate(
+        tables,
+        table=0,
+        num_microbatches=plan.num_microbatches,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=index,
+        vocab_index=0,
+    )
+
+    def part(values: dict[str, np.ndarray], *names: str) -> list[float]:
+        return [sum(float(values[name][0, s]) for name in names) for s in index]
+
+    p = plan.num_stages
+    positions = [0] if p == 1 else [1] + [-1] * (p - 2) + [2]
+    transfer = 2.0 * max(found.send_s) * (p - 1) / p
+    return PlanCosts(
+        num_microbatches=plan.num_microbatches,
+        stage_of_layer=plan.stage_of_layer(),
+        forward={
+            "compute": part(rows.forward, "forward"),
+            "tp": part(rows.forward, "tp"),
+            "ulysses": part(rows.forward, "ulysses"),
+            "zero3": part(rows.forward, "zero3"),
+        },
+        backward={
+            "compute": part(rows.backward, "backward", "recompute", "sync", "cp"),
+            "tp": part(rows.backward, "tp"),
+            "ulysses": part(rows.backward, "ulysses"),
+            "zero3": part(rows.backward, "zero3"),
+        },
+        vocab=[
+            (0.0, 0.0)
+            if at < 0
+            else (
+                float(tables.vocab_forward_s[0, at, 0]),
+                float(tables.vocab_backward_s[0, at, 0]),
+            )
+            for at in positions
+        ],
+        redistribution=list(
+            zip(found.redistribute_forward_s, found.redistribute_backward_s, strict=True)
+        ),
+        transfers=[transfer] * p,
+        tail=list(found.tail_s),
+    )
+
+
+def switched(costs: PlanCosts, peer: Peer, plan: Plan, terms: Collection[str]) -> PlanCosts:
+    """Return the costs with these terms by Galvatron's formulas."""
+    parts = [peer.layer(plan, s) for s in plan.layers]
+    forward, backward = dict(costs.forward), dict(costs.backward)
+    none = [0.0] * len(parts)
+    for term in terms:
+        if term == "compute":
+            forward[term] = [x["forward"] for x in parts]
+            backward[term] = [x["backward"] for x in parts]
+        elif term in forward:
+            forward[term], backward[term] = [x[term] for x in parts], none
+    p = plan.num_stages
+    per_stage = {"transfer": [0.0] * p, "sync": [0.0] * p}
+    for j, x in zip(costs.stage_of_layer, parts, strict=True):
+        for name, values in per_stage.items():
+            values[j] += x[name]
+    result = replace(costs, forward=forward, backward=backward)
+    if "vocab" in terms:
+        result = replace(result, vocab=peer.vocab(plan))
+    if "redistribution" in terms:
+        result = replace(result, redistribution=[(0.0, 0.0)] * p)
+    if "transfers" in terms:
+        result = replace(result, transfers=per_stage["transfer"])
+    if "tail" in terms:
+        result = replace(result, tail=per_stage["sync"])
+    return replace(result, peer_pipeline="pipeline" in terms)
+
+
+def step_s(peer: Peer, plan: Plan) -> float:
+    """Return Galvatron's own figure for a plan, in seconds; nothing of ours is in it."""
+    empty = PlanCosts(
+        num_microbatches=plan.num_microbatches,
+        stage_of_layer=plan.stage_of_layer(),
+        forward={name: [] for name in ("compute", "tp", "ulysses", "zero3")},
+        backward={name: [] for name in ("compute", "tp", "ulysses", "zero3")},
+        vocab=[],
+        redistribution=[],
+        transfers=[],
+        tail=[],
+    )
+    return switched(empty, peer, plan, TERMS).step_time_s()
+
+
+def attribution(cost: CostModel, peer: Peer, plan: Plan) -> list[tuple[str, float, float]]:
+    """Return (term, our T with only it switched, T with it and all before switched), in seconds."""
+    costs = our_costs(cost, plan)
+    return [
+        (
+            term,
+            switched(costs, peer, plan, (term,)).step_time_s(),
+            switched(costs, peer, plan, TERMS[: i + 1]).step_time_s(),
+        )
+        for i, term in enumerate(TERMS)
+    ]
