@@ -167,7 +167,7 @@ def test_our_worked_example(cases_dir: Path) -> None:
     k = 1.125552573612729
     layer = cost.layer_rows(0, [WORKED.layers[0]], [(1, 64, "zero2")]).forward["forward"][0, 0]
     assert layer == pytest.approx(31.705e-3, rel=0.01)  # relative weights against its plain ones
-    # Half the measured all-reduce of 2N bytes (389 MiB, between the measured 256 and 512 in log-log).
+    # Half the measured all-reduce of 2N bytes (389 MiB, between the measured 256 and 512).
     group = np.array([cost.groups.index(8, 1)])
     gather = float(cost.groups.seconds("allgather", np.array([n * 2]), group)[0])
     share = math.log(n * 2 / mib / 256) / math.log(2)
