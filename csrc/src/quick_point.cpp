@@ -190,7 +190,7 @@ class QuickPoint {
     if (point.bytes > p_.budget) return;
     point.first_layout = chosen.front()->layout;
     point.exit_layout = chosen.back()->layout;
-    std::array<double, D> cost;
+    typename StepBound<D>::Vector cost{};
     for (std::size_t d = 0; d < D; ++d) cost[d] = static_cast<double>(point.cost[d]);
     const double value = p_.bound(cost);
     if (!best_ || value < best_value_) {

@@ -128,8 +128,8 @@ class Kernel {
   std::vector<std::vector<Cost<D>>> delta_;     // by layer
   std::vector<int> delta_of_layer_;
   std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
-  std::vector<std::vector<HullPoint>> prefix_bound_[D];
-  std::vector<std::vector<Label<D>>> labels_;  // by layer
+  std::vector<std::vector<HullPoint>> prefix_bound_[D + 2];  // as StepBound::Vector
+  std::vector<std::vector<Label<D>>> labels_;                // by layer
   std::vector<StagePoint<D>> points_;
 
   void prepare_counts() {
@@ -231,13 +231,25 @@ class Kernel {
     return transient_used && shared_used;
   }
 
+  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 2;  // combinations add nothing to one
+
+  typename StepBound<D>::Vector bounded(const Cost<D>& cost, int first, double left,
+                                        bool& fits) const {
+    typename StepBound<D>::Vector total{};
+    for (std::size_t d = 0; d < kBounds && fits; ++d) {
+      const double rest = value_at(prefix_bound_[d][idx(first)], left);
+      fits = rest >= 0;
+      total[d] = bound_.entry(cost, d) + rest;
+    }
+    return total;
+  }
+
   bool prepare_bounds(Bytes budget) {
-    std::array<double, D> total = to_double<D>(p_.base);
-    for (std::size_t d = 0; d < D; ++d) {
+    for (std::size_t d = 0; d < kBounds; ++d) {
       std::vector<std::vector<HullPoint>> hulls(options_.size());
       for (std::size_t k = 0; k < options_.size(); ++k) {
         for (const auto& o : options_[k])
-          hulls[k].push_back({static_cast<double>(o.bytes), static_cast<double>(o.cost[d])});
+          hulls[k].push_back({static_cast<double>(o.bytes), bound_.entry(o.cost, d)});
         lower_hull(hulls[k]);
       }
       RelaxedLayers relaxed;
@@ -245,23 +257,17 @@ class Kernel {
       prefix_bound_[d].resize(idx(n_) + 1);
       for (int i = 0; i <= n_; ++i)
         if (!relaxed.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
-      const double least = value_at(prefix_bound_[d][idx(n_)], static_cast<double>(budget));
-      if (least < 0) return false;
-      total[d] += least;
     }
-    return !bound_.prunes(total);
+    bool fits = true;
+    const auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
+    return fits && !bound_.prunes(total);
   }
 
   // May the label (whose layers are first..n-1) still lead to a point within budget and bound?
   bool admits(const Label<D>& label, int first, Bytes budget) const {
-    const double left = static_cast<double>(budget - label.bytes);
-    std::array<double, D> total;
-    for (std::size_t d = 0; d < D; ++d) {
-      const double rest = value_at(prefix_bound_[d][idx(first)], left);
-      if (rest < 0) return false;
-      total[d] = static_cast<double>(label.cost[d]) + rest;
-    }
-    return !bound_.prunes(total);
+    bool fits = true;
+    const auto total = bounded(label.cost, first, static_cast<double>(budget - label.bytes), fits);
+    return fits && !bound_.prunes(total);
   }
 
   void extend(int i, Bytes budget, std::vector<Label<D>>& created) {
@@ -347,7 +353,8 @@ class Kernel {
         if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
       }
       if constexpr (D == 1)  // one stage: its cost is the objective
-        bound_.incumbent = std::min(bound_.incumbent, bound_(to_double<D>(point.cost)));
+        bound_.incumbent =
+            std::min(bound_.incumbent, bound_({static_cast<double>(point.cost[0]), 0.0, 0.0}));
       points_.push_back(std::move(point));
     }
   }

@@ -1,8 +1,10 @@
 // One sub-problem (G, m, p, embedding): stage boundaries and strategies, exactly.
 //
-// Stage cells (stage, first layer, number of layers) start as lower bounds. A label-setting pass
-// over the stages finds the best division on what is known; the cells that it uses are replaced
-// by exact Pareto frontiers, until the best division uses exact cells only.
+// Stage cells (stage, first layer, number of layers) start as relaxed lower bounds. A label-setting
+// pass over the stages finds the best division on what is known. The cells that it uses are refined
+// in two steps: first the integral minimum of single objectives, which is cheap and gives both a
+// tighter bound and a plan; then the exact Pareto frontier. Done when the best division uses exact
+// cells only.
 #pragma once
 
 #include <algorithm>
@@ -39,22 +41,32 @@ class Subproblem {
 
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
-    std::array<RelaxedLayers, D> relaxed;
+    std::array<RelaxedLayers, D + 2> relaxed;          // as StepBound::Vector
     Cost<D> base{};
     Bytes base_bytes = 0;
     Bytes base_transient = 0;
     Bytes base_shared = 0;
     double relaxed_budget = 0.0;
   };
-  using Bound = std::array<double, D>;
+  // Of a cell: as StepBound::Vector. As maxima over stages: the dimensions, with the tail raised
+  // to what the second combination implies, then the first combination less the stage's part of
+  // the sum; the last entry is not used.
+  using Bound = typename StepBound<D>::Vector;
+  // Whether a cell can be used: not even its smallest options fit (nor would more layers), or no
+  // plan within the current limit uses it.
+  enum class Fit : std::uint8_t { kUnknown, kFits, kTooLarge, kExcluded };
+  enum class Known { kRelaxed, kIntegral, kExact };
   struct Cell {
-    bool exact = false;
+    Known known = Known::kRelaxed;
+    // kIntegral: points with the least combinations, for a slowest stage and for another one
+    std::array<StagePoint<D>, 2> feasible;
     std::vector<StagePoint<D>> points;
   };
   struct Partial {  // stages j..p-1
     Ticks sum = 0;
     Cost<D> largest{};
-    int layers = 0;  // of stage j
+    double combined = 0.0;  // largest combined bound of cells that are not exact
+    int layers = 0;         // of stage j
     const Cell* cell = nullptr;
     int point = -1;
     int next = -1;         // label index
@@ -82,21 +94,32 @@ class Subproblem {
   std::vector<double> before_sum_, after_sum_;
   std::vector<Bound> before_max_, after_max_;
   std::vector<Bound> cell_bound_;
-  std::vector<std::uint8_t> cell_known_;
+  std::vector<Fit> cell_fit_;
   std::unordered_map<std::int64_t, Cell> cells_;
 
   void build_stage(int j);
   Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
-  bool cell_bound(int j, int l, int n, Bound& out);
+  Fit cell_bound(int j, int l, int n, Bound& out);
   bool size_allowed(int j, int n) const {
     const auto& division = in_.t.division;
     return division.empty() || division[at(j)] == n;
   }
   std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
+  static double part_of_sum(const Bound& cell) {
+    double sum = 0.0;
+    for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
+    return sum;
+  }
+  static void raise_to(Bound& largest, const Bound& cell) {
+    const double sum = part_of_sum(cell);
+    for (std::size_t d = 0; d < D; ++d) largest[d] = std::max(largest[d], cell[d]);
+    largest[D - 1] = std::max(largest[D - 1], cell[D + 1] - sum);
+    largest[D] = std::max(largest[D], cell[D] - sum);
+  }
   double step(double sum, const Bound& largest) const {
-    double total = sum + largest[D - 1];
+    double total = largest[D - 1];
     for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1.0) * largest[d];
-    return total;
+    return sum + std::max(total, largest[D]);
   }
   double bound_of(double sum, const Bound& largest, std::size_t s_before,
                   std::size_t s_after) const;
@@ -106,8 +129,20 @@ class Subproblem {
     return (static_cast<std::int64_t>(j) * (layers_ + 1) + (one_type_ ? 0 : l)) * (layers_ + 1) + n;
   }
   StepBound<D> kernel_bound(int j, int l, int n, double limit);
+  std::size_t bound_key(int j, int l, int n) const;
+  void refine(int j, int l, int n, double limit, std::int64_t& states);
   void open(int j, int l, int n, double limit, std::int64_t& states);
   double quick_step(const std::vector<int>& sizes, double limit);
+  // T of one point per stage.
+  double step_of(const std::vector<const StagePoint<D>*>& points,
+                 const std::vector<int>& sizes) const;
+  double assembled_step(const std::vector<const Partial*>& path, const std::vector<int>& sizes);
+  double step_bound(const Partial& p) const {
+    Bound largest{};
+    for (std::size_t d = 0; d < D; ++d) largest[d] = static_cast<double>(p.largest[d]);
+    largest[D] = p.combined;
+    return step(static_cast<double>(p.sum), largest);
+  }
   Ticks exact_step(const Partial& p) const {
     Ticks total = p.sum + p.largest[D - 1];
     for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1) * p.largest[d];

@@ -93,11 +93,13 @@ void Subproblem<D>::build_stage(int j) {
   stage.relaxed_budget = static_cast<double>(in_.budget - stage.base_bytes -
                                              std::max(stage.base_transient, least_transient) -
                                              std::max(stage.base_shared, least_shared));
-  for (std::size_t d = 0; d < D; ++d) {
+  StepBound<D> weights;
+  weights.microbatches_less_1 = microbatches_ - 1.0;
+  for (std::size_t d = 0; d < D + 2; ++d) {
     std::vector<std::vector<HullPoint>> hulls(at(types_));
     for (int k = 0; k < types_; ++k) {
       for (const auto& o : stage.options[at(k)])
-        hulls[at(k)].push_back({static_cast<double>(o.bytes), static_cast<double>(o.cost[d])});
+        hulls[at(k)].push_back({static_cast<double>(o.bytes), weights.entry(o.cost, d)});
       lower_hull(hulls[at(k)]);
     }
     stage.relaxed[d].assign(hulls);
@@ -105,17 +107,21 @@ void Subproblem<D>::build_stage(int j) {
 }
 
 template <int D>
-bool Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
-  // with one type the first layer does not matter
+std::size_t Subproblem<D>::bound_key(int j, int l, int n) const {
+  const std::size_t width = at(layers_) + 1;  // with one type the first layer does not matter
+  return one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
+}
+
+template <int D>
+typename Subproblem<D>::Fit Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
   const std::size_t width = at(layers_) + 1;
-  const std::size_t key =
-      one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
-  if (cell_known_.empty()) {
+  const std::size_t key = bound_key(j, l, n);
+  if (cell_fit_.empty()) {
     const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
-    cell_known_.assign(size, 0);
+    cell_fit_.assign(size, Fit::kUnknown);
     cell_bound_.resize(size);
   }
-  if (cell_known_[key] == 0) {
+  if (cell_fit_[key] == Fit::kUnknown) {
     Stage& stage = stage_[at(j)];
     thread_local std::vector<int> counts;
     counts.assign(at(types_), 0);
@@ -123,15 +129,17 @@ bool Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
       counts[at(k)] =
           in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
     bool fits = true;
-    for (std::size_t d = 0; d < D && fits; ++d) {
+    StepBound<D> weights;
+    weights.microbatches_less_1 = microbatches_ - 1.0;
+    for (std::size_t d = 0; d < D + 2 && fits; ++d) {
       const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
       fits = value >= 0;
-      cell_bound_[key][d] = value + static_cast<double>(stage.base[d]);
+      cell_bound_[key][d] = value + weights.entry(stage.base, d);
     }
-    cell_known_[key] = fits ? 1 : 2;
+    cell_fit_[key] = fits ? Fit::kFits : Fit::kTooLarge;
   }
   out = cell_bound_[key];
-  return cell_known_[key] == 1;
+  return cell_fit_[key];
 }
 
 // Fills the bounds before and after every (stage, layer); false when no division can be at most
@@ -155,7 +163,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
   const auto alone = [&](const Bound& b) {
     double total = b[D - 1];
     for (std::size_t d = 0; d + 1 < D; ++d) total += microbatches_ * b[d];
-    return total * (1.0 - kBoundSlack) > limit;
+    return std::max({total, b[D], b[D + 1]}) * (1.0 - kBoundSlack) > limit;
   };
   Bound cell;
   for (int j = 0; j < stages_; ++j) {
@@ -165,14 +173,16 @@ bool Subproblem<D>::compute_bounds(double limit) {
       const int most = layers_ - l - (stages_ - 1 - j);
       for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
         if (!size_allowed(j, n)) continue;
-        if (!cell_bound(j, l, n, cell) || alone(cell)) break;  // more layers only cost more
+        const Fit fit = cell_bound(j, l, n, cell);
+        if (fit == Fit::kExcluded) continue;
+        if (fit == Fit::kTooLarge || alone(cell)) break;  // more layers only cost more
         const std::size_t to = state(j + 1, l + n);
-        double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0);
-        for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
+        const double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
         before_sum_[to] = std::min(before_sum_[to], sum);
-        for (std::size_t d = 0; d < D; ++d)
-          before_max_[to][d] =
-              std::min(before_max_[to][d], std::max(before_max_[from][d], cell[d]));
+        Bound largest = before_max_[from];
+        raise_to(largest, cell);
+        for (std::size_t d = 0; d < D + 1; ++d)
+          before_max_[to][d] = std::min(before_max_[to][d], largest[d]);
       }
     }
   }
@@ -184,14 +194,17 @@ bool Subproblem<D>::compute_bounds(double limit) {
       const int most = layers_ - l - (stages_ - 1 - j);
       for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
         if (!size_allowed(j, n)) continue;
-        if (!cell_bound(j, l, n, cell) || alone(cell)) break;
+        const Fit fit = cell_bound(j, l, n, cell);
+        if (fit == Fit::kExcluded) continue;
+        if (fit == Fit::kTooLarge || alone(cell)) break;
         const std::size_t to = state(j + 1, l + n);
         if (after_sum_[to] == kInf) continue;
-        double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0);
-        for (std::size_t d = 0; d + 1 < D; ++d) sum += cell[d];
+        const double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
         after_sum_[from] = std::min(after_sum_[from], sum);
-        for (std::size_t d = 0; d < D; ++d)
-          after_max_[from][d] = std::min(after_max_[from][d], std::max(after_max_[to][d], cell[d]));
+        Bound largest = after_max_[to];
+        raise_to(largest, cell);
+        for (std::size_t d = 0; d < D + 1; ++d)
+          after_max_[from][d] = std::min(after_max_[from][d], largest[d]);
       }
     }
   return after_sum_[state(0, 0)] < kInf;

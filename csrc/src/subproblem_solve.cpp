@@ -13,7 +13,7 @@ template <int D>
 double Subproblem<D>::bound_of(double sum, const Bound& largest, std::size_t s_before,
                                std::size_t s_after) const {
   Bound all = largest;
-  for (std::size_t d = 0; d < D; ++d)
+  for (std::size_t d = 0; d < D + 1; ++d)
     all[d] = std::max({all[d], before_max_[s_before][d], after_max_[s_after][d]});
   return step(sum + before_sum_[s_before] + after_sum_[s_after], all);
 }
@@ -66,13 +66,113 @@ StepBound<D> Subproblem<D>::kernel_bound(int j, int l, int n, double limit) {
   return bound;
 }
 
+// The same stage with one cost, a weighted sum of its dimensions; the first layer may follow
+// anything at no cost.
+template <int D>
+StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks, D>& weight) {
+  const auto scalar = [&](const Cost<D>& c) {
+    Ticks total = 0;
+    for (std::size_t d = 0; d < D; ++d) total += weight[d] * c[d];
+    return Cost<1>{total};
+  };
+  StageProblem<1> s;
+  s.layer_type = p.layer_type;
+  s.options.resize(p.options.size());
+  for (std::size_t k = 0; k < p.options.size(); ++k)
+    for (const auto& o : p.options[k])
+      s.options[k].push_back(
+          {o.strategy, o.layout, o.bytes, o.transient, o.shared, scalar(o.cost)});
+  s.num_layouts = p.num_layouts;
+  for (const auto& table : p.redistribute) {
+    s.redistribute.emplace_back();
+    for (const auto& c : table) s.redistribute.back().push_back(scalar(c));
+  }
+  for (const auto& c : p.entry) s.entry.push_back(scalar(c));
+  for (const auto& c : p.exit) s.exit.push_back(scalar(c));
+  s.exit_allowed = p.exit_allowed;
+  s.base = scalar(p.base);
+  s.budget = p.budget;
+  s.base_transient = p.base_transient;
+  s.base_shared = p.base_shared;
+  return s;
+}
+
+// The vector cost of given strategies.
+template <int D>
+StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
+  StagePoint<D> point;
+  point.first_layout = scalar.first_layout;
+  point.exit_layout = scalar.exit_layout;
+  point.strategies = scalar.strategies;
+  point.bytes = scalar.bytes;
+  point.cost = p.base + p.entry[at(point.first_layout)] + p.exit[at(point.exit_layout)];
+  int before = -1;
+  for (std::size_t i = 0; i < point.strategies.size(); ++i) {
+    const auto& options = p.options[at(p.layer_type[i])];
+    const auto o = std::find_if(options.begin(), options.end(), [&](const auto& option) {
+      return option.strategy == point.strategies[i];
+    });
+    point.cost = point.cost + o->cost;
+    if (before >= 0)
+      point.cost = point.cost +
+                   p.redistribute[at(p.layer_type[i - 1])][at(before * p.num_layouts + o->layout)];
+    before = o->layout;
+  }
+  return point;
+}
+
+// Replaces the relaxed bound of a cell by integral minima, one objective at a time.
+template <int D>
+void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& states) {
+  Cell& cell = cells_[cell_key(j, l, n)];
+  const std::size_t key = bound_key(j, l, n);
+  const StageProblem<D> p = problem(j, l, n);
+  const StepBound<D> rest = kernel_bound(j, l, n, limit);
+  cell.known = Known::kIntegral;
+  // first the combinations, then every bottleneck dimension
+  std::vector<std::size_t> entries{D};
+  if (D > 1) entries.push_back(D + 1);
+  for (std::size_t d = 0; d + 1 < D; ++d) entries.push_back(d);
+  for (const std::size_t entry : entries) {
+    std::array<Ticks, D> weight{};
+    const Ticks factor = entry == D + 1 ? 1 : microbatches_;
+    for (std::size_t c = 0; c + 1 < D; ++c) weight[c] = entry >= D || c == entry ? factor : 0;
+    weight[D - 1] = entry >= D ? 1 : 0;
+    StageProblem<1> scalar = scalar_problem<D>(p, weight);
+    scalar.bound.others_sum = rest.others_sum + (entry < D ? rest.others_max[D - 1] : 0.0);
+    if (entry == D + 1)
+      for (std::size_t c = 0; c + 1 < D; ++c)
+        scalar.bound.others_sum += rest.microbatches_less_1 * rest.others_max[c];
+    scalar.bound.incumbent = limit;
+    if (const auto quick = quick_point<1>(scalar))
+      scalar.bound.incumbent =
+          std::min(limit, scalar.bound.others_sum +
+                              static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
+    const auto points = solve_stage_frontier<1>(scalar, states);
+    const auto best = std::min_element(
+        points.begin(), points.end(), [](const auto& a, const auto& b) { return a.cost < b.cost; });
+    if (best == points.end()) {  // nothing as good as the limit
+      cell_fit_[key] = Fit::kExcluded;
+      return;
+    }
+    double least = static_cast<double>(best->cost[0]) * (1.0 - kBoundSlack);
+    if (entry < D) least /= microbatches_;
+    cell_bound_[key][entry] = std::max(cell_bound_[key][entry], least);
+    if (entry >= D) cell.feasible[entry - D] = priced<D>(p, *best);
+  }
+  if constexpr (D == 1) {  // one stage: its combined cost is the objective
+    cell.points = {cell.feasible[0]};
+    cell.known = Known::kExact;
+  }
+}
+
 template <int D>
 void Subproblem<D>::open(int j, int l, int n, double limit, std::int64_t& states) {
   Cell& cell = cells_[cell_key(j, l, n)];
   StageProblem<D> p = problem(j, l, n);
   p.bound = kernel_bound(j, l, n, limit);
   cell.points = solve_stage_frontier<D>(p, states);
-  cell.exact = true;
+  cell.known = Known::kExact;
 }
 
 template <int D>
@@ -81,7 +181,7 @@ void Subproblem<D>::offer(std::vector<Partial>& list, const Partial& label) cons
     if (a.sum > b.sum) return false;
     for (std::size_t d = 0; d < D; ++d)
       if (a.largest[d] > b.largest[d]) return false;
-    return true;
+    return a.combined <= b.combined;
   };
   for (const Partial& kept : list)
     if (no_worse(kept, label)) return;
@@ -104,17 +204,24 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
       const int most = layers_ - l - (stages_ - 1 - j);
       for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
         if (!size_allowed(j, n)) continue;
-        if (!cell_bound(j, l, n, bound)) break;
+        const Fit fit = cell_bound(j, l, n, bound);
+        if (fit == Fit::kTooLarge) break;
+        if (fit == Fit::kExcluded) continue;
         const std::size_t there = state(j + 1, l + n);
         if (after_sum_[there] == kInf) continue;
-        double sum = in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
-        for (std::size_t d = 0; d + 1 < D; ++d) sum += bound[d];
-        if (bound_of(sum, bound, here, there) * (1.0 - kBoundSlack) > limit) continue;
+        const double sends =
+            in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
+        Bound own_largest{};
+        raise_to(own_largest, bound);
+        if (bound_of(sends + part_of_sum(bound), own_largest, here, there) * (1.0 - kBoundSlack) >
+            limit)
+          continue;
         const auto found = cells_.find(cell_key(j, l, n));
         const Cell& cell = found == cells_.end() ? unknown : found->second;
         const int type = in_.t.layer_type[l + n - 1];
         // combine one way to run this stage with every way to run the following ones
-        const auto combine = [&](const Cost<D>& own, int first, int exit, int point) {
+        const auto combine = [&](const Cost<D>& own, double combined, int first, int exit,
+                                 int point) {
           for (int list = 0; list <= any; ++list) {
             if (j < stages_ - 1 && list != any && exit >= 0 && list != exit) continue;
             if (j < stages_ - 1 && list != any &&
@@ -134,7 +241,9 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                       2 * (exit < 0 ? least_send_
                                     : in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) +
                                                at(exit)]);
+                label.combined = std::max(rest.combined, combined);
                 Bound largest;
+                largest[D] = std::max(label.combined, before_max_[here][D]);
                 for (std::size_t d = 0; d < D; ++d) {
                   if (d + 1 < D) label.sum += a[d];
                   label.largest[d] = std::max(rest.largest[d], a[d]);
@@ -146,7 +255,7 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                     limit)
                   continue;
                 label.layers = n;
-                label.cell = cell.exact ? &cell : nullptr;
+                label.cell = cell.known == Known::kExact ? &cell : nullptr;
                 label.point = point;
                 label.next = static_cast<int>(f);
                 label.next_layout = list;
@@ -155,14 +264,14 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
             }
           }
         };
-        if (cell.exact) {
+        if (cell.known == Known::kExact) {
           for (std::size_t q = 0; q < cell.points.size(); ++q)
-            combine(cell.points[q].cost, cell.points[q].first_layout, cell.points[q].exit_layout,
-                    static_cast<int>(q));
+            combine(cell.points[q].cost, 0.0, cell.points[q].first_layout,
+                    cell.points[q].exit_layout, static_cast<int>(q));
         } else {
           Cost<D> own;
-          for (std::size_t d = 0; d < D; ++d) own[d] = floor_ticks(bound[d]);
-          combine(own, -1, -1, -1);
+          for (std::size_t d = 0; d < D; ++d) own[d] = floor_ticks(own_largest[d]);
+          combine(own, own_largest[D] * (1.0 - kBoundSlack), -1, -1, -1);
         }
       }
     }
@@ -172,32 +281,74 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
 // T of a quickly found plan for given stage sizes; infinite when none was found.
 template <int D>
 double Subproblem<D>::quick_step(const std::vector<int>& sizes, double limit) {
-  int l = 0, previous_exit = -1;
-  double sum = 0.0;
-  Bound largest;
-  largest.fill(0.0);
+  std::vector<StagePoint<D>> found;
+  int l = 0;
   for (int j = 0; j < stages_; ++j) {
     StageProblem<D> p = problem(j, l, sizes[at(j)]);
     p.bound.incumbent = limit;
-    if (previous_exit >= 0)
-      for (int y = 0; y < layouts_; ++y)
-        p.entry[at(y)] = (*p.predecessor)[at(previous_exit * layouts_ + y)];
-    const auto point = quick_point<D>(p);
+    auto point = quick_point<D>(p);
     if (!point) return kInf;
+    found.push_back(std::move(*point));
+    l += sizes[at(j)];
+  }
+  std::vector<const StagePoint<D>*> points;
+  for (const auto& point : found) points.push_back(&point);
+  return step_of(points, sizes);
+}
+
+template <int D>
+double Subproblem<D>::step_of(const std::vector<const StagePoint<D>*>& points,
+                              const std::vector<int>& sizes) const {
+  Partial total;
+  int l = 0;
+  for (int j = 0; j < stages_; ++j) {
+    Cost<D> cost = points[at(j)]->cost;
+    if (j > 0) {
+      const int type = in_.t.layer_type[l - 1];
+      const int exit = points[at(j - 1)]->exit_layout;
+      cost = cost + move_[at(type)][at(exit * layouts_ + points[at(j)]->first_layout)];
+      if (in_.t.gpipe)
+        total.sum += 2 * in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(exit)];
+    }
     for (std::size_t d = 0; d < D; ++d) {
-      const double c = static_cast<double>(point->cost[d]);
-      if (d + 1 < D) sum += c;
-      largest[d] = std::max(largest[d], c);
+      if (d + 1 < D) total.sum += cost[d];
+      total.largest[d] = std::max(total.largest[d], cost[d]);
     }
     l += sizes[at(j)];
-    previous_exit = point->exit_layout;
-    if (in_.t.gpipe && j + 1 < stages_)
-      sum += 2.0 *
-             static_cast<double>(
-                 in_.send[(at(table_) * at(types_) + at(in_.t.layer_type[l - 1])) * at(layouts_) +
-                          at(previous_exit)]);
   }
-  return step(sum, largest);
+  return static_cast<double>(exact_step(total)) * (1.0 + kBoundSlack);
+}
+
+// T of the best plan made of one known point per stage; infinite when a stage has none.
+template <int D>
+double Subproblem<D>::assembled_step(const std::vector<const Partial*>& path,
+                                     const std::vector<int>& sizes) {
+  std::vector<const StagePoint<D>*> slowest, others;
+  int l = 0;
+  for (int j = 0; j < stages_; ++j) {
+    const Cell& cell = cells_[cell_key(j, l, sizes[at(j)])];
+    const Partial& p = *path[at(j)];
+    if (p.cell != nullptr) {
+      slowest.push_back(&cell.points[at(p.point)]);
+      others.push_back(slowest.back());
+    } else {
+      if (cell.feasible[0].strategies.empty()) return kInf;
+      slowest.push_back(&cell.feasible[0]);
+      others.push_back(&cell.feasible[cell.feasible[1].strategies.empty() ? 0 : 1]);
+    }
+    l += sizes[at(j)];
+  }
+  const double best = step_of(slowest, sizes);
+  // stages that are not the slowest may trade time for a shorter tail
+  Cost<D> largest{};
+  for (const auto* point : slowest)
+    for (std::size_t d = 0; d < D; ++d) largest[d] = std::max(largest[d], point->cost[d]);
+  for (std::size_t j = 0; j < others.size(); ++j) {
+    bool hidden = true;
+    for (std::size_t d = 0; d + 1 < D; ++d) hidden = hidden && others[j]->cost[d] <= largest[d];
+    if (hidden) slowest[j] = others[j];
+  }
+  return std::min(best, step_of(slowest, sizes));
 }
 
 template <int D>
@@ -213,9 +364,8 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
     const auto& complete = labels[state(0, 0) * lists + at(layouts_)];
     const Partial* best = nullptr;
     for (const Partial& p : complete)
-      if (best == nullptr || exact_step(p) < exact_step(*best)) best = &p;
-    if (best == nullptr || static_cast<double>(exact_step(*best)) * (1.0 - kBoundSlack) > limit)
-      return plan;
+      if (best == nullptr || step_bound(p) < step_bound(*best)) best = &p;
+    if (best == nullptr || step_bound(*best) * (1.0 - kBoundSlack) > limit) return plan;
     // walk the stages of the best division; open what is not exact yet
     std::vector<int> sizes;
     std::vector<const Partial*> path;
@@ -238,11 +388,24 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
       }
       return plan;
     }
-    limit = std::min(limit, quick_step(sizes, limit));
+    // integral minima first: they are cheap, and their points make a plan
+    bool refined = false;
     l = 0;
-    for (std::size_t j = 0; j < path.size(); ++j) {
-      if (path[j]->cell == nullptr) open(static_cast<int>(j), l, sizes[j], limit, states);
-      l += sizes[j];
+    for (int j = 0; j < stages_; ++j) {
+      Cell& cell = cells_[cell_key(j, l, sizes[at(j)])];
+      if (cell.known == Known::kRelaxed) {
+        if (!refined) limit = std::min(limit, quick_step(sizes, limit));
+        refine(j, l, sizes[at(j)], limit, states);
+        refined = true;
+      }
+      l += sizes[at(j)];
+    }
+    limit = std::min(limit, assembled_step(path, sizes));
+    if (refined) continue;
+    l = 0;
+    for (int j = 0; j < stages_; ++j) {
+      if (path[at(j)]->cell == nullptr) open(j, l, sizes[at(j)], limit, states);
+      l += sizes[at(j)];
     }
   }
 }

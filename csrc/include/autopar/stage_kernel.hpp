@@ -27,24 +27,39 @@ struct StageOption {
   Cost<D> cost{};
 };
 
-// Lower bound of the step time T of any plan in which this stage costs at least `cost`.
+// Lower bound of the step time T of any plan in which this stage costs at least `cost`. The cost
+// vector is followed by lower bounds of two combinations, m * (sum of bottleneck dimensions) + tail
+// and (sum of bottleneck dimensions) + tail: they see that the smallest time and the smallest tail
+// need not come from the same strategies, for a stage that is the slowest and for one that is not.
 template <int D>
 struct StepBound {
+  using Vector = std::array<double, D + 2>;
+
   double others_sum = 0.0;  // lower bound of the other stages' part of the sum
   double microbatches_less_1 = 0.0;
   std::array<double, D> others_max{};  // lower bounds of the other stages' maxima
   double incumbent = 0.0;              // labels whose bound exceeds it are dropped
 
-  double operator()(const std::array<double, D>& cost) const {
-    double total = others_sum;
-    for (std::size_t d = 0; d + 1 < D; ++d)
-      total += cost[d] + microbatches_less_1 * (cost[d] > others_max[d] ? cost[d] : others_max[d]);
-    const double tail = cost[D - 1];
-    return total + (tail > others_max[D - 1] ? tail : others_max[D - 1]);
+  // Entry `d` of the vector that belongs to an exact cost.
+  double entry(const std::array<Ticks, D>& cost, std::size_t d) const {
+    if (d < D) return static_cast<double>(cost[d]);
+    const double weight = d == D ? microbatches_less_1 + 1.0 : 1.0;
+    double total = static_cast<double>(cost[D - 1]);
+    for (std::size_t c = 0; c + 1 < D; ++c) total += weight * static_cast<double>(cost[c]);
+    return total;
   }
-  bool prunes(const std::array<double, D>& cost) const {
-    return (*this)(cost) * (1.0 - kBoundSlack) > incumbent;
+  double operator()(const Vector& cost) const {
+    double sum = 0.0, steady = 0.0;
+    for (std::size_t d = 0; d + 1 < D; ++d) {
+      sum += cost[d];
+      steady += microbatches_less_1 * (cost[d] > others_max[d] ? cost[d] : others_max[d]);
+    }
+    double tail = cost[D - 1] > others_max[D - 1] ? cost[D - 1] : others_max[D - 1];
+    if (cost[D + 1] - sum > tail) tail = cost[D + 1] - sum;
+    const double total = sum + steady + tail;
+    return others_sum + (total > cost[D] ? total : cost[D]);
   }
+  bool prunes(const Vector& cost) const { return (*this)(cost) * (1.0 - kBoundSlack) > incumbent; }
 };
 
 template <int D>
