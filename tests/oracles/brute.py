@@ -63,6 +63,19 @@ class BruteSolution:
         return self.candidate, self.stage_sizes, self.strategy_index, self.vocab_index
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageInstance:
+    """A problem of `solve_stage`; arrays as it takes them."""
+
+    seed: int
+    time_s: NDArray[np.float64]
+    memory_bytes: NDArray[np.float64]
+    transition_s: NDArray[np.float64]
+    budget_bytes: float
+    transient_bytes: NDArray[np.float64] | None
+    labels: frozenset[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """All strategy choices for one candidate, one division into stages and one vocabulary."""
@@ -110,7 +123,7 @@ class PlanSpace:
             i = int(np.argmin(time))  # the first of equals
             if not np.isfinite(time[i]):
                 continue
-            rate = block.global_batch / float(time[i])
+            rate = block.global_batch / float(time[i]) if time[i] else float("inf")
             if best is not None and rate < best[0]:
                 continue
             key = (
@@ -121,7 +134,7 @@ class PlanSpace:
                 block.vocab_index,
                 block.candidate,
             )
-            if best is None or rate > best[0] or key < best[1]:  # type: ignore[operator]
+            if best is None or rate > best[0] or key < best[1]:
                 best = (rate, key, block, i)
         if best is None:
             return BruteSolution(
@@ -248,3 +261,19 @@ def _blocks(t: PlanTables, drop: frozenset[str]) -> Iterator[Block]:
                     step_time_s=time,
                     peak_bytes=(kept + peak + common).max(axis=0),
                 )
+
+
+def stage_optimum(
+    instance: StageInstance, *, unlimited: bool = False, transients: bool = True
+) -> float:
+    """Return the optimal total of a one-stage problem in seconds, infinity when nothing fits."""
+    num_layers, num_strategies = instance.time_s.shape
+    choices = _all_choices(num_strategies, num_layers)
+    layer = np.arange(num_layers)[:, None]
+    total = instance.time_s[layer, choices].sum(axis=0)
+    total += instance.transition_s[layer[1:], choices[:-1], choices[1:]].sum(axis=0)
+    memory = instance.memory_bytes[layer, choices].sum(axis=0)
+    if instance.transient_bytes is not None and transients:
+        memory = memory + instance.transient_bytes[layer, choices].max(axis=0)
+    fits = np.full(memory.shape, True) if unlimited else memory <= instance.budget_bytes
+    return float(total[fits].min(initial=np.inf))
