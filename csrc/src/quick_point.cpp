@@ -192,7 +192,7 @@ class QuickPoint {
     point.exit_layout = chosen.back()->layout;
     typename StepBound<D>::Vector cost{};
     for (std::size_t d = 0; d < D; ++d) cost[d] = static_cast<double>(point.cost[d]);
-    const double value = p_.bound(cost);
+    const double value = p_.bound.least(cost);
     if (!best_ || value < best_value_) {
       best_value_ = value;
       best_ = std::move(point);

@@ -354,7 +354,7 @@ class Kernel {
       }
       if constexpr (D == 1)  // one stage: its cost is the objective
         bound_.incumbent =
-            std::min(bound_.incumbent, bound_({static_cast<double>(point.cost[0]), 0.0, 0.0}));
+            std::min(bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0}));
       points_.push_back(std::move(point));
     }
   }

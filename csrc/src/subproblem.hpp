@@ -93,6 +93,8 @@ class Subproblem {
   // bounds by (j, l): stages before j on layers before l; stages from j on layers from l
   std::vector<double> before_sum_, after_sum_;
   std::vector<Bound> before_max_, after_max_;
+  // as before_*/after_*, but as ways that belong together (see OtherStages); filled when needed
+  std::vector<std::vector<OtherStages<D>>> before_ways_, after_ways_;
   std::vector<Bound> cell_bound_;
   std::vector<Fit> cell_fit_;
   std::unordered_map<std::int64_t, Cell> cells_;
@@ -129,6 +131,8 @@ class Subproblem {
     return (static_cast<std::int64_t>(j) * (layers_ + 1) + (one_type_ ? 0 : l)) * (layers_ + 1) + n;
   }
   StepBound<D> kernel_bound(int j, int l, int n, double limit);
+  void compute_ways(double limit);
+  void offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const;
   std::size_t bound_key(int j, int l, int n) const;
   void refine(int j, int l, int n, double limit, std::int64_t& states);
   void open(int j, int l, int n, double limit, std::int64_t& states);

@@ -44,6 +44,73 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   return p;
 }
 
+// Keeps ways that no other one beats in everything; merges into the last one when there are many,
+// which keeps them valid bounds.
+template <int D>
+void Subproblem<D>::offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const {
+  constexpr std::size_t kMostWays = 12;
+  const auto no_worse = [](const OtherStages<D>& a, const OtherStages<D>& b) {
+    if (a.sum > b.sum) return false;
+    for (std::size_t d = 0; d < D + 1; ++d)
+      if (a.largest[d] > b.largest[d]) return false;
+    return true;
+  };
+  for (const auto& kept : ways)
+    if (no_worse(kept, way)) return;
+  std::erase_if(ways, [&](const auto& kept) { return no_worse(way, kept); });
+  if (ways.size() < kMostWays) {
+    ways.push_back(way);
+    return;
+  }
+  OtherStages<D>& last = ways.back();
+  last.sum = std::min(last.sum, way.sum);
+  for (std::size_t d = 0; d < D + 1; ++d) last.largest[d] = std::min(last.largest[d], way.largest[d]);
+}
+
+// Pareto-minimal ways of the stages before and after every (stage, layer).
+template <int D>
+void Subproblem<D>::compute_ways(double limit) {
+  const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
+  before_ways_.assign(size, {});
+  after_ways_.assign(size, {});
+  before_ways_[state(0, 0)].push_back({});
+  after_ways_[state(stages_, layers_)].push_back({});
+  const double sends = in_.t.gpipe ? 2.0 * static_cast<double>(least_send_) : 0.0;
+  Bound cell;
+  const auto extend = [&](int j, int l, int n, bool forward) {
+    const std::size_t here = state(j, l), there = state(j + 1, l + n);
+    if (before_sum_[here] == kInf || after_sum_[there] == kInf) return true;
+    const Fit fit = cell_bound(j, l, n, cell);
+    if (fit == Fit::kTooLarge) return false;
+    if (fit == Fit::kExcluded) return true;
+    const auto& sources = forward ? before_ways_[here] : after_ways_[there];
+    auto& target = forward ? before_ways_[there] : after_ways_[here];
+    for (const OtherStages<D>& source : sources) {
+      OtherStages<D> way = source;
+      way.sum += part_of_sum(cell) + (j + 1 < stages_ ? sends : 0.0);
+      Bound largest{};
+      for (std::size_t d = 0; d < D + 1; ++d) largest[d] = source.largest[d];
+      raise_to(largest, cell);
+      for (std::size_t d = 0; d < D + 1; ++d) way.largest[d] = largest[d];
+      const double rest = forward ? after_sum_[there] : before_sum_[here];
+      if (step(way.sum + rest, largest) * (1.0 - kBoundSlack) <= limit) offer_way(target, way);
+    }
+    return true;
+  };
+  for (int j = 0; j < stages_; ++j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const int most = layers_ - l - (stages_ - 1 - j);
+      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
+        if (size_allowed(j, n) && !extend(j, l, n, true)) break;
+    }
+  for (int j = stages_ - 1; j >= 0; --j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const int most = layers_ - l - (stages_ - 1 - j);
+      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
+        if (size_allowed(j, n) && !extend(j, l, n, false)) break;
+    }
+}
+
 // What the rest of the pipeline costs at least when stage j has layers l..l+n-1 (with one layer
 // type: n layers, wherever they are).
 template <int D>
@@ -51,17 +118,20 @@ StepBound<D> Subproblem<D>::kernel_bound(int j, int l, int n, double limit) {
   StepBound<D> bound;
   bound.microbatches_less_1 = microbatches_ - 1.0;
   bound.incumbent = limit;
-  bound.others_sum = kInf;
-  bound.others_max.fill(kInf);
+  bound.others.clear();
+  Bound cell;
+  if (cell_bound(j, l, n, cell) == Fit::kTooLarge) return bound;
   const double sends =
       in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
   for (int first = one_type_ ? j : l; first <= (one_type_ ? layers_ - n : l); ++first) {
-    const std::size_t from = state(j, first), to = state(j + 1, first + n);
-    if (before_sum_[from] == kInf || after_sum_[to] == kInf) continue;
-    bound.others_sum = std::min(bound.others_sum, before_sum_[from] + after_sum_[to] + sends);
-    for (std::size_t d = 0; d < D; ++d)
-      bound.others_max[d] =
-          std::min(bound.others_max[d], std::max(before_max_[from][d], after_max_[to][d]));
+    for (const auto& before : before_ways_[state(j, first)])
+      for (const auto& after : after_ways_[state(j + 1, first + n)]) {
+        OtherStages<D> way;
+        way.sum = before.sum + after.sum + sends;
+        for (std::size_t d = 0; d < D + 1; ++d)
+          way.largest[d] = std::max(before.largest[d], after.largest[d]);
+        if (bound.with(way, cell) * (1.0 - kBoundSlack) <= limit) offer_way(bound.others, way);
+      }
   }
   return bound;
 }
@@ -129,6 +199,10 @@ void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& stat
   const StageProblem<D> p = problem(j, l, n);
   const StepBound<D> rest = kernel_bound(j, l, n, limit);
   cell.known = Known::kIntegral;
+  if (rest.others.empty()) {  // no plan within the limit uses this cell
+    cell_fit_[key] = Fit::kExcluded;
+    return;
+  }
   // first the combinations, then every bottleneck dimension
   std::vector<std::size_t> entries{D};
   if (D > 1) entries.push_back(D + 1);
@@ -139,15 +213,19 @@ void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& stat
     for (std::size_t c = 0; c + 1 < D; ++c) weight[c] = entry >= D || c == entry ? factor : 0;
     weight[D - 1] = entry >= D ? 1 : 0;
     StageProblem<1> scalar = scalar_problem<D>(p, weight);
-    scalar.bound.others_sum = rest.others_sum + (entry < D ? rest.others_max[D - 1] : 0.0);
-    if (entry == D + 1)
-      for (std::size_t c = 0; c + 1 < D; ++c)
-        scalar.bound.others_sum += rest.microbatches_less_1 * rest.others_max[c];
+    double others = kInf;
+    for (const auto& other : rest.others) {
+      double sum = other.sum;
+      if (entry < D) sum += other.largest[D - 1];
+      if (entry == D + 1)
+        for (std::size_t c = 0; c + 1 < D; ++c) sum += rest.microbatches_less_1 * other.largest[c];
+      others = std::min(others, sum);
+    }
+    scalar.bound.others = {{others, {}}};
     scalar.bound.incumbent = limit;
     if (const auto quick = quick_point<1>(scalar))
-      scalar.bound.incumbent =
-          std::min(limit, scalar.bound.others_sum +
-                              static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
+      scalar.bound.incumbent = std::min(
+          limit, others + static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
     const auto points = solve_stage_frontier<1>(scalar, states);
     const auto best = std::min_element(
         points.begin(), points.end(), [](const auto& a, const auto& b) { return a.cost < b.cost; });
@@ -389,6 +467,7 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
       return plan;
     }
     // integral minima first: they are cheap, and their points make a plan
+    compute_ways(limit);
     bool refined = false;
     l = 0;
     for (int j = 0; j < stages_; ++j) {

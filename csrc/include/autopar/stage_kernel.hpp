@@ -10,6 +10,7 @@
 // The two "maximum" memory terms (transient and shared bytes) are enumerated outside.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,15 @@ struct StageOption {
   Cost<D> cost{};
 };
 
+// One way to run all other stages: lower bounds of their part of the sum and of their maxima, by
+// dimension. The last maximum is m * (bottleneck dimensions) + tail of a stage, less its part of
+// the sum: together with `sum` a bound of T by itself.
+template <int D>
+struct OtherStages {
+  double sum = 0.0;
+  std::array<double, D + 1> largest{};
+};
+
 // Lower bound of the step time T of any plan in which this stage costs at least `cost`. The cost
 // vector is followed by lower bounds of two combinations, m * (sum of bottleneck dimensions) + tail
 // and (sum of bottleneck dimensions) + tail: they see that the smallest time and the smallest tail
@@ -35,10 +45,9 @@ template <int D>
 struct StepBound {
   using Vector = std::array<double, D + 2>;
 
-  double others_sum = 0.0;  // lower bound of the other stages' part of the sum
+  std::vector<OtherStages<D>> others{OtherStages<D>{}};  // one of them holds
   double microbatches_less_1 = 0.0;
-  std::array<double, D> others_max{};  // lower bounds of the other stages' maxima
-  double incumbent = 0.0;              // labels whose bound exceeds it are dropped
+  double incumbent = 0.0;  // labels whose bound exceeds it are dropped
 
   // Entry `d` of the vector that belongs to an exact cost.
   double entry(const std::array<Ticks, D>& cost, std::size_t d) const {
@@ -48,18 +57,25 @@ struct StepBound {
     for (std::size_t c = 0; c + 1 < D; ++c) total += weight * static_cast<double>(cost[c]);
     return total;
   }
-  double operator()(const Vector& cost) const {
+  double with(const OtherStages<D>& other, const Vector& cost) const {
     double sum = 0.0, steady = 0.0;
     for (std::size_t d = 0; d + 1 < D; ++d) {
       sum += cost[d];
-      steady += microbatches_less_1 * (cost[d] > others_max[d] ? cost[d] : others_max[d]);
+      steady += microbatches_less_1 * std::max(cost[d], other.largest[d]);
     }
-    double tail = cost[D - 1] > others_max[D - 1] ? cost[D - 1] : others_max[D - 1];
-    if (cost[D + 1] - sum > tail) tail = cost[D + 1] - sum;
-    const double total = sum + steady + tail;
-    return others_sum + (total > cost[D] ? total : cost[D]);
+    const double tail = std::max({cost[D - 1], other.largest[D - 1], cost[D + 1] - sum});
+    return other.sum + std::max({sum + steady + tail, cost[D], sum + other.largest[D]});
   }
-  bool prunes(const Vector& cost) const { return (*this)(cost) * (1.0 - kBoundSlack) > incumbent; }
+  bool prunes(const Vector& cost) const {
+    for (const auto& other : others)
+      if (with(other, cost) * (1.0 - kBoundSlack) <= incumbent) return false;
+    return true;
+  }
+  double least(const Vector& cost) const {
+    double best = std::numeric_limits<double>::infinity();
+    for (const auto& other : others) best = std::min(best, with(other, cost));
+    return best;
+  }
 };
 
 template <int D>
