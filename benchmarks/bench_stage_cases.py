@@ -1,0 +1,158 @@
+"""Stage problems of the public peer: our CPU seconds beside its own and a dense 1-MB program.
+
+`python -m benchmarks.bench_stage_cases [--cases DIR] [--repeats N] [--json LEDGER]`; the dense
+program is `autopar_bench`, which `make bench` builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.units import MIB
+from benchmarks.metadata import ROOT, append, summary, timed
+from search.planner import StageSolution, solve_stage
+
+__all__ = ["TARGET_RATIO", "StageCase", "main", "read_cases", "wrong"]
+
+TARGET_RATIO = 300.0
+BENCH = ROOT / "build" / "release" / "autopar_bench"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageCase:
+    """One stage problem with the peer's optimum and its CPU seconds."""
+
+    name: str
+    time_s: NDArray[np.float64]
+    memory_mb: NDArray[np.int32]
+    transition_s: NDArray[np.float64]
+    budget_mb: int
+    best_s: float
+    peer_cpu_s: float
+
+    def solve(self) -> StageSolution:
+        """Return our answer."""
+        return solve_stage(
+            self.time_s, self.memory_mb * float(MIB), self.transition_s, self.budget_mb * MIB
+        )
+
+    def record(self) -> bytes:
+        """Return the problem in the format of `autopar_bench`."""
+        layers, strategies = self.time_s.shape
+        head = np.array([layers, strategies, self.budget_mb], dtype=np.int32)
+        arrays = (head, self.time_s, self.memory_mb, self.transition_s)
+        return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def read_cases(folder: Path) -> list[StageCase]:
+    """Return all `*.npz` problems of a folder, by name."""
+    cases = []
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as file:
+            cases.append(
+                StageCase(
+                    name=path.stem,
+                    time_s=file["time_s"].astype(np.float64),
+                    memory_mb=file["memory_mb"].astype(np.int32),
+                    transition_s=file["transition_s"].astype(np.float64),
+                    budget_mb=int(file["budget_mb"] - file["fixed_mb"]),
+                    best_s=float(file["best_s"]),
+                    peer_cpu_s=float(file["peer_cpu_s"]),
+                )
+            )
+    return cases
+
+
+def wrong(case: StageCase, answer: StageSolution, tolerance: float = 1e-9) -> str:
+    """Return what is wrong with an answer, an empty string when nothing is."""
+    if np.isinf(case.best_s):
+        return "" if answer.status == "infeasible" else f"{answer.status} instead of infeasible"
+    if answer.status != "optimal":
+        return f"{answer.status} instead of optimal"
+    rows = np.arange(len(case.time_s))
+    choice = np.array(answer.choice)
+    used = int(case.memory_mb[rows, choice].sum())
+    total = case.time_s[rows, choice].sum()
+    total += case.transition_s[rows[1:], choice[:-1], choice[1:]].sum()
+    if used > case.budget_mb:
+        return f"uses {used} MB of {case.budget_mb}"
+    for what, value in (("choice", total), ("total_s", answer.total_s), ("bound", answer.bound_s)):
+        if abs(value - case.best_s) > tolerance * case.best_s:
+            return f"{what} {value!r} s, the optimum is {case.best_s!r} s"
+    return ""
+
+
+def dense_runs(cases: list[StageCase], repeats: int) -> list[dict[str, float]]:
+    """Return what `autopar_bench` measured in each repeat; it compares the optima itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stages.bin"
+        path.write_bytes(b"".join(case.record() for case in cases))
+        done = subprocess.run(
+            [str(BENCH), str(path), str(repeats)], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"autopar_bench: {done.stderr.strip()}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> int:
+    """Print the comparison; return 1 when an optimum is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=Path, default=ROOT.parent / "shared" / "cases" / "dp")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="append the result to this file")
+    arguments = parser.parse_args()
+    cases = read_cases(arguments.cases)
+    if not cases:
+        print(f"skipped: no stage problems in {arguments.cases}; give --cases DIR")
+        return 0
+    if not BENCH.is_file():
+        print(f"{BENCH.relative_to(ROOT)} is not built; run `make bench`", file=sys.stderr)
+        return 2
+    for case in cases:
+        if problem := wrong(case, case.solve()):
+            print(f"{case.name}: {problem}", file=sys.stderr)
+            return 1
+    peer_s = sum(case.peer_cpu_s for case in cases)
+    _, ours = timed(lambda: [case.solve() for case in cases], arguments.repeats)
+    dense = dense_runs(cases, arguments.repeats)
+    kernel_s = [run["exact_cpu_s"] for run in dense]
+    dense_s = [run["dense_1mb_cpu_s"] for run in dense]
+    infeasible = sum(np.isinf(case.best_s) for case in cases)
+    print(f"{len(cases)} stage problems ({infeasible} infeasible), every optimum within 1e-9")
+    rows: tuple[tuple[str, list[float]], ...] = (
+        ("solve_stage from Python", list(ours.cpu_s)),
+        ("the same kernel from C++", kernel_s),
+        ("dense 1-MB program, C++", dense_s),
+    )
+    print(f"  {'peer, its own CPU seconds':28s} {peer_s * 1e3:10.1f} ms")
+    for name, values in rows:
+        ratio = peer_s / statistics.median(values)
+        print(f"  {name:28s} {summary(values):44s} peer / this: {ratio:7.1f}")
+    ratio = peer_s / ours.median_cpu_s
+    beside = statistics.median(dense_s) / ours.median_cpu_s
+    print(f"  ratio to the peer {ratio:.0f} (target {TARGET_RATIO:.0f}), to dense {beside:.0f}")
+    values: dict[str, Any] = {
+        "cases": len(cases),
+        "peer_cpu_s": peer_s,
+        "solve_stage_cpu_s": ours.cpu_s,
+        "kernel_cpu_s": kernel_s,
+        "dense_1mb_cpu_s": dense_s,
+    }
+    append(arguments.json, "stage_cases", values)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
