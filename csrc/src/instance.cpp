@@ -67,11 +67,48 @@ Instance::Instance(const Tables& tables, const SearchSettings& settings)
   }
 }
 
+std::vector<int> Instance::vocabs(const Item& item) const {
+  const int n = t.candidate_table[item.candidate];
+  std::vector<int> valid;
+  for (int e = 0; e < t.num_vocab; ++e)
+    if ((item.vocab == kAnyVocab || item.vocab == e) && t.vocab_valid[n * t.num_vocab + e] != 0)
+      valid.push_back(e);
+  return valid;
+}
+
+VocabCost Instance::vocab_cost(const Item& item, int position, std::size_t once) const {
+  VocabCost least;
+  bool first = true;
+  for (const int e : vocabs(item)) {
+    const std::size_t r = vocab_row(t.candidate_table[item.candidate], position, e);
+    const VocabCost v{vocab_forward[r],
+                      vocab_backward[r],
+                      vocab_tail[r],
+                      t.vocab_static_bytes[once * num_vocab_rows() + r],
+                      t.vocab_activation_bytes[r],
+                      t.vocab_transient_bytes[once * num_vocab_rows() + r],
+                      t.vocab_shared_bytes[r]};
+    if (first) {
+      least = v;
+      first = false;
+      continue;
+    }
+    least.forward = std::min(least.forward, v.forward);
+    least.backward = std::min(least.backward, v.backward);
+    least.tail = std::min(least.tail, v.tail);
+    least.fixed = std::min(least.fixed, v.fixed);
+    least.activation = std::min(least.activation, v.activation);
+    least.transient = std::min(least.transient, v.transient);
+    least.shared = std::min(least.shared, v.shared);
+  }
+  return least;
+}
+
 double Instance::simple_bound(const Item& item) const {
   const int n = t.candidate_table[item.candidate];
   const int p = t.table_stages[n];
   const double m = microbatches(item);
-  if (p > t.num_layers || t.vocab_valid[n * t.num_vocab + item.vocab] == 0)
+  if (p > t.num_layers || vocabs(item).empty())
     return std::numeric_limits<double>::infinity();
   if (!t.gpipe && p > 1 && m < p) return std::numeric_limits<double>::infinity();
   if (!t.division.empty() && static_cast<int>(t.division.size()) != p)
@@ -97,9 +134,9 @@ double Instance::simple_bound(const Item& item) const {
   }
   double other = 0.0, other_tail = 0.0;
   for (const int position : p == 1 ? std::vector<int>{0} : std::vector<int>{1, 2}) {
-    const std::size_t r = vocab_row(n, position, item.vocab);
-    other += static_cast<double>(vocab_forward[r] + vocab_backward[r]);
-    other_tail += static_cast<double>(vocab_tail[r]);
+    const VocabCost v = vocab_cost(item, position, m == 1 ? 0 : 1);
+    other += static_cast<double>(v.forward + v.backward);
+    other_tail += static_cast<double>(v.tail);
   }
   if (p == 1) return both + m * other + other_tail;
   // the largest stage is at least the mean

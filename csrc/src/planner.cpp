@@ -77,15 +77,15 @@ class Search {
   int table(const Item& item) const { return in_.t.candidate_table[item.candidate]; }
 
   void make_entries() {
-    for (int q = 0; q < in_.t.num_candidates; ++q)
-      for (int e = 0; e < in_.t.num_vocab; ++e) {
-        if (!settings_.uniform) {
-          add({q, e, ~std::uint64_t{0}, -1}, 0.0);
-          continue;
-        }
-        for (int s = 0; s < in_.t.num_strategies; ++s) add({q, e, ~std::uint64_t{0}, s}, 0.0);
+    outcome_.items = static_cast<std::int64_t>(in_.t.num_candidates) * in_.t.num_vocab *
+                     (settings_.uniform ? in_.t.num_strategies : 1);
+    for (int q = 0; q < in_.t.num_candidates; ++q) {
+      if (!settings_.uniform) {
+        add({q, kAnyVocab, ~std::uint64_t{0}, -1}, 0.0);
+        continue;
       }
-    outcome_.items = static_cast<std::int64_t>(entries_.size());
+      for (int s = 0; s < in_.t.num_strategies; ++s) add({q, kAnyVocab, ~std::uint64_t{0}, s}, 0.0);
+    }
   }
 
   void add(const Item& item, double at_least) {
@@ -182,10 +182,16 @@ class Search {
         enqueue(i);
         continue;
       }
+      if (entries_[i].item.vocab == kAnyVocab) {
+        for (const std::size_t child : each_vocab(i)) enqueue(child);
+        continue;
+      }
       std::vector<std::size_t> batch{i};
       while (static_cast<int>(batch.size()) < settings_.threads && !queue.empty()) {
         const auto [bound, level, next] = *queue.begin();
-        if (bound > limit() || level != 1 || conflict(entries_[next].item, excluded) != 0) break;
+        if (bound > limit() || level != 1 || entries_[next].item.vocab == kAnyVocab ||
+            conflict(entries_[next].item, excluded) != 0)
+          break;
         batch.push_back(next);
         queue.erase(queue.begin());
       }
@@ -194,6 +200,22 @@ class Search {
     }
     if (best >= 0 && !timed_out_) lowest_ = limit();
     return best;
+  }
+
+  // Replaces entry i, a bound for all embedding strategies, by one entry for each of them.
+  std::vector<std::size_t> each_vocab(std::size_t i) {
+    const Item item = entries_[i].item;
+    const double bound = entries_[i].bound;
+    entries_[i].bound = kInf;
+    std::vector<std::size_t> children;
+    for (const int e : in_.vocabs(item)) {
+      Item child = item;
+      child.vocab = e;
+      const std::size_t before = entries_.size();
+      add(child, bound);
+      if (entries_.size() > before) children.push_back(before);
+    }
+    return children;
   }
 
   // Replaces entry i by entries that leave out one of these layouts each.

@@ -76,7 +76,8 @@ struct Label {
   std::int32_t next = kNone;  // label of the following layer
   std::int32_t option = 0;    // index into the options of its layer's type
   std::int32_t layout = 0;
-  std::int32_t exit = 0;
+  std::int32_t exit = 0;  // layout of the last layer; with one dimension only the optimum counts,
+                          // whatever its exit, and this stays 0
 };
 
 // Worst difference over predecessors z of redistribute(z, x) - redistribute(z, y).
@@ -129,7 +130,13 @@ class Kernel {
   std::vector<int> delta_of_layer_;
   std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 2];  // as StepBound::Vector
-  std::vector<std::vector<Label<D>>> labels_;                // by layer
+  std::vector<std::vector<Label<D>>> labels_;             // by layer
+  struct Key {
+    Bytes bytes;
+    Ticks cost;
+    std::uint32_t label;
+  };
+  std::vector<Key> order_;
   std::vector<StagePoint<D>> points_;
 
   void prepare_counts() {
@@ -185,7 +192,7 @@ class Kernel {
       if (!p_.exit_allowed[idx(option.layout)]) continue;
       Label<D> label{option.bytes,  option.cost + p_.exit[idx(option.layout)] + p_.base,
                      kNone,         static_cast<std::int32_t>(o),
-                     option.layout, option.layout};
+                     option.layout, D == 1 ? 0 : option.layout};
       if (n_ == 1) label.cost = label.cost + p_.entry[idx(option.layout)];
       if (admits(label, n_ - 1, budget)) created.push_back(label);
     }
@@ -310,8 +317,15 @@ class Kernel {
 
   void keep_undominated(int i, std::vector<Label<D>>& created) {
     states_ += static_cast<std::int64_t>(created.size());
-    std::sort(created.begin(), created.end(), [this, i](const Label<D>& a, const Label<D>& b) {
-      if (a.bytes != b.bytes) return a.bytes < b.bytes;
+    // sorting small keys is cheaper than moving labels; ties are rare
+    order_.clear();
+    for (std::size_t c = 0; c < created.size(); ++c)
+      order_.push_back({created[c].bytes, created[c].cost[0], static_cast<std::uint32_t>(c)});
+    std::sort(order_.begin(), order_.end(), [&](const Key& x, const Key& y) {
+      if (x.bytes != y.bytes) return x.bytes < y.bytes;
+      if (x.cost != y.cost) return x.cost < y.cost;
+      const Label<D>& a = created[x.label];
+      const Label<D>& b = created[y.label];
       if (a.cost != b.cost) return a.cost < b.cost;
       if (a.exit != b.exit) return a.exit < b.exit;
       return sequence_less(i, &a, &b);
@@ -322,7 +336,8 @@ class Kernel {
     std::vector<std::uint8_t> used(idx(layouts) * idx(layouts), 0);
     auto& kept = labels_[idx(i)];
     kept.clear();
-    for (const Label<D>& label : created) {
+    for (const Key& key : order_) {
+      const Label<D>& label = created[key.label];
       bool dominated = false;
       for (int x = 0; x < layouts && !dominated; ++x) {
         const std::size_t at = idx(label.exit * layouts + x);
@@ -344,7 +359,6 @@ class Kernel {
       point.cost = first.cost;
       point.bytes = first.bytes + caps;
       point.first_layout = first.layout;
-      point.exit_layout = first.exit;
       point.strategies.reserve(idx(n_));
       const Label<D>* label = &first;
       for (int i = 0; i < n_; ++i) {
@@ -352,6 +366,7 @@ class Kernel {
             options_[idx(p_.layer_type[idx(i)])][idx(label->option)].strategy);
         if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
       }
+      point.exit_layout = label->layout;
       if constexpr (D == 1)  // one stage: its cost is the objective
         bound_.incumbent =
             std::min(bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0}));

@@ -135,6 +135,7 @@ class Subproblem {
   void offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const;
   std::size_t bound_key(int j, int l, int n) const;
   void refine(int j, int l, int n, double limit, std::int64_t& states);
+  double slack(int j, int l, int n, Ticks tail);
   void open(int j, int l, int n, double limit, std::int64_t& states);
   double quick_step(const std::vector<int>& sizes, double limit);
   // T of one point per stage.

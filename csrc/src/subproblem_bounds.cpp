@@ -36,7 +36,8 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
         least_send_ = std::min(least_send_, send);
     }
   }
-  const int vocab_layout = t.vocab_layout[item_.vocab];
+  // bounds charge no redistribution, so any layout will do for kAnyVocab
+  const int vocab_layout = t.vocab_layout[std::max(item_.vocab, 0)];
   for (int y = 0; y < layouts_; ++y) {
     entry_.push_back(move_[at(t.layer_type[0])][at(vocab_layout * layouts_ + y)]);
     exit_.push_back(move_[at(t.layer_type[layers_ - 1])][at(y * layouts_ + vocab_layout)]);
@@ -60,12 +61,11 @@ void Subproblem<D>::build_stage(int j) {
   }
   if (kind != 2) {
     const int position = kind == 0 ? 0 : kind == 1 ? 1 : 2;
-    const std::size_t r = in_.vocab_row(table_, position, item_.vocab);
-    stage.base = stage.base + cost(in_.vocab_forward[r], in_.vocab_backward[r], in_.vocab_tail[r]);
-    stage.base_bytes += t.vocab_static_bytes[once * in_.num_vocab_rows() + r] +
-                        t.vocab_activation_bytes[r] * in_flight;
-    stage.base_transient = t.vocab_transient_bytes[once * in_.num_vocab_rows() + r];
-    stage.base_shared = t.vocab_shared_bytes[r];
+    const VocabCost vocab = in_.vocab_cost(item_, position, once);
+    stage.base = stage.base + cost(vocab.forward, vocab.backward, vocab.tail);
+    stage.base_bytes += vocab.fixed + vocab.activation * in_flight;
+    stage.base_transient = vocab.transient;
+    stage.base_shared = vocab.shared;
   }
   stage.options.resize(at(types_));
   Bytes least_transient = kInfBytes, least_shared = kInfBytes;

@@ -481,12 +481,34 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
     }
     limit = std::min(limit, assembled_step(path, sizes));
     if (refined) continue;
+    // one cell at a time, the one whose bound seems least tight: what it teaches narrows the others
+    int widest = -1, first_layer = 0;
+    double widest_gap = -1.0;
     l = 0;
     for (int j = 0; j < stages_; ++j) {
-      if (path[at(j)]->cell == nullptr) open(j, l, sizes[at(j)], limit, states);
+      if (path[at(j)]->cell == nullptr) {
+        const double gap = slack(j, l, sizes[at(j)], best->largest[D - 1]);
+        if (gap > widest_gap) {
+          widest_gap = gap;
+          widest = j;
+          first_layer = l;
+        }
+      }
       l += sizes[at(j)];
     }
+    open(widest, first_layer, sizes[at(widest)], limit, states);
   }
+}
+
+// How far the known point of a refined cell is from its bound, given the tail of the division.
+template <int D>
+double Subproblem<D>::slack(int j, int l, int n, Ticks tail) {
+  const StagePoint<D>& point = cells_[cell_key(j, l, n)].feasible[1];
+  Bound bound;
+  if (point.strategies.empty() || cell_bound(j, l, n, bound) != Fit::kFits) return 0.0;
+  double gap = std::max(0.0, static_cast<double>(point.cost[D - 1] - tail));
+  for (std::size_t d = 0; d + 1 < D; ++d) gap += static_cast<double>(point.cost[d]) - bound[d];
+  return std::max(gap, 0.0);
 }
 
 template class Subproblem<1>;

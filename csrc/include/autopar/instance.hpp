@@ -8,8 +8,17 @@
 
 namespace autopar {
 
-// One sub-problem: a candidate (table and number of micro-batches) and an embedding strategy,
-// with the layouts (and, for uniform plans, the one strategy) that it may use.
+// One sub-problem: a candidate (table and number of micro-batches) and an embedding strategy (or
+// kAnyVocab, for bounds that hold for all of them), with the layouts (and, for uniform plans, the
+// one strategy) that it may use.
+inline constexpr int kAnyVocab = -1;
+
+// Cost of embedding and head on one stage in ticks and bytes.
+struct VocabCost {
+  Ticks forward = 0, backward = 0, tail = 0;
+  Bytes fixed = 0, activation = 0, transient = 0, shared = 0;
+};
+
 struct Item {
   int candidate = 0;
   int vocab = 0;
@@ -67,6 +76,11 @@ class Instance {
   std::size_t num_vocab_rows() const {
     return static_cast<std::size_t>(t.num_tables) * 3 * static_cast<std::size_t>(t.num_vocab);
   }
+
+  // The embedding strategies that the item stands for and that are valid in its table.
+  std::vector<int> vocabs(const Item& item) const;
+  // Their least cost at a position, component by component; `once`: 0 for one micro-batch.
+  VocabCost vocab_cost(const Item& item, int position, std::size_t once) const;
 
   // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
   double simple_bound(const Item& item) const;
