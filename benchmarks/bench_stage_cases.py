@@ -137,9 +137,9 @@ def main() -> int:
         ("dense 1-MB program, C++", dense_s),
     )
     print(f"  {'peer, its own CPU seconds':28s} {peer_s * 1e3:10.1f} ms")
-    for name, values in rows:
-        ratio = peer_s / statistics.median(values)
-        print(f"  {name:28s} {summary(values):44s} peer / this: {ratio:7.1f}")
+    for name, seconds in rows:
+        ratio = peer_s / statistics.median(seconds)
+        print(f"  {name:28s} {summary(seconds):44s} peer / this: {ratio:7.1f}")
     ratio = peer_s / ours.median_cpu_s
     beside = statistics.median(dense_s) / ours.median_cpu_s
     print(f"  ratio to the peer {ratio:.0f} (target {TARGET_RATIO:.0f}), to dense {beside:.0f}")

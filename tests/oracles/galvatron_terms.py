@@ -1,8 +1,10 @@
 """Galvatron's formulas, written independently, and a plan's T with single terms switched to them.
 
-Source: galvatron.md section 3.2 (its newest release). `step_s` is its whole figure; `PlanCosts`
-holds a plan's cost term by term, `switched` replaces terms by Galvatron's, and `attribution`
-walks from our T to its figure one term at a time.
+Source: galvatron.md section 3.2 (`Peer`: its newest release, to 1e-6 of its figures; `PeerV24`:
+its v2.4.0, to 1e-3). `step_s` is its whole figure; `PlanCosts` holds a plan's cost term by term,
+`switched` replaces terms by Galvatron's, and `attribution` walks from our T to its figure one term
+at a time. Plans whose micro-batch is no whole number of samples per rank, which Galvatron floors,
+start with the term `samples`: our T of the samples that it counts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from autopar.units import MIB, MS
 from search.build import CostModel
 from search.cost.pipeline import evaluate
 
-__all__ = ["TERMS", "Peer", "PlanCosts", "attribution", "our_costs", "step_s", "switched"]
+__all__ = [
+    "TERMS",
+    "Peer",
+    "PeerV24",
+    "PlanCosts",
+    "attribution",
+    "floored",
+    "our_costs",
+    "step_s",
+    "switched",
+]
 
 TERMS = (
     "compute",
@@ -81,6 +93,9 @@ class PlanCosts:
 
 class Peer:
     """Galvatron's numbers for one model on one cluster, in ms and MB (2^20 bytes), bf16."""
+
+    vocab_zero3 = (0.5, 0.5)
+    """Shares of the embedding's message, forward and backward; the no-sync list is what counts."""
 
     def __init__(self, spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile) -> None:
         self.spec, self.model, self.hardware = spec, model, hardware
@@ -157,7 +172,7 @@ class Peer:
         compute = float(self.other_fit[0] * (b / v.tp) + self.other_fit[1])
         group = d * (v.tp if v.ulysses else 1)
         slope = self.ms_per_mb(group, consecutive=v.tp == 1 or v.ulysses) * (group - 1) / group
-        f, g = (0.5, 0.5) if v.zero3 else (0.0, 0.0)  # the no-sync list is what counts
+        f, g = self.vocab_zero3 if v.zero3 else (0.0, 0.0)
         length = (self.spec.layers[0].seq_length,)
         found = [(0.0, 0.0)] * p
         for stage, position in ((0, "only"),) if p == 1 else ((0, "first"), (p - 1, "last")):
@@ -177,14 +192,79 @@ class Peer:
         return comm + (slowed - comm) / self.k if slowed > comm else comm
 
 
+class PeerV24(Peer):
+    """The figures of v2.4.0, where they differ (section 3.2, "v2.4 differences").
+
+    `tensor_space` is True for its `tp` space, which prices tensor parallelism by bus bandwidth.
+    The share of the embedding's parameters that ZeRO-3 moves is the one that gives its published
+    figure; how it gathers activations of the embedding is not documented (below 0.1 % of T).
+    """
+
+    vocab_zero3 = (1.0, 1.0)
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: ModelProfile,
+        hardware: HardwareProfile,
+        *,
+        tensor_space: bool = False,
+    ) -> None:
+        super().__init__(spec, model, hardware)
+        self.tensor_space = tensor_space
+
+    def layer(self, plan: Plan, s: LayerStrategy) -> dict[str, float]:
+        """As `Peer.layer`; batches are not floored."""
+        parts = super().layer(plan, s)
+        ranks = plan.world_size // plan.num_stages
+        d = ranks // s.tp
+        size = plan.global_batch / plan.num_microbatches / d * self.message_mb
+        repeat = 1.5 if s.checkpoint else 1.0
+        if s.tp > 1 and not s.ulysses:
+            if self.tensor_space:
+                slope = self.ms_per_mb(s.tp, consecutive=not s.strided)
+                tp = 2 * (s.tp - 1) / s.tp * 4 * size * repeat * slope
+            else:
+                tp = 4 * repeat * self.collective_ms("allreduce", size, s.tp) / 2
+            parts["tp"] = tp * MS
+        message = 2 * (d - 1) / d * self.parameter_mb / (1 if s.ulysses else s.tp) * 0.5
+        group, consecutive = (d * s.tp, True) if s.ulysses else (d, s.tp == 1 or s.strided)
+        slope = self.ms_per_mb(group, consecutive=consecutive)
+        backward = parts["backward"] / MS
+        window = backward / 2 if 2 * s.tp >= ranks else backward
+        comm = message * slope * self.k
+        if comm > window * self.k and slope:
+            sync = window + (message - window / slope) * slope
+        else:
+            sync = comm + (window - comm / self.k)
+        parts["sync"] = (sync - window) * MS if d > 1 else 0.0
+        parts["zero3"] = 0.5 * message * slope * MS if s.zero3 else 0.0
+        return parts
+
+
+def floored(plan: Plan) -> Plan:
+    """Return the plan with the samples that Galvatron counts: G/m/d rounded down.
+
+    Raises ValueError when layers of different data degree would need different batches.
+    """
+    m = plan.num_microbatches
+    ranks = plan.world_size // plan.num_stages
+    degrees = {ranks // (s.tp * s.cp) for s in plan.layers} | {ranks // plan.vocab.tp}
+    batches = {plan.global_batch // m // d * d * m for d in degrees}
+    if len(batches) > 1:
+        raise ValueError(f"data degrees {sorted(degrees)} count {sorted(batches)} samples")
+    return replace(plan, global_batch=batches.pop())
+
+
 def our_costs(cost: CostModel, plan: Plan) -> PlanCosts:
-    """Return our cost of a 1F1B plan of one layer type, term by term."""
+    """Return our cost of a 1F1B plan of one layer type, term by term; illegal ones too."""
     g = plan.global_batch // plan.num_microbatches
     strategies = sorted(set(plan.layers))
     index = [strategies.index(s) for s in plan.layers]
     keys = [(plan.num_stages, g, plan.default_dp_type)]
-    tables = cost.tables(strategies, [plan.vocab], keys, [(0, plan.num_microbatches)], "1f1b")
-    rows = cost.layer_rows(0, strategies, keys)
+    candidates = [(0, plan.num_microbatches)]
+    tables = cost.tables(strategies, [plan.vocab], keys, candidates, "1f1b", price_illegal=True)
+    rows = cost.layer_rows(0, strategies, keys, price_illegal=True)
     found = evaluate(
         tables,
         table=0,
@@ -277,12 +357,23 @@ def step_s(peer: Peer, plan: Plan) -> float:
 
 def attribution(cost: CostModel, peer: Peer, plan: Plan) -> list[tuple[str, float, float]]:
     """Return (term, our T with only it switched, T with it and all before switched), in seconds."""
-    costs = our_costs(cost, plan)
-    return [
+    counted = (
+        floored(plan)
+        if plan.global_batch % plan.num_microbatches
+        or any(
+            plan.global_batch // plan.num_microbatches % max(1, plan.data_degree(i))
+            for i in range(len(plan.layers))
+        )
+        else plan
+    )
+    costs = our_costs(cost, counted)
+    start = costs.step_time_s()
+    found = [] if counted is plan else [("samples", start, start)]
+    return found + [
         (
             term,
-            switched(costs, peer, plan, (term,)).step_time_s(),
-            switched(costs, peer, plan, TERMS[: i + 1]).step_time_s(),
+            switched(costs, peer, counted, (term,)).step_time_s(),
+            switched(costs, peer, counted, TERMS[: i + 1]).step_time_s(),
         )
         for i, term in enumerate(TERMS)
     ]
