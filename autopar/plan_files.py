@@ -138,7 +138,7 @@ def strategy_file_name(
     off = f"_[{'_'.join((*disabled, 'off'))}]" if disabled else ""
     return (
         f"galvatron_config_{safe_name}_{num_nodes}nodes_{gpus_per_node}gpus_per_node_"
-        f"{memory_gib:g}GB_{precision}{batch}{off}.json"
+        f"{round(memory_gib, 2):g}GB_{precision}{batch}{off}.json"
     )
 
 

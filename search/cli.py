@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from search.cli_app import guarded, make_app, progress, talk
+from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS
 from search.cli_parse import Request, build_request
 
@@ -23,47 +24,46 @@ __all__ = ["main", "run"]
 _COMMAND = "autopar-search"
 _HELP = """Find the fastest parallel training plan that fits in memory.
 
-Without arguments the shipped default is planned. Name measured files by the path options or a
-folder of them, or estimate: --hardware h100:4x8 --model llama3-70b.
+Without arguments the shipped default is planned. Say what you have:
+--hardware h100:4x8 --model llama3-70b estimates everything from datasheets; measured files are
+named by the path options below, each a file or a folder.
 
-Exit code 2: an input is unusable. 3: nothing fits.
+Exit codes: 0 done, 2 an input is unusable, 3 no plan fits. The plan goes to stdout and to two
+files, everything else to stderr.
 """
 
 
 def main() -> None:
     """Entry point of `autopar-search`."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(_COMMAND, _app, arguments, OPTIONS)
+    return guarded(_COMMAND, _app, arguments, OPTIONS, _HELP)
 
 
 def _app() -> typer.Typer:
-    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(build_request(raw)), _HELP)
+    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(build_request(raw)))
 
 
 def _execute(request: Request) -> int:
     from search.session import open_session
 
-    session = open_session(request.inputs, request.options)
+    session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
         talk(f"{_COMMAND}: {notice}")
     if request.output.evaluate is not None:
         return _evaluate(request, session)
-    with progress("searching"):
-        result = session.planner.solve()
-        frontier = session.planner.frontier() if request.output.frontier else None
+    result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
     document = _json(result, frontier)
     if result.infeasibility is not None:
         from search.report.terminal import infeasible_sentence
 
         _emit(request, document)
-        budget = request.options.memory_constraint_bytes
+        budget = session.options.memory_constraint_bytes
         talk(f"{_COMMAND}: {infeasible_sentence(result.infeasibility, budget)}")
         return 3
-    _write(request, session, result)
     if request.output.json_path != "-":
         from search.report.terminal import make_console, show_frontier, show_result
 
@@ -72,8 +72,16 @@ def _execute(request: Request) -> int:
         if frontier is not None:
             show_frontier(console, frontier)
     _emit(request, document)
+    # The files come last: what was found is shown even where they cannot be written.
+    _write(request, session, result)
     _report_pins(request, session, result)
     return 0
+
+
+def _solve(session: Session, with_frontier: bool) -> tuple[SearchResult, list[SearchResult] | None]:
+    result = session.planner.solve()
+    result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
+    return result, session.planner.frontier() if with_frontier else None
 
 
 def _evaluate(request: Request, session: Session) -> int:
@@ -82,7 +90,7 @@ def _evaluate(request: Request, session: Session) -> int:
 
     path = request.output.evaluate
     assert path is not None
-    plan, prediction = evaluate_file(path, session)
+    plan, prediction = working("pricing", lambda: evaluate_file(path, session))
     if request.output.json_path != "-":
         from search.report.terminal import make_console, show_evaluation
 
@@ -90,10 +98,12 @@ def _evaluate(request: Request, session: Session) -> int:
             make_console(sys.stdout),
             plan,
             prediction,
-            title=f"{path}: {session.title}",
+            path=path,
+            title=session.title,
             estimated=session.estimated,
+            defaults=session.defaults,
         )
-    _emit(request, evaluation_document(plan, prediction))
+    _emit(request, evaluation_document(plan, prediction, defaults=session.defaults))
     return 0
 
 
@@ -111,9 +121,15 @@ def _emit(request: Request, document: dict[str, Any]) -> None:
     if path == "-":
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     elif path is not None:
+        from autopar.errors import DocumentError, OptionError
         from autopar.plan_files import write_document
 
-        write_document(path, document)
+        try:
+            write_document(path, document)
+        except DocumentError as error:
+            raise OptionError(
+                f"--json {path}: {error.problem}; choose another path, or - for stdout"
+            ) from None
 
 
 def _write(request: Request, session: Session, result: SearchResult) -> None:
@@ -124,22 +140,24 @@ def _write(request: Request, session: Session, result: SearchResult) -> None:
     paths = write_outputs(
         result,
         spec=session.spec,
-        options=request.options,
+        options=session.options,
         num_nodes=session.hardware.num_nodes,
         gpus_per_node=session.hardware.gpus_per_node,
         config_path=request.output.config_path,
-        request=request.given,
+        request={**session.named, **request.given},
     )
     for path in paths:
         talk(f"{_COMMAND}: wrote {path}")
+    if paths:
+        talk(f"{_COMMAND}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
     """Say on stderr what the pins cost, against the same search without them."""
-    options = request.options
-    if not (options.pin or options.forbid) or result.prediction is None:
+    if not (request.options.pin or request.options.forbid) or result.prediction is None:
         return
-    free = session.rebuilt(options=dataclasses.replace(options, pin=(), forbid=())).solve()
+    unpinned = dataclasses.replace(session.options, pin=(), forbid=())
+    free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
         talk(f"{_COMMAND}: what the pins cost is unknown, the search without them found nothing")
         return

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Optional
-
-import typer
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 from autopar.errors import AutoparError
+from search.cli_help import help_text
 from search.cli_options import OptionRow
 from search.cli_parse import normalise
 
-__all__ = ["DEBUG_VARIABLE", "guarded", "make_app", "progress", "talk"]
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["DEBUG_VARIABLE", "INTERRUPTED", "guarded", "leave", "make_app", "talk", "working"]
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+_Result = TypeVar("_Result")
 
 _TYPES: dict[str, Any] = {
     # Numbers are converted by `cli_parse.convert`, whose errors are one sentence.
@@ -25,7 +30,6 @@ _TYPES: dict[str, Any] = {
     "switch": Optional[bool],  # noqa: UP045  (typer reads the runtime type)
     "texts": Optional[list[str]],  # noqa: UP045
 }
-_METAVARS = {"int": "INT", "float": "NUMBER", "ints": "N[,N]", "text": "TEXT", "texts": "RULE"}
 
 
 def talk(text: str) -> None:
@@ -33,26 +37,63 @@ def talk(text: str) -> None:
     sys.stderr.write(text.rstrip("\n") + "\n")
 
 
-@contextlib.contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Show a spinner on stderr while something takes long, on a terminal only."""
+def working(text: str, call: Callable[[], _Result]) -> _Result:
+    """Return what `call` returns; shows a spinner with the elapsed time on a terminal's stderr.
+
+    The call runs in a thread of its own, so that Ctrl-C is answered while the core works.
+    """
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(0.2)  # most searches are over before anything is worth showing
+    if thread.is_alive():
+        _wait(thread, text)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _wait(thread: threading.Thread, text: str) -> None:
     if not sys.stderr.isatty():
-        yield
+        while thread.is_alive():
+            thread.join(0.5)  # in pieces, so that Ctrl-C is seen
         return
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True).status(text):
-        yield
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=5
+    ) as bar:
+        bar.add_task(f"{text} (Ctrl-C stops; --time-limit returns the best found)", total=None)
+        while thread.is_alive():
+            thread.join(0.5)
+
+
+def leave(code: int) -> None:
+    """End the process with an exit code, without waiting for a search that was interrupted."""
+    if code != INTERRUPTED:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def make_app(
     command: str,
     rows: Sequence[OptionRow],
     run: Callable[[dict[str, Any]], int],
-    help_text: str,
     arguments: Iterable[tuple[str, str]] = (),
 ) -> typer.Typer:
-    """Return the typer application of one command.
+    """Return the typer application of one command; `guarded` prints its help.
 
     Parameters
     ----------
@@ -60,11 +101,9 @@ def make_app(
         exit code.
     arguments : (name, help) of required positional arguments.
     """
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
-    )
+    import typer
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
     names = {row.key: row.name for row in rows}
 
     def callback(**values: Any) -> int:
@@ -83,26 +122,19 @@ def make_app(
     # typer reads the signature; building it from the table keeps one row per option.
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {p.name: p.annotation for p in parameters}
-    callback.__doc__ = help_text
     app.command(name=command)(callback)
     return app
 
 
 def _parameter(row: OptionRow) -> inspect.Parameter:
+    import typer
+
     spelling = f"--{row.name}/--no-{row.name}" if row.kind == "switch" else f"--{row.name}"
-    metavar = "|".join(row.choices) if row.kind == "choice" else _METAVARS.get(row.kind)
     default: Any = False if row.kind == "flag" else None
     return inspect.Parameter(
         row.key,
         inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(
-            default,
-            spelling,
-            help=row.help.replace("[", "\\["),
-            rich_help_panel=row.panel,
-            metavar=metavar,
-            show_default=False,
-        ),
+        default=typer.Option(default, spelling, help=row.help, show_default=False),
         annotation=_TYPES.get(row.kind, Optional[str]),  # noqa: UP045
     )
 
@@ -112,9 +144,20 @@ def guarded(
     app: Callable[[], typer.Typer],
     arguments: Sequence[str],
     rows: Sequence[OptionRow],
+    intro: str,
+    usage: str = "[OPTIONS]",
 ) -> int:
-    """Run a command and return its exit code; whatever goes wrong is one sentence on stderr."""
+    """Run a command and return its exit code; whatever goes wrong is one sentence on stderr.
+
+    Parameters
+    ----------
+    intro, usage : what `--help` says before the options.
+    """
     try:
+        if {"--help", "-h"} & set(arguments):
+            sys.stdout.write(help_text(f"{command} {usage}", intro, rows))
+            sys.stdout.flush()
+            return 0
         normal, notices = normalise(arguments, rows)
         for notice in notices:
             talk(f"{command}: {notice}")
@@ -132,11 +175,11 @@ def guarded(
         return 0
     except KeyboardInterrupt:
         talk(f"{command}: interrupted")
-        return 130
+        return INTERRUPTED
     except Exception as error:
-        usage = getattr(error, "format_message", None)
-        if callable(usage):  # typer's own usage errors, whose classes it does not export
-            talk(f"{command}: {_sentence(usage())}")
+        message = getattr(error, "format_message", None)
+        if callable(message):  # typer's own usage errors, whose classes it does not export
+            talk(f"{command}: {_sentence(message())}; see --help")
             return 2
         if os.environ.get(DEBUG_VARIABLE):
             raise

@@ -106,7 +106,7 @@ OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "memory-constraint",
         "float",
-        "memory of one GPU, GiB [default: 24]",
+        "memory of one GPU, GiB [default: the GPU's where known, else 24]",
         _MEM,
         "memory_constraint_bytes",
         above=0,
@@ -135,7 +135,15 @@ OPTIONS: tuple[OptionRow, ...] = (
     OptionRow("min-bsz", "int", "smallest global batch [default: 8]", _MEM, "min_bsz", low=1),
     OptionRow("max-bsz", "int", "largest global batch [default: 8]", _MEM, "max_bsz", low=1),
     OptionRow("bsz-scale", "int", "step between batches [default: 8]", _MEM, "bsz_scale", low=1),
-    OptionRow("settle-bsz", "int", "the one global batch", _MEM, "settle_bsz", low=1, off=-1),
+    OptionRow(
+        "settle-bsz",
+        "int",
+        "the one global batch; instead of a range",
+        _MEM,
+        "settle_bsz",
+        low=1,
+        off=-1,
+    ),
     OptionRow(
         "settle-chunk",
         "int",
@@ -219,7 +227,7 @@ OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "time-profile-mode",
         "choice",
-        "how time grows with the batch [default: static]",
+        "how time grows with the batch [default: static; batch for estimates]",
         _COST,
         "time_profile_mode",
         choices=_MODES,

@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import DocumentError
-from search.cli_app import guarded, make_app, progress, talk
+from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import build_request
 
 if TYPE_CHECKING:
     import typer
 
+    from search.report.explain import Perturbation
+    from search.result import SearchResult
+
 __all__ = ["main", "run"]
 
 _COMMAND = "autopar-explain"
 _HELP = """Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
-Our own plan files name their inputs and options; for a strategy file of anyone, and to change
-something, give the options of autopar-search."""
+PLAN.json is a plan file of ours (autopar_plan_*.json), which names its inputs and options, or
+anyone's strategy file, with the options of autopar-search that describe model and hardware.
+Options given here replace those of the plan file.
+
+Exit codes: 0 done, 2 an input is unusable.
+"""
 _OUTPUTS = frozenset({"evaluate", "json", "frontier", "output-config-path"})
 _ROWS = (
     OptionRow("why-not", "text", "rule such as tp=8: the best plan with it", "Question"),
@@ -31,16 +38,16 @@ _ROWS = (
 
 def main() -> None:
     """Entry point of `autopar-explain`."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(_COMMAND, _app, arguments, _ROWS)
+    return guarded(_COMMAND, _app, arguments, _ROWS, _HELP, "PLAN.json [OPTIONS]")
 
 
 def _app() -> typer.Typer:
-    return make_app(_COMMAND, _ROWS, _execute, _HELP, [("plan", "plan or strategy file")])
+    return make_app(_COMMAND, _ROWS, _execute, [("plan", "plan or strategy file")])
 
 
 def _execute(raw: dict[str, Any]) -> int:
@@ -55,33 +62,38 @@ def _execute(raw: dict[str, Any]) -> int:
     rules = _rules(why_not)
 
     from search.evaluate_file import evaluate_file
-    from search.report.explain import perturb, show_explanation, show_why_not
+    from search.report.explain import perturb, show_best, show_explanation, show_why_not
     from search.report.terminal import make_console, show_evaluation
     from search.session import open_session
 
-    session = open_session(request.inputs, request.options)
+    session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
         talk(f"{_COMMAND}: {notice}")
     _warn_changed(document, session.sources)
     plan, prediction = evaluate_file(path, session)
     planner = session.planner
-    with progress("searching"):
-        baseline = planner.solve()
-        pinned = [(rule, planner.why_not(rule, baseline)) for rule in rules]
-        perturbations = perturb(session, baseline)
+
+    def search_again() -> tuple[
+        SearchResult, list[tuple[str, SearchResult]], tuple[Perturbation, ...]
+    ]:
+        best = planner.solve()
+        return best, [(rule, planner.why_not(rule, best)) for rule in rules], perturb(session, best)
+
+    baseline, pinned, perturbations = working("searching again", search_again)
     console = make_console(sys.stdout)
     show_evaluation(
-        console, plan, prediction, title=f"{path}: {session.title}", estimated=session.estimated
+        console,
+        plan,
+        prediction,
+        path=path,
+        title=session.title,
+        estimated=session.estimated,
+        defaults=session.defaults,
     )
     show_explanation(console, prediction, perturbations=perturbations)
-    if baseline.prediction is not None and baseline.plan != plan:
-        gain = baseline.prediction.samples_per_s / prediction.samples_per_s - 1
-        console.print(
-            f"\nthe best plan of this search space is {gain * 100:+.2f} % faster than this one",
-            markup=False,
-        )
+    show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)
     for rule, result in pinned:
-        show_why_not(console, rule, baseline, result, request.options.memory_constraint_bytes)
+        show_why_not(console, rule, baseline, result, session.options.memory_constraint_bytes)
     return 0
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autopar.units import GIB
 from search.inputs import DEFAULT_HARDWARE, DEFAULT_MODEL, InputSpec, load_inputs
 
 if TYPE_CHECKING:
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
     from search.options import SearchOptions
     from search.planner import Planner
 
-__all__ = ["Session", "open_session"]
+__all__ = ["Session", "fill_options", "open_session"]
+
+_BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "settle-bsz"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,7 +32,11 @@ class Session:
     options: SearchOptions
     planner: Planner
     notices: tuple[str, ...] = ()
-    """Which inputs were not named and what stands in for them."""
+    """What was not named and what stands in for it, for stderr."""
+    defaults: tuple[str, ...] = ()
+    """Options that were not given, with the value used and why."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Option name -> name of the shipped input that stands in for one that was not given."""
 
     @property
     def title(self) -> str:
@@ -59,9 +68,13 @@ class Session:
         return Planner(self.spec, self.profile, hardware or self.hardware, options or self.options)
 
 
-def open_session(inputs: InputSpec, options: SearchOptions) -> Session:
-    """Return the session of a request; errors as `load_inputs`."""
+def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[str] = ()) -> Session:
+    """Return the session of a request; errors as `load_inputs`.
+
+    `given` are the names of the options that somebody typed; the others may follow the inputs.
+    """
     spec, profile, hardware = load_inputs(inputs, options)
+    options, defaults = fill_options(options, given, profile, hardware)
 
     from search.planner import Planner
 
@@ -69,15 +82,74 @@ def open_session(inputs: InputSpec, options: SearchOptions) -> Session:
         (inputs.uses_default_model, "--model", DEFAULT_MODEL),
         (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE),
     )
+    notices = [
+        f"no {option} given, planning for the shipped {name} (estimated)"
+        for absent, option, name in unnamed
+        if absent
+    ]
+    if not _BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
+        notices.append(
+            f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
+            f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
+        )
     return Session(
         spec=spec,
         profile=profile,
         hardware=hardware,
         options=options,
         planner=Planner(spec, profile, hardware, options),
-        notices=tuple(
-            f"no {option} given, planning for the shipped {name} (estimated)"
-            for absent, option, name in unnamed
-            if absent
-        ),
+        notices=tuple(notices),
+        defaults=defaults,
+        named={option.removeprefix("--"): name for absent, option, name in unnamed if absent},
     )
+
+
+def fill_options(
+    options: SearchOptions,
+    given: Collection[str],
+    profile: ModelProfile,
+    hardware: HardwareProfile,
+) -> tuple[SearchOptions, tuple[str, ...]]:
+    """Return the options with defaults that the inputs suggest, and one line per default used.
+
+    Parameters
+    ----------
+    given : names of the options that somebody chose, with hyphens; they are never changed.
+    """
+    lines = []
+    if "memory-constraint" not in given:
+        memory = hardware.memory_bytes
+        if memory is not None:
+            options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
+        why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"
+        lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
+    if not _BATCH_OPTIONS & set(given):
+        lines.append(
+            f"--settle-bsz {options.max_bsz} (one global batch; --min-bsz and --max-bsz let the "
+            "planner choose)"
+        )
+    if "default-dp-type" not in given:
+        lines.append(
+            f"--default-dp-type {options.default_dp_type} (`zero2` shards optimizer states, "
+            "`any` tries both)"
+        )
+    if not {"profile-mode", "time-profile-mode"} & set(given):
+        # Estimated times exist for several batches and contain a launch cost, which the
+        # documented default, a time proportional to the batch, would spread over the samples.
+        several = profile.estimated and _several_batches(profile)
+        if several:
+            options = dataclasses.replace(options, time_profile_mode="batch")
+        why = "a launch cost plus a cost per sample" if several else "time proportional to batch"
+        lines.append(f"--time-profile-mode {options.time_profile_mode} ({why})")
+    return options, tuple(lines)
+
+
+def _several_batches(profile: ModelProfile) -> bool:
+    """Return whether every time in the profile was taken at more than one batch size."""
+    batches: dict[tuple[object, ...], set[int]] = {}
+    for k, layer in enumerate(profile.layers):
+        for point in layer.times:
+            batches.setdefault((k, point.seq_length), set()).add(point.batch)
+    for other in profile.other_times:
+        batches.setdefault(other.seq_lengths, set()).add(other.batch)
+    return bool(batches) and min(map(len, batches.values())) > 1

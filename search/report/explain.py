@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,20 @@ from search.result import Prediction, SearchResult
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autopar.plan import Plan
     from search.session import Session
 
-__all__ = ["Perturbation", "add_bandwidth", "perturb", "show_explanation", "show_why_not"]
+__all__ = [
+    "Perturbation",
+    "add_bandwidth",
+    "perturb",
+    "show_best",
+    "show_explanation",
+    "show_why_not",
+]
 
+_WORTH = 1e-3
+"""Gains below a thousandth are no bottleneck."""
 # Bytes a rank puts on the wire per byte of message, by (operation, group size): the bus
 # bandwidth convention of the documented files.
 _WIRE: Mapping[str, Callable[[int], float]] = {
@@ -94,22 +105,15 @@ def show_explanation(
     perturbations: tuple[Perturbation, ...],
 ) -> None:
     """Print time and memory by category for every stage and layer run, and what binds."""
-    from search.report.terminal import WIDTH
-
     for stage in prediction.stages:
         console.print()
         console.print(f"stage {stage.stage}", style="bold cyan")
         _print(console, "  one micro-batch: " + _seconds(stage.time_s))
-        _print(
-            console,
-            f"  once per step: {format_seconds(stage.tail_s)} exposed; transfer to the next stage "
-            f"{format_seconds(stage.send_s)}",
-        )
-        _print(
-            console,
-            f"  memory ({stage.in_flight} micro-batch(es) in flight): "
-            + _gibibytes(stage.memory_bytes),
-        )
+        if stage.send_s:
+            _print(console, f"  transfer to the next stage: {format_seconds(stage.send_s)}")
+        _print(console, f"  once per step, not hidden: {format_seconds(stage.tail_s)}")
+        flight = f"{stage.in_flight} micro-batch{'es' if stage.in_flight != 1 else ''} in flight"
+        _print(console, f"  memory, {flight}: " + _gibibytes(stage.memory_bytes))
         for run in stage.runs:
             last = run.first_layer + run.num_layers - 1
             _print(console, f"  layers {run.first_layer}-{last} {run.label}")
@@ -120,19 +124,48 @@ def show_explanation(
     console.print()
     console.print("what more would bring", style="bold cyan")
     for item in perturbations:
-        change = "the same plan" if item.same_plan else "another plan"
+        change = "with the same plan" if item.same_plan else "with another plan"
         _print(
             console,
-            f"  {item.name}: {item.gain * 100:+.3f} % ({item.samples_per_s:.5g} samples/s, "
-            f"{change})",
+            f"  {item.name}: {item.gain * 100:+.3f} %, {item.samples_per_s:.5g} samples/s {change}",
         )
     best = max(perturbations, key=lambda item: item.gain)
     verdict = (
-        f"{best.name} helps most: that resource binds"
-        if best.gain > 1e-9
-        else "none of these helps: computation binds"
+        f"{best.name} helps most"
+        if best.gain >= _WORTH
+        else f"none of these brings {_WORTH * 100:g} %: computation binds"
     )
-    _print(console, f"  {verdict}"[:WIDTH])
+    _print(console, f"  {verdict}")
+
+
+def show_best(
+    console: Console,
+    plan: Plan,
+    prediction: Prediction,
+    baseline: SearchResult,
+    budget_bytes: float,
+) -> None:
+    """Print how a plan compares with the best of the search space, unless it is that one."""
+    from search.report.terminal import infeasible_sentence, one_line
+
+    console.print()
+    if baseline.infeasibility is not None:
+        _print(console, infeasible_sentence(baseline.infeasibility, budget_bytes))
+        return
+    if baseline.plan is None or baseline.prediction is None:
+        _print(console, "the search found no plan to compare with before its time limit")
+        return
+    if baseline.plan == plan:
+        _print(console, "this is the best plan of the search space")
+        return
+    best = baseline.prediction.samples_per_s
+    text = f"the best plan of the search space reaches {best:.5g} samples/s"
+    if prediction.samples_per_s > 0:
+        text += f", {(best / prediction.samples_per_s - 1) * 100:+.2f} % against this one"
+    if not prediction.fits:
+        text += "; this one does not fit"
+    _print(console, text + ":")
+    _print(console, f"  {one_line(baseline.plan)}")
 
 
 def show_why_not(
@@ -163,10 +196,11 @@ def show_why_not(
     if terms:
         name, delta = terms[0]
         verb = "makes the difference" if delta > 0 else "is the largest change"
+        rest = [f"{n.replace('_', ' ')} {d * 1e3:+.3g} ms" for n, d in terms[1:] if abs(d) >= 1e-6]
         _print(
             console,
-            f"  {name.replace('_', ' ')} {verb}: {delta * 1e3:+.4g} ms per sample "
-            f"({', '.join(f'{n} {d * 1e3:+.3g} ms' for n, d in terms[1:4])})",
+            f"  {name.replace('_', ' ')} {verb}: {delta * 1e3:+.4g} ms per sample"
+            + (f" (also {', '.join(rest)})" if rest else ""),
         )
     show_plan(console, pinned.plan, other)
     show_memory(console, other)
@@ -205,8 +239,13 @@ def _gibibytes(values: Mapping[str, float]) -> str:
 def _sorted(values: Mapping[str, float], text: Callable[[float], str]) -> str:
     """Return the categories that are not zero, largest first."""
     items = sorted(values.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {text(value)}" for name, value in items if value) or "nothing"
+    named = (f"{name.replace('_', ' ')} {text(value)}" for name, value in items if value)
+    return ", ".join(named) or "nothing"
 
 
 def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False)
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    console.print(
+        textwrap.fill(text, console.width, subsequent_indent=indent, break_on_hyphens=False),
+        markup=False,
+    )

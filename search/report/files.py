@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -69,7 +69,9 @@ def json_document(result: SearchResult) -> dict[str, object]:
     return document
 
 
-def evaluation_document(plan: Plan, prediction: Prediction) -> dict[str, object]:
+def evaluation_document(
+    plan: Plan, prediction: Prediction, *, defaults: Sequence[str] = ()
+) -> dict[str, object]:
     """Return the object that `--evaluate --json` prints; `problems` holds the arithmetic."""
     document = _head("evaluated", plan, prediction)
     document |= {
@@ -78,7 +80,7 @@ def evaluation_document(plan: Plan, prediction: Prediction) -> dict[str, object]
         "memory": _memory(prediction),
         "plan": strategy_document(plan),
         "alternatives": [],
-        "defaults_used": [],
+        "defaults_used": list(defaults),
         "search": {"states": 0, "cpu_s": 0.0, "wall_s": 0.0},
         "problems": list(prediction.problems),
     }

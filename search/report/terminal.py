@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO, cast
 
 from rich import box
@@ -18,12 +19,14 @@ from rich.table import Table
 
 from autopar.plan import LayerStrategy, Plan
 from autopar.units import GIB, format_bytes, format_seconds
+from search.predict import strategy_label
 from search.result import Infeasibility, Prediction, SearchResult
 
 __all__ = [
     "WIDTH",
     "infeasible_sentence",
     "make_console",
+    "one_line",
     "plan_runs",
     "show_alternatives",
     "show_evaluation",
@@ -32,13 +35,30 @@ __all__ = [
     "show_plan",
     "show_result",
     "show_waterfall",
-    "strategy_label",
 ]
 
 WIDTH = 100
 _BAR = 44
 _COMPUTE = ("forward", "backward", "recompute")
 _PER_STEP = ("tail", "optimizer")
+_ROOMY = 0.1
+"""Share of the budget that must be free before memory is said not to bind."""
+_PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recomputation",
+    "vocab": "embedding, head",
+    "tp": "tensor parallel",
+    "ulysses": "Ulysses",
+    "cp": "context parallel",
+    "zero3": "ZeRO-3 gather",
+    "redistribution": "redistribution",
+    "bubble": "pipeline bubble",
+    "transfer": "stage transfer",
+    "gradient_sync": "gradient sync",
+    "optimizer": "optimizer",
+}
+"""Parts of a step in the order in which they are shown, and their names."""
 
 
 def make_console(stream: TextIO) -> Console:
@@ -77,25 +97,38 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     stats = result.stats
     _line(
         console,
-        f"searched {stats.candidates} combinations, opened {stats.opened}, {stats.states} states, "
-        f"{format_seconds(stats.cpu_s)} CPU",
+        f"searched {stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
+        f"degree, {stats.opened} of them exactly, in {format_seconds(stats.cpu_s)} of CPU time",
         style="dim",
     )
 
 
 def show_evaluation(
-    console: Console, plan: Plan, prediction: Prediction, *, title: str, estimated: bool
+    console: Console,
+    plan: Plan,
+    prediction: Prediction,
+    *,
+    title: str,
+    estimated: bool,
+    path: str | None = None,
+    defaults: Sequence[str] = (),
 ) -> None:
     """Print the price of a given plan and why it is illegal or does not fit."""
+    if path is not None:
+        console.print(path, markup=False, soft_wrap=True)
     _title(console, title, estimated=estimated)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
     _line(console, verdict, style="bold")
     _line(console, _speed(prediction))
     for problem in prediction.problems:
-        _line(console, f"  - {problem}")
+        _item(console, problem)
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
+    if defaults:
+        _heading(console, "defaults used")
+        for item in defaults:
+            _item(console, item)
 
 
 def show_frontier(console: Console, results: list[SearchResult]) -> None:
@@ -110,39 +143,25 @@ def show_frontier(console: Console, results: list[SearchResult]) -> None:
             f"{budget / GIB:.2f}" if isinstance(budget, int | float) else "-",
             f"{result.prediction.samples_per_s:.4g}",
             format_seconds(result.prediction.step_time_s),
-            escape(_one_line(result.plan)),
+            escape(one_line(result.plan)),
         )
     console.print(table)
 
 
 def infeasible_sentence(infeasibility: Infeasibility, budget_bytes: float) -> str:
     """Return why nothing fits: stage, missing bytes, smallest budget that works."""
-    missing = (
-        f"no plan fits in {budget_bytes / GIB:g} GiB per GPU: stage {infeasibility.stage} of "
-        f"{infeasibility.num_stages} misses {format_bytes(infeasibility.missing_bytes)} "
-        f"({infeasibility.missing_bytes} bytes; {infeasibility.reason})"
-    )
     smallest = infeasibility.smallest_budget_bytes
     if smallest <= 0:
-        return missing + "; no memory constraint would help"
+        return f"there is no plan, with any --memory-constraint: {infeasibility.reason}"
+    stages = infeasibility.num_stages
+    where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
+    missing = (
+        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
+        f"misses {format_bytes(infeasibility.missing_bytes)} ({infeasibility.missing_bytes} bytes)"
+    )
     # Rounded up, so that the number shown does work.
     gib = math.ceil(smallest / GIB * 100) / 100
     return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
-
-
-def strategy_label(strategy: LayerStrategy, data_degree: int) -> str:
-    """Return a short name of a strategy, e.g. `tp4-dp2-zero3-ckpt`."""
-    parts = []
-    if strategy.tp > 1:
-        parts.append(f"{'sp' if strategy.ulysses else 'tp'}{strategy.tp}")
-    if strategy.cp > 1:
-        parts.append(f"cp{strategy.cp}")
-    if data_degree != 1 or not parts:
-        parts.append(f"dp{data_degree}")
-    parts += ["zero3"] if strategy.zero3 else []
-    parts += ["ckpt"] if strategy.checkpoint else []
-    parts += ["strided"] if strategy.strided else []
-    return "-".join(parts)
 
 
 def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
@@ -163,11 +182,13 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     _heading(console, "plan")
     samples = plan.global_batch / plan.num_microbatches
     schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
+    stages = _count(plan.num_stages, "stage")
     _line(
         console,
-        f"{plan.world_size} GPUs, {plan.num_stages} stage(s), {schedule}, global batch "
-        f"{plan.global_batch} = {plan.num_microbatches} micro-batch(es) of {samples:g} samples, "
-        f"default {plan.default_dp_type}",
+        f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
+        f"{schedule}, global batch {plan.global_batch} = "
+        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}, "
+        f"{plan.default_dp_type} where not zero3",
     )
     vocab = plan.vocab
     kind = "vsp" if vocab.ulysses else "vtp"
@@ -187,20 +208,24 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
                     escape(run.label),
                     *_split(run.time_s, sum(run.time_s.get(key, 0.0) for key in _PER_STEP)),
                 )
-            transfer = f", transfer {format_seconds(stage.send_s)}" if stage.send_s else ""
+            send = f", send {format_seconds(stage.send_s)}" if stage.send_s else ""
             table.add_row(
                 str(stage.stage),
                 "all",
-                f"forward {format_seconds(stage.forward_s)}, backward "
-                f"{format_seconds(stage.backward_s)}{transfer}",
+                f"fwd {format_seconds(stage.forward_s)}, bwd "
+                f"{format_seconds(stage.backward_s)}{send}",
                 *_split(stage.time_s, stage.tail_s),
                 style="bold",
             )
     else:
         for index, first, count, strategy in plan_runs(plan):
-            label = strategy_label(strategy, plan.data_degree(first))
+            label = strategy_label(strategy, plan.data_degree(first), plan.default_dp_type)
             table.add_row(str(index), _range(first, count), label, "", "", "")
     console.print(table)
+    if any(stage.runs for stage in prediction.stages):
+        _line(
+            console, "compute and other (communication, vocabulary): one micro-batch", style="dim"
+        )
 
 
 def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
@@ -218,9 +243,11 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
     _heading(console, "step time")
     table = _table("part", "time", "share", "", left=1)
     start = 0.0
-    for name, value in prediction.waterfall_s.items():
+    parts = prediction.waterfall_s
+    for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
+        value = parts[name]
         table.add_row(
-            escape(name.replace("_", " ")),
+            escape(_PARTS.get(name, name.replace("_", " "))),
             format_seconds(value),
             _percent(value / total) if total else "",
             _bar(console, start / total, (start + value) / total) if total else "",
@@ -256,14 +283,13 @@ def show_alternatives(console: Console, result: SearchResult) -> None:
         return
     _heading(console, "alternatives")
     best = result.prediction.samples_per_s
-    table = _table("differs by", "samples/s", "difference", "step", "plan", left=1)
+    table = _table("differs by", "samples/s", "vs best", "plan", left=1)
     for alternative in result.alternatives:
         table.add_row(
             escape(alternative.differs_by),
             f"{alternative.samples_per_s:.4g}",
             f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
-            format_seconds(alternative.step_time_s),
-            escape(_one_line(alternative.plan)),
+            escape(one_line(alternative.plan)),
         )
     console.print(table)
 
@@ -301,8 +327,11 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
     full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
     slow = max(prediction.stages, key=lambda s: s.forward_s + s.backward_s)
     spare = full.budget_bytes - full.reserved_bytes
-    text = f"binding: memory of stage {full.stage} ({format_bytes(spare)} spare of "
-    text += f"{format_bytes(full.budget_bytes)})"
+    room = f"{format_bytes(spare)} of {format_bytes(full.budget_bytes)} spare"
+    if spare > _ROOMY * full.budget_bytes:
+        text = f"memory does not bind: {room} on stage {full.stage}, the fullest"
+    else:
+        text = f"memory of stage {full.stage} binds: {room}"
     if plan.num_stages > 1:
         busy = format_seconds(slow.forward_s + slow.backward_s)
         text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
@@ -310,17 +339,19 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
 
 
 def _lists(console: Console, result: SearchResult) -> None:
-    for heading, items in (("defaults used", result.defaults_used), ("notes", result.notes)):
+    # What is estimated stands in the title and beside the inputs already.
+    notes = [note for note in result.notes if not note.startswith("estimated: ")]
+    for heading, items in (("defaults used", result.defaults_used), ("notes", notes)):
         if items:
             _heading(console, heading)
             for item in items:
-                _line(console, f"  - {item}")
+                _item(console, item)
     if result.sources:
         _heading(console, "inputs")
         for source in dict.fromkeys(result.sources):
-            digest = f" sha256 {source.sha256[:12]}" if source.sha256 else ""
             mark = " (estimated)" if source.estimated else ""
-            _line(console, f"  - {source.role}: {source.path}{mark}{digest}")
+            # One line each however long, so that paths can be copied.
+            console.print(f"  - {source.role}: {source.path}{mark}", markup=False, soft_wrap=True)
 
 
 def _title(console: Console, title: str, *, estimated: bool) -> None:
@@ -336,6 +367,13 @@ def _heading(console: Console, text: str) -> None:
 
 def _line(console: Console, text: str, style: str | None = None) -> None:
     console.print(escape(text), style=style)
+
+
+def _item(console: Console, text: str) -> None:
+    wrapped = textwrap.fill(
+        text, console.width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    console.print(wrapped, markup=False)
 
 
 def _table(*columns: str, left: int = 0) -> Table:
@@ -364,6 +402,11 @@ def _range(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
+def _count(number: float, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}{plural}"
+
+
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
@@ -372,11 +415,11 @@ def _yes(value: bool) -> str:
     return "yes" if value else "NO"
 
 
-def _one_line(plan: Plan) -> str:
+def one_line(plan: Plan) -> str:
     """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
     counts: dict[str, int] = {}
     for layer, strategy in enumerate(plan.layers):
-        label = strategy_label(strategy, plan.data_degree(layer))
+        label = strategy_label(strategy, plan.data_degree(layer), plan.default_dp_type)
         counts[label] = counts.get(label, 0) + 1
     runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
     return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"

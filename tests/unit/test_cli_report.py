@@ -28,11 +28,11 @@ from search.report.terminal import (
     WIDTH,
     infeasible_sentence,
     make_console,
+    one_line,
     plan_runs,
     show_evaluation,
     show_frontier,
     show_result,
-    strategy_label,
 )
 from search.result import SearchResult
 from tests.unit.cli_results import (
@@ -42,7 +42,6 @@ from tests.unit.cli_results import (
     PREDICTION,
     RESULT,
     SPEC,
-    ZERO3,
     make_session,
 )
 
@@ -156,17 +155,21 @@ def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
 
     text = infeasible_sentence(infeasibility, 24 * GIB)
 
-    assert "stage 1 of 2 misses 3.00 GiB (3221225472 bytes; model states of 2 layers)" in text
+    assert "stage 1 of 0-1 of the smallest plan misses 3.00 GiB (3221225472 bytes)" in text
     assert "--memory-constraint 27.01" in text
     never = dataclasses.replace(infeasibility, smallest_budget_bytes=0)
-    assert "no memory constraint would help" in infeasible_sentence(never, 24 * GIB)
+    text = infeasible_sentence(never, 24 * GIB)
+    assert text == "there is no plan, with any --memory-constraint: model states of 2 layers"
 
 
 def test_runs_of_a_plan() -> None:
     """Equal neighbours of one stage are one run."""
     assert [run[:3] for run in plan_runs(PLAN)] == [(0, 0, 1), (0, 1, 1), (1, 2, 2)]
-    assert strategy_label(ZERO3, 2) == "tp2-dp2-zero3-ckpt"
-    assert strategy_label(dataclasses.replace(ZERO3, ulysses=True, cp=2), 1) == "sp2-cp2-zero3-ckpt"
+
+
+def test_alternatives_name_strategies_as_the_plan_does() -> None:
+    """One label per strategy, with the default data-parallel type where it matters."""
+    assert one_line(PLAN) == "pp2 m4 G16: 1x tp2-dp2-zero3-ckpt + 3x tp2-dp2-zero2"
 
 
 def test_json_has_exactly_the_documented_keys() -> None:

@@ -30,7 +30,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
         session = make_session(result, prediction)
-        monkeypatch.setattr("search.session.open_session", lambda inputs, options: session)
+        monkeypatch.setattr("search.session.open_session", lambda *_: session)
         return session
 
     return use
@@ -83,7 +83,7 @@ def test_infeasible_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) ->
 
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "infeasible"
-    assert "stage 1 of 2 misses 3.00 GiB" in err
+    assert "stage 1 of 0-1 of the smallest plan misses 3.00 GiB" in err
     assert err.count("\n") == 1
 
 
