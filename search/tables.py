@@ -25,7 +25,7 @@ layers, redistribution in front of every layer, charged to the receiving stage; 
 head charged to the last stage), tail_j the sum of its tails, c_j = send_s of the last layer of
 stage j, cbar = max c_j:
     1F1B  s_j = f_j + g_j + 2*cbar*(p-1)/p;   T = sum s_j + (m-1)*max s_j + max tail_j
-    GPipe T = sum (f_j+g_j) + (m-1)*(max f_j + max g_j) + 2*sum c_j + max tail_j
+    GPipe T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j
 Redistribution uses [type of the producing layer, from layout, to layout]; between embedding and
 first layer the type of the first layer, between last layer and head that of the last.
 """

@@ -108,8 +108,7 @@ double Instance::simple_bound(const Item& item) const {
   const int n = t.candidate_table[item.candidate];
   const int p = t.table_stages[n];
   const double m = microbatches(item);
-  if (p > t.num_layers || vocabs(item).empty())
-    return std::numeric_limits<double>::infinity();
+  if (p > t.num_layers || vocabs(item).empty()) return std::numeric_limits<double>::infinity();
   if (!t.gpipe && p > 1 && m < p) return std::numeric_limits<double>::infinity();
   if (!t.division.empty() && static_cast<int>(t.division.size()) != p)
     return std::numeric_limits<double>::infinity();

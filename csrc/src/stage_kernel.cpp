@@ -130,7 +130,7 @@ class Kernel {
   std::vector<int> delta_of_layer_;
   std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 2];  // as StepBound::Vector
-  std::vector<std::vector<Label<D>>> labels_;             // by layer
+  std::vector<std::vector<Label<D>>> labels_;                // by layer
   struct Key {
     Bytes bytes;
     Ticks cost;
@@ -368,8 +368,8 @@ class Kernel {
       }
       point.exit_layout = label->layout;
       if constexpr (D == 1)  // one stage: its cost is the objective
-        bound_.incumbent =
-            std::min(bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0}));
+        bound_.incumbent = std::min(bound_.incumbent,
+                                    bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0}));
       points_.push_back(std::move(point));
     }
   }

@@ -101,6 +101,9 @@ class Subproblem {
 
   void build_stage(int j);
   Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
+  Ticks send_of(int type, int layout) const {
+    return in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(layout)];
+  }
   Fit cell_bound(int j, int l, int n, Bound& out);
   bool size_allowed(int j, int n) const {
     const auto& division = in_.t.division;

@@ -64,7 +64,8 @@ void Subproblem<D>::offer_way(std::vector<OtherStages<D>>& ways, const OtherStag
   }
   OtherStages<D>& last = ways.back();
   last.sum = std::min(last.sum, way.sum);
-  for (std::size_t d = 0; d < D + 1; ++d) last.largest[d] = std::min(last.largest[d], way.largest[d]);
+  for (std::size_t d = 0; d < D + 1; ++d)
+    last.largest[d] = std::min(last.largest[d], way.largest[d]);
 }
 
 // Pareto-minimal ways of the stages before and after every (stage, layer).
@@ -224,8 +225,8 @@ void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& stat
     scalar.bound.others = {{others, {}}};
     scalar.bound.incumbent = limit;
     if (const auto quick = quick_point<1>(scalar))
-      scalar.bound.incumbent = std::min(
-          limit, others + static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
+      scalar.bound.incumbent =
+          std::min(limit, others + static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
     const auto points = solve_stage_frontier<1>(scalar, states);
     const auto best = std::min_element(
         points.begin(), points.end(), [](const auto& a, const auto& b) { return a.cost < b.cost; });
@@ -314,17 +315,17 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                   a = a + move_[at(in_.t.layer_type[l - 1])][at(entry * layouts_ + first)];
                 Partial label;
                 label.sum = rest.sum;
+                Ticks send = 0;
                 if (in_.t.gpipe && j + 1 < stages_)
-                  label.sum +=
-                      2 * (exit < 0 ? least_send_
-                                    : in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) +
-                                               at(exit)]);
+                  send = exit < 0 ? least_send_ : send_of(type, exit);
+                label.sum += 2 * send;
                 label.combined = std::max(rest.combined, combined);
                 Bound largest;
                 largest[D] = std::max(label.combined, before_max_[here][D]);
                 for (std::size_t d = 0; d < D; ++d) {
                   if (d + 1 < D) label.sum += a[d];
                   label.largest[d] = std::max(rest.largest[d], a[d]);
+                  if (d + 1 < D) label.largest[d] = std::max(label.largest[d], send);
                   largest[d] =
                       std::max(static_cast<double>(label.largest[d]), before_max_[here][d]);
                 }
@@ -385,8 +386,11 @@ double Subproblem<D>::step_of(const std::vector<const StagePoint<D>*>& points,
       const int type = in_.t.layer_type[l - 1];
       const int exit = points[at(j - 1)]->exit_layout;
       cost = cost + move_[at(type)][at(exit * layouts_ + points[at(j)]->first_layout)];
-      if (in_.t.gpipe)
-        total.sum += 2 * in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(exit)];
+      if (in_.t.gpipe) {  // a link slower than every stage is the bottleneck
+        total.sum += 2 * send_of(type, exit);
+        for (std::size_t d = 0; d + 1 < D; ++d)
+          total.largest[d] = std::max(total.largest[d], send_of(type, exit));
+      }
     }
     for (std::size_t d = 0; d < D; ++d) {
       if (d + 1 < D) total.sum += cost[d];

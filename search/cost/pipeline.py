@@ -161,12 +161,13 @@ def _step_parts(
 ) -> dict[str, float]:
     """1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p.
 
-    GPipe: T = sum (f_j+g_j) + (m-1)*(max f_j + max g_j) + 2*sum c_j + max tail_j.
+    GPipe: T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j,
+    the maxima over all stages and links: a link slower than every stage is the bottleneck.
     """
     p = len(forward)
     stage = [f + g for f, g in zip(forward, backward, strict=True)]
     if pipeline_type == "gpipe":
-        slowest = max(forward) + max(backward)
+        slowest = max(*forward, *send, 0.0) + max(*backward, *send, 0.0)
         transfer = 2.0 * sum(send)
     else:
         slowest = max(stage)

@@ -243,7 +243,9 @@ def _blocks(t: PlanTables, drop: frozenset[str]) -> Iterator[Block]:
                     slowest, extra_time = slot.max(axis=0), 0.0
                 else:
                     slot = f + g
-                    slowest, extra_time = f.max(axis=0) + g.max(axis=0), 2 * sends.sum(axis=0)
+                    link = sends.max(axis=0)
+                    slowest = np.maximum(f.max(axis=0), link) + np.maximum(g.max(axis=0), link)
+                    extra_time = 2 * sends.sum(axis=0)
                 time = (
                     slot.sum(axis=0) * keep["sum_of_stages"]
                     + (m - 1) * slowest * keep["bottleneck"]

@@ -235,6 +235,8 @@ def _solve_candidate(
             bottleneck = program.variable(cost=float(m - 1))
             for j in everywhere:
                 program.require([*direction[j], (bottleneck, -1.0)], -INF, 0)
+            for c in send:
+                program.require([(c, 1.0), (bottleneck, -1.0)], -INF, 0)
         for c in send:
             program.cost[c] += 2.0
     for j in everywhere:

@@ -120,7 +120,7 @@ def pipeline_time(
     p, m = len(forward_s), num_microbatches
     work = [f + g for f, g in zip(forward_s, backward_s, strict=True)]
     if pipeline_type == "gpipe":
-        bottleneck = max(forward_s) + max(backward_s)
+        bottleneck = max([*forward_s, *send_s]) + max([*backward_s, *send_s])
         return sum(work) + (m - 1) * bottleneck + 2 * sum(send_s) + max(tail_s)
     assert pipeline_type == "1f1b"
     slowest_send = max(send_s, default=0.0)

@@ -142,11 +142,9 @@ def test_gpipe_is_exact_once_slow_links_count_as_bottlenecks(pipe: Pipe) -> None
 
 
 @given(pipe=any_pipe())
-def test_gpipe_formula_is_exact_where_links_are_faster_than_stages(pipe: Pipe) -> None:
-    """T equals the replay when no link is slower than the slowest stage and stage 0 ends last."""
-    fastest = min(max(pipe.forward), max(pipe.backward))
-    tail = sorted(pipe.tail, reverse=True)
-    plain = Pipe(**{**vars(pipe), "send": [min(c, fastest) for c in pipe.send], "tail": tail})
+def test_gpipe_formula_is_exact(pipe: Pipe) -> None:
+    """T equals the replay when stage 0, which ends last, has the longest tail."""
+    plain = Pipe(**{**vars(pipe), "tail": sorted(pipe.tail, reverse=True)})
 
     assert plain.formula("gpipe") == pytest.approx(plain.replay("gpipe"), abs=1e-7)
 
@@ -159,11 +157,10 @@ def test_1f1b_formula_is_never_below_the_replay_for_comparable_stages(send: floa
         assert pipe.formula("1f1b") >= pipe.replay("1f1b") * (1 - 1e-12), pipe
 
 
-def test_gpipe_formula_is_never_below_the_replay_while_links_are_faster_than_stages() -> None:
-    """Thousands of pipelines whose transfers are shorter than a stage's forward."""
-    for seed in range(4000):
-        pipe = comparable(seed, spread=1.0, send=1.0, full=1)
-        assert pipe.formula("gpipe") >= pipe.replay("gpipe") * (1 - 1e-12), pipe
+@given(pipe=any_pipe())
+def test_gpipe_formula_is_never_below_the_replay(pipe: Pipe) -> None:
+    """Any durations and any links."""
+    assert pipe.formula("gpipe") >= pipe.replay("gpipe") - EPS
 
 
 BALANCED: dict[str, Callable[[int], Pipe]] = {

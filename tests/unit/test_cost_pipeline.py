@@ -77,7 +77,7 @@ def by_hand(
         kinds = 0 if p == 1 else 1 if j == 0 else 3 if j == p - 1 else 2
         memory[j] += transient[j] + shared[j] + int(t.stage_fixed_bytes[n, kinds])
     if t.pipeline_type == "gpipe":
-        step = sum(f) + sum(g) + (m - 1) * (max(f) + max(g)) + 2 * sum(c) + max(tail)
+        step = sum(f) + sum(g) + (m - 1) * (max(f + c) + max(g + c)) + 2 * sum(c) + max(tail)
     else:
         s = [x + y + 2 * max(c) * (p - 1) / p for x, y in zip(f, g, strict=True)]
         step = sum(s) + (m - 1) * max(s) + max(tail)
