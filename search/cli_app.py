@@ -179,7 +179,7 @@ def guarded(
     except Exception as error:
         message = getattr(error, "format_message", None)
         if callable(message):  # typer's own usage errors, whose classes it does not export
-            talk(f"{command}: {_sentence(message())}; see --help")
+            talk(f"{command}: {_sentence(message()).rstrip('.')}; see --help")
             return 2
         if os.environ.get(DEBUG_VARIABLE):
             raise

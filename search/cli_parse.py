@@ -98,7 +98,7 @@ def normalise(
             continue
         if value is None:
             if not queue or queue[0].startswith("--"):
-                raise OptionError(f"--{written}: a value is missing, {row.help}")
+                raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
             value = queue.pop(0)
             # A shell list such as `--layernum_list 24 24` is one list of two numbers.
             while row.kind == "ints" and queue and queue[0].isdigit():
@@ -155,9 +155,9 @@ def _inside(row: OptionRow, number: float) -> bool:
 
 
 def _range(row: OptionRow) -> str:
-    parts = [f" of at least {row.low:g}"] if row.low is not None else []
-    parts += [f" above {row.above:g}"] if row.above is not None else []
-    parts += [f" up to {row.high:g}"] if row.high is not None else []
+    parts = [f" of at least {row.low:.12g}"] if row.low is not None else []
+    parts += [f" above {row.above:.12g}"] if row.above is not None else []
+    parts += [f" up to {row.high:.12g}"] if row.high is not None else []
     return " and".join(parts)
 
 

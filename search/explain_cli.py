@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, OptionError
 from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import build_request
@@ -102,7 +102,10 @@ def _rules(why_not: str | None) -> list[str]:
 
     if why_not is None:
         return []
-    parse_rules([why_not], [])
+    try:
+        parse_rules([why_not], [])
+    except OptionError as error:
+        raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
     return [why_not]
 
 

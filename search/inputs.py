@@ -21,7 +21,8 @@ DEFAULT_MODEL = "llama2-7b"
 DEFAULT_HARDWARE = "a100-80gb:1x8"
 """What is planned when no input is named: the complete set of files that is shipped."""
 
-_CARD = re.compile(r"(?P<card>[^:/\\]+):(?P<nodes>\d{1,9})x(?P<gpus>\d{1,9})")
+_CARD = re.compile(r".+:[^/\\]*")
+"""What is meant as CARD:NxG, well formed or not."""
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
 
@@ -102,8 +103,13 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     match: re.Match[str] | None = (
         _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
     )
-    paths_given = any(path for _, path in inputs.hardware_paths)
-    if match is None or paths_given:
+    given = [option for option, path in inputs.hardware_paths if path]
+    if match is not None and given:
+        raise OptionError(
+            f"--hardware: {match[0]} is estimated as a whole and {given[0]} names a measured file; "
+            "give --num-nodes and --num-gpus-per-node instead of CARD:NxG"
+        )
+    if match is None:
         return _measured_hardware(inputs, name), None
     card, num_nodes, gpus_per_node = estimate.parse_hardware(match[0])
     _same("--num-nodes", inputs.num_nodes, num_nodes, match[0])

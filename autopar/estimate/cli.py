@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
+
+_COMMAND = "autopar-profile-estimate"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -30,7 +34,9 @@ def estimate(
     kernels: Annotated[
         str, typer.Option(help="eager: PyTorch operations one by one; fused: fused kernels.")
     ] = "eager",
-    max_batch: Annotated[int, typer.Option(help="Layer times for batches 1 to this.", min=1)] = 8,
+    max_batch: Annotated[
+        int, typer.Option(help="Layer times for batches 1 to this.", min=1, max=1024)
+    ] = 8,
 ) -> None:
     """Write estimated profiles of MODEL on HARDWARE: no GPU is needed, nothing is measured."""
     # heavy imports stay out of --help
@@ -72,19 +78,34 @@ def estimate(
         else:
             paths += write_model_profile(without_sp, spec, out)
     except AutoparError as error:
-        typer.echo(f"autopar-profile-estimate: {error}", err=True)
+        typer.echo(f"{_COMMAND}: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
     except OSError as error:
-        typer.echo(f"autopar-profile-estimate: --out {out}: {error.strerror or error}", err=True)
+        text = f"--out: {out} cannot be written ({error.strerror or error}); choose another folder"
+        typer.echo(f"{_COMMAND}: {text}", err=True)
         raise typer.Exit(2) from None
     for path in paths:
         typer.echo(str(path))
-    typer.echo("estimated from datasheets, not measured", err=True)
+    typer.echo(f"{_COMMAND}: estimated from datasheets, not measured", err=True)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    try:
+        code = app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False)
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if not callable(message):  # only typer's own usage errors are for the user
+            raise
+        text = " ".join(str(message()).split()).rstrip(".")
+        typer.echo(f"{_COMMAND}: {text}; see --help", err=True)
+        return 2
+    return code if isinstance(code, int) else 0
 
 
 def main() -> None:
-    """Run the command."""
-    app()
+    """Entry point of `autopar-profile-estimate`."""
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -187,8 +187,7 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
         console,
         f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
         f"{schedule}, global batch {plan.global_batch} = "
-        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}, "
-        f"{plan.default_dp_type} where not zero3",
+        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}",
     )
     vocab = plan.vocab
     kind = "vsp" if vocab.ulysses else "vtp"
@@ -196,7 +195,8 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
         console,
         f"embedding and head: {kind}{vocab.tp}"
         f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
-        + ("-zero3" if vocab.zero3 else ""),
+        + ("-zero3" if vocab.zero3 else "")
+        + f"; layers without zero3: {plan.default_dp_type}",
     )
     table = _table("stage", "layers", "strategy", "compute", "other", "once per step", left=3)
     if any(stage.runs for stage in prediction.stages):

@@ -185,7 +185,7 @@ def test_only_what_shapes_the_result_is_kept() -> None:
         (["--memory-constrain", "1"], "unknown; did you mean --memory-constraint?"),
         (["--layernum_lst", "1"], "did you mean --layernum-list?"),
         (["--zzzzzz"], "unknown; see --help"),
-        (["--memory-constraint"], "a value is missing, memory of one GPU"),
+        (["--memory-constraint"], "a value is missing; it takes: memory of one GPU"),
         (["--memory-constraint", "--min-bsz"], "--memory-constraint: a value is missing"),
         (["--memory-constraint", "lots"], "expected a number above 0.*got 'lots'"),
         (["--memory-constraint", "0"], "expected a number above 0.*got '0'"),

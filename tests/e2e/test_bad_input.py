@@ -1,0 +1,142 @@
+"""Every row of the table of bad input: exit 2 or 3 and exactly one sentence on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.estimate import cli as estimate_cli
+from search import cli, explain_cli
+from tests.e2e.bad_input_table import COMMANDS, GAPS, Case, cases, prepare
+
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "docs" / "bad-input.md"
+RUN = {COMMANDS[0]: cli.run, COMMANDS[1]: explain_cli.run, COMMANDS[2]: estimate_cli.run}
+CASES = cases()
+Answer = tuple[int, str, str]
+HEAD = """# Bad input
+
+What the commands answer to input that cannot be used; this page is written from the runs of
+`tests/e2e/bad_input_table.py` by `make golden`.
+Exit code 2: an input or an option is unusable. 3: the question is valid and no plan exists.
+"""
+
+
+def name(case: Case) -> str:
+    """Return the row's name for test reports."""
+    return f"{case.section}: {case.what}".replace(" ", "-")
+
+
+def marked(case: Case) -> Any:
+    """Return the row as a parameter, a known gap as a strict expected failure."""
+    reason = GAPS.get((case.section, case.what))
+    marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+    return pytest.param(case, id=name(case), marks=marks)
+
+
+def with_outputs(case: Case) -> list[str]:
+    """Return the arguments of a row, writing no files unless the row is about that."""
+    if case.command != COMMANDS[0] or "--output-config-path" in case.arguments:
+        return list(case.arguments)
+    # First, so that a row whose last option lacks its value stays one.
+    return ["--output-config-path", "none", *case.arguments]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Answer]:
+    """Run every row once, in process and in a folder of its own."""
+    found = {}
+    start = Path.cwd()
+    for case in CASES:
+        folder = tmp_path_factory.mktemp("case")
+        prepare(folder, ROOT)
+        if case.edit is not None:
+            case.edit(folder)
+        out, err = io.StringIO(), io.StringIO()
+        os.chdir(folder)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = RUN[case.command](with_outputs(case))
+        finally:
+            os.chdir(start)
+        found[case] = (code, out.getvalue(), err.getvalue())
+    return found
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+def test_bad_input_is_one_sentence(answers: dict[Case, Answer], case: Case) -> None:
+    """The exit code, one line from the command, nothing else and no traceback."""
+    code, out, err = answers[case]
+
+    assert code == case.code, err
+    assert bool(out) == case.prints
+    assert err.count("\n") == 1, err
+    assert err.startswith(f"{case.command}: ")
+    assert len(err) < 600
+    for word in ("Traceback", "internal error", "Error:", "<class", "None", "  "):
+        assert word not in err
+    assert not re.search(r"\b0x[0-9a-f]{6,}", err)
+
+
+def test_good_files_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows fail for what was spoilt: the folder they start from works."""
+    prepare(tmp_path, ROOT)
+    monkeypatch.chdir(tmp_path)
+    documents = {case.arguments: case for case in CASES if case.edit is not None}
+
+    for arguments, case in documents.items():
+        if "--why-not" not in arguments and "--sp-space" not in arguments:
+            assert RUN[case.command](with_outputs(case)) == 0, arguments
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1], *CASES[60:120:30]], ids=name)
+def test_installed_command_answers_the_same(
+    answers: dict[Case, Answer], case: Case, tmp_path: Path
+) -> None:
+    """A few rows through the entry point of a new process."""
+    prepare(tmp_path, ROOT)
+    if case.edit is not None:
+        case.edit(tmp_path)
+    module = RUN[case.command].__module__
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *with_outputs(case)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (answers[case][0], answers[case][2])
+
+
+def test_golden_page_is_current(
+    answers: dict[Case, Answer], request: pytest.FixtureRequest
+) -> None:
+    """docs/bad-input.md shows what the commands answer today."""
+    lines = [HEAD]
+    for section in dict.fromkeys(case.section for case in CASES):
+        lines += [f"## {section[0].upper()}{section[1:]}", "", "| what | exit | answer |"]
+        lines.append("|---|---|---|")
+        for case in CASES:
+            if case.section == section and (section, case.what) not in GAPS:
+                code, _, err = answers[case]
+                text = err.strip().replace("|", "\\|")
+                lines.append(f"| {case.what} | {code} | {text} |")
+        lines.append("")
+    page = "\n".join(lines)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(page, encoding="utf-8")
+    assert PAGE.is_file(), "docs/bad-input.md does not exist; `make golden` writes it"
+    assert PAGE.read_text(encoding="utf-8") == page, "docs/bad-input.md differs; run `make golden`"
