@@ -129,7 +129,7 @@ class Kernel {
   std::vector<std::vector<Cost<D>>> delta_;     // by layer
   std::vector<int> delta_of_layer_;
   std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
-  std::vector<std::vector<HullPoint>> prefix_bound_[D + 2];  // as StepBound::Vector
+  std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
   std::vector<std::vector<Label<D>>> labels_;                // by layer
   struct Key {
     Bytes bytes;
@@ -238,7 +238,7 @@ class Kernel {
     return transient_used && shared_used;
   }
 
-  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 2;  // combinations add nothing to one
+  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
 
   typename StepBound<D>::Vector bounded(const Cost<D>& cost, int first, double left,
                                         bool& fits) const {
@@ -368,8 +368,8 @@ class Kernel {
       }
       point.exit_layout = label->layout;
       if constexpr (D == 1)  // one stage: its cost is the objective
-        bound_.incumbent = std::min(bound_.incumbent,
-                                    bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0}));
+        bound_.incumbent = std::min(
+            bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0, 0.0}));
       points_.push_back(std::move(point));
     }
   }

@@ -37,16 +37,19 @@ class Subproblem {
   Bytes smallest_budget(Bytes limit, int& binding_stage);
 
  private:
-  static constexpr int kBottlenecks = D - 1;
+  static constexpr int kWeighings = 6;
+  static constexpr Ticks kWeights = 64;  // the tail weights of all stages add up to it
 
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
-    std::array<RelaxedLayers, D + 2> relaxed;          // as StepBound::Vector
+    std::array<RelaxedLayers, D + 3> relaxed;          // as StepBound::Vector
     Cost<D> base{};
     Bytes base_bytes = 0;
     Bytes base_transient = 0;
     Bytes base_shared = 0;
     double relaxed_budget = 0.0;
+    Ticks tail_weight = 0;  // in units of 1/kWeights; see OtherStages::dual
+    double average_weight = 0.0;
   };
   // Of a cell: as StepBound::Vector. As maxima over stages: the dimensions, with the tail raised
   // to what the second combination implies, then the first combination less the stage's part of
@@ -58,12 +61,14 @@ class Subproblem {
   enum class Known { kRelaxed, kIntegral, kExact };
   struct Cell {
     Known known = Known::kRelaxed;
-    // kIntegral: points with the least combinations, for a slowest stage and for another one
-    std::array<StagePoint<D>, 2> feasible;
+    // kIntegral: points with the least combinations, for a slowest stage and for another one, and
+    // the point that is best for the dual
+    std::array<StagePoint<D>, 3> feasible;
     std::vector<StagePoint<D>> points;
   };
   struct Partial {  // stages j..p-1
     Ticks sum = 0;
+    double dual = 0.0;
     Cost<D> largest{};
     double combined = 0.0;  // largest combined bound of cells that are not exact
     int layers = 0;         // of stage j
@@ -91,7 +96,7 @@ class Subproblem {
   std::vector<std::uint8_t> exit_allowed_;  // (K, Y)
   std::vector<Cost<D>> zero_;
   // bounds by (j, l): stages before j on layers before l; stages from j on layers from l
-  std::vector<double> before_sum_, after_sum_;
+  std::vector<double> before_sum_, after_sum_, before_dual_, after_dual_;
   std::vector<Bound> before_max_, after_max_;
   // as before_*/after_*, but as ways that belong together (see OtherStages); filled when needed
   std::vector<std::vector<OtherStages<D>>> before_ways_, after_ways_;
@@ -121,12 +126,16 @@ class Subproblem {
     largest[D - 1] = std::max(largest[D - 1], cell[D + 1] - sum);
     largest[D] = std::max(largest[D], cell[D] - sum);
   }
-  double step(double sum, const Bound& largest) const {
-    double total = largest[D - 1];
-    for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1.0) * largest[d];
-    return sum + std::max(total, largest[D]);
+  double step(double sum, double dual, const Bound& largest) const {
+    double steady = 0.0;
+    for (std::size_t d = 0; d + 1 < D; ++d) steady += (microbatches_ - 1.0) * largest[d];
+    return std::max(sum + std::max(steady + largest[D - 1], largest[D]), dual + steady);
   }
-  double bound_of(double sum, const Bound& largest, std::size_t s_before,
+  double whole_bound() const {
+    const std::size_t all = state(0, 0);
+    return step(after_sum_[all], after_dual_[all], after_max_[all]) * (1.0 - kBoundSlack);
+  }
+  double bound_of(double sum, double dual, const Bound& largest, std::size_t s_before,
                   std::size_t s_after) const;
   bool compute_bounds(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
@@ -139,6 +148,12 @@ class Subproblem {
   std::size_t bound_key(int j, int l, int n) const;
   void refine(int j, int l, int n, double limit, std::int64_t& states);
   double slack(int j, int l, int n, Ticks tail);
+  StepBound<D> weights_of(int j) const;
+  void relax(int j);
+  bool weigh_tails(const std::vector<const Partial*>& path, const std::vector<int>& sizes,
+                   int round, double limit, std::int64_t& states);
+  void refine_entry(int j, int l, int n, std::size_t entry, const StepBound<D>& rest, double limit,
+                    std::int64_t& states);
   void open(int j, int l, int n, double limit, std::int64_t& states);
   double quick_step(const std::vector<int>& sizes, double limit);
   // T of one point per stage.
@@ -149,7 +164,7 @@ class Subproblem {
     Bound largest{};
     for (std::size_t d = 0; d < D; ++d) largest[d] = static_cast<double>(p.largest[d]);
     largest[D] = p.combined;
-    return step(static_cast<double>(p.sum), largest);
+    return step(static_cast<double>(p.sum), p.dual, largest);
   }
   Ticks exact_step(const Partial& p) const {
     Ticks total = p.sum + p.largest[D - 1];

@@ -93,9 +93,25 @@ void Subproblem<D>::build_stage(int j) {
   stage.relaxed_budget = static_cast<double>(in_.budget - stage.base_bytes -
                                              std::max(stage.base_transient, least_transient) -
                                              std::max(stage.base_shared, least_shared));
+  stage.average_weight = stages_ > 1 ? 1.0 / stages_ : 0.0;
+  stage.tail_weight = static_cast<Ticks>(stage.average_weight * kWeights);
+  relax(j);
+}
+
+template <int D>
+StepBound<D> Subproblem<D>::weights_of(int j) const {
   StepBound<D> weights;
   weights.microbatches_less_1 = microbatches_ - 1.0;
-  for (std::size_t d = 0; d < D + 2; ++d) {
+  weights.tail_weight = static_cast<double>(stage_[at(j)].tail_weight) / kWeights;
+  return weights;
+}
+
+// Convex hulls of the options of stage j for every entry of the bound.
+template <int D>
+void Subproblem<D>::relax(int j) {
+  Stage& stage = stage_[at(j)];
+  const StepBound<D> weights = weights_of(j);
+  for (std::size_t d = 0; d < D + 3; ++d) {
     std::vector<std::vector<HullPoint>> hulls(at(types_));
     for (int k = 0; k < types_; ++k) {
       for (const auto& o : stage.options[at(k)])
@@ -129,9 +145,8 @@ typename Subproblem<D>::Fit Subproblem<D>::cell_bound(int j, int l, int n, Bound
       counts[at(k)] =
           in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
     bool fits = true;
-    StepBound<D> weights;
-    weights.microbatches_less_1 = microbatches_ - 1.0;
-    for (std::size_t d = 0; d < D + 2 && fits; ++d) {
+    const StepBound<D> weights = weights_of(j);
+    for (std::size_t d = 0; d < D + 3 && fits; ++d) {
       const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
       fits = value >= 0;
       cell_bound_[key][d] = value + weights.entry(stage.base, d);
@@ -154,6 +169,10 @@ bool Subproblem<D>::compute_bounds(double limit) {
   after_sum_.assign(size, kInf);
   before_max_.assign(size, infinite);
   after_max_.assign(size, infinite);
+  before_dual_.assign(size, kInf);
+  after_dual_.assign(size, kInf);
+  before_dual_[state(0, 0)] = 0.0;
+  after_dual_[state(stages_, layers_)] = 0.0;
   before_sum_[state(0, 0)] = 0.0;
   before_max_[state(0, 0)] = none;
   after_sum_[state(stages_, layers_)] = 0.0;
@@ -179,6 +198,8 @@ bool Subproblem<D>::compute_bounds(double limit) {
         const std::size_t to = state(j + 1, l + n);
         const double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
         before_sum_[to] = std::min(before_sum_[to], sum);
+        before_dual_[to] = std::min(
+            before_dual_[to], before_dual_[from] + (j + 1 < stages_ ? sends : 0.0) + cell[D + 2]);
         Bound largest = before_max_[from];
         raise_to(largest, cell);
         for (std::size_t d = 0; d < D + 1; ++d)
@@ -201,6 +222,8 @@ bool Subproblem<D>::compute_bounds(double limit) {
         if (after_sum_[to] == kInf) continue;
         const double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
         after_sum_[from] = std::min(after_sum_[from], sum);
+        after_dual_[from] = std::min(
+            after_dual_[from], after_dual_[to] + (j + 1 < stages_ ? sends : 0.0) + cell[D + 2]);
         Bound largest = after_max_[to];
         raise_to(largest, cell);
         for (std::size_t d = 0; d < D + 1; ++d)
@@ -213,7 +236,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
 template <int D>
 double Subproblem<D>::bound(double limit) {
   if (!feasible_ || !compute_bounds(limit)) return kInf;
-  return step(after_sum_[state(0, 0)], after_max_[state(0, 0)]) * (1.0 - kBoundSlack);
+  return whole_bound();
 }
 
 template <int D>

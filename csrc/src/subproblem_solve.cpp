@@ -10,12 +10,13 @@ Ticks floor_ticks(double value) { return static_cast<Ticks>(value * (1.0 - kBoun
 }  // namespace
 
 template <int D>
-double Subproblem<D>::bound_of(double sum, const Bound& largest, std::size_t s_before,
+double Subproblem<D>::bound_of(double sum, double dual, const Bound& largest, std::size_t s_before,
                                std::size_t s_after) const {
   Bound all = largest;
   for (std::size_t d = 0; d < D + 1; ++d)
     all[d] = std::max({all[d], before_max_[s_before][d], after_max_[s_after][d]});
-  return step(sum + before_sum_[s_before] + after_sum_[s_after], all);
+  return step(sum + before_sum_[s_before] + after_sum_[s_after],
+              dual + before_dual_[s_before] + after_dual_[s_after], all);
 }
 
 template <int D>
@@ -44,220 +45,10 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   return p;
 }
 
-// Keeps ways that no other one beats in everything; merges into the last one when there are many,
-// which keeps them valid bounds.
-template <int D>
-void Subproblem<D>::offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const {
-  constexpr std::size_t kMostWays = 12;
-  const auto no_worse = [](const OtherStages<D>& a, const OtherStages<D>& b) {
-    if (a.sum > b.sum) return false;
-    for (std::size_t d = 0; d < D + 1; ++d)
-      if (a.largest[d] > b.largest[d]) return false;
-    return true;
-  };
-  for (const auto& kept : ways)
-    if (no_worse(kept, way)) return;
-  std::erase_if(ways, [&](const auto& kept) { return no_worse(way, kept); });
-  if (ways.size() < kMostWays) {
-    ways.push_back(way);
-    return;
-  }
-  OtherStages<D>& last = ways.back();
-  last.sum = std::min(last.sum, way.sum);
-  for (std::size_t d = 0; d < D + 1; ++d)
-    last.largest[d] = std::min(last.largest[d], way.largest[d]);
-}
-
-// Pareto-minimal ways of the stages before and after every (stage, layer).
-template <int D>
-void Subproblem<D>::compute_ways(double limit) {
-  const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
-  before_ways_.assign(size, {});
-  after_ways_.assign(size, {});
-  before_ways_[state(0, 0)].push_back({});
-  after_ways_[state(stages_, layers_)].push_back({});
-  const double sends = in_.t.gpipe ? 2.0 * static_cast<double>(least_send_) : 0.0;
-  Bound cell;
-  const auto extend = [&](int j, int l, int n, bool forward) {
-    const std::size_t here = state(j, l), there = state(j + 1, l + n);
-    if (before_sum_[here] == kInf || after_sum_[there] == kInf) return true;
-    const Fit fit = cell_bound(j, l, n, cell);
-    if (fit == Fit::kTooLarge) return false;
-    if (fit == Fit::kExcluded) return true;
-    const auto& sources = forward ? before_ways_[here] : after_ways_[there];
-    auto& target = forward ? before_ways_[there] : after_ways_[here];
-    for (const OtherStages<D>& source : sources) {
-      OtherStages<D> way = source;
-      way.sum += part_of_sum(cell) + (j + 1 < stages_ ? sends : 0.0);
-      Bound largest{};
-      for (std::size_t d = 0; d < D + 1; ++d) largest[d] = source.largest[d];
-      raise_to(largest, cell);
-      for (std::size_t d = 0; d < D + 1; ++d) way.largest[d] = largest[d];
-      const double rest = forward ? after_sum_[there] : before_sum_[here];
-      if (step(way.sum + rest, largest) * (1.0 - kBoundSlack) <= limit) offer_way(target, way);
-    }
-    return true;
-  };
-  for (int j = 0; j < stages_; ++j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
-        if (size_allowed(j, n) && !extend(j, l, n, true)) break;
-    }
-  for (int j = stages_ - 1; j >= 0; --j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
-        if (size_allowed(j, n) && !extend(j, l, n, false)) break;
-    }
-}
-
-// What the rest of the pipeline costs at least when stage j has layers l..l+n-1 (with one layer
-// type: n layers, wherever they are).
-template <int D>
-StepBound<D> Subproblem<D>::kernel_bound(int j, int l, int n, double limit) {
-  StepBound<D> bound;
-  bound.microbatches_less_1 = microbatches_ - 1.0;
-  bound.incumbent = limit;
-  bound.others.clear();
-  Bound cell;
-  if (cell_bound(j, l, n, cell) == Fit::kTooLarge) return bound;
-  const double sends =
-      in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
-  for (int first = one_type_ ? j : l; first <= (one_type_ ? layers_ - n : l); ++first) {
-    for (const auto& before : before_ways_[state(j, first)])
-      for (const auto& after : after_ways_[state(j + 1, first + n)]) {
-        OtherStages<D> way;
-        way.sum = before.sum + after.sum + sends;
-        for (std::size_t d = 0; d < D + 1; ++d)
-          way.largest[d] = std::max(before.largest[d], after.largest[d]);
-        if (bound.with(way, cell) * (1.0 - kBoundSlack) <= limit) offer_way(bound.others, way);
-      }
-  }
-  return bound;
-}
-
-// The same stage with one cost, a weighted sum of its dimensions; the first layer may follow
-// anything at no cost.
-template <int D>
-StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks, D>& weight) {
-  const auto scalar = [&](const Cost<D>& c) {
-    Ticks total = 0;
-    for (std::size_t d = 0; d < D; ++d) total += weight[d] * c[d];
-    return Cost<1>{total};
-  };
-  StageProblem<1> s;
-  s.layer_type = p.layer_type;
-  s.options.resize(p.options.size());
-  for (std::size_t k = 0; k < p.options.size(); ++k)
-    for (const auto& o : p.options[k])
-      s.options[k].push_back(
-          {o.strategy, o.layout, o.bytes, o.transient, o.shared, scalar(o.cost)});
-  s.num_layouts = p.num_layouts;
-  for (const auto& table : p.redistribute) {
-    s.redistribute.emplace_back();
-    for (const auto& c : table) s.redistribute.back().push_back(scalar(c));
-  }
-  for (const auto& c : p.entry) s.entry.push_back(scalar(c));
-  for (const auto& c : p.exit) s.exit.push_back(scalar(c));
-  s.exit_allowed = p.exit_allowed;
-  s.base = scalar(p.base);
-  s.budget = p.budget;
-  s.base_transient = p.base_transient;
-  s.base_shared = p.base_shared;
-  return s;
-}
-
-// The vector cost of given strategies.
-template <int D>
-StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
-  StagePoint<D> point;
-  point.first_layout = scalar.first_layout;
-  point.exit_layout = scalar.exit_layout;
-  point.strategies = scalar.strategies;
-  point.bytes = scalar.bytes;
-  point.cost = p.base + p.entry[at(point.first_layout)] + p.exit[at(point.exit_layout)];
-  int before = -1;
-  for (std::size_t i = 0; i < point.strategies.size(); ++i) {
-    const auto& options = p.options[at(p.layer_type[i])];
-    const auto o = std::find_if(options.begin(), options.end(), [&](const auto& option) {
-      return option.strategy == point.strategies[i];
-    });
-    point.cost = point.cost + o->cost;
-    if (before >= 0)
-      point.cost = point.cost +
-                   p.redistribute[at(p.layer_type[i - 1])][at(before * p.num_layouts + o->layout)];
-    before = o->layout;
-  }
-  return point;
-}
-
-// Replaces the relaxed bound of a cell by integral minima, one objective at a time.
-template <int D>
-void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& states) {
-  Cell& cell = cells_[cell_key(j, l, n)];
-  const std::size_t key = bound_key(j, l, n);
-  const StageProblem<D> p = problem(j, l, n);
-  const StepBound<D> rest = kernel_bound(j, l, n, limit);
-  cell.known = Known::kIntegral;
-  if (rest.others.empty()) {  // no plan within the limit uses this cell
-    cell_fit_[key] = Fit::kExcluded;
-    return;
-  }
-  // first the combinations, then every bottleneck dimension
-  std::vector<std::size_t> entries{D};
-  if (D > 1) entries.push_back(D + 1);
-  for (std::size_t d = 0; d + 1 < D; ++d) entries.push_back(d);
-  for (const std::size_t entry : entries) {
-    std::array<Ticks, D> weight{};
-    const Ticks factor = entry == D + 1 ? 1 : microbatches_;
-    for (std::size_t c = 0; c + 1 < D; ++c) weight[c] = entry >= D || c == entry ? factor : 0;
-    weight[D - 1] = entry >= D ? 1 : 0;
-    StageProblem<1> scalar = scalar_problem<D>(p, weight);
-    double others = kInf;
-    for (const auto& other : rest.others) {
-      double sum = other.sum;
-      if (entry < D) sum += other.largest[D - 1];
-      if (entry == D + 1)
-        for (std::size_t c = 0; c + 1 < D; ++c) sum += rest.microbatches_less_1 * other.largest[c];
-      others = std::min(others, sum);
-    }
-    scalar.bound.others = {{others, {}}};
-    scalar.bound.incumbent = limit;
-    if (const auto quick = quick_point<1>(scalar))
-      scalar.bound.incumbent =
-          std::min(limit, others + static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0);
-    const auto points = solve_stage_frontier<1>(scalar, states);
-    const auto best = std::min_element(
-        points.begin(), points.end(), [](const auto& a, const auto& b) { return a.cost < b.cost; });
-    if (best == points.end()) {  // nothing as good as the limit
-      cell_fit_[key] = Fit::kExcluded;
-      return;
-    }
-    double least = static_cast<double>(best->cost[0]) * (1.0 - kBoundSlack);
-    if (entry < D) least /= microbatches_;
-    cell_bound_[key][entry] = std::max(cell_bound_[key][entry], least);
-    if (entry >= D) cell.feasible[entry - D] = priced<D>(p, *best);
-  }
-  if constexpr (D == 1) {  // one stage: its combined cost is the objective
-    cell.points = {cell.feasible[0]};
-    cell.known = Known::kExact;
-  }
-}
-
-template <int D>
-void Subproblem<D>::open(int j, int l, int n, double limit, std::int64_t& states) {
-  Cell& cell = cells_[cell_key(j, l, n)];
-  StageProblem<D> p = problem(j, l, n);
-  p.bound = kernel_bound(j, l, n, limit);
-  cell.points = solve_stage_frontier<D>(p, states);
-  cell.known = Known::kExact;
-}
-
 template <int D>
 void Subproblem<D>::offer(std::vector<Partial>& list, const Partial& label) const {
   const auto no_worse = [](const Partial& a, const Partial& b) {
-    if (a.sum > b.sum) return false;
+    if (a.sum > b.sum || a.dual > b.dual) return false;
     for (std::size_t d = 0; d < D; ++d)
       if (a.largest[d] > b.largest[d]) return false;
     return a.combined <= b.combined;
@@ -292,15 +83,17 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
             in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
         Bound own_largest{};
         raise_to(own_largest, bound);
-        if (bound_of(sends + part_of_sum(bound), own_largest, here, there) * (1.0 - kBoundSlack) >
+        if (bound_of(sends + part_of_sum(bound), sends + bound[D + 2], own_largest, here, there) *
+                (1.0 - kBoundSlack) >
             limit)
           continue;
         const auto found = cells_.find(cell_key(j, l, n));
         const Cell& cell = found == cells_.end() ? unknown : found->second;
         const int type = in_.t.layer_type[l + n - 1];
         // combine one way to run this stage with every way to run the following ones
-        const auto combine = [&](const Cost<D>& own, double combined, int first, int exit,
-                                 int point) {
+        const StepBound<D> weights = weights_of(j);
+        const auto combine = [&](const Cost<D>& own, double combined, double dual, int first,
+                                 int exit, int point) {
           for (int list = 0; list <= any; ++list) {
             if (j < stages_ - 1 && list != any && exit >= 0 && list != exit) continue;
             if (j < stages_ - 1 && list != any &&
@@ -320,6 +113,8 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                   send = exit < 0 ? least_send_ : send_of(type, exit);
                 label.sum += 2 * send;
                 label.combined = std::max(rest.combined, combined);
+                label.dual = rest.dual + 2.0 * static_cast<double>(send) +
+                             (point < 0 ? dual : weights.entry(a, D + 2));
                 Bound largest;
                 largest[D] = std::max(label.combined, before_max_[here][D]);
                 for (std::size_t d = 0; d < D; ++d) {
@@ -329,7 +124,8 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                   largest[d] =
                       std::max(static_cast<double>(label.largest[d]), before_max_[here][d]);
                 }
-                if (step(static_cast<double>(label.sum) + before_sum_[here], largest) *
+                if (step(static_cast<double>(label.sum) + before_sum_[here],
+                         label.dual + before_dual_[here], largest) *
                         (1.0 - kBoundSlack) >
                     limit)
                   continue;
@@ -345,12 +141,13 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
         };
         if (cell.known == Known::kExact) {
           for (std::size_t q = 0; q < cell.points.size(); ++q)
-            combine(cell.points[q].cost, 0.0, cell.points[q].first_layout,
+            combine(cell.points[q].cost, 0.0, 0.0, cell.points[q].first_layout,
                     cell.points[q].exit_layout, static_cast<int>(q));
         } else {
           Cost<D> own;
           for (std::size_t d = 0; d < D; ++d) own[d] = floor_ticks(own_largest[d]);
-          combine(own, own_largest[D] * (1.0 - kBoundSlack), -1, -1, -1);
+          combine(own, own_largest[D] * (1.0 - kBoundSlack), bound[D + 2] * (1.0 - kBoundSlack), -1,
+                  -1, -1);
         }
       }
     }
@@ -437,10 +234,10 @@ template <int D>
 ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
   ItemPlan plan;
   if (!feasible_) return plan;
+  int weighings = 0;
   while (true) {
     if (!compute_bounds(limit)) return plan;
-    if (step(after_sum_[state(0, 0)], after_max_[state(0, 0)]) * (1.0 - kBoundSlack) > limit)
-      return plan;
+    if (whole_bound() > limit) return plan;
     const auto labels = divide(limit);
     const std::size_t lists = at(layouts_) + 1;
     const auto& complete = labels[state(0, 0) * lists + at(layouts_)];
@@ -485,6 +282,10 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
     }
     limit = std::min(limit, assembled_step(path, sizes));
     if (refined) continue;
+    if (weighings < kWeighings) {
+      ++weighings;
+      if (weigh_tails(path, sizes, weighings, limit, states)) continue;
+    }
     // one cell at a time, the one whose bound seems least tight: what it teaches narrows the others
     int widest = -1, first_layer = 0;
     double widest_gap = -1.0;
@@ -502,17 +303,6 @@ ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
     }
     open(widest, first_layer, sizes[at(widest)], limit, states);
   }
-}
-
-// How far the known point of a refined cell is from its bound, given the tail of the division.
-template <int D>
-double Subproblem<D>::slack(int j, int l, int n, Ticks tail) {
-  const StagePoint<D>& point = cells_[cell_key(j, l, n)].feasible[1];
-  Bound bound;
-  if (point.strategies.empty() || cell_bound(j, l, n, bound) != Fit::kFits) return 0.0;
-  double gap = std::max(0.0, static_cast<double>(point.cost[D - 1] - tail));
-  for (std::size_t d = 0; d + 1 < D; ++d) gap += static_cast<double>(point.cost[d]) - bound[d];
-  return std::max(gap, 0.0);
 }
 
 template class Subproblem<1>;

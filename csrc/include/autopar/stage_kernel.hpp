@@ -30,10 +30,13 @@ struct StageOption {
 
 // One way to run all other stages: lower bounds of their part of the sum and of their maxima, by
 // dimension. The last maximum is m * (bottleneck dimensions) + tail of a stage, less its part of
-// the sum: together with `sum` a bound of T by itself.
+// the sum: together with `sum` a bound of T by itself. `dual` is the sum of bottleneck dimensions
+// plus weighted tails; as the weights of all stages add up to at most one, it replaces the sum and
+// the largest tail together.
 template <int D>
 struct OtherStages {
   double sum = 0.0;
+  double dual = 0.0;
   std::array<double, D + 1> largest{};
 };
 
@@ -41,19 +44,21 @@ struct OtherStages {
 // vector is followed by lower bounds of two combinations, m * (sum of bottleneck dimensions) + tail
 // and (sum of bottleneck dimensions) + tail: they see that the smallest time and the smallest tail
 // need not come from the same strategies, for a stage that is the slowest and for one that is not.
+// The last entry is the stage's part of `dual`.
 template <int D>
 struct StepBound {
-  using Vector = std::array<double, D + 2>;
+  using Vector = std::array<double, D + 3>;
 
   std::vector<OtherStages<D>> others{OtherStages<D>{}};  // one of them holds
   double microbatches_less_1 = 0.0;
-  double incumbent = 0.0;  // labels whose bound exceeds it are dropped
+  double tail_weight = 0.0;  // of this stage, in the dual
+  double incumbent = 0.0;    // labels whose bound exceeds it are dropped
 
   // Entry `d` of the vector that belongs to an exact cost.
   double entry(const std::array<Ticks, D>& cost, std::size_t d) const {
     if (d < D) return static_cast<double>(cost[d]);
     const double weight = d == D ? microbatches_less_1 + 1.0 : 1.0;
-    double total = static_cast<double>(cost[D - 1]);
+    double total = static_cast<double>(cost[D - 1]) * (d == D + 2 ? tail_weight : 1.0);
     for (std::size_t c = 0; c + 1 < D; ++c) total += weight * static_cast<double>(cost[c]);
     return total;
   }
@@ -64,7 +69,8 @@ struct StepBound {
       steady += microbatches_less_1 * std::max(cost[d], other.largest[d]);
     }
     const double tail = std::max({cost[D - 1], other.largest[D - 1], cost[D + 1] - sum});
-    return other.sum + std::max({sum + steady + tail, cost[D], sum + other.largest[D]});
+    return std::max(other.sum + std::max({sum + steady + tail, cost[D], sum + other.largest[D]}),
+                    other.dual + cost[D + 2] + steady);
   }
   bool prunes(const Vector& cost) const {
     for (const auto& other : others)
