@@ -1,7 +1,8 @@
 """Prints estimated A100 documents of llama2-7b and gpt-6.7b beside the published measurements.
 
 Run from the repository root: `python benchmarks/estimate_vs_measured.py [--cases DIR]`. Reads the
-documented files of Galvatron's repository; nothing in `autopar.estimate` was fitted to them.
+documented files of Galvatron's repository. The comparison is not blind: no constant was fitted by
+a procedure, but several were chosen with these files in view (docs/estimates.md lists them).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 _COMMAND = "autopar-search"
+_PRICING_DEFAULTS = ("--memory-constraint", "--time-profile-mode")
 _HELP = """Find the fastest parallel training plan that fits in memory.
 
 Without arguments the shipped default is planned. Say what you have:
@@ -91,6 +92,8 @@ def _evaluate(request: Request, session: Session) -> int:
     path = request.output.evaluate
     assert path is not None
     plan, prediction = working("pricing", lambda: evaluate_file(path, session))
+    # Batch and data-parallel type are those of the file.
+    defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     if request.output.json_path != "-":
         from search.report.terminal import make_console, show_evaluation
 
@@ -101,9 +104,9 @@ def _evaluate(request: Request, session: Session) -> int:
             path=path,
             title=session.title,
             estimated=session.estimated,
-            defaults=session.defaults,
+            defaults=defaults,
         )
-    _emit(request, evaluation_document(plan, prediction, defaults=session.defaults))
+    _emit(request, evaluation_document(plan, prediction, defaults=defaults))
     return 0
 
 

@@ -116,7 +116,8 @@ def show_explanation(
         _print(console, f"  memory, {flight}: " + _gibibytes(stage.memory_bytes))
         for run in stage.runs:
             last = run.first_layer + run.num_layers - 1
-            _print(console, f"  layers {run.first_layer}-{last} {run.label}")
+            which = f"layers {run.first_layer}-{last}" if run.num_layers > 1 else f"layer {last}"
+            _print(console, f"  {which} {run.label}")
             _print(console, "      time: " + _seconds(run.time_s))
             _print(console, "      memory: " + _gibibytes(run.memory_bytes))
     if not perturbations:

@@ -85,6 +85,61 @@ def test_reading_either_file_back_prices_the_same(tmp_path: Path, published: lis
             assert priced[key] == found[key]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--model", "t5-3b", "--hardware", "a100-40gb:1x8", "--settle-bsz", "32"],
+        ["--model", "llama3-70b", "--hardware", "h100:4x8", "--settle-bsz", "64"],
+        ["--model", "llama2-13b", "--hardware", "h100:2x6", "--settle-bsz", "48", "--min-bsz", "1"],
+    ],
+    ids=["default", "two layer types", "many stages", "twelve GPUs"],
+)
+def test_estimated_plans_are_read_back_and_repeat(tmp_path: Path, options: list[str]) -> None:
+    """Either file gives the figures that were printed, and the same question the same bytes."""
+    contents = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        found = json.loads(
+            search(
+                *options, "--json", "-", "--output-config-path", str(folder), cwd=tmp_path
+            ).stdout
+        )
+        contents.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 2
+
+    for name in contents[0]:
+        path = str(tmp_path / "first" / name)
+        priced = json.loads(
+            search(*options, "--evaluate", path, "--json", "-", cwd=tmp_path).stdout
+        )
+        for key in ("legal", "fits", "step_time_s", "replay_s", "samples_per_s", "memory", "plan"):
+            assert priced[key] == found[key]
+
+
+def test_explain_needs_no_options_for_our_own_plan_file(tmp_path: Path) -> None:
+    """The plan file names even the inputs that nobody typed, so nothing is said about them."""
+    search(cwd=tmp_path)
+    (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
+
+    done = run("search.explain_cli", str(own), cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert "this is the best plan of the search space" in done.stdout
+
+
+def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
+    """The documented default batch of 8 suits few clusters; the line says what to give."""
+    done = search("--model", "llama2-7b", "--hardware", "h100:2x8", "--json", "-", cwd=tmp_path)
+
+    assert "no batch size given" in done.stderr
+    assert "--settle-bsz" in done.stderr
+    defaults = json.loads(done.stdout)["defaults_used"]
+    assert any(line.startswith("--settle-bsz 8") for line in defaults)
+    assert any(line.startswith("--memory-constraint 79.65") for line in defaults)
+
+
 def test_threads_do_not_change_the_files(tmp_path: Path, published: list[str]) -> None:
     """One thread or two: byte for byte the same."""
     contents = []

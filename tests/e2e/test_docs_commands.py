@@ -1,0 +1,78 @@
+"""Every autopar-* command that the documentation shows runs as it is printed there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autopar.estimate import cli as estimate_cli
+from search import cli, explain_cli
+
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = ("README.md", "docs/quickstart.md", "docs/cli.md", "docs/estimates.md")
+RUN = {
+    "autopar-search": cli.run,
+    "autopar-explain": explain_cli.run,
+    "autopar-profile-estimate": estimate_cli.run,
+}
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """Yield the words of every command in the code blocks of a page."""
+    for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] in RUN:
+                yield words
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with measured files where the pages have them, as working directory."""
+    shutil.copytree(ROOT / "hardware_configs" / "a100-80gb_1x8", tmp_path / "hardware")
+    shutil.copytree(ROOT / "models" / "llama2-7b" / "configs", tmp_path / "profiles")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))])
+def test_commands_run_as_printed(
+    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of the page, after `make search`, which all pages begin with."""
+    assert cli.run([]) == 0
+    for words in commands(page):
+        capsys.readouterr()
+        code = RUN[words[0]](words[1:])
+        assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
+
+
+def test_documentation_shows_commands() -> None:
+    """The pattern above finds what it must."""
+    found = [words for page in PAGES for words in commands(page)]
+
+    assert {words[0] for words in found} == set(RUN)
+    assert len(found) >= 10
+
+
+def test_golden_readme_shows_what_is_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """The report of `make search` in the README is the one of today, down to the memory."""
+    assert cli.run(["--output-config-path", "none"]) == 0
+    report = capsys.readouterr().out.split("\nalternatives\n")[0].rstrip("\n") + "\n"
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    shown = BLOCK.findall(text)[1]
+    if request.config.getoption("--update-golden"):
+        path.write_text(text.replace(f"```\n{shown}```", f"```\n{report}```", 1), encoding="utf-8")
+        return
+    assert shown == report, "the README shows another report; run `make golden`"
