@@ -19,7 +19,14 @@ except ImportError as error:  # pragma: no cover - depends on the installation
         f"({error})"
     ) from error
 
-__all__ = ["ABI_VERSION", "StageSolution", "TableChoice", "TableSolution", "solve_stage", "solve_tables"]
+__all__ = [
+    "ABI_VERSION",
+    "StageSolution",
+    "TableChoice",
+    "TableSolution",
+    "solve_stage",
+    "solve_tables",
+]
 
 ABI_VERSION = 1
 if _core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation

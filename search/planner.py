@@ -28,7 +28,14 @@ from search.result import Alternative, Infeasibility, Prediction, SearchResult, 
 from search.space import SearchSpace, build_space, global_batches
 from search.tables import PlanTables
 
-__all__ = ["FRONTIER_STEPS", "Planner", "StageSolution", "TableSolution", "solve_stage", "solve_tables"]
+__all__ = [
+    "FRONTIER_STEPS",
+    "Planner",
+    "StageSolution",
+    "TableSolution",
+    "solve_stage",
+    "solve_tables",
+]
 
 FRONTIER_STEPS = 64
 """At most so many points of `Planner.frontier`."""
