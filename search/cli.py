@@ -29,8 +29,8 @@ Without arguments the shipped default is planned. Say what you have:
 --hardware h100:4x8 --model llama3-70b estimates everything from datasheets; measured files are
 named by the path options below, each a file or a folder.
 
-Exit codes: 0 done, 2 an input is unusable, 3 no plan fits. The plan goes to stdout and to two
-files, everything else to stderr.
+Exit codes: 0 done, 2 an input is unusable, 3 no plan fits or none was found in time. The plan
+goes to stdout and to two files, everything else to stderr.
 """
 
 
@@ -64,6 +64,11 @@ def _execute(request: Request) -> int:
         _emit(request, document)
         budget = session.options.memory_constraint_bytes
         talk(f"{_COMMAND}: {infeasible_sentence(result.infeasibility, budget)}")
+        return 3
+    if result.plan is None:
+        _emit(request, document)
+        limit = request.options.time_limit_s
+        talk(f"{_COMMAND}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
     if request.output.json_path != "-":
         from search.report.terminal import make_console, show_frontier, show_result

@@ -163,6 +163,8 @@ def guarded(
             talk(f"{command}: {notice}")
         code = app()(args=normal, prog_name=command, standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer makes an exit code of Ctrl-C, and says nothing
+            talk(f"{command}: interrupted")
         return code if isinstance(code, int) else 0
     except AutoparError as error:
         if os.environ.get(DEBUG_VARIABLE):

@@ -65,7 +65,7 @@ def make_console(stream: TextIO) -> Console:
     """Return a console of at most 100 columns, plain when the stream is no terminal."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if stream.isatty() else WIDTH
     file = stream if stream.isatty() else cast("TextIO", _Trimmed(stream))
-    return Console(file=file, width=max(width, 60), highlight=False, soft_wrap=False)
+    return Console(file=file, width=max(width, 70), highlight=False, soft_wrap=False)
 
 
 class _Trimmed:
@@ -242,6 +242,7 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
         return
     _heading(console, "step time")
     table = _table("part", "time", "share", "", left=1)
+    width = min(_BAR, console.width - 42)
     start = 0.0
     parts = prediction.waterfall_s
     for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
@@ -250,10 +251,11 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
             escape(_PARTS.get(name, name.replace("_", " "))),
             format_seconds(value),
             _percent(value / total) if total else "",
-            _bar(console, start / total, (start + value) / total) if total else "",
+            _bar(console, start / total, (start + value) / total, width) if total else "",
         )
         start += value
-    table.add_row("step", format_seconds(total), "100.0 %", _bar(console, 0.0, 1.0), style="bold")
+    bar = _bar(console, 0.0, 1.0, width)
+    table.add_row("step", format_seconds(total), "100.0 %", bar, style="bold")
     console.print(table)
 
 
@@ -271,7 +273,7 @@ def show_memory(console: Console, prediction: Prediction) -> None:
             format_bytes(stage.reserved_bytes),
             format_bytes(stage.budget_bytes),
             _percent(share) + over,
-            _bar(console, 0.0, min(share, 1.0), width=30, track=True),
+            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 55), track=True),
             style="bold red" if share > 1 else None,
         )
     console.print(table)
@@ -387,9 +389,7 @@ def _table(*columns: str, left: int = 0) -> Table:
     return table
 
 
-def _bar(
-    console: Console, start: float, end: float, *, width: int = _BAR, track: bool = False
-) -> str:
+def _bar(console: Console, start: float, end: float, width: int, *, track: bool = False) -> str:
     """Return a bar from `start` to `end` (shares of the width); at least one cell when not 0."""
     full, empty = ("█", "░") if "utf" in (console.encoding or "").lower() else ("#", ".")
     first = min(int(start * width + 0.5), width - 1)

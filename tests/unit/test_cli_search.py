@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,17 @@ def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) ->
     """typer's own usage errors are one sentence too."""
     assert explain_cli.run([]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a plan nor a proof that there is none."""
+    late = dataclasses.replace(
+        RESULT, status="time_limit", plan=None, prediction=None, alternatives=(), gap=math.inf
+    )
+    fixed(late)
+
+    assert cli.run(["--time-limit", "0.5", "--json", "-"]) == 3
+
+    out, err = capsys.readouterr()
+    assert json.loads(out)["status"] == "time_limit"
+    assert err == ("autopar-search: no plan was found within --time-limit 0.5; give more seconds\n")

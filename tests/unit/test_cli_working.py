@@ -37,9 +37,9 @@ def test_working_returns_what_the_call_returns_and_raises_what_it_raises() -> No
 def test_ctrl_c_ends_a_long_search_with_one_sentence() -> None:
     """Exit 130 at once, though the worker would go on for a minute."""
     code = (
-        "import sys, time; from search.cli_app import guarded, leave, working\n"
-        "def app(): return lambda **_: working('searching', lambda: time.sleep(60))\n"
-        "print('ready', flush=True); leave(guarded('tool', app, [], [], ''))"
+        "import time; from search.cli_app import guarded, leave, make_app, working\n"
+        "def go(raw): print('ready', flush=True); return working('x', lambda: time.sleep(60))\n"
+        "leave(guarded('tool', lambda: make_app('tool', [], go), [], [], ''))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
