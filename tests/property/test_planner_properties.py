@@ -340,3 +340,74 @@ def test_no_random_plan_is_faster(search: tuple[Session, dict[str, Any]], seed: 
             continue
         best = planner.solve(global_batch_sizes=(plan.global_batch,))
         assert speed(best) >= priced.samples_per_s * (1 - 1e-12)
+
+
+def neighbour(plan: Plan, session: Session, rng: random.Random) -> Plan:
+    """Return a plan that differs a little: some layers, a boundary, the embedding or m."""
+    ranks = plan.world_size // plan.num_stages
+    degrees = [t for t in divisors(ranks) if t <= 8]
+    what = rng.choice(("layers", "swap", "boundary", "vocab", "m"))
+    layers = list(plan.layers)
+    if what == "layers":
+        t = rng.choice(degrees)
+        other = LayerStrategy(
+            tp=t,
+            ulysses=t > 1 and rng.random() < 0.5,
+            zero3=rng.random() < 0.5,
+            checkpoint=rng.random() < 0.5,
+        )
+        first = rng.randrange(len(layers))
+        last = min(len(layers), first + rng.choice((1, 1, 2, 4, len(layers))))
+        layers[first:last] = [other] * (last - first)
+    elif what == "swap":
+        a, b = rng.randrange(len(layers)), rng.randrange(len(layers))
+        layers[a], layers[b] = layers[b], layers[a]
+    sizes = list(plan.stage_sizes)
+    if what == "boundary" and len(sizes) > 1:
+        give, take = rng.sample(range(len(sizes)), 2)
+        sizes[give] -= 1
+        sizes[take] += 1
+    vocab = plan.vocab
+    if what == "vocab":
+        t = rng.choice(degrees)
+        vocab = VocabStrategy(tp=t, ulysses=t > 1 and rng.random() < 0.5, zero3=rng.random() < 0.5)
+    m = plan.num_microbatches
+    if what == "m":
+        m = rng.choice(divisors(plan.global_batch))
+    return replace(
+        plan,
+        layers=tuple(layers),
+        stage_sizes=tuple(sizes),
+        vocab=vocab,
+        num_microbatches=m,
+    )
+
+
+NEIGHBOURS = [(*inputs, gib, 48) for inputs in ESTIMATED for gib in (10.0, 20.0, 40.0)]
+
+
+@pytest.mark.parametrize(("name", "hardware", "gib", "batch"), NEIGHBOURS)
+def test_no_neighbour_of_the_optimum_is_faster(
+    name: str, hardware: str, gib: float, batch: int
+) -> None:
+    """Small changes of the best plan that fit are slower or tie; many of them are tried."""
+    session = opened(name, hardware)
+    best = session.planner.solve(gib * GIB, global_batch_sizes=(batch,))
+    if best.plan is None:
+        assert best.infeasibility is not None
+        best = session.planner.solve(
+            best.infeasibility.smallest_budget_bytes * 1.05, global_batch_sizes=(batch,)
+        )
+        gib = float(str(best.options["memory_constraint_bytes"])) / GIB
+    assert best.plan is not None
+    rng = random.Random(3)
+    tried = 0
+    for _ in range(120):
+        other = neighbour(best.plan, session, rng)
+        if min(other.stage_sizes) < 1:
+            continue
+        priced = session.planner.evaluate(other, gib * GIB)
+        if priced.legal and priced.fits:
+            tried += 1
+            assert priced.samples_per_s <= speed(best) * (1 + 1e-12), other
+    assert tried > 5

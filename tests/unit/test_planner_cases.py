@@ -302,3 +302,21 @@ def test_infeasible_names_the_smallest_budget_that_works() -> None:
     assert need - result.infeasibility.missing_bytes == 8 * GIB
     check(planner.solve(need))
     assert planner.solve(need - 1).status == "infeasible"
+
+
+def test_a_thousand_gpus_and_many_batches() -> None:
+    """128 x 8 GPUs, 96 layers, 8 batch sizes: certified, and a smaller budget is no faster."""
+    inputs = InputSpec(
+        model="llama3-70b", hardware="h100:128x8", num_layers=(96,), seq_length=(4096,)
+    )
+    options = SearchOptions(
+        sp_space="tp+sp", default_dp_type="zero2", memory_constraint_bytes=80 * GIB, top=0
+    )
+    planner = open_session(inputs, options).planner
+    batches = tuple(range(1024, 2048, 128))
+    best = planner.solve(global_batch_sizes=batches)
+    plan = check(best)
+
+    assert plan.global_batch in batches
+    assert uses_all_ranks(plan)
+    assert check_speed(planner.solve(64 * GIB, global_batch_sizes=batches)) <= check_speed(best)
