@@ -21,14 +21,29 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
     """
     problems = list(_structure(plan, spec))
     shape_known = len(plan.layers) == spec.num_layers
+    # Runs that differ in something else, such as checkpointing, share a sentence.
+    where: dict[str, list[tuple[int, int]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
-        where = f"layer {first}" if first == last else f"layers {first}-{last}"
-        problems += (f"{where}: {text}" for text in _degrees(plan, strategy))
+        texts = list(_degrees(plan, strategy))
         if shape_known:
-            layer = spec.layers[kind]
-            problems += (f"{where}: {text}" for text in _shape(layer, strategy, sequence_parallel))
+            texts += _shape(spec.layers[kind], strategy, sequence_parallel)
+        for text in texts:
+            ranges = where.setdefault(text, [])
+            if ranges and ranges[-1][1] == first - 1:
+                ranges[-1] = (ranges[-1][0], last)
+            else:
+                ranges.append((first, last))
+    problems += (f"{_layers(ranges)}: {text}" for text, ranges in where.items())
     problems += _vocabulary(plan, spec, sequence_parallel)
     return tuple(problems)
+
+
+def _layers(ranges: list[tuple[int, int]]) -> str:
+    """Return ranges of layers in words, the first four of them."""
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:4]]
+    shown += ["..."] if len(ranges) > 4 else []
+    one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    return ("layer " if one else "layers ") + ", ".join(shown)
 
 
 def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:

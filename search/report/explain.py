@@ -151,7 +151,8 @@ def show_best(
 
     console.print()
     if baseline.infeasibility is not None:
-        _print(console, infeasible_sentence(baseline.infeasibility, budget_bytes))
+        why = infeasible_sentence(baseline.infeasibility, budget_bytes)
+        _print(console, f"searching with these options: {why}")
         return
     if baseline.plan is None or baseline.prediction is None:
         _print(console, "the search found no plan to compare with before its time limit")

@@ -261,6 +261,8 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
 
 def show_memory(console: Console, prediction: Prediction) -> None:
     """Print what every stage allocates and reserves against its budget."""
+    if not prediction.stages:
+        return
     _heading(console, "memory per GPU")
     table = _table("stage", "allocated", "reserved", "budget", "used", "")
     for stage in prediction.stages:

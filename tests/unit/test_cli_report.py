@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from autopar.hardware import Curve
+from autopar.legality import violations
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.plan_files import read_plan_document, read_strategy
 from autopar.units import GB, GIB
 from search.options import SearchOptions
@@ -258,3 +260,25 @@ def test_more_bandwidth_raises_the_bus_bandwidth_at_every_size(
     assert more.allreduce_bytes_per_s[(8, True)] == 1e11 + GB
     assert more.p2p_bytes_per_s == hardware.p2p_bytes_per_s
     assert add_bandwidth(hardware, p2p=GB).curves == hardware.curves
+
+
+def test_runs_with_the_same_violation_share_a_sentence() -> None:
+    """What differs between neighbours, such as checkpointing, does not repeat the arithmetic."""
+    bad = (LayerStrategy(tp=3), LayerStrategy(tp=3, checkpoint=True))
+    spec = dataclasses.replace(SPEC, layers=(dataclasses.replace(SPEC.layers[0], num_layers=12),))
+    good = LayerStrategy()
+    plan = Plan(
+        world_size=8,
+        num_stages=1,
+        stage_sizes=(12,),
+        layers=(*bad, good, bad[0], good, bad[0], good, bad[0], good, bad[0], good, good),
+        vocab=VocabStrategy(),
+        global_batch=8,
+        num_microbatches=1,
+    )
+
+    found = violations(plan, spec, sequence_parallel=False)
+
+    heads = [text for text in found if ": heads(" in text]
+    assert len(heads) == 1
+    assert heads[0].startswith("layers 0-1, 3, 5, 7, ...: heads(16) % tp(3) = 1 != 0")
