@@ -11,6 +11,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,12 +211,11 @@ def command_cpu_s(folder: Path, case: Case) -> float:
     """Return the CPU seconds of the whole command, interpreter and imports included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = "from search.cli import main; main()"
-    subprocess.run(
-        [sys.executable, "-c", code, *command_options(folder, case), "--json", "-"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    with tempfile.TemporaryDirectory() as out:
+        options = [*command_options(folder, case), "--json", "-", "--output-config-path", out]
+        subprocess.run(
+            [sys.executable, "-c", code, *options], cwd=ROOT, check=True, capture_output=True
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

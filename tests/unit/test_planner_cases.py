@@ -175,14 +175,14 @@ def seconds(result: SearchResult) -> float:
 
 
 def test_ulysses_is_chosen_where_all_to_all_is_cheap(tmp_path: Path) -> None:
-    """Cheap all-to-all, dear all-reduce: every layer is Ulysses, Megatron is over 20 % slower."""
+    """Cheap all-to-all, dear all-reduce: every layer is Ulysses, Megatron is over 15 % slower."""
     found = edited(tmp_path, all_to_all=0.05, all_reduce=2.0)
     best = found.planner.solve()
     megatron = found.planner.why_not("ulysses=0", best)
 
     assert all(s.ulysses and s.tp >= 4 for s in check(best).layers)
     assert not any(s.ulysses for s in check(megatron).layers)
-    assert seconds(megatron) > 1.2 * seconds(best)
+    assert seconds(megatron) > 1.15 * seconds(best)
 
 
 def test_ulysses_is_not_chosen_where_all_to_all_is_dear(tmp_path: Path) -> None:
