@@ -44,7 +44,8 @@ def plan(
     ----------
     model : what `--model` takes, or the two documents.
     hardware : what `--hardware` takes (`h100:4x8`, a shipped name, a directory), or the document.
-    options : fields of `SearchOptions`.
+    options : fields of `SearchOptions`. As on the command line, the memory constraint defaults
+        to the device's memory where it is known, and estimated times to the mode `batch`.
 
     Raises
     ------
@@ -53,6 +54,7 @@ def plan(
     from search.inputs import InputSpec, load_inputs
     from search.options import SearchOptions
     from search.planner import Planner
+    from search.session import fill_options
 
     chosen = SearchOptions(**options)
     inputs = InputSpec(
@@ -65,4 +67,6 @@ def plan(
         spec, profile = model
     if not isinstance(hardware, str):
         cluster = hardware
+    given = {name.removesuffix("_bytes").replace("_", "-") for name in options}
+    chosen, _ = fill_options(chosen, given, profile, cluster)
     return Planner(spec, profile, cluster, chosen).solve()

@@ -284,7 +284,10 @@ def _difference(best: Plan, other: Plan) -> str:
         words.append("layers " + "/".join(degrees[1]))
     if other.vocab != best.vocab:
         kind = "vsp" if other.vocab.ulysses else "vtp"
-        words.append(f"{kind}={other.vocab.tp}" + (" zero3" if other.vocab.zero3 else ""))
+        zero3 = "" if other.vocab.zero3 == best.vocab.zero3 else " without zero3"
+        if other.vocab.zero3:
+            zero3 = " zero3"
+        words.append(f"{kind}={other.vocab.tp}{zero3}")
     if (other.global_batch, other.num_microbatches) != (best.global_batch, best.num_microbatches):
         words.append(f"G={other.global_batch} m={other.num_microbatches}")
     return ", ".join(words) or "other strategies"

@@ -168,7 +168,8 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         vocab_index=0,
     )
     if not np.isfinite(seen.step_time_s):
-        problems.append("the plan has no price: some layer has no measured or derivable row")
+        if not problems:
+            problems.append("the plan has no price: some layer has no measured or derivable row")
         return None
     return _Priced(tables=tables, layers=layers, vocab=vocab, strategy_index=index, evaluation=seen)
 

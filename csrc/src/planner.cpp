@@ -140,11 +140,10 @@ class Search {
     return left != right ? left < right : precedes(a, b);
   }
 
-  bool out_of_time() {
+  bool out_of_time() const {
     if (settings_.time_limit_s <= 0) return false;
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
-    timed_out_ = timed_out_ || spent.count() > settings_.time_limit_s;
-    return timed_out_;
+    return spent.count() > settings_.time_limit_s;
   }
 
   // Index of the best entry outside the excluded classes, or -1. Sets lowest_ to a lower bound.
@@ -168,7 +167,12 @@ class Search {
     };
     while (!queue.empty()) {
       lowest_ = std::get<0>(*queue.begin());
-      if (lowest_ > limit() || out_of_time()) break;
+      if (lowest_ > limit()) break;
+      // the first plan is always finished: stopping without any would help nobody
+      if ((best >= 0 || !excluded.empty()) && out_of_time()) {
+        timed_out_ = true;
+        break;
+      }
       const std::size_t i = std::get<2>(*queue.begin());
       queue.erase(queue.begin());
       const std::uint64_t layouts = conflict(entries_[i].item, excluded);
