@@ -7,7 +7,7 @@ file and read back gets the same figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -131,6 +131,20 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
     )
 
 
+def _without_idle_zero3(plan: Plan) -> Plan:
+    """Return the plan with ZeRO-3 taken from groups of one rank, where it shards nothing."""
+    ranks = plan.world_size // plan.num_stages
+
+    def idle(tp: int, ulysses: bool) -> bool:
+        return ranks == (1 if ulysses else tp)
+
+    layers = tuple(replace(s, zero3=s.zero3 and not idle(s.tp, s.ulysses)) for s in plan.layers)
+    vocab = replace(
+        plan.vocab, zero3=plan.vocab.zero3 and not idle(plan.vocab.tp, plan.vocab.ulysses)
+    )
+    return replace(plan, layers=layers, vocab=vocab)
+
+
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     """Return the priced plan, or None (and why) when its shape has no price."""
     p, m = plan.num_stages, plan.num_microbatches
@@ -139,6 +153,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     if sum(plan.stage_sizes) != len(plan.layers):
         return None
     samples = -(-plan.global_batch // m)
+    plan = _without_idle_zero3(plan)
     strategies = tuple(sorted(set(plan.layers)))
     table = (p, samples, plan.default_dp_type)
     tables = cost.tables(

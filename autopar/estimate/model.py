@@ -27,7 +27,11 @@ from autopar.model import (
 from autopar.sources import Source
 from autopar.specs import parameter_count
 
-__all__ = ["estimate_model"]
+__all__ = ["VOCAB_DEGREES", "estimate_model"]
+
+
+VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Degrees of embedding and head: the vocabulary is padded, so heads need not be divisible."""
 
 
 def estimate_model(
@@ -60,7 +64,8 @@ def estimate_model(
     memory: list[dict[int, LayerMemory]] = [{} for _ in spec.layers]
     other_times: list[OtherTime] = []
     others: dict[str, dict[tuple[int, ...], OtherMemory]] = {"only": {}, "first": {}, "last": {}}
-    vocab_degrees = tuple(sorted({t for layer in spec.layers for t in tensor_degrees(layer)}))
+    tensor = {t for layer in spec.layers for t in tensor_degrees(layer)}
+    vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     for lengths in dict.fromkeys(cases):
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
             source_length = lengths[index - 1] if layer.cross_attention and index else None

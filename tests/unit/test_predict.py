@@ -1,0 +1,74 @@
+"""Predictions of plans that somebody else made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.estimate import estimate_hardware, estimate_model
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.specs import load_spec
+from search.options import SearchOptions
+from search.planner import Planner
+from search.predict import allocation_budget
+
+
+def planner(model: str = "llama2-7b") -> Planner:
+    spec = load_spec(model)
+    return Planner(
+        spec,
+        estimate_model(spec, "h100"),
+        estimate_hardware("h100", num_nodes=1, gpus_per_node=8),
+        SearchOptions(memory_constraint_bytes=80 * 2.0**30, time_profile_mode="batch"),
+    )
+
+
+def test_zero3_in_a_group_of_one_shards_nothing() -> None:
+    """Peers write ZeRO-3 where no data group is left; such a plan costs what it costs without."""
+    plain = Plan(
+        world_size=8,
+        num_stages=1,
+        stage_sizes=(32,),
+        layers=(LayerStrategy(tp=8),) * 32,
+        vocab=VocabStrategy(tp=8),
+        global_batch=8,
+        num_microbatches=1,
+    )
+    marked = replace(
+        plain,
+        layers=(LayerStrategy(tp=8, zero3=True),) * 32,
+        vocab=VocabStrategy(tp=8, zero3=True),
+    )
+    expected, actual = planner().evaluate(plain), planner().evaluate(marked)
+
+    assert actual.legal
+    assert actual.problems == expected.problems
+    assert actual.step_time_s == expected.step_time_s
+    assert [s.allocated_bytes for s in actual.stages] == [
+        s.allocated_bytes for s in expected.stages
+    ]
+
+
+def test_vocabulary_degrees_do_not_depend_on_heads() -> None:
+    """gpt2-xl has 25 heads; its padded vocabulary still splits over 2, 4 and 8 ranks."""
+    subject = planner("gpt2-xl")
+    pinned = Planner(
+        subject.spec,
+        subject.profile,
+        subject.hardware,
+        replace(subject.options, pin=("vtp=8",), sequence_parallel=True),
+    )
+
+    result = pinned.solve()
+
+    assert result.plan is not None
+    assert result.plan.vocab.tp == 8
+
+
+def test_the_allocation_budget_is_the_largest_that_fits() -> None:
+    """One byte more than the budget reserves more than the constraint."""
+    from search.cost.memory import reserved_bytes
+
+    options = SearchOptions()
+    for memory in (2**34, 24 * 2**30 + 1, 80 * 10**9):
+        budget = allocation_budget(memory, options)
+        assert reserved_bytes(budget, options) <= memory < reserved_bytes(budget + 1, options)
