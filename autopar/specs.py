@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autopar import catalog
-from autopar.errors import DocumentError, InputError, OptionError
+from autopar.errors import InputError, OptionError
+from autopar.jsonio import load_object
 from autopar.model import LayerSpec, ModelSpec
+from autopar.spec_files import FORMAT, parse_hugging_face, parse_own
 
 __all__ = [
     "bare_spec",
@@ -28,15 +30,8 @@ __all__ = [
     "write_spec",
 ]
 
-_FORMAT = "autopar-model"
 _LAYER_FIELDS = {f.name: f for f in dataclasses.fields(LayerSpec)}
 _MODEL_FIELDS = {f.name: f for f in dataclasses.fields(ModelSpec)}
-_NOT_POSITIVE_ONLY = {  # integers that may be 0
-    "learned_positions",
-    "extra_embedding_parameters",
-    "extra_head_parameters",
-    "norm_parameters_per_hidden",
-}
 
 
 def load_spec(
@@ -53,11 +48,11 @@ def load_spec(
     OptionError) with the remedy.
     """
     path = catalog.find_model(name_or_path)
-    data = _read_object(path)
-    if data.get("format") == _FORMAT or ("layers" in data and "model_type" not in data):
-        spec = _parse_own(path, data)
+    data = load_object(path).data
+    if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+        spec = parse_own(path, data)
     else:
-        spec = _parse_hugging_face(path, data)
+        spec = parse_hugging_face(path, data)
     layers = list(spec.layers)
     for option, values in (
         ("num_layers", num_layers),
@@ -98,7 +93,7 @@ def bare_spec(
 
 def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
     """Write a spec as our `model.json`; fields that have their default value are left out."""
-    document: dict[str, Any] = {"format": _FORMAT, "version": 1, "name": spec.name}
+    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": spec.name}
     if source is not None:
         document["source"] = source
     document["layers"] = [
@@ -201,272 +196,3 @@ def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
                     f"{layer.hidden_size} to a whole number; write a model.json instead"
                 )
     return dataclasses.replace(layer, **changes)
-
-
-# --- our own file --------------------------------------------------------------------------
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DocumentError(path, f"cannot be read ({error})") from error
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(path, f"is not JSON ({error})", remedy="check its end") from error
-    if not isinstance(data, dict):
-        raise DocumentError(path, f"is a JSON {type(data).__name__}, expected an object")
-    return data
-
-
-def _parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
-    if data.get("version", 1) != 1:
-        raise DocumentError(path, f"is {data['version']!r}, expected 1", key="version")
-    values = {k: v for k, v in data.items() if k not in ("format", "version", "source")}
-    layers = values.pop("layers", None)
-    if not isinstance(layers, list) or not layers or not all(isinstance(x, dict) for x in layers):
-        raise DocumentError(
-            path, f"is {layers!r:.60}, expected a list of layer types", key="layers"
-        )
-    parsed = []
-    for index, layer in enumerate(layers):
-        prefix = f"layers[{index}]."
-        checked = _checked(path, layer, _LAYER_FIELDS, prefix)
-        parsed.append(_checked_layer(path, LayerSpec(**checked), prefix))
-    known = {k: f for k, f in _MODEL_FIELDS.items() if k != "layers"}
-    return ModelSpec(layers=tuple(parsed), **_checked(path, values, known, ""))
-
-
-def _checked(
-    path: Path, values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field[Any]], prefix: str
-) -> dict[str, Any]:
-    """Return the values of known fields, checked for type and sign."""
-    for key in values:
-        if key not in fields:
-            known = ", ".join(sorted(fields))
-            raise DocumentError(path, f"is not a known key (known: {known})", key=prefix + key)
-    for key, field in fields.items():
-        if key not in values:
-            if field.default is dataclasses.MISSING:
-                raise DocumentError(path, "is missing", key=prefix + key)
-            continue
-        value = values[key]
-        kind = str(field.type)
-        if value is None and "None" in kind:
-            continue
-        if kind.startswith("bool"):
-            legal, expected = isinstance(value, bool), "true or false"
-        elif kind.startswith("str"):
-            legal, expected = isinstance(value, str) and bool(value), "a text"
-        else:
-            least = 0 if key in _NOT_POSITIVE_ONLY else 1
-            legal = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            expected = f"a whole number >= {least}"
-        if not legal:
-            raise DocumentError(path, f"is {value!r:.60}, expected {expected}", key=prefix + key)
-    return dict(values)
-
-
-def _checked_layer(path: Path, layer: LayerSpec, prefix: str = "") -> LayerSpec:
-    """Return the layer after checking that heads, key-value heads and widths agree."""
-    heads, kv_heads = layer.num_heads, layer.num_kv_heads
-    if heads is not None and layer.head_dim is None and layer.hidden_size % heads:
-        raise DocumentError(
-            path,
-            f"is {heads}, which does not divide hidden_size {layer.hidden_size}",
-            key=prefix + "num_heads",
-            remedy="give head_dim as well",
-        )
-    if heads is not None and kv_heads is not None and heads % kv_heads:
-        raise DocumentError(
-            path,
-            f"is {kv_heads}, which does not divide num_heads {heads}",
-            key=prefix + "num_kv_heads",
-        )
-    return layer
-
-
-# --- Hugging Face config.json --------------------------------------------------------------
-
-
-class _Config:
-    """A `config.json` whose values are checked as they are asked for."""
-
-    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
-        self.path, self.data = path, data
-
-    def number(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        if value is None:
-            if default is None:
-                raise DocumentError(self.path, "is missing", key=key)
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DocumentError(
-                self.path, f"is {value!r:.60}, expected a whole number >= 1", key=key
-            )
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise DocumentError(self.path, f"is {value!r:.60}, expected true or false", key=key)
-        return value
-
-    def name(self) -> str:
-        text = self.data.get("_name_or_path") or self.path.resolve().parent.name
-        return str(text).rstrip("/").split("/")[-1]
-
-    def model(self, *layers: LayerSpec, tied: bool, **values: int) -> ModelSpec:
-        for layer in layers:
-            _checked_layer(self.path, layer)
-        return ModelSpec(
-            name=self.name(),
-            layers=layers,
-            vocab_size=self.number("vocab_size"),
-            tied_embeddings=self.flag("tie_word_embeddings", tied),
-            **values,
-        )
-
-
-def _llama(config: _Config, *, qkv_biases: bool = False) -> ModelSpec:
-    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
-    layer = LayerSpec(
-        num_layers=config.number("num_hidden_layers"),
-        seq_length=config.number("max_position_embeddings"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=config.number("num_key_value_heads", heads),
-        head_dim=config.number("head_dim", max(hidden // heads, 1)),
-        ffn_hidden_size=config.number("intermediate_size"),
-        gated_mlp=True,
-        qkv_biases=qkv_biases,
-        biases=config.flag("mlp_bias", False),
-    )
-    return config.model(layer, tied=False)
-
-
-def _gpt2(config: _Config) -> ModelSpec:
-    hidden, heads = config.number("n_embd"), config.number("n_head")
-    positions = config.number("n_positions", config.data.get("n_ctx"))
-    layer = _biased(
-        config, hidden, heads, "n_layer", positions, config.number("n_inner", 4 * hidden)
-    )
-    return config.model(layer, tied=True, learned_positions=positions)
-
-
-def _gpt_neox(config: _Config) -> ModelSpec:
-    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("intermediate_size")
-    layer = _biased(config, hidden, heads, "num_hidden_layers", positions, ffn)
-    return config.model(layer, tied=False)
-
-
-def _opt(config: _Config) -> ModelSpec:
-    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    if config.number("word_embed_proj_dim", hidden) != hidden:
-        raise DocumentError(
-            config.path,
-            f"is {config.data['word_embed_proj_dim']}, not hidden_size {hidden}; projected "
-            "embeddings are not supported",
-            key="word_embed_proj_dim",
-        )
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("ffn_dim")
-    layer = _biased(config, hidden, heads, "num_hidden_layers", positions, ffn)
-    return config.model(layer, tied=True, learned_positions=positions + 2)  # OPT's offset of 2
-
-
-def _bert(config: _Config) -> ModelSpec:
-    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("intermediate_size")
-    layer = _biased(config, hidden, heads, "num_hidden_layers", positions, ffn, causal=False)
-    vocab = config.number("vocab_size")
-    return config.model(
-        layer,
-        tied=True,
-        learned_positions=positions,
-        extra_embedding_parameters=config.number("type_vocab_size", 2) * hidden,
-        # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
-        extra_head_parameters=hidden * hidden + 3 * hidden + vocab,
-    )
-
-
-def _t5(config: _Config) -> ModelSpec:
-    heads = config.number("num_heads")
-    encoder = LayerSpec(
-        num_layers=config.number("num_layers"),
-        seq_length=config.number("n_positions", 512),
-        hidden_size=config.number("d_model"),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=config.number("d_kv"),
-        ffn_hidden_size=config.number("d_ff"),
-        gated_mlp=str(config.data.get("feed_forward_proj", "relu")).startswith("gated"),
-        causal=False,
-    )
-    decoder = dataclasses.replace(
-        encoder,
-        num_layers=config.number("num_decoder_layers", encoder.num_layers),
-        causal=True,
-        cross_attention=True,
-        norm_parameters_per_hidden=3,
-    )
-    # one table of relative position biases each for encoder and decoder
-    biases = 2 * config.number("relative_attention_num_buckets", 32) * heads
-    return config.model(encoder, decoder, tied=True, extra_embedding_parameters=biases)
-
-
-def _biased(
-    config: _Config,
-    hidden: int,
-    heads: int,
-    layers_key: str,
-    positions: int,
-    ffn: int,
-    *,
-    causal: bool = True,
-) -> LayerSpec:
-    """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP."""
-    return LayerSpec(
-        num_layers=config.number(layers_key),
-        seq_length=positions,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=max(hidden // heads, 1),
-        ffn_hidden_size=ffn,
-        causal=causal,
-        biases=True,
-        norm_parameters_per_hidden=4,
-    )
-
-
-_FAMILIES: dict[str, Callable[[_Config], ModelSpec]] = {
-    "bert": _bert,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _llama,
-    "opt": _opt,
-    "qwen2": lambda config: _llama(config, qkv_biases=True),
-    "t5": _t5,
-}
-
-
-def _parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
-    family = data.get("model_type")
-    parse = _FAMILIES.get(family) if isinstance(family, str) else None
-    if parse is None:
-        raise DocumentError(
-            path,
-            f"is {family!r:.60}; supported are {', '.join(_FAMILIES)}",
-            key="model_type",
-            remedy='or write {"format": "autopar-model", "name": ..., "layers": [{"num_layers": '
-            '..., "seq_length": ..., "hidden_size": ..., "num_heads": ..., "ffn_hidden_size": '
-            '...}], "vocab_size": ...} (docs/estimates.md)',
-        )
-    return parse(_Config(path, data))

@@ -6,14 +6,15 @@ of `hardware_configs/cards/*.json`, so that either can be replaced without touch
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autopar import catalog
 from autopar.errors import DocumentError
+from autopar.jsonio import load_object, shorten
 from autopar.sources import Source
 
 __all__ = ["Card", "Link", "load_card"]
@@ -56,64 +57,187 @@ class Card:
     source: Source
 
 
+_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_RATES = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+_FLOPS = {"GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
+_TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_PERCENT = {"percent": 0.01}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Range:
+    """Plausible values of one number and the units that it is mistaken for."""
+
+    least: float
+    most: float
+    unit: str = ""
+    mistaken: Mapping[str, float]
+    whole: bool = False
+
+    @property
+    def expected(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        unit = f" in {self.unit}" if self.unit else ""
+        return f"{kind} from {self.least:.6g} to {self.most:.6g}{unit}"
+
+    def guess(self, value: object) -> str | None:
+        """Return the unit that a value outside the range looks to be in, and what to write."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if self.holds(value) or not abs(value) < _HUGE:
+            return None
+        fits = {u: value * f for u, f in self.mistaken.items() if self.holds(value * f)}
+        if not fits:
+            return None
+        written = " or ".join(f"{scaled:.6g}" for scaled in fits.values())
+        return f"it looks like {' or '.join(fits)}: write {written}"
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most
+
+
+_HUGE = 1e300
+"""Far above every range; larger integers cannot be scaled."""
+_EFFICIENCY = _Range(least=0.02, most=1.0, mistaken=_PERCENT)
+_PEAK = _Range(least=1e12, most=1e17, unit="FLOP/s", mistaken=_FLOPS)
+_RANGES: dict[str, dict[str, _Range]] = {
+    "device": {
+        "memory_bytes": _Range(least=2.0**30, most=2.0**44, unit="bytes", mistaken=_BYTES),
+        "memory_bytes_per_s": _Range(least=1e10, most=1e15, unit="bytes/s", mistaken=_RATES),
+        "bf16_flop_per_s": _PEAK,
+        "fp16_flop_per_s": _PEAK,
+        "fp32_flop_per_s": _PEAK,
+        "num_sms": _Range(least=1, most=10_000, mistaken={}, whole=True),
+    },
+    "efficiency": {
+        "gemm": _EFFICIENCY,
+        "attention": _EFFICIENCY,
+        "attention_half_seq_length": _Range(least=1, most=1e6, unit="tokens", mistaken={}),
+        "memory": _EFFICIENCY,
+    },
+    "overhead": {
+        "kernel_launch_s": _Range(least=1e-7, most=1e-3, unit="s", mistaken=_TIMES),
+        "collective_base_s": _Range(least=1e-7, most=1e-2, unit="s", mistaken=_TIMES),
+        "overlap_coefficient": _Range(least=1.0, most=10.0, mistaken=_PERCENT),
+    },
+    "intra_node": {
+        "max_gpus": _Range(least=1, most=4096, mistaken={}, whole=True),
+        "bytes_per_s": _Range(least=1e9, most=1e13, unit="bytes/s", mistaken=_RATES),
+        "collective_efficiency": _EFFICIENCY,
+        "p2p_efficiency": _EFFICIENCY,
+        "hop_s": _Range(least=1e-8, most=1e-3, unit="s", mistaken=_TIMES),
+    },
+    "inter_node": {
+        "bytes_per_s": _Range(least=1e8, most=1e13, unit="bytes/s", mistaken=_RATES),
+        "collective_efficiency": _EFFICIENCY,
+        "p2p_efficiency": _EFFICIENCY,
+        "hop_s": _Range(least=1e-8, most=1e-2, unit="s", mistaken=_TIMES),
+    },
+}
+"""Every number of a card: far wider than devices differ, far narrower than units do."""
+_TEXTS = ("name", "description")
+_KEYS = ("format", "version", "aliases", *_TEXTS, *_RANGES)
+_ENTRY_KEYS = ("value", "source", "basis")
+
+
 def load_card(name: str) -> Card:
     """Return a card by name, alias or path; raises InputError naming file, key and value."""
-    path = catalog.find_card(name)
-    try:
-        raw = path.read_bytes()
-        data = json.loads(raw)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DocumentError(path, f"cannot be read as JSON ({error})") from error
-    if not isinstance(data, dict) or data.get("format") != "autopar-card":
-        raise DocumentError(path, 'is not a device card, expected "format": "autopar-card"')
-    if data.get("version") != 1:
-        raise DocumentError(path, f"is {data.get('version')!r}, expected 1", key="version")
-
-    def number(section: str, key: str, *, most: float = math.inf) -> float:
-        entry: Any = data.get(section)
-        entry = entry.get(key) if isinstance(entry, dict) else None
-        value = entry.get("value") if isinstance(entry, dict) else None
-        where = f"{section}.{key}.value"
-        if value is None:
-            raise DocumentError(path, "is missing", key=where)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            limit = f" and at most {most:g}" if most < math.inf else ""
-            raise DocumentError(
-                path, f"is {value!r:.40}, expected a number above 0{limit}", key=where
-            )
-        if not math.isfinite(value):
-            raise DocumentError(path, f"is {value!r}, expected a finite number", key=where)
-        return float(value)
-
-    def link(section: str) -> Link:
-        return Link(
-            bytes_per_s=number(section, "bytes_per_s"),
-            collective_efficiency=number(section, "collective_efficiency", most=1),
-            p2p_efficiency=number(section, "p2p_efficiency", most=1),
-            hop_s=number(section, "hop_s"),
-        )
-
+    document = load_object(catalog.find_card(name))
+    path, data = document.path, document.data
+    for key, expected in (("format", "autopar-card"), ("version", 1)):
+        if key not in data:
+            shown = f'"{expected}"' if isinstance(expected, str) else str(expected)
+            remedy = f'a device card starts with "{key}": {shown}'
+            raise DocumentError(path, "this key is missing", key=key, remedy=remedy)
+        if data[key] != expected:
+            raise _unexpected(path, key, data[key], repr(expected))
+    _refuse_unknown(path, data, _KEYS)
+    for key in _TEXTS:
+        if not isinstance(data.get(key, ""), str):
+            raise _unexpected(path, key, data[key], "a text")
+    values = {section: _numbers(path, data, section) for section in _RANGES}
+    device, efficiency, overhead = values["device"], values["efficiency"], values["overhead"]
     return Card(
-        name=str(data.get("name", path.stem)),
-        description=str(data.get("description", "")),
-        memory_bytes=number("device", "memory_bytes"),
-        memory_bytes_per_s=number("device", "memory_bytes_per_s"),
-        flop_per_s={p: number("device", f"{p}_flop_per_s") for p in ("bf16", "fp16", "fp32")},
-        num_sms=int(number("device", "num_sms")),
-        gemm_efficiency=number("efficiency", "gemm", most=1),
-        attention_efficiency=number("efficiency", "attention", most=1),
-        attention_half_seq_length=number("efficiency", "attention_half_seq_length"),
-        memory_efficiency=number("efficiency", "memory", most=1),
-        kernel_launch_s=number("overhead", "kernel_launch_s"),
-        collective_base_s=number("overhead", "collective_base_s"),
-        overlap_coefficient=max(1.0, number("overhead", "overlap_coefficient")),
-        max_gpus_per_node=int(number("intra_node", "max_gpus")),
-        intra_node=link("intra_node"),
-        inter_node=link("inter_node"),
+        name=data.get("name", path.stem),
+        description=data.get("description", ""),
+        memory_bytes=device["memory_bytes"],
+        memory_bytes_per_s=device["memory_bytes_per_s"],
+        flop_per_s={p: device[f"{p}_flop_per_s"] for p in ("bf16", "fp16", "fp32")},
+        num_sms=int(device["num_sms"]),
+        gemm_efficiency=efficiency["gemm"],
+        attention_efficiency=efficiency["attention"],
+        attention_half_seq_length=efficiency["attention_half_seq_length"],
+        memory_efficiency=efficiency["memory"],
+        kernel_launch_s=overhead["kernel_launch_s"],
+        collective_base_s=overhead["collective_base_s"],
+        overlap_coefficient=overhead["overlap_coefficient"],
+        max_gpus_per_node=int(values["intra_node"]["max_gpus"]),
+        intra_node=_link(values["intra_node"]),
+        inter_node=_link(values["inter_node"]),
         source=Source(
             role="hardware card",
             path=f"{path.parent.name}/{path.name}",
-            sha256=hashlib.sha256(raw).hexdigest(),
+            sha256=document.sha256,
             estimated=True,
         ),
     )
+
+
+def _link(values: Mapping[str, float]) -> Link:
+    keys = ("bytes_per_s", "collective_efficiency", "p2p_efficiency", "hop_s")
+    return Link(**{key: values[key] for key in keys})
+
+
+def _numbers(path: Path, data: Mapping[str, Any], section: str) -> dict[str, float]:
+    """Return the numbers of one section, every one present and in its range."""
+    ranges = _RANGES[section]
+    entries = _object(path, data, section, "", f"an object of {', '.join(ranges)}")
+    _refuse_unknown(path, entries, ranges, f"{section}.")
+    found = {}
+    for key, known in ranges.items():
+        where = f"{section}.{key}"
+        shape = f'{{"value": {known.expected}, "source" or "basis": where it is from}}'
+        entry = _object(path, entries, key, f"{section}.", shape)
+        _refuse_unknown(path, entry, _ENTRY_KEYS, f"{where}.")
+        where += ".value"
+        if "value" not in entry:
+            raise DocumentError(path, f"this key is missing, expected {known.expected}", key=where)
+        value = entry["value"]
+        legal = not isinstance(value, bool) and isinstance(value, int | float)
+        if not legal or not known.holds(value) or (known.whole and value != int(value)):
+            raise _unexpected(path, where, value, known.expected, known.guess(value))
+        found[key] = float(value)
+    return found
+
+
+def _object(
+    path: Path, data: Mapping[str, Any], key: str, prefix: str, shape: str
+) -> dict[str, Any]:
+    if key not in data:
+        raise DocumentError(path, f"this key is missing, expected {shape}", key=prefix + key)
+    value = data[key]
+    if not isinstance(value, dict):
+        raise _unexpected(path, prefix + key, value, shape)
+    return value
+
+
+def _refuse_unknown(
+    path: Path, data: Iterable[str], known: Iterable[str], prefix: str = ""
+) -> None:
+    names = list(known)
+    for key in data:
+        if key not in names and not key.startswith("_"):  # `_...` is a comment for people
+            (near,) = difflib.get_close_matches(key[:200], names, n=1, cutoff=0.0)
+            shown = key if len(key) <= 120 else key[:120] + "..."
+            raise DocumentError(
+                path,
+                f"this key is unknown; the nearest known key is {near!r}",
+                key=prefix + shown,
+            )
+
+
+def _unexpected(
+    path: Path, key: str, value: object, expected: str, remedy: str | None = None
+) -> DocumentError:
+    problem = f"the value is {shorten(value)}, expected {expected}"
+    return DocumentError(path, problem, key=key, remedy=remedy)

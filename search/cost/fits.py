@@ -95,7 +95,8 @@ def _fit(
         raise InputError(
             f"{name}: no computation time was measured at sequence length "
             f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
-            f"profile it or use --time-profile-mode sequence"
+            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
+            f"or use --time-profile-mode sequence"
         )
     batch = np.array([b for b, _ in here], dtype=np.float64)
     time_s = np.array([t for _, t in here], dtype=np.float64)
@@ -249,12 +250,19 @@ def _require(
         raise InputError(
             f"{name}: no memory was measured at sequence length {_lengths(seq_lengths)} "
             f"(measured: {', '.join(map(_lengths, sorted(measured)))}); "
-            f"profile it or use --memory-profile-mode sequence"
+            f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
+            f"or use --memory-profile-mode sequence"
         )
 
 
 def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
     return {degree: value * factor for degree, value in values.items()}
+
+
+def _nearest(measured: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> str:
+    """Return the option that selects the measured length nearest to the wanted one."""
+    near = min(measured, key=lambda lengths: (abs(sum(lengths) - sum(wanted)), lengths))
+    return f"--seq-length {_lengths(near)}"
 
 
 def _lengths(lengths: tuple[int, ...]) -> str:

@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autopar.estimate import cli as estimate_cli
 from search import cli, explain_cli
-from tests.e2e.bad_input_table import COMMANDS, GAPS, Case, cases, prepare
+from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
@@ -35,13 +34,6 @@ Exit code 2: an input or an option is unusable. 3: the question is valid and no 
 def name(case: Case) -> str:
     """Return the row's name for test reports."""
     return f"{case.section}: {case.what}".replace(" ", "-")
-
-
-def marked(case: Case) -> Any:
-    """Return the row as a parameter, a known gap as a strict expected failure."""
-    reason = GAPS.get((case.section, case.what))
-    marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-    return pytest.param(case, id=name(case), marks=marks)
 
 
 def with_outputs(case: Case) -> list[str]:
@@ -73,7 +65,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Answer]:
     return found
 
 
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=name)
 def test_bad_input_is_one_sentence(answers: dict[Case, Answer], case: Case) -> None:
     """The exit code, one line from the command, nothing else and no traceback."""
     code, out, err = answers[case]
@@ -130,7 +122,7 @@ def test_golden_page_is_current(
         lines += [f"## {section[0].upper()}{section[1:]}", "", "| what | exit | answer |"]
         lines.append("|---|---|---|")
         for case in CASES:
-            if case.section == section and (section, case.what) not in GAPS:
+            if case.section == section:
                 code, _, err = answers[case]
                 text = err.strip().replace("|", "\\|")
                 lines.append(f"| {case.what} | {code} | {text} |")

@@ -187,3 +187,27 @@ def test_other_memory_in_sequence_mode() -> None:
 
     assert found.model_state_bytes == {1: 128}
     assert found.activation_bytes_per_sample == {1: 512.0}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "suggested"), [(4096, "2048"), (1500, "1024"), (1600, "2048"), (1, "1024")]
+)
+def test_a_length_that_was_not_measured_names_the_option_of_the_nearest(
+    wanted: int, suggested: str
+) -> None:
+    """The refusals of times and of memory offer the nearest measured length."""
+    memory = {
+        s: LayerMemory(
+            parameter_count=1.0,
+            activation_bytes_per_sample={1: 1.0},
+            checkpoint_bytes_per_sample=None,
+        )
+        for s in (1024, 2048)
+    }
+    profile = replace(points((1, 1024, 1.0), (1, 2048, 2.0)), memory=memory)
+    for ask, option in ((fit_layer_time, "time"), (layer_memory, "memory")):
+        with pytest.raises(InputError) as caught:
+            ask(0, profile, wanted, SearchOptions(), ignore)
+        assert f"--seq-length {suggested}, or use --{option}-profile-mode sequence" in str(
+            caught.value
+        )

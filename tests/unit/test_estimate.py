@@ -161,6 +161,82 @@ def test_bad_card_value_names_file_and_key(tmp_path, value):
         load_card(str(path))
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("device", "memory_bytes_per_s", 2039, r"2039, expected.*GB/s: write 2\.039e\+12$"),
+        ("device", "memory_bytes", 80, r"80, expected.*it looks like GiB: write 8\.58993e\+10$"),
+        ("device", "memory_bytes", 81920, "it looks like MiB: write"),
+        ("device", "fp16_flop_per_s", 312, r"it looks like TFLOP/s: write 3\.12e\+14$"),
+        ("device", "num_sms", 108.5, r"108\.5, expected a whole number from 1 to 10000$"),
+        ("device", "num_sms", 10**40, "expected a whole number from 1 to 10000$"),
+        ("efficiency", "memory", 85, r"it looks like percent: write 0\.85$"),
+        ("efficiency", "memory", 1.5, r"1\.5, expected a number from 0\.02 to 1$"),
+        ("overhead", "kernel_launch_s", 5, "it looks like us: write 5e-06$"),
+        ("overhead", "overlap_coefficient", 0.9, r"0\.9, expected a number from 1 to 10$"),
+        ("inter_node", "bytes_per_s", 25, r"it looks like GB/s: write 2\.5e\+10$"),
+        ("inter_node", "hop_s", None, "null, expected a number from"),
+    ],
+)
+def test_card_value_in_another_unit_is_refused(tmp_path, section, key, value, words):
+    card = json.loads(catalog.find_card("h200").read_text())
+    card[section][key]["value"] = value
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    with pytest.raises(DocumentError, match=f"key '{section}.{key}.value': the value is .*{words}"):
+        load_card(str(path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (("devise",), 1, "'devise': this key is unknown; the nearest known key is 'device'"),
+        (("device", "bf16"), 1, "'device.bf16': this key is unknown.*'bf16_flop_per_s'"),
+        (("device", "num_sms", "values"), 1, "'device.num_sms.values': this key.*'value'"),
+        (("device", "num_sms"), 108, r"'device.num_sms': the value is 108, expected \{\"value\""),
+        (("device",), None, "'device': the value is null, expected an object of memory_bytes,"),
+        (("format",), "autopar-model", "'format': the value is 'autopar-model', expected"),
+        (("version",), None, "'version': the value is null, expected 1"),
+        (("name",), 5, "'name': the value is 5, expected a text"),
+        (("_note",), "of people", None),
+        (("format",), ..., "'format': this key is missing; a device card starts with"),
+        (("inter_node",), ..., "'inter_node': this key is missing, expected an object of"),
+        (("device", "num_sms"), ..., r"'device.num_sms': this key is missing, expected \{"),
+        (("device", "num_sms", "value"), ..., "'device.num_sms.value': this key is missing"),
+    ],
+)
+def test_keys_of_a_card_are_checked(tmp_path, keys, value, words):
+    card = node = json.loads(catalog.find_card("h200").read_text())
+    for key in keys[:-1]:
+        node = node[key]
+    if value is ...:
+        del node[keys[-1]]
+    else:
+        node[keys[-1]] = value
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    if words is None:
+        assert load_card(str(path)).memory_bytes == load_card("h200").memory_bytes
+        return
+    with pytest.raises(DocumentError, match=words) as caught:
+        load_card(str(path))
+    assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"format": 1, "format": 2}', "'format': this key appears twice"),
+        (b'{"format": "autopar-card"', "truncated"),
+        (b'{"a\xff": 1}', "not UTF-8"),
+    ],
+)
+def test_unreadable_card_is_one_sentence(tmp_path, raw, words):
+    (tmp_path / "card.json").write_bytes(raw)
+    with pytest.raises(DocumentError, match=words):
+        load_card(str(tmp_path / "card.json"))
+
+
 def test_command_writes_what_readers_read(tmp_path):
     arguments = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)

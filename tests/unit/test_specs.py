@@ -167,10 +167,43 @@ def test_unknown_name_says_the_nearest():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"model_type": "mamba"}', "supported are bert, gpt2"),
-        ("{}", "model_type"),
+        ('{"model_type": "mamba"}', "'mamba', expected one of bert, gpt2"),
+        ("{}", "model_type.*this key is missing"),
+        ('{"model_type": null}', "model_type.*the value is null"),
+        ('{"model_type": "t5", "model_type": "t5"}', "model_type.*appears twice"),
+        ('{"model_type": "gpt2", "n_embd": NaN}', "n_embd.*the value is nan"),
+        (
+            '{"model_type": "t5", "num_head": 4}',
+            "num_heads.*this key is missing.*the similar key 'num_head'",
+        ),
+        (
+            '{"model_type": "gpt2", "n_embd": 8, "n_ctx": "x"}',
+            "n_ctx.*'x', expected a whole number from 1 to 1000000000",
+        ),
+        (
+            '{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_ctx": 8, "n_layer": 90000}',
+            "n_layer.*90000, expected a whole number from 1 to 10000$",
+        ),
+        ('{"format": "autopar-model", "name": "m"}', "layers.*this key is missing"),
+        ('{"format": "autopar-model", "layers": null}', "layers.*the value is null, expected a"),
+        (
+            '{"format": "autopar-model", "layers": [{}], "vocab": 1}',
+            "'vocab': this key is unknown; the nearest known key is 'vocab_size'",
+        ),
+        (
+            '{"format": "autopar-model", "layers": [{"hiden_size": 1}]}',
+            r"layers\[0\]\.hiden_size': this key is unknown.*'hidden_size'",
+        ),
+        (
+            '{"format": "autopar-model", "layers": [null]}',
+            r"layers\[0\]': the value is null, expected a layer type",
+        ),
+        (
+            '{"format": "autopar-model", "layers": [{"num_layers": null}]}',
+            r"layers\[0\]\.num_layers': the value is null, expected a whole number from 1",
+        ),
         ("[1]", "expected an object"),
-        ('{"model_type": "llama"', "not JSON"),
+        ('{"model_type": "llama"', "not valid JSON.*truncated"),
         ('{"model_type": "llama"}', "num_attention_heads.*missing"),
         ('{"model_type": "gpt2", "n_embd": "x", "n_head": 1}', "n_embd.*'x'"),
         ('{"format": "autopar-model", "name": "m", "layers": []}', "layers"),
@@ -188,6 +221,33 @@ def test_bad_file_names_file_and_key(tmp_path, text, words):
     assert caught.value.exit_code == 2
 
 
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "m.json").write_bytes(b'{"a\xff": 1}')
+    with pytest.raises(DocumentError, match="byte 3 is not UTF-8"):
+        load_spec(str(tmp_path / "m.json"))
+
+
+def test_comments_of_people_are_left_alone(tmp_path):
+    write_spec(load_spec("llama2-7b"), tmp_path / "m.json")
+    document = json.loads((tmp_path / "m.json").read_text())
+    document["_note"] = document["layers"][0]["_note"] = "of people"
+    (tmp_path / "m.json").write_text(json.dumps(document))
+    assert load_spec(str(tmp_path / "m.json")) == load_spec("llama2-7b")
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("llama", "num_attention_heads"), ("gpt2", "n_head"), ("bert", "num_attention_heads")],
+)
+def test_heads_of_a_config_must_divide(tmp_path, family, key):
+    values = {**HF[family], key: 7}
+    values.pop("num_key_value_heads", None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": family, **values}))
+    with pytest.raises(DocumentError, match=f"'{key}': the value is 7, which does not divide"):
+        load_spec(str(path))
+
+
 def test_heads_must_divide(tmp_path):
     layer = LayerSpec(num_layers=1, seq_length=8, hidden_size=100, num_heads=16)
     write_spec(ModelSpec(name="m", layers=(layer,)), tmp_path / "m.json")
@@ -195,7 +255,9 @@ def test_heads_must_divide(tmp_path):
         load_spec(str(tmp_path / "m.json"))
     other = dataclasses.replace(layer, hidden_size=160, num_kv_heads=5)
     write_spec(ModelSpec(name="m", layers=(other,)), tmp_path / "m.json")
-    with pytest.raises(DocumentError, match="does not divide num_heads 16"):
+    with pytest.raises(
+        DocumentError, match=r"num_kv_heads.*5, which does not divide the 16 attention heads"
+    ):
         load_spec(str(tmp_path / "m.json"))
 
 
