@@ -147,7 +147,8 @@ def show_best(
     budget_bytes: float,
 ) -> None:
     """Print how a plan compares with the best of the search space, unless it is that one."""
-    from search.report.terminal import infeasible_sentence, one_line
+    from search.report.sections import one_line
+    from search.report.terminal import infeasible_sentence
 
     console.print()
     if baseline.infeasibility is not None:
@@ -174,7 +175,8 @@ def show_why_not(
     console: Console, rule: str, baseline: SearchResult, pinned: SearchResult, budget_bytes: float
 ) -> None:
     """Print the best plan under a rule, the difference, and the term that makes it."""
-    from search.report.terminal import infeasible_sentence, show_memory, show_plan
+    from search.report.sections import show_memory, show_plan
+    from search.report.terminal import infeasible_sentence
 
     console.print()
     console.print(f"why not {rule}", style="bold cyan", markup=False)

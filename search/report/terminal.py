@@ -1,4 +1,4 @@
-"""Shows a result to a person: plan, step time, memory, alternatives, bound, in 100 columns.
+"""Shows a result to a person: speed, sections, binding constraint and inputs, in 100 columns.
 
 Reads `SearchResult` and `Prediction` only. Without a terminal the same text has no colours.
 """
@@ -8,57 +8,39 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TextIO, cast
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from autopar.plan import LayerStrategy, Plan
+from autopar.plan import Plan
 from autopar.units import GIB, format_bytes, format_seconds
-from search.predict import strategy_label
+from search.report.sections import (
+    make_table,
+    one_line,
+    print_heading,
+    print_item,
+    print_line,
+    show_alternatives,
+    show_memory,
+    show_plan,
+    show_waterfall,
+)
 from search.result import Infeasibility, Prediction, SearchResult
 
 __all__ = [
     "WIDTH",
     "infeasible_sentence",
     "make_console",
-    "one_line",
-    "plan_runs",
-    "show_alternatives",
     "show_evaluation",
     "show_frontier",
-    "show_memory",
-    "show_plan",
     "show_result",
-    "show_waterfall",
 ]
 
 WIDTH = 100
-_BAR = 44
-_COMPUTE = ("forward", "backward", "recompute")
-_PER_STEP = ("tail", "optimizer")
 _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
-_PARTS = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recomputation",
-    "vocab": "embedding, head",
-    "tp": "tensor parallel",
-    "ulysses": "Ulysses",
-    "cp": "context parallel",
-    "zero3": "ZeRO-3 gather",
-    "redistribution": "redistribution",
-    "bubble": "pipeline bubble",
-    "transfer": "stage transfer",
-    "gradient_sync": "gradient sync",
-    "optimizer": "optimizer",
-}
-"""Parts of a step in the order in which they are shown, and their names."""
 
 
 def make_console(stream: TextIO) -> Console:
@@ -95,7 +77,7 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats
-    _line(
+    print_line(
         console,
         f"searched {stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
         f"degree, {stats.opened} of them exactly, in {format_seconds(stats.cpu_s)} of CPU time",
@@ -118,23 +100,23 @@ def show_evaluation(
         console.print(path, markup=False, soft_wrap=True)
     _title(console, title, estimated=estimated)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
-    _line(console, verdict, style="bold")
-    _line(console, _speed(prediction))
+    print_line(console, verdict, style="bold")
+    print_line(console, _speed(prediction))
     for problem in prediction.problems:
-        _item(console, problem)
+        print_item(console, problem)
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
     if defaults:
-        _heading(console, "defaults used")
+        print_heading(console, "defaults used")
         for item in defaults:
-            _item(console, item)
+            print_item(console, item)
 
 
 def show_frontier(console: Console, results: list[SearchResult]) -> None:
     """Print the best throughput by memory budget."""
-    _heading(console, "throughput by memory budget")
-    table = _table("GiB per GPU", "samples/s", "step", "plan")
+    print_heading(console, "throughput by memory budget")
+    table = make_table("GiB per GPU", "samples/s", "step", "plan")
     for result in results:
         if result.plan is None or result.prediction is None:
             continue
@@ -164,149 +146,15 @@ def infeasible_sentence(infeasibility: Infeasibility, budget_bytes: float) -> st
     return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
 
 
-def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
-    """Yield (stage, first layer, number of layers, strategy) of layers that are alike."""
-    stages = plan.stage_of_layer()
-    first = 0
-    for i in range(1, len(plan.layers) + 1):
-        same = i < len(plan.layers) and (
-            plan.layers[i] == plan.layers[first] and stages[i : i + 1] == stages[first : first + 1]
-        )
-        if not same:
-            yield stages[first] if first < len(stages) else -1, first, i - first, plan.layers[first]
-            first = i
-
-
-def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
-    """Print the plan per stage and layer run, with the time of one micro-batch."""
-    _heading(console, "plan")
-    samples = plan.global_batch / plan.num_microbatches
-    schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
-    stages = _count(plan.num_stages, "stage")
-    _line(
-        console,
-        f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
-        f"{schedule}, global batch {plan.global_batch} = "
-        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}",
-    )
-    vocab = plan.vocab
-    kind = "vsp" if vocab.ulysses else "vtp"
-    _line(
-        console,
-        f"embedding and head: {kind}{vocab.tp}"
-        f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
-        + ("-zero3" if vocab.zero3 else "")
-        + f"; layers without zero3: {plan.default_dp_type}",
-    )
-    table = _table("stage", "layers", "strategy", "compute", "other", "once per step", left=3)
-    if any(stage.runs for stage in prediction.stages):
-        for stage in prediction.stages:
-            for run in stage.runs:
-                table.add_row(
-                    str(stage.stage),
-                    _range(run.first_layer, run.num_layers),
-                    escape(run.label),
-                    *_split(run.time_s, sum(run.time_s.get(key, 0.0) for key in _PER_STEP)),
-                )
-            send = f", send {format_seconds(stage.send_s)}" if stage.send_s else ""
-            table.add_row(
-                str(stage.stage),
-                "all",
-                f"fwd {format_seconds(stage.forward_s)}, bwd "
-                f"{format_seconds(stage.backward_s)}{send}",
-                *_split(stage.time_s, stage.tail_s),
-                style="bold",
-            )
-    else:
-        for index, first, count, strategy in plan_runs(plan):
-            label = strategy_label(strategy, plan.data_degree(first), plan.default_dp_type)
-            table.add_row(str(index), _range(first, count), label, "", "", "")
-    console.print(table)
-    if any(stage.runs for stage in prediction.stages):
-        _line(
-            console, "compute and other (communication, vocabulary): one micro-batch", style="dim"
-        )
-
-
-def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
-    """Return computation and the rest of one micro-batch, and what comes once per step."""
-    compute = sum(time_s.get(key, 0.0) for key in _COMPUTE)
-    rest = sum(v for key, v in time_s.items() if key not in (*_COMPUTE, *_PER_STEP))
-    return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
-
-
-def show_waterfall(console: Console, prediction: Prediction) -> None:
-    """Print the step time as its parts, each bar starting where the last one ended."""
-    total = prediction.step_time_s
-    if not prediction.waterfall_s or not math.isfinite(total):
-        return
-    _heading(console, "step time")
-    table = _table("part", "time", "share", "", left=1)
-    width = min(_BAR, console.width - 42)
-    start = 0.0
-    parts = prediction.waterfall_s
-    for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
-        value = parts[name]
-        table.add_row(
-            escape(_PARTS.get(name, name.replace("_", " "))),
-            format_seconds(value),
-            _percent(value / total) if total else "",
-            _bar(console, start / total, (start + value) / total, width) if total else "",
-        )
-        start += value
-    bar = _bar(console, 0.0, 1.0, width)
-    table.add_row("step", format_seconds(total), "100.0 %", bar, style="bold")
-    console.print(table)
-
-
-def show_memory(console: Console, prediction: Prediction) -> None:
-    """Print what every stage allocates and reserves against its budget."""
-    if not prediction.stages:
-        return
-    _heading(console, "memory per GPU")
-    table = _table("stage", "allocated", "reserved", "budget", "used", "")
-    for stage in prediction.stages:
-        budget = max(stage.budget_bytes, 1)
-        share = stage.reserved_bytes / budget
-        over = " !" if share > 1 else ""
-        table.add_row(
-            str(stage.stage),
-            format_bytes(stage.allocated_bytes),
-            format_bytes(stage.reserved_bytes),
-            format_bytes(stage.budget_bytes),
-            _percent(share) + over,
-            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 55), track=True),
-            style="bold red" if share > 1 else None,
-        )
-    console.print(table)
-
-
-def show_alternatives(console: Console, result: SearchResult) -> None:
-    """Print the best plans of other kinds and how much slower they are."""
-    if not result.alternatives or result.prediction is None:
-        return
-    _heading(console, "alternatives")
-    best = result.prediction.samples_per_s
-    table = _table("differs by", "samples/s", "vs best", "plan", left=1)
-    for alternative in result.alternatives:
-        table.add_row(
-            escape(alternative.differs_by),
-            f"{alternative.samples_per_s:.4g}",
-            f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
-            escape(one_line(alternative.plan)),
-        )
-    console.print(table)
-
-
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
-    _line(console, _speed(prediction), style="bold")
+    print_line(console, _speed(prediction), style="bold")
     if result.status == "time_limit":
         text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
     elif result.gap > 0:
         text = f"at most {result.gap * 100:.3g} % below the best"
     else:
         text = "proven best of the search space"
-    _line(
+    print_line(
         console,
         f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
     )
@@ -339,7 +187,7 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
     if plan.num_stages > 1:
         busy = format_seconds(slow.forward_s + slow.backward_s)
         text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
-    _line(console, text)
+    print_line(console, text)
 
 
 def _lists(console: Console, result: SearchResult) -> None:
@@ -347,11 +195,11 @@ def _lists(console: Console, result: SearchResult) -> None:
     notes = [note for note in result.notes if not note.startswith("estimated: ")]
     for heading, items in (("defaults used", result.defaults_used), ("notes", notes)):
         if items:
-            _heading(console, heading)
+            print_heading(console, heading)
             for item in items:
-                _item(console, item)
+                print_item(console, item)
     if result.sources:
-        _heading(console, "inputs")
+        print_heading(console, "inputs")
         for source in dict.fromkeys(result.sources):
             mark = " (estimated)" if source.estimated else ""
             # One line each however long, so that paths can be copied.
@@ -359,69 +207,12 @@ def _lists(console: Console, result: SearchResult) -> None:
 
 
 def _title(console: Console, title: str, *, estimated: bool) -> None:
-    _line(console, title, style="bold")
+    print_line(console, title, style="bold")
     if estimated:
-        _line(console, "rests on ESTIMATES from datasheets, not on measurements", style="yellow")
-
-
-def _heading(console: Console, text: str) -> None:
-    console.print()
-    _line(console, text, style="bold cyan")
-
-
-def _line(console: Console, text: str, style: str | None = None) -> None:
-    console.print(escape(text), style=style)
-
-
-def _item(console: Console, text: str) -> None:
-    wrapped = textwrap.fill(
-        text, console.width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-    )
-    console.print(wrapped, markup=False)
-
-
-def _table(*columns: str, left: int = 0) -> Table:
-    """Return a table; the first `left` columns and the last (plan, bar) are left-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    for index, name in enumerate(columns):
-        text = index < left or (index == len(columns) - 1 and name in ("", "plan"))
-        table.add_column(
-            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        print_line(
+            console, "rests on ESTIMATES from datasheets, not on measurements", style="yellow"
         )
-    return table
-
-
-def _bar(console: Console, start: float, end: float, width: int, *, track: bool = False) -> str:
-    """Return a bar from `start` to `end` (shares of the width); at least one cell when not 0."""
-    full, empty = ("█", "░") if "utf" in (console.encoding or "").lower() else ("#", ".")
-    first = min(int(start * width + 0.5), width - 1)
-    last = max(min(int(end * width + 0.5), width), first + (1 if end > start else 0))
-    rest = (empty if track else " ") * (width - last)
-    return " " * first + full * (last - first) + rest
-
-
-def _range(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
-
-
-def _count(number: float, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}{plural}"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "NO"
-
-
-def one_line(plan: Plan) -> str:
-    """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
-    counts: dict[str, int] = {}
-    for layer, strategy in enumerate(plan.layers):
-        label = strategy_label(strategy, plan.data_degree(layer), plan.default_dp_type)
-        counts[label] = counts.get(label, 0) + 1
-    runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
-    return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"

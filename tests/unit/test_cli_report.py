@@ -26,12 +26,11 @@ from search.report.files import (
     plan_document,
     write_outputs,
 )
+from search.report.sections import one_line, plan_runs
 from search.report.terminal import (
     WIDTH,
     infeasible_sentence,
     make_console,
-    one_line,
-    plan_runs,
     show_evaluation,
     show_frontier,
     show_result,
