@@ -240,6 +240,7 @@ def _no_batch(
 ) -> str:
     shown = ", ".join(map(str, batches[:4])) + (", ..." if len(batches) > 4 else "")
     pipelines = " or ".join(map(str, stages[:4])) + (" or more" if len(stages) > 4 else "")
+    pipelines += " pipeline stage" + ("" if list(stages) == [1] else "s")
     if not batches:
         return (
             f"--min-bsz {options.min_bsz} to --max-bsz {options.max_bsz} contains no batch size; "
@@ -248,6 +249,6 @@ def _no_batch(
     chunk = "" if options.settle_chunk is None else f" in {options.settle_chunk} micro-batches"
     return (
         f"no global batch size ({shown}){chunk} splits into whole samples per rank on "
-        f"{world_size} GPUs with {pipelines} pipeline stages (G must be divisible by m*d, and "
+        f"{world_size} GPUs with {pipelines} (G must be divisible by m*d, and "
         "1F1B needs m >= p); give another --settle-bsz, --settle-chunk or --bsz-scale"
     )
