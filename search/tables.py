@@ -18,7 +18,7 @@ Memory of stage j of p, which must not exceed `budget_bytes`:
   + sum over its layers of (static_bytes + activation_bytes * in_flight(j))
   + max over its layers and vocabulary layers of transient_bytes
   + max over its layers and vocabulary layers of shared_bytes
-with in_flight(j) = p - j (1F1B) or m (GPipe).
+with in_flight(j) = p - j (1F1B) or m (GPipe), and 1 when there is one stage only.
 
 Time, with f_j and g_j the forward and backward of one micro-batch on stage j (layers, vocabulary
 layers, redistribution in front of every layer, charged to the receiving stage; in front of the

@@ -52,7 +52,7 @@ void Subproblem<D>::build_stage(int j) {
   const Tables& t = in_.t;
   Stage& stage = stage_[at(j)];
   const std::size_t once = microbatches_ == 1 ? 0 : 1;
-  const Bytes in_flight = t.gpipe ? microbatches_ : (stages_ == 1 ? 1 : stages_ - j);
+  const Bytes in_flight = stages_ == 1 ? 1 : (t.gpipe ? microbatches_ : stages_ - j);
   const int kind = stages_ == 1 ? 0 : j == 0 ? 1 : j == stages_ - 1 ? 3 : 2;
   stage.base_bytes = t.stage_fixed_bytes[table_ * 4 + kind];
   if (stages_ > 1 && !t.gpipe) {

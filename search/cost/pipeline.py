@@ -40,8 +40,16 @@ class Evaluation:
 
 
 def in_flight(pipeline_type: str, stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Return the micro-batches whose activations stage `stage` holds: p - j (1F1B), m (GPipe)."""
-    return num_microbatches if pipeline_type == "gpipe" else num_stages - stage
+    """Return the micro-batches whose activations stage j holds: p - j (1F1B), m (GPipe).
+
+    A single stage runs one micro-batch after the other under either name, and never more than
+    all of them are in flight (m < p is illegal with 1F1B, but still priced).
+    """
+    if num_stages == 1:
+        return 1
+    if pipeline_type == "gpipe":
+        return num_microbatches
+    return min(num_microbatches, num_stages - stage)
 
 
 def stage_kind(stage: int, num_stages: int) -> int:

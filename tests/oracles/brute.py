@@ -197,7 +197,8 @@ def _blocks(t: PlanTables, drop: frozenset[str]) -> Iterator[Block]:
         ]
         send = t.send_s[n, types, layouts] * keep["send"]
         stages = np.arange(p)
-        in_flight = (p - stages if t.pipeline_type == "1f1b" else np.full(p, m))[:, None]
+        held = p - stages if t.pipeline_type == "1f1b" or p == 1 else np.full(p, m)
+        in_flight = held[:, None]
         if "in_flight" in drop:
             in_flight = np.ones((p, 1), dtype=np.int64)
         kinds = [0] if p == 1 else [1, *[2] * (p - 2), 3]

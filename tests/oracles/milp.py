@@ -169,7 +169,7 @@ def _solve_candidate(
 
     tail, tau, sigma = program.variable(cost=1.0), [], []
     for j in everywhere:
-        in_flight = p - j if t.pipeline_type == "1f1b" else m
+        in_flight = p - j if t.pipeline_type == "1f1b" or p == 1 else m
         cells = [(layer, k, s) for layer, k in enumerate(types) for s in range(S)]
         forward[j] += [
             (x[layer][s][j], float(t.forward_s[n, k, s]) * second) for layer, k, s in cells

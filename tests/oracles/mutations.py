@@ -150,7 +150,8 @@ def no_bottleneck(tables: PlanTables, budget_bytes: int) -> Problem:
         table[0, m > 1] = table[1, m > 1]
         changed[name] = table
     if gpipe:
-        changed |= {name: _times(getattr(tables, name), m, 0) for name in ACTIVATIONS}
+        held = np.where(tables.table_stages > 1, m, 1)
+        changed |= {name: _times(getattr(tables, name), held, 0) for name in ACTIVATIONS}
     return replace(tables, **changed), budget_bytes
 
 
@@ -177,7 +178,7 @@ def no_sum(tables: PlanTables, budget_bytes: int) -> Problem:
 def no_in_flight(tables: PlanTables, budget_bytes: int) -> Problem:
     """GPipe that keeps one micro-batch: everything else a multiple larger."""
     tables = per_candidate(tables)
-    m = tables.candidate_microbatches.tolist()
+    m = np.where(tables.table_stages > 1, tables.candidate_microbatches, 1).tolist()
     scale = lcm(*m)
     changed: dict[str, Any] = {name: getattr(tables, name) * scale for name in BYTE_FIELDS}
     changed |= {

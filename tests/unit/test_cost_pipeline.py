@@ -52,7 +52,7 @@ def by_hand(
     for layer, s in enumerate(choice):
         j, k = stage[layer], int(t.layer_type[layer])
         to = int(t.strategy_layout[s])
-        flight = m if t.pipeline_type == "gpipe" else p - j
+        flight = m if t.pipeline_type == "gpipe" and p > 1 else min(m, p - j)
         f[j] += t.forward_s[n, k, s] + t.redistribute_forward_s[n, kind, layout, to]
         g[j] += t.backward_s[n, k, s] + t.redistribute_backward_s[n, kind, layout, to]
         tail[j] += t.tail_s[n, k, s]
@@ -65,7 +65,7 @@ def by_hand(
     f[-1] += t.redistribute_forward_s[n, kind, layout, t.vocab_layout[e]]
     g[-1] += t.redistribute_backward_s[n, kind, layout, t.vocab_layout[e]]
     for j, position in [(0, 0)] if p == 1 else [(0, 1), (p - 1, 2)]:
-        flight = m if t.pipeline_type == "gpipe" else p - j
+        flight = m if t.pipeline_type == "gpipe" and p > 1 else min(m, p - j)
         f[j] += t.vocab_forward_s[n, position, e]
         g[j] += t.vocab_backward_s[n, position, e]
         tail[j] += t.vocab_tail_s[n, position, e]
@@ -120,3 +120,5 @@ def test_positions_of_stages() -> None:
     assert vocab_position(0, 1) == 0
     assert [in_flight("1f1b", j, 4, 8) for j in range(4)] == [4, 3, 2, 1]
     assert in_flight("gpipe", 3, 4, 8) == 8
+    assert in_flight("gpipe", 0, 1, 8) == in_flight("1f1b", 0, 1, 8) == 1
+    assert [in_flight("1f1b", j, 8, 2) for j in range(8)] == [2, 2, 2, 2, 2, 2, 2, 1]
