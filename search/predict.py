@@ -172,6 +172,13 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
             text = f"layer type {k} cannot use {label} here: no measured or legal row"
             if not problems:
                 problems.append(text)
+    if not vocab.priced[0, 0]:
+        # Its rows hold zeros: without this reason a plan would look faster for being impossible.
+        problems.append(
+            f"the plan has no price: embedding and head have no measured or derivable row at "
+            f"degree {plan.vocab.tp} on {plan.world_size // p} ranks"
+        )
+        return None
     if not tables.vocab_valid[0, 0] and not problems:
         problems.append(f"embedding and head cannot use degree {plan.vocab.tp} here")
     seen = evaluate(

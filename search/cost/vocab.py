@@ -56,6 +56,9 @@ class VocabRows:
 
     valid: _Bool
     """(N, E)"""
+    priced: _Bool
+    """(N, E); also true where only a divisibility rule is broken, when those were asked for.
+    What is not priced holds 0 seconds and bytes."""
     forward: dict[str, F64]
     """forward, tp, zero3"""
     backward: dict[str, F64]
@@ -116,8 +119,8 @@ def vocab_rows(
 ) -> VocabRows:
     """Return every (table, embedding strategy) priced at each position.
 
-    Positions a table does not have (first and last for p == 1, only for p > 1) and strategies
-    that are not valid cost nothing.
+    Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
+    not `priced` hold zeros.
     """
     stages, samples, zero2 = table_arrays(tables)
     shape = (len(tables), len(POSITIONS), len(vocab))
@@ -148,6 +151,7 @@ def vocab_rows(
 
     out = VocabRows(
         valid=valid,
+        priced=priced,
         forward={name: np.zeros(shape) for name in ("forward", "tp", "zero3")},
         backward={name: np.zeros(shape) for name in ("backward", "tp", "zero3", "sync")},
         step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},

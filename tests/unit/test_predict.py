@@ -72,3 +72,53 @@ def test_the_allocation_budget_is_the_largest_that_fits() -> None:
     for memory in (2**34, 24 * 2**30 + 1, 80 * 10**9):
         budget = allocation_budget(memory, options)
         assert reserved_bytes(budget, options) <= memory < reserved_bytes(budget + 1, options)
+
+
+def _with_vocab(degree: int) -> Plan:
+    return Plan(
+        world_size=8,
+        num_stages=1,
+        stage_sizes=(32,),
+        layers=(LayerStrategy(tp=8),) * 32,
+        vocab=VocabStrategy(tp=degree),
+        global_batch=32,
+        num_microbatches=2,
+    )
+
+
+def test_an_impossible_vocabulary_degree_has_no_price() -> None:
+    """Three ranks do not divide eight: no time, not a faster one, and every reason is given."""
+    found = planner().evaluate(_with_vocab(3))
+
+    assert not found.legal
+    assert not found.fits
+    assert found.step_time_s == float("inf")
+    assert any("vtp(3)" in problem for problem in found.problems)
+    assert any("no price" in problem and "degree 3" in problem for problem in found.problems)
+
+
+def test_an_unmeasured_vocabulary_degree_has_no_price() -> None:
+    """A legal degree without an entry in the memory table is not free either."""
+    subject = planner()
+    memory = {
+        position: {
+            lengths: replace(
+                entry,
+                model_state_bytes={1: entry.model_state_bytes[1]},
+                activation_bytes_per_sample={1: entry.activation_bytes_per_sample[1]},
+            )
+            for lengths, entry in table.items()
+        }
+        for position, table in subject.profile.other_memory.items()
+    }
+    subject = Planner(
+        subject.spec,
+        replace(subject.profile, other_memory=memory),
+        subject.hardware,
+        subject.options,
+    )
+
+    found = subject.evaluate(_with_vocab(8))
+
+    assert (found.legal, found.fits, found.step_time_s) == (False, False, float("inf"))
+    assert any("degree 8" in problem for problem in found.problems)
