@@ -207,7 +207,7 @@ class CostModel:
         )
         sharded_bytes = (samples * stages / world)[:, None] * token_bytes
         change_forward, change_backward = redistribution_s(
-            layouts, sharded_bytes, world, self.groups
+            layouts, sharded_bytes, stages, world, self.groups
         )
         return PlanTables(
             world_size=world,

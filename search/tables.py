@@ -59,6 +59,8 @@ class Layout:
     """Zigzag context degree contained in `sequence_shards`."""
     replicas: int
     """Copies of each shard (t for tensor parallelism without SP)."""
+    strided: bool = False
+    """Tensor ranks are not neighbours: the same shards of a sample lie on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -38,11 +38,12 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Layout:
         sequence_shards=strategy.cp * (strategy.tp if sharded else 1),
         cp=strategy.cp,
         replicas=1 if sharded else strategy.tp,
+        strided=strategy.strided and strategy.tp > 1,
     )
 
 
 def layout_of_vocab(vocab: VocabStrategy, *, sequence_parallel: bool) -> Layout:
-    """Return the layout of the embedding's output and of the head's input."""
+    """Return the layout of the embedding's output and of the head's input, never strided."""
     like = LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses)
     return layout_of(like, sequence_parallel=sequence_parallel)
 
@@ -115,12 +116,15 @@ def _all_to_all(first: int, second: int, stride: int, multiple: int) -> Exchange
 
 
 def redistribution_s(
-    layouts: Sequence[Layout], sharded_bytes: F64, world_size: int, groups: Groups
+    layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, world_size: int, groups: Groups
 ) -> tuple[F64, F64]:
     """Return forward and backward redistribution, each (N, K, Y, Y) seconds.
 
-    sharded_bytes : (N, K) X of every table and layer type. Layouts that no stage of this world
-    can hold together cost nothing here, their rows are not valid.
+    sharded_bytes : (N, K) X of every table and layer type; stages : (N,) p. Where the rank order
+    differs, as between strided and neighbouring tensor ranks, every sample changes its ranks: an
+    all-to-all of X*max r over the whole stage, or the ordinary exchange if that is slower.
+    Layouts that no stage of this world can hold together cost nothing here, their rows are not
+    valid.
     """
     count = len(layouts)
     plans = [[plan_exchange(a, b) for b in layouts] for a in layouts]
@@ -139,7 +143,40 @@ def redistribution_s(
             times = [_exchange_s(e, flat, world_size, groups, known) for e in slowest]
             cost[:, number] += np.maximum.reduce(times)
     cost = cost.reshape(*sharded_bytes.shape, len(ways))
-    return cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
+    forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
+    if any(layout.strided for layout in layouts):
+        across = _reorder_s(layouts, sharded_bytes, stages, world_size, groups)
+        forward, backward = np.maximum(forward, across), np.maximum(backward, across)
+    return forward, backward
+
+
+def _reorder_s(
+    layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, world_size: int, groups: Groups
+) -> F64:
+    """(N, K, Y, Y) seconds of the all-to-all over a stage where the rank order differs, else 0.
+
+    The order is that of the data ranks: they are neighbours with strided tensor ranks, so it
+    depends on the strided degree; a tensor group of the whole stage has one order only.
+    """
+    replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
+    copies = np.maximum.outer(replicas, replicas)
+    degree = np.array([x.sequence_shards // x.cp * x.replicas for x in layouts], dtype=np.int64)
+    strided = np.array([layout.strided for layout in layouts], dtype=np.bool_)
+    result = np.zeros((*sharded_bytes.shape, len(layouts), len(layouts)))
+    for p in sorted(set(stages.tolist())):
+        ranks, rest = divmod(world_size, p)
+        if rest or ranks == 1:
+            continue
+        order = np.where(strided & (degree < ranks), degree, 1)
+        tables = np.flatnonzero(stages == p)
+        local = sharded_bytes[tables].ravel()
+        group = np.full(local.shape, groups.index(ranks, 1), dtype=np.int64)
+        for multiple in sorted(set(replicas.tolist())):
+            seconds = groups.seconds("all2all", local * multiple, group)
+            where = (order[:, None] != order[None, :]) & (copies == multiple)
+            # Not a product: the time is infinite where the stage's bandwidth is unknown.
+            result[tables] += np.where(where, seconds.reshape(len(tables), -1, 1, 1), 0.0)
+    return result
 
 
 def _exchange_s(

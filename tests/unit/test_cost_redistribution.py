@@ -23,14 +23,15 @@ from tests.cost_cases import toy_hardware
 X = np.array([[8e6], [2e6]])  # bytes of the fully sharded activation, two tables, one type
 
 
-def layout(shards: int, cp: int = 1, replicas: int = 1) -> Layout:
+def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -> Layout:
     """Return a layout in short."""
-    return Layout(sequence_shards=shards, cp=cp, replicas=replicas)
+    return Layout(sequence_shards=shards, cp=cp, replicas=replicas, strided=strided)
 
 
 def costs(*layouts: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Return forward and backward redistribution of the first table, (Y, Y)."""
-    forward, backward = redistribution_s(layouts, X, 8, Groups(toy_hardware(), print))
+    stages = np.array([1, 1], dtype=np.int64)
+    forward, backward = redistribution_s(layouts, X, stages, 8, Groups(toy_hardware(), print))
     assert forward.shape == (2, 1, len(layouts), len(layouts))
     np.testing.assert_allclose(forward[1], forward[0] / 4)
     return forward[0, 0], backward[0, 0]
@@ -122,3 +123,64 @@ def test_send() -> None:
 
     np.testing.assert_allclose(found[0, 0], [0.0, 0.0])
     np.testing.assert_allclose(found[1, 0], [2e6 / 50e9, 4 * 2e6 / 50e9])
+
+
+def test_strided_layouts() -> None:
+    """Only tensor ranks can be strided; the embedding's never are."""
+    strided = LayerStrategy(tp=2, strided=True)
+
+    assert layout_of(strided, sequence_parallel=True) == layout(2, strided=True)
+    assert layout_of(strided, sequence_parallel=False) == layout(1, 1, 2, strided=True)
+    assert not layout_of(LayerStrategy(strided=True), sequence_parallel=True).strided
+    assert not layout_of_vocab(VocabStrategy(tp=2), sequence_parallel=True).strided
+
+
+def test_another_rank_order_moves_everything_over_the_stage() -> None:
+    """Strided 2, neighbouring 2, one rank: all-to-all over 8, both ways; strided 4 as well."""
+    forward, backward = costs(
+        layout(2), layout(2, strided=True), layout(1), layout(4, strided=True), layout(4)
+    )
+
+    for move in (forward, backward):
+        assert move[0, 1] == move[1, 0] == pytest.approx(a2a(8))
+        assert move[1, 2] == move[2, 1] == pytest.approx(a2a(8))
+        assert move[1, 3] == pytest.approx(a2a(8))
+        assert move[1, 1] == 0.0
+        assert move[0, 4] == pytest.approx(a2a(2))
+
+
+def test_rank_order_with_copies() -> None:
+    """Every rank moves all its copies, or gathers them where that takes longer."""
+    forward, backward = costs(
+        layout(1, 1, 2), layout(1, 1, 2, strided=True), layout(1, 1, 4, strided=True)
+    )
+
+    assert forward[0, 1] == backward[0, 1] == pytest.approx(a2a(8, 2 * 8e6))
+    assert forward[0, 2] == backward[0, 2] == pytest.approx(a2a(8, 4 * 8e6))
+
+
+def test_a_group_of_the_whole_stage_has_one_order() -> None:
+    """Eight strided ranks of eight are eight neighbours; of the two per stage for p = 4, too."""
+    forward, backward = costs(layout(8), layout(8, strided=True))
+
+    assert not forward.any()
+    assert not backward.any()
+    pipelined, _ = redistribution_s(
+        [layout(2), layout(2, strided=True)],
+        X,
+        np.array([4, 2], dtype=np.int64),
+        8,
+        Groups(toy_hardware(), print),
+    )
+    assert pipelined[0, 0, 0, 1] == 0.0
+    assert pipelined[1, 0, 0, 1] == pytest.approx(a2a(4, 2e6))
+
+
+def test_an_unknown_bandwidth_of_the_stage_leaves_equal_layouts_free() -> None:
+    """Infinite where the rank order differs, zero where it does not; never nan."""
+    hardware = toy_hardware(num_nodes=2, allreduce_bytes_per_s={(8, True): 1e11, (2, True): 1e11})
+    groups = Groups(hardware, lambda _: None)
+    layouts = [layout(2), layout(2, strided=True)]
+    forward, _ = redistribution_s(layouts, X, np.array([1, 1], dtype=np.int64), 16, groups)
+
+    np.testing.assert_array_equal(forward[0, 0], [[0.0, np.inf], [np.inf, 0.0]])

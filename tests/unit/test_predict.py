@@ -122,3 +122,16 @@ def test_an_unmeasured_vocabulary_degree_has_no_price() -> None:
 
     assert (found.legal, found.fits, found.step_time_s) == (False, False, float("inf"))
     assert any("degree 8" in problem for problem in found.problems)
+
+
+def test_alternating_rank_orders_costs_more_than_either() -> None:
+    """Between strided and neighbouring tensor ranks the activations have to move."""
+    near, far = LayerStrategy(tp=2, zero3=True), LayerStrategy(tp=2, zero3=True, strided=True)
+    subject = planner()
+
+    def step_s(layers: tuple[LayerStrategy, ...]) -> float:
+        return subject.evaluate(
+            replace(_with_vocab(1), layers=layers, vocab=VocabStrategy())
+        ).step_time_s
+
+    assert step_s((near, far) * 16) > 1.001 * max(step_s((near,) * 32), step_s((far,) * 32))
