@@ -77,7 +77,7 @@ def locate(
                 ]
                 return chosen[0], (*skipped, *([tier.note] if tier.note else []))
     expected = model_file_name(kind, precision, spec)
-    present = sorted(p.name for p in directory.glob(f"{kind}_profiling_*.json"))
+    present = [p.name for p in _documents(directory, f"{kind}_profiling_*.json")]
     unusable = [path.name for path, what in found.items() if what == "none"]
     problem = f"no {kind} profile of model {spec.name!r} in this directory, expected {expected}"
     if unusable:
@@ -87,11 +87,17 @@ def locate(
     raise DocumentError(directory, problem, remedy=remedy)
 
 
+def _documents(directory: Path, pattern: str) -> tuple[Path, ...]:
+    """Return the matching files in the order of their names, without sidecars."""
+    found = sorted(directory.glob(pattern))
+    return tuple(path for path in found if not path.name.endswith(".meta.json"))
+
+
 def _tiers(
     directory: Path, kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
 ) -> list[_Tier]:
     layer = spec.layers[0]
-    documented = tuple(sorted(directory.glob(model_file_name(kind, precision, spec))))
+    documented = _documents(directory, model_file_name(kind, precision, spec))
     prefix = f"{kind}_profiling_{precision}_"
     names = [spec.name]
     if layer.num_heads is not None:
@@ -101,9 +107,9 @@ def _tiers(
     older: list[Path] = []
     other_newest: list[Path] = []
     other_older: list[Path] = []
-    for path in sorted(directory.glob(f"{prefix}*.json")):
+    for path in _documents(directory, f"{prefix}*.json"):
         stem = path.name.removeprefix(prefix).removesuffix(".json")
-        if path in documented or path.name.endswith(".meta.json"):
+        if path in documented:
             continue
         base = stem.removesuffix("_all")
         if base in names:

@@ -24,6 +24,7 @@ from autopar.model import (
 )
 from autopar.model_files import read_model_profile, write_model_profile
 from autopar.sidecar import sidecar_path
+from autopar.specs import bare_spec
 from tests.unit.documents_support import (
     DOCUMENTS,
     SPEC,
@@ -448,3 +449,50 @@ def test_sidecars_reach_the_profile(tmp_path: Path) -> None:
         "memory",
         "memory sidecar",
     ]
+
+
+def test_sidecars_are_never_taken_for_documents(tmp_path: Path) -> None:
+    """With unknown heads the documented name is a pattern, which a sidecar's name fits too."""
+    profile = dataclasses.replace(load(tmp_path), estimated=True)
+    folder = tmp_path / "written"
+    folder.mkdir()
+    write_model_profile(profile, SPEC, folder)
+    assert list(folder.glob("*.meta.json"))
+    layer = SPEC.layers[0]
+    bare = bare_spec(
+        num_layers=[layer.num_layers],
+        seq_length=[layer.seq_length],
+        hidden_size=[layer.hidden_size],
+    )
+
+    assert_same(read_dir(folder, bare), profile)
+    elsewhere = bare_spec(num_layers=[2], seq_length=[64], hidden_size=[32])
+    with pytest.raises(DocumentError) as caught:
+        read_dir(folder, elsewhere)
+    assert "present: computation_profiling" in str(caught.value)
+    assert ".meta.json" not in str(caught.value)
+
+
+def test_estimated_files_are_read_back_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes and the documented path options are enough; heads may stay unknown."""
+    from autopar.estimate import estimate_hardware, estimate_model
+    from autopar.hardware_files import write_hardware
+    from autopar.specs import load_spec
+    from search import cli
+
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec("llama2-7b")
+    write_model_profile(estimate_model(spec, "h100"), spec, tmp_path)
+    write_hardware(estimate_hardware("h100", num_nodes=1, gpus_per_node=8), tmp_path)
+    paths = ("allreduce-bandwidth-config", "p2p-bandwidth-config", "overlap-coe", "sp-time")
+    options = [
+        *(word for name in paths for word in (f"--{name}-path", str(tmp_path))),
+        *("--time-profiling-path", str(tmp_path), "--memory-profiling-path", str(tmp_path)),
+        *("--num-layers", "32", "--seq-length", "4096", "--hidden-size", "4096"),
+        *("--num-nodes", "1", "--num-gpus-per-node", "8", "--settle-bsz", "16"),
+        *("--memory-constraint", "80"),
+    ]
+
+    assert cli.run(options) == 0, capsys.readouterr().err
