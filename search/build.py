@@ -158,7 +158,7 @@ class CostModel:
                 name: other_memory(name, model.other_memory[name], lengths, options, self._note)
                 for name in positions
             },
-            logits_peak_bytes_per_sample=model.logits_peak_bytes_per_sample,
+            logits_peak_bytes_per_sample=_logits_peak_bytes(model, lengths[-1]),
         )
         self._record_defaults(model)
 
@@ -431,6 +431,16 @@ class CostModel:
                 f"left out: strategies of {name} at degree {missing} whose activation or "
                 f"checkpoint entry was not measured"
             )
+
+
+def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:
+    """Return the logits' peak of one sample at the head's length, in bytes.
+
+    It is proportional to the tokens, and estimated at the longest length of the profile.
+    """
+    longest = max((key[-1] for table in model.other_memory.values() for key in table), default=0)
+    peak = model.logits_peak_bytes_per_sample
+    return peak * seq_length / longest if longest else peak
 
 
 def _sum_of(parts: dict[str, F64]) -> F64:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.model import LayerProfile
 from autopar.plan import VocabStrategy
 from search.build import CostModel
 from search.cost.vocab import VocabRows
@@ -193,3 +194,36 @@ def test_a_degree_that_was_not_measured_is_not_valid() -> None:
     found = cost.vocab_rows([VocabStrategy(tp=16), VocabStrategy(tp=8)], [(1, 16, "ddp")])
 
     assert found.valid.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "mode"), [(512, "sequence"), (1024, "static"), (2048, "static")]
+)
+def test_the_logits_peak_follows_the_sequence_length(seq_length: int, mode: Any) -> None:
+    """It was estimated at the longest length of the profile, 2048, and grows with the tokens."""
+    base = toy_model()
+    memory = base.other_memory["only"][(1024,)]
+    layer = base.layers[0].memory[1024]
+    other = {name: {(1024,): memory, (2048,): memory} for name in ("only", "first", "last")}
+    lengths = (512, 1024, 2048)
+    times = tuple(replace(x, seq_length=n) for x in base.layers[0].times for n in lengths)
+    layers = (LayerProfile(times=times, memory={1024: layer, 2048: layer}),)
+    others = tuple(replace(x, seq_lengths=(n,)) for x in base.other_times for n in lengths)
+
+    def transient(peak_bytes: float) -> int:
+        found = rows(
+            VocabStrategy(tp=2),
+            spec=toy_spec(seq_length=seq_length),
+            model=replace(
+                base,
+                layers=layers,
+                other_memory=other,
+                other_times=others,
+                logits_peak_bytes_per_sample=peak_bytes,
+            ),
+            memory_profile_mode=mode,
+        )
+        return int(found.transient[0, 0, ONLY, 0])
+
+    # b_v = 4 samples over two vocabulary ranks.
+    assert transient(8e6) - transient(0.0) == 4 * 8e6 / 2 * seq_length / 2048
