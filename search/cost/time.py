@@ -103,15 +103,19 @@ def tensor_parallel_s(
 def ulysses_s(rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe) -> F64:
     """Return the all-to-alls of Ulysses in one direction, in seconds.
 
-    q and the output move V/t each, k and v are scaled by max(kv_heads, t)/heads.
+    q and the output move b*(S/c)*heads*head_dim*e/t each (h where heads are unknown), k and v are
+    scaled by max(kv_heads, t)/heads.
     """
     result = np.zeros_like(rows.batch)
     at = np.flatnonzero(rows.ulysses & (rows.tensor > 1.0))
     if at.size:
         attentions = 2.0 if spec.cross_attention else 1.0
-        token_bytes = float(spec.seq_length) * spec.hidden_size * recipe.element
-        query = rows.batch[at] * token_bytes / rows.shards[at]
         heads = spec.num_heads
+        width = spec.hidden_size
+        if heads is not None:
+            width = heads * (spec.head_dim or spec.hidden_size // heads)
+        token_bytes = float(spec.seq_length) * width * recipe.element
+        query = rows.batch[at] * token_bytes / rows.shards[at]
         key_value = query
         if heads is not None:
             key_value = query * (np.maximum(spec.num_kv_heads or heads, rows.tensor[at]) / heads)

@@ -195,6 +195,18 @@ def test_ulysses(kv_heads: int, scale: float) -> None:
     assert found["tail"] == pytest.approx(overlap(10e-3, 2 * gather(2 * N, 8)) - 10e-3)
 
 
+def test_ulysses_moves_heads_not_the_hidden_size() -> None:
+    """Heads four times as wide together as the model's width (t5-3b): four times the bytes."""
+    strategy = LayerStrategy(tp=4, ulysses=True)
+    plain = row(strategy)
+    wide = row(strategy, spec=toy_spec(head_dim=256))
+    unknown = row(strategy, spec=toy_spec(num_heads=None, num_kv_heads=None))
+
+    assert wide["f_ulysses"] == pytest.approx(4 * plain["f_ulysses"])
+    assert wide["g_ulysses"] == pytest.approx(4 * plain["g_ulysses"])
+    assert unknown["f_ulysses"] == pytest.approx(plain["f_ulysses"])
+
+
 def test_ring() -> None:
     """c = 4, b = 8: three exchanges forward; three doubled and a single one backward."""
     slow = toy_hardware(
