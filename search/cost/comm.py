@@ -48,6 +48,13 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
     return result
 
 
+def _split(start: int, size: int, node: int) -> list[int]:
+    """Return how many of the ranks start ... start + size - 1 lie on each node they touch."""
+    stop = start + size
+    first, last = start // node, (stop - 1) // node
+    return [min(stop, (n + 1) * node) - max(start, n * node) for n in range(first, last + 1)]
+
+
 class Groups:
     """The groups of ranks a search uses, each with its bus bandwidth and its measured curves.
 
@@ -160,10 +167,20 @@ class Groups:
         return self._curve_index[key]
 
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
-        """Ranks per node and nodes of a group; in one node every group has the shape (size, 1)."""
+        """Fewest ranks on a node, and nodes, of a group; in one node always (size, 1).
+
+        Neighbours whose number neither divides a node nor is divided by it straddle nodes in some
+        of the groups that start at 0, size, 2*size, ...; all groups work at once, so the worst
+        one counts.
+        """
         if self._hardware.num_nodes == 1:
             return size, 1
-        per_node = max(1, min(size, self._hardware.gpus_per_node // stride))
+        node = self._hardware.gpus_per_node
+        if stride == 1 and node % size and size % node:
+            starts = range(0, self._hardware.world_size - size + 1, size)
+            parts = [_split(start, size, node) for start in starts]
+            return min(map(min, parts), default=size), max(map(len, parts), default=1)
+        per_node = max(1, min(size, node // stride))
         return per_node, -(-size // per_node)
 
     def _find_bandwidth(self, size: int, stride: int) -> float:
@@ -182,8 +199,9 @@ class Groups:
             ):
                 return measured[size, consecutive]
         name = f"a group of {size} ranks with stride {stride}"
-        inside = sorted(g for g, consec in measured if consec and g <= hardware.gpus_per_node)
-        across = sorted(g for g, consec in measured if consec and g > hardware.gpus_per_node)
+        neighbours = sorted(g for g, consecutive in measured if consecutive)
+        inside = [g for g in neighbours if self._shape(g, 1)[1] == 1]
+        across = [g for g in neighbours if g > hardware.gpus_per_node]
         if nodes == 1 and inside:
             stand_in = min((g for g in inside if g >= size), default=inside[-1])
             self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")

@@ -114,7 +114,7 @@ MEASURED = {
         (2, 4, 140e9, False),  # ranks 0 4, one node
         (4, 8, 5e9, True),  # one rank on each of four nodes: 40 * 1/8
         (8, 4, 10e9, True),  # two ranks on each of four nodes: 40 * 2/8
-        (6, 1, 150e9, True),  # inside a node, no such size
+        (6, 1, 10e9, True),  # ranks 6 to 11 straddle nodes, two of them on the first: 40 * 2/8
     ],
 )
 def test_bandwidth_of_any_group(size: int, stride: int, expected: float, derived: bool) -> None:
@@ -125,6 +125,41 @@ def test_bandwidth_of_any_group(size: int, stride: int, expected: float, derived
     assert groups.bus_bytes_per_s(index)[0] == pytest.approx(expected)
     assert bool(notes) == derived
     assert all(note.startswith("derived") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (3, 150e9),  # 0-2, 3-5: inside a node
+        (4, 20e9 * 2 / 6),  # 4-7 has two ranks on each of two nodes
+        (6, 150e9),
+        (12, 20e9),
+    ],
+)
+def test_neighbours_that_straddle_nodes(size: int, expected: float) -> None:
+    """On 2 nodes of 6 a group of 4 is not inside a node, though it would fit in one."""
+    hardware = toy_hardware(
+        num_nodes=2,
+        gpus_per_node=6,
+        allreduce_bytes_per_s={(2, True): 200e9, (6, True): 150e9, (12, True): 20e9},
+    )
+    groups, notes = groups_of(hardware)
+    index = np.array([groups.index(size, 1)])
+
+    assert groups.bus_bytes_per_s(index)[0] == pytest.approx(expected)
+    assert any("2 nodes, 2 ranks on each" in note for note in notes) == (size == 4)
+
+
+def test_a_measured_group_that_straddles_nodes_stands_for_none_inside() -> None:
+    """A group of 3 inside a node of 6 takes the measured 2, not the slow 4."""
+    hardware = toy_hardware(
+        num_nodes=2,
+        gpus_per_node=6,
+        allreduce_bytes_per_s={(2, True): 200e9, (4, True): 15e9, (12, True): 20e9},
+    )
+    groups, _ = groups_of(hardware)
+
+    assert groups.bus_bytes_per_s(np.array([groups.index(3, 1)]))[0] == 200e9
 
 
 def test_unknown_bandwidth_is_left_out() -> None:
