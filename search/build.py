@@ -271,7 +271,7 @@ class CostModel:
             priceable=measured,
             price_illegal=price_illegal,
         )
-        self._note_batch(f"layer type {layer_type}", rows.batch, layer.fit)
+        self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fit)
         seconds: LayerTime = layer_time(
             rows,
             spec,
@@ -341,7 +341,7 @@ class CostModel:
         price_illegal: bool = False,
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
-        return vocab_rows(
+        found = vocab_rows(
             self._vocab,
             vocab,
             tables,
@@ -354,6 +354,13 @@ class CostModel:
             estimated=self.hardware.estimated,
             price_illegal=price_illegal,
         )
+        self._note_batch("embedding and head", found.largest_batch, self._vocab.fit)
+        if found.unmeasured:
+            self._note(
+                "left out: embedding and head at degrees without an entry in the memory tables: "
+                + ", ".join(map(str, found.unmeasured))
+            )
+        return found
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> _LayerModel:
         spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options
@@ -375,8 +382,8 @@ class CostModel:
     def _default(self, text: str) -> None:
         self._defaults[text] = None
 
-    def _note_batch(self, name: str, batch: F64, fit: ComputeFit) -> None:
-        if batch.size and batch.max() > 2 * fit.largest_batch:
+    def _note_batch(self, name: str, batch: float, fit: ComputeFit) -> None:
+        if batch > 2 * fit.largest_batch:
             self._note(
                 f"extrapolated: {name} to more than twice the largest measured batch "
                 f"({fit.largest_batch}), linearly"

@@ -59,6 +59,10 @@ class VocabRows:
     priced: _Bool
     """(N, E); also true where only a divisibility rule is broken, when those were asked for.
     What is not priced holds 0 seconds and bytes."""
+    unmeasured: tuple[int, ...]
+    """Degrees that fit some table but have no entry in the memory tables."""
+    largest_batch: float
+    """Most samples that a priced vocabulary group processes together, 0 without any."""
     forward: dict[str, F64]
     """forward, tp, zero3"""
     backward: dict[str, F64]
@@ -140,7 +144,9 @@ def vocab_rows(
     states, activations = _measured(model, vocab)
     has = ~np.isnan(states) & ~np.isnan(activations)
     pipelined = (stages > 1)[:, None]
-    priced &= np.where(pipelined, has[1] & has[2], has[0])
+    measured = np.where(pipelined, has[1] & has[2], has[0])
+    unmeasured = sorted({vocab[k].tp for k in np.flatnonzero((priced & ~measured).any(axis=0))})
+    priced &= measured
     allowed = (samples[:, None] % data == 0) & (~zero3 | (zero_size > 1)) & (whole | ~split)
 
     tensor_group, zero_group = _groups(stages, vocab, world_size, groups, priced)
@@ -152,6 +158,8 @@ def vocab_rows(
     out = VocabRows(
         valid=valid,
         priced=priced,
+        unmeasured=tuple(unmeasured),
+        largest_batch=float((samples[:, None] / data)[priced].max(initial=0.0)),
         forward={name: np.zeros(shape) for name in ("forward", "tp", "zero3")},
         backward={name: np.zeros(shape) for name in ("backward", "tp", "zero3", "sync")},
         step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},

@@ -228,3 +228,35 @@ def test_many_tables_are_priced_in_one_pass() -> None:
     assert time.process_time() - start < 1.0
     assert found.valid.sum() > 30_000
     assert found.num_bytes() < 60e6
+
+
+@pytest.mark.parametrize(("samples", "noted"), [(64, False), (72, True)])
+def test_an_extrapolated_vocabulary_batch_is_noted(samples: int, noted: bool) -> None:
+    """The largest measured batch of embedding and head is 4, so more than 8 is extrapolated."""
+    cost = cost_model(time_profile_mode="batch")
+    cost.vocab_rows([VocabStrategy()], [(1, samples, "ddp")])
+
+    assert any("extrapolated: embedding and head" in note for note in cost.notes) == noted
+
+
+def test_vocabulary_degrees_without_an_entry_are_named_once() -> None:
+    """8 is measured here and 16 does not fit in 8 ranks; 2 and 4 are left out, and said so."""
+    full = toy_model()
+    other = {
+        position: {
+            lengths: replace(
+                entry,
+                model_state_bytes={t: entry.model_state_bytes[t] for t in (1, 8)},
+            )
+            for lengths, entry in table.items()
+        }
+        for position, table in full.other_memory.items()
+    }
+    cost = CostModel(toy_spec(), replace(full, other_memory=other), toy_hardware(), SearchOptions())
+    vocab = [VocabStrategy(tp=t, zero3=z) for t in (1, 2, 4, 8, 16) for z in (False, True)]
+    for _ in range(2):
+        assert cost.vocab_rows(vocab, TABLES).valid.any()
+
+    (note,) = (note for note in cost.notes if "embedding and head at degrees" in note)
+    assert note.startswith("left out")
+    assert note.endswith(": 2, 4")
