@@ -145,7 +145,8 @@ def vocab_rows(
     has = ~np.isnan(states) & ~np.isnan(activations)
     pipelined = (stages > 1)[:, None]
     measured = np.where(pipelined, has[1] & has[2], has[0])
-    unmeasured = sorted({vocab[k].tp for k in np.flatnonzero((priced & ~measured).any(axis=0))})
+    lacking = np.flatnonzero((priced & ~measured).any(axis=0)).tolist()
+    unmeasured = sorted({vocab[k].tp for k in lacking})
     priced &= measured
     allowed = (samples[:, None] % data == 0) & (~zero3 | (zero_size > 1)) & (whole | ~split)
 
