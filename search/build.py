@@ -29,6 +29,7 @@ from search.cost.legality import legal_strategies
 from search.cost.memory import (
     Recipe,
     activation_bytes,
+    gathered_bytes,
     layer_shared_bytes,
     stage_fixed_bytes,
     state_bytes,
@@ -287,14 +288,18 @@ class CostModel:
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
-        recomputed = rows.batch * kept.recomputed[rows.strategy]
+        passing = rows.batch * kept.recomputed[rows.strategy]
+        if not options.global_memory_buffer:
+            passing = passing + gathered_bytes(
+                rows, spec.seq_length, spec.hidden_size, recipe, options
+            )
         for now, shard in enumerate((True, not options.async_grad_reduce)):
             args = (parameters, rows.zero_size, rows.zero3, rows.zero2, recipe)
             states[now][rows.table, rows.strategy] = to_bytes(
                 state_bytes(*args, shard_gradients=shard)
             )
             transient[now][rows.table, rows.strategy] = to_bytes(
-                recomputed + zero_transient_bytes(*args, shard_gradients=shard)
+                passing + zero_transient_bytes(*args, shard_gradients=shard)
             )
         activations = np.zeros(rows.shape, dtype=np.int64)
         activations[rows.table, rows.strategy] = to_bytes(rows.batch * kept.kept[rows.strategy])

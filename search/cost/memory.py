@@ -23,6 +23,7 @@ __all__ = [
     "ActivationBytes",
     "Recipe",
     "activation_bytes",
+    "gathered_bytes",
     "layer_shared_bytes",
     "reserved_bytes",
     "stage_fixed_bytes",
@@ -149,6 +150,20 @@ def activation_bytes(
     return ActivationBytes(kept=kept, recomputed=recomputed, derived_degrees=tuple(sorted(derived)))
 
 
+def gathered_bytes(
+    rows: Rows, seq_length: int, hidden_size: int, recipe: Recipe, options: SearchOptions
+) -> F64:
+    """Return the input that Megatron TP gathers with SP, b*S*h*e/c bytes, else 0.
+
+    It lies in the shared buffer, or without `global_memory_buffer` in memory of its own for as
+    long as it is used.
+    """
+    gathers = ~rows.ulysses & (rows.tensor > 1.0) & options.sequence_parallel
+    token_bytes = float(seq_length) * hidden_size * recipe.element
+    result: F64 = np.where(gathers, rows.batch * token_bytes / rows.context, 0.0)
+    return result
+
+
 def layer_shared_bytes(
     rows: Rows,
     seq_length: int,
@@ -160,15 +175,16 @@ def layer_shared_bytes(
 ) -> F64:
     """Return the buffers that layers of a stage share, in bytes.
 
-    With SP the gather buffer b*S*h*e/c; without it the replicated part of the pipeline's receive
-    buffers, 2*(t-1) of the sharded one; when estimated 64 MiB per communicator.
+    With SP the gather buffer b*S*h*e/c, if `global_memory_buffer`; without SP the replicated part
+    of the pipeline's receive buffers, 2*(t-1) of the sharded one; when estimated 64 MiB per
+    communicator.
     """
-    tensor_parallel = ~rows.ulysses & (rows.tensor > 1.0)
-    token_bytes = float(seq_length) * hidden_size * recipe.element
-    if options.sequence_parallel:
-        gather = rows.batch * token_bytes / rows.context
-        shared = np.where(tensor_parallel & options.global_memory_buffer, gather, 0.0)
-    else:
+    shared = np.zeros_like(rows.batch)
+    if options.sequence_parallel and options.global_memory_buffer:
+        shared = gathered_bytes(rows, seq_length, hidden_size, recipe, options)
+    elif not options.sequence_parallel:
+        tensor_parallel = ~rows.ulysses & (rows.tensor > 1.0)
+        token_bytes = float(seq_length) * hidden_size * recipe.element
         base = rows.samples * token_bytes / rows.ranks
         replicated = tensor_parallel & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0)

@@ -204,6 +204,8 @@ def vocab_rows(
             if position != "first":
                 logits = model.logits_peak_bytes_per_sample
                 peak = peak + part.batch * logits / part.degree
+            if not options.global_memory_buffer:
+                peak = peak + _gathered(position, part, model, recipe, options)
             out.states[now][at] = to_bytes(state_bytes(*args, shard_gradients=shard))
             out.transient[now][at] = to_bytes(peak)
         out.activations[at] = to_bytes(part.batch * activations[number][which])
@@ -357,6 +359,17 @@ def _communication(
     return forward, backward
 
 
+def _gathered(
+    position: str, part: _Part, model: VocabModel, recipe: Recipe, options: SearchOptions
+) -> F64:
+    """Activation that SP with vtp > 1 gathers, in bytes; in the shared buffer or on its own."""
+    layer = model.spec.layers[0 if position == "first" else -1]
+    gathers = ~part.ulysses & (part.degree > 1.0) & options.sequence_parallel
+    token_bytes = float(layer.seq_length) * layer.hidden_size * recipe.element
+    result: F64 = np.where(gathers, part.batch * token_bytes, 0.0)
+    return result
+
+
 def _shared(
     position: str,
     part: _Part,
@@ -366,11 +379,9 @@ def _shared(
     estimated: bool,
 ) -> F64:
     """Gather buffer with SP and vtp > 1, and communicators when estimated, in bytes."""
-    layer = model.spec.layers[0 if position == "first" else -1]
-    tensor_parallel = ~part.ulysses & (part.degree > 1.0)
-    buffer = options.sequence_parallel and options.global_memory_buffer
-    token_bytes = float(layer.seq_length) * layer.hidden_size * recipe.element
-    shared: F64 = np.where(tensor_parallel & buffer, part.batch * token_bytes, 0.0)
+    shared = np.zeros_like(part.batch)
+    if options.global_memory_buffer:
+        shared = _gathered(position, part, model, recipe, options)
     if estimated:
         same = part.ulysses & (part.zero_size == part.degree)
         count = (part.degree > 1.0).astype(np.float64) + ((part.zero_size > 1.0) & ~same)

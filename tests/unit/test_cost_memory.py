@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.plan import LayerStrategy
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from search.build import CostModel
 from search.cost.memory import COMMUNICATOR_BYTES, Recipe, reserved_bytes, to_bytes
 from search.options import SearchOptions
+from search.predict import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 N = 3_000_000
@@ -199,3 +200,49 @@ def test_reserved() -> None:
     """reserved = allocated * 1.05 + 1 GiB by default; both are options."""
     assert reserved_bytes(1000, SearchOptions()) == 1050 + 2**30
     assert reserved_bytes(1000, SearchOptions(reserve_fraction=0.0, context_bytes=7)) == 1007
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("zero3", [False, True])
+def test_without_the_shared_buffer_the_gathered_input_is_transient(
+    zero3: bool, checkpoint: bool
+) -> None:
+    """b*S*h*e/c is needed either way; Ulysses, one rank and no SP gather nothing."""
+    strategy = LayerStrategy(tp=2, cp=2, zero3=zero3, checkpoint=checkpoint)
+    on, off = row(strategy), row(strategy, global_memory_buffer=False)
+    gathered = 8 * 1024 * 512 * 2 // 2  # 16 samples over 2 data ranks
+
+    assert on["shared"] == [gathered]
+    assert off["shared"] == [0]
+    assert [x - y for x, y in zip(off["transient"], on["transient"], strict=True)] == [gathered] * 2
+    for other in (LayerStrategy(), LayerStrategy(tp=2, ulysses=True)):
+        assert row(other, global_memory_buffer=False) == row(other)
+    assert row(strategy, sequence_parallel=False, global_memory_buffer=False) == row(
+        strategy, sequence_parallel=False
+    )
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("strategy", [LayerStrategy(tp=2), LayerStrategy(tp=2, checkpoint=True)])
+def test_turning_the_shared_buffer_off_never_lowers_a_stage(
+    strategy: LayerStrategy, num_stages: int
+) -> None:
+    """What the buffer held is still needed while a layer, or the head, runs."""
+    plan = Plan(
+        world_size=8,
+        num_stages=num_stages,
+        stage_sizes=(4 // num_stages,) * num_stages,
+        layers=(strategy,) * 4,
+        vocab=VocabStrategy(tp=2),
+        global_batch=32,
+        num_microbatches=4,
+    )
+
+    def stages(buffer: bool) -> list[int]:
+        options = SearchOptions(time_profile_mode="batch", global_memory_buffer=buffer)
+        model = CostModel(toy_spec(), toy_model(), toy_hardware(), options)
+        return [s.allocated_bytes for s in predict(model, plan, 2.0**40).stages]
+
+    on, off = stages(True), stages(False)
+    assert len(on) == num_stages
+    assert all(x >= y for x, y in zip(off, on, strict=True))

@@ -227,3 +227,14 @@ def test_the_logits_peak_follows_the_sequence_length(seq_length: int, mode: Any)
 
     # b_v = 4 samples over two vocabulary ranks.
     assert transient(8e6) - transient(0.0) == 4 * 8e6 / 2 * seq_length / 2048
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_without_the_shared_buffer_what_is_gathered_is_transient(stages: int) -> None:
+    """b_v*S*h*e moves from the shared buffer to the transient of each position."""
+    on = rows(VocabStrategy(tp=2), stages=stages)
+    off = rows(VocabStrategy(tp=2), stages=stages, global_memory_buffer=False)
+
+    assert on.shared.any()
+    assert not off.shared.any()
+    np.testing.assert_array_equal(off.transient - on.transient, [on.shared, on.shared])
