@@ -63,7 +63,10 @@ def _execute(request: Request) -> int:
 
         _emit(request, document)
         budget = session.options.memory_constraint_bytes
-        talk(f"{_COMMAND}: {infeasible_sentence(result.infeasibility, budget)}")
+        why = infeasible_sentence(
+            result.infeasibility, budget, options=result.options, subject=_subject(session)
+        )
+        talk(f"{_COMMAND}: {why}")
         return 3
     if result.plan is None:
         _emit(request, document)
@@ -82,6 +85,14 @@ def _execute(request: Request) -> int:
     _write(request, session, result)
     _report_pins(request, session, result)
     return 0
+
+
+def _subject(session: Session) -> str:
+    """Return model, heads where they are known, and GPUs: what degrees have to divide."""
+    heads = dict.fromkeys(layer.num_heads for layer in session.spec.layers if layer.num_heads)
+    known = f" ({' and '.join(map(str, heads))} heads)" if heads else ""
+    count = session.hardware.world_size
+    return f"{session.spec.name}{known} on {count} GPU{'s' if count != 1 else ''}"
 
 
 def _solve(session: Session, with_frontier: bool) -> tuple[SearchResult, list[SearchResult] | None]:

@@ -24,6 +24,10 @@ def help_text(usage: str, intro: str, rows: Sequence[OptionRow]) -> str:
     lines = [f"usage: {usage}", ""]
     for paragraph in intro.strip().split("\n\n"):
         lines += [*textwrap.wrap(paragraph, width), ""]
+    if any(row.kind in ("flag", "switch") for row in rows):
+        # Without numbers in the column of options, which is narrow.
+        text = "Options shown without a value are flags; they also take 0 or 1 (off or on)."
+        lines += [*textwrap.wrap(text, width), ""]
     for panel in dict.fromkeys(row.panel for row in rows):
         lines.append(f"{bold[0]}{panel}{bold[1]}")
         for row in rows:

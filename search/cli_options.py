@@ -13,7 +13,7 @@ from typing import Literal
 
 from autopar.units import GIB
 
-__all__ = ["ALIASES", "IGNORED", "OPTIONS", "VALUES", "OptionRow"]
+__all__ = ["ALIASES", "IGNORED", "OPTIONS", "PLANNED", "VALUES", "OptionRow"]
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
 """`flag`: off unless given; `switch`: has a `--no-` form; `ints`: comma list; `texts`: repeats."""
@@ -377,3 +377,25 @@ IGNORED: Mapping[str, str] = {
     "debug-config-path": _NOTHING,
 }
 """Options of the peers that are accepted and do nothing, with what to say about them."""
+
+_DATA = "it follows from the GPUs and the other degrees: fix those, for example with --pin tp=N"
+PLANNED: Mapping[str, str] = {
+    "tensor-parallel-degree": "fix it with --pin tp={n}",
+    "tensor-model-parallel-size": "fix it with --pin tp={n}",
+    "global-tp-deg": "fix it with --pin tp={n}",
+    "pipeline-parallel-degree": "fix it with --pin pp={n}",
+    "pipeline-model-parallel-size": "fix it with --pin pp={n}",
+    "pp-deg": "fix it with --pin pp={n}",
+    "context-parallel-degree": "fix it with --max-cp-deg {n} --pin cp={n}",
+    "context-parallel-size": "fix it with --max-cp-deg {n} --pin cp={n}",
+    "global-cp-deg": "fix it with --max-cp-deg {n} --pin cp={n}",
+    "sep-parallel-degree": "fix it with --sp-space sp --pin tp={n}",
+    "sharding-parallel-degree": f"{_DATA} (--pin zero3=1 shards the parameters)",
+    "data-parallel-degree": _DATA,
+    "vocab-tp": "fix it with --pin vtp={n}",
+    "chunks": "fix it with --settle-chunk {n}",
+    "gradient-accumulation-steps": "fix it with --settle-chunk {n}",
+}
+"""Options of launchers for what a search finds, with how to fix it; `{n}` is the number given.
+
+They are refused: taken for a limit or ignored, they would plan something else than was meant."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import OptionError
-from search.cli_options import ALIASES, IGNORED, OPTIONS, VALUES, OptionRow
+from search.cli_options import ALIASES, IGNORED, OPTIONS, PLANNED, VALUES, OptionRow
 from search.inputs import InputSpec
 from search.options import SearchOptions
 
@@ -80,13 +80,11 @@ def normalise(
             continue
         row = table.get(name)
         if row is None:
+            if name in PLANNED and "pin" in table:
+                raise _planned(written, name, value if value is not None else next(iter(queue), ""))
             raise _unknown(written, name, table)
         if row.kind in ("flag", "switch"):
-            if (
-                value is None
-                and queue
-                and VALUES.get((name, queue[0]), queue[0]).lower() in (_ON | _OFF)
-            ):
+            if value is None and queue and _is_truth(VALUES.get((name, queue[0]), queue[0])):
                 value = queue.pop(0)
             on = _truth(written, VALUES.get((name, value), value) if value is not None else "1")
             on ^= negated
@@ -285,6 +283,11 @@ def _split(token: str) -> tuple[str | None, str | None]:
     return (match[1], match[2]) if match else (None, None)
 
 
+def _is_truth(text: str) -> bool:
+    """Return whether the word after a flag is its value; a wrong integer is, for `_truth`."""
+    return text.lower() in _ON | _OFF or re.fullmatch(r"[+-]?[0-9]+", text) is not None
+
+
 def _truth(written: str, value: str) -> bool:
     if value.lower() not in _ON | _OFF:
         raise OptionError(f"--{written}: expected 0 or 1, got {value!r}")
@@ -296,6 +299,12 @@ def _unknown(written: str, name: str, table: Mapping[str, OptionRow]) -> OptionE
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean --{near[0]}?" if near else "see --help"
     return OptionError(f"--{written}: this option is unknown; {hint}")
+
+
+def _planned(written: str, name: str, value: str) -> OptionError:
+    number = value if re.fullmatch(r"[0-9]{1,9}", value) else "N"
+    remedy = PLANNED[name].format(n=number)
+    return OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
 
 
 _NO_ROW = OptionRow("", "text", "", "")

@@ -152,7 +152,7 @@ def show_best(
 
     console.print()
     if baseline.infeasibility is not None:
-        why = infeasible_sentence(baseline.infeasibility, budget_bytes)
+        why = infeasible_sentence(baseline.infeasibility, budget_bytes, options=baseline.options)
         _print(console, f"searching with these options: {why}")
         return
     if baseline.plan is None or baseline.prediction is None:
@@ -181,7 +181,8 @@ def show_why_not(
     console.print()
     console.print(f"why not {rule}", style="bold cyan", markup=False)
     if pinned.infeasibility is not None:
-        _print(console, f"  with {rule}: {infeasible_sentence(pinned.infeasibility, budget_bytes)}")
+        why = infeasible_sentence(pinned.infeasibility, budget_bytes, options=baseline.options)
+        _print(console, f"  with {rule}: {why}")
         return
     if pinned.plan is None or pinned.prediction is None or baseline.prediction is None:
         _print(console, f"  no plan of the search space obeys {rule}")

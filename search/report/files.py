@@ -130,7 +130,7 @@ def plan_document(
             if key not in _NOT_KEPT
         },
         "request": {key: _plain(value) for key, value in sorted((request or {}).items())},
-        "versions": {"autopar": _version()},
+        "versions": _versions(),
     }
     return document
 
@@ -260,8 +260,17 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def _version() -> str:
+def _versions() -> dict[str, object]:
+    """Return what a plan was computed with; the version of the file's format stands at its top.
+
+    Interpreter and libraries are left out: they do not shape a plan, and its file would differ
+    between two environments of one machine.
+    """
+    # Loads the compiled core, which no reader of results needs.
+    from search.core import ABI_VERSION
+
     try:
-        return metadata.version("autopar")
+        release = metadata.version("autopar")
     except metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
+        release = "unknown"
+    return {"autopar": release, "core_interface": ABI_VERSION}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO, cast
 
 from rich.console import Console
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 WIDTH = 100
+_NAMED = 6
+"""Restricting options that a sentence names, at most."""
 _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
@@ -130,11 +133,27 @@ def show_frontier(console: Console, results: list[SearchResult]) -> None:
     console.print(table)
 
 
-def infeasible_sentence(infeasibility: Infeasibility, budget_bytes: float) -> str:
-    """Return why nothing fits: stage, missing bytes, smallest budget that works."""
+def infeasible_sentence(
+    infeasibility: Infeasibility,
+    budget_bytes: float,
+    *,
+    options: Mapping[str, object] | None = None,
+    subject: str = "",
+) -> str:
+    """Return why nothing fits: stage, missing bytes, smallest budget that works.
+
+    Parameters
+    ----------
+    options : those of the search; the ones that restrict it are named where no budget helps.
+    subject : what was planned for, such as `gpt2-xl (25 heads) on 8 GPUs`.
+    """
     smallest = infeasibility.smallest_budget_bytes
     if smallest <= 0:
-        return f"there is no plan, with any --memory-constraint: {infeasibility.reason}"
+        restricting = _restricting(options or {})
+        what = (f" for {subject}" if subject else "") + (
+            f" with {' '.join(restricting)}" if restricting else ""
+        )
+        return f"there is no plan{what}, with any --memory-constraint: {infeasibility.reason}"
     stages = infeasibility.num_stages
     where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
     missing = (
@@ -144,6 +163,25 @@ def infeasible_sentence(infeasibility: Infeasibility, budget_bytes: float) -> st
     # Rounded up, so that the number shown does work.
     gib = math.ceil(smallest / GIB * 100) / 100
     return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
+
+
+def _restricting(options: Mapping[str, object]) -> list[str]:
+    """Return the options that leave parts of the search space out, as they are written."""
+    found = []
+    if options.get("search_space", "full") != "full":
+        found.append(f"--search-space {options['search_space']}")
+    found += [
+        f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if name.startswith("disable_") and value is True
+    ]
+    for name in ("pin", "forbid"):
+        rules = options.get(name)
+        if isinstance(rules, list | tuple):
+            found += [f"--{name} {shlex.quote(str(rule))}" for rule in rules]
+    if len(found) > _NAMED:
+        found[_NAMED:] = [f"and {len(found) - _NAMED} more"]
+    return found
 
 
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:

@@ -386,7 +386,9 @@ SPECIAL = (
 
 OPTIONS = (
     _option("unknown option", "--memory-constrain", "40"),
+    _option("a degree of a launcher", "--tensor_parallel_degree", "4"),
     _option("no value", "--settle-chunk"),
+    _option("a number for a flag", "--fine-grained-mode", "2"),
     _option("a stray word", "stray"),
     _option("a text for a number", "--memory-constraint", "24GB"),
     _option("NaN", "--memory-constraint", "nan"),
@@ -406,6 +408,10 @@ OPTIONS = (
             code=3),
     _option("illegal degree", "--max-tp-deg", "0"),
     _option("unknown search space", "--search-space", "4d"),
+    _option("search space without a plan", "--search-space", "sdp", code=3,
+            base=("--model", "gpt2-xl", "--hardware", "h100:1x1")),
+    _option("search space that the heads rule out", "--search-space", "tp", code=3,
+            base=("--model", "gpt2-xl", "--hardware", "h100:1x8")),
     _option("unknown precision", "--mixed-precision", "fp8"),
     _option("pp-division does not sum", "--pp-division", "9,9"),
     _option("pp-division with zero", "--pp-division", "32,0"),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from autopar.errors import OptionError
 from autopar.units import GIB
-from search.cli_options import ALIASES, IGNORED, OPTIONS, VALUES
+from search.cli_help import help_text
+from search.cli_options import ALIASES, IGNORED, OPTIONS, PLANNED, VALUES
 from search.cli_parse import build_request, convert, normalise
 from search.inputs import InputSpec
 from search.options import SearchOptions
@@ -56,6 +57,7 @@ def test_names_are_unique_and_aliases_lead_somewhere() -> None:
     assert set(ALIASES.values()) <= set(ROWS)
     assert not set(ALIASES) & set(ROWS)
     assert not set(IGNORED) & (set(ROWS) | set(ALIASES))
+    assert not set(PLANNED) & (set(ROWS) | set(ALIASES) | set(IGNORED))
     assert {name for name, _ in VALUES} <= set(ROWS)
 
 
@@ -151,6 +153,29 @@ def test_spelling_reaches_the_inputs(arguments: list[str], field: str, expected:
     assert getattr(request(*arguments).inputs, field) == expected
 
 
+@pytest.mark.parametrize("name", sorted(PLANNED))
+def test_options_for_what_is_searched_name_options_that_work(name: str) -> None:
+    """The remedy is a command line that is read, with the number given."""
+    with pytest.raises(OptionError) as caught:
+        normalise([f"--{name}", "4"])
+
+    remedy = str(caught.value).partition("; fix it with ")[2]
+    if name.startswith(("data-", "sharding-")):  # no number of theirs can be fixed
+        assert "follows from the GPUs" in str(caught.value)
+        return
+    found = request(*remedy.split()).options
+    assert found.settle_chunk == 4 or [rule.partition("=")[2] for rule in found.pin] == ["4"]
+
+
+def test_help_says_that_flags_take_a_number() -> None:
+    """Once, before the options; commands without flags do not say it."""
+    text = help_text("x", "Intro.", OPTIONS)
+
+    assert text.count("they also take 0 or 1") == 1
+    assert text.index("0 or 1") < text.index("--model")
+    assert "0 or 1" not in help_text("x", "Intro.", [ROWS["model"]])
+
+
 @pytest.mark.parametrize("name", sorted(IGNORED))
 def test_options_without_a_meaning_are_accepted_with_a_notice(name: str) -> None:
     """One line each, and their value is not taken for something else."""
@@ -198,6 +223,19 @@ def test_only_what_shapes_the_result_is_kept() -> None:
         (["--sp-space", "tp+ps"], r"tp, sp or tp\+sp, got 'tp\+ps'; did you mean"),
         (["--search-space", "4d"], "expected full, 3d"),
         (["--disable-ckpt=2"], "--disable-ckpt: expected 0 or 1, got '2'"),
+        (["--disable-ckpt", "2"], "--disable-ckpt: expected 0 or 1, got '2'"),
+        (["--fine-grained-mode", "2"], "--fine-grained-mode: expected 0 or 1, got '2'"),
+        (["--fine_grained_mode", "-1"], "--fine_grained_mode: expected 0 or 1, got '-1'"),
+        (["--search_granularity", "3"], "--search_granularity: expected 0 or 1, got '3'"),
+        (["--no-tp-overlap", "7"], "--no-tp-overlap: expected 0 or 1, got '7'"),
+        (["--tensor_parallel_degree", "4"], "the search finds it; fix it with --pin tp=4$"),
+        (["--tensor_parallel_degree", "four"], "fix it with --pin tp=N$"),
+        (["--pipeline_parallel_degree=2"], "fix it with --pin pp=2$"),
+        (["pipeline_parallel_degree=2"], "fix it with --pin pp=2$"),
+        (["--pipeline-parallel-degree"], "fix it with --pin pp=N$"),
+        (["--context_parallel_degree", "2"], "fix it with --max-cp-deg 2 --pin cp=2$"),
+        (["--sep_parallel_degree", "4"], "fix it with --sp-space sp --pin tp=4$"),
+        (["--sharding_parallel_degree", "4"], "follows from the GPUs and the other degrees"),
         (["--min-bsz", "64", "--max-bsz", "8"], "--min-bsz: 64 exceeds --max-bsz 8"),
         (["--settle-bsz", "10", "--settle-chunk", "4"], r"10 % 4 = 2"),
         (["--pin", "tp"], "--pin 'tp'.*the grammar is"),

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from autopar.hardware import Curve
 from autopar.legality import violations
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import read_plan_document, read_strategy
+from autopar.plan_files import PLAN_FILE_VERSION, read_plan_document, read_strategy
 from autopar.units import GB, GIB
+from search.core import ABI_VERSION
 from search.options import SearchOptions
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
@@ -163,6 +165,47 @@ def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
     assert text == "there is no plan, with any --memory-constraint: model states of 2 layers"
 
 
+def test_infeasible_sentence_names_what_restricts_the_search() -> None:
+    """Preset, disabled dimensions and rules as they are written, and no option at its default."""
+    infeasibility = INFEASIBLE.infeasibility
+    assert infeasibility is not None
+    never = dataclasses.replace(infeasibility, smallest_budget_bytes=0)
+
+    def sentence(options: SearchOptions) -> str:
+        text = infeasible_sentence(
+            never, 24 * GIB, options=dataclasses.asdict(options), subject="toy on 8 GPUs"
+        )
+        head, _, tail = text.partition(", with any --memory-constraint: ")
+        assert tail == "model states of 2 layers"
+        return head
+
+    assert sentence(SearchOptions()) == "there is no plan for toy on 8 GPUs"
+    assert sentence(SearchOptions(search_space="tp", disable_vtp=True)) == (
+        "there is no plan for toy on 8 GPUs with --search-space tp --disable-vtp"
+    )
+    pins = tuple(f"layers {i}:tp=2" for i in range(9))
+    text = sentence(SearchOptions(pin=pins, forbid=("ckpt=1",)))
+    assert text.endswith("--pin 'layers 5:tp=2' and 4 more")
+
+
+def test_why_not_names_the_options_of_the_search() -> None:
+    """The rule asked about is named once, in front."""
+    infeasibility = INFEASIBLE.infeasibility
+    assert infeasibility is not None
+    options = dict(RESULT.options) | {"search_space": "dp"}
+    baseline = dataclasses.replace(RESULT, options=options)
+    never = dataclasses.replace(
+        INFEASIBLE,
+        options=options | {"pin": ("tp=2",)},
+        infeasibility=dataclasses.replace(infeasibility, smallest_budget_bytes=0),
+    )
+
+    text = printed(show_why_not, "tp=2", baseline, never, 24 * GIB)
+
+    assert "with tp=2: there is no plan with --search-space dp, with any" in text
+    assert "--pin" not in text
+
+
 def test_runs_of_a_plan() -> None:
     """Equal neighbours of one stage are one run."""
     assert [run[:3] for run in plan_runs(PLAN)] == [(0, 0, 1), (0, 1, 1), (1, 2, 2)]
@@ -221,7 +264,11 @@ def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
     assert document["inputs"][0]["sha256"] == "ab" * 32
     assert document["request"] == {"model": "toy"}
     assert document["estimated"] is True
-    assert "autopar" in document["versions"]
+    assert document["version"] == PLAN_FILE_VERSION
+    assert document["versions"] == {
+        "autopar": metadata.version("autopar"),
+        "core_interface": ABI_VERSION,
+    }
 
 
 def test_plan_file_does_not_depend_on_threads_or_the_clock() -> None:

@@ -225,6 +225,36 @@ def test_explain_refuses_a_damaged_request(
     assert message in capsys.readouterr().err
 
 
+def test_no_plan_at_all_names_preset_heads_and_gpus(
+    fixed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the degrees had to divide, and which option left them no other."""
+    assert INFEASIBLE.infeasibility is not None
+    fixed(
+        dataclasses.replace(
+            INFEASIBLE,
+            options=dict(RESULT.options) | {"search_space": "tp"},
+            infeasibility=dataclasses.replace(INFEASIBLE.infeasibility, smallest_budget_bytes=0),
+        )
+    )
+
+    assert cli.run([]) == 3
+    assert capsys.readouterr().err == (
+        "autopar-search: there is no plan for toy (16 heads) on 8 GPUs with --search-space tp, "
+        "with any --memory-constraint: model states of 2 layers\n"
+    )
+
+
+def test_stopped_search_is_exit_0_with_its_gap(
+    fixed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan was found; the report says how far from the best it may be."""
+    fixed(dataclasses.replace(RESULT, status="time_limit", bound_samples_per_s=110.0, gap=0.1))
+
+    assert cli.run(["--time-limit", "0.5", "--output-config-path", "none"]) == 0
+    assert "stopped at the time limit: at most 10 % below the best" in capsys.readouterr().out
+
+
 def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     """typer's own usage errors are one sentence too."""
     assert explain_cli.run([]) == 2
