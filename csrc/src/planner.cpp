@@ -243,7 +243,7 @@ class Search {
     const double batch = static_cast<double>(entry.batch);
     const double bound = relaxed_bound(in_, entry.item, limit * batch) / batch;
     entry.level = 1;
-    if (bound < kInf)
+    if (bound <= limit)  // above it only says that nothing is better than the limit
       entry.bound = std::max(entry.bound, bound);
     else
       raise(entry, limit);

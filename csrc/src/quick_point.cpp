@@ -178,9 +178,13 @@ class QuickPoint {
     for (int i = 0; i < n_; ++i) {
       const Option& o = *chosen[idx(i)];
       point.cost = point.cost + o.cost;
-      if (i > 0)
-        point.cost = point.cost + p_.redistribute[idx(p_.layer_type[idx(i) - 1])][idx(
-                                      chosen[idx(i) - 1]->layout * p_.num_layouts + o.layout)];
+      if (i > 0) {
+        const Cost<D>& move =
+            p_.redistribute[idx(p_.layer_type[idx(i) - 1])]
+                           [idx(chosen[idx(i) - 1]->layout * p_.num_layouts + o.layout)];
+        if (move[0] >= kForbidden) return;
+        point.cost = point.cost + move;
+      }
       point.bytes += o.bytes;
       transient = std::max(transient, o.transient);
       shared = std::max(shared, o.shared);

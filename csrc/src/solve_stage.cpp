@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "autopar/quick_point.hpp"
 #include "autopar/stage_kernel.hpp"
@@ -72,70 +73,111 @@ std::vector<int> group_types(const StageArrays& in) {
   return type;
 }
 
+// What may still be chosen: strategies by layer, and transitions up to a limit.
+struct Allowed {
+  std::vector<std::uint8_t> choice;  // (L, S)
+  double largest_move = std::numeric_limits<double>::infinity();
+
+  bool move(double seconds) const { return std::isfinite(seconds) && seconds <= largest_move; }
+};
+
+double transient_of(const StageArrays& in, std::size_t at) {
+  return in.transient_bytes == nullptr ? 0.0 : in.transient_bytes[at];
+}
+
 // Whole numbers stay as they are; others are scaled by a power of two (relative error 2^-50).
+// Rounded to the nearest unit with some slack, or up without any.
 struct ByteScale {
   double scale = 1.0;
   Bytes slack = 0;
+  bool up = false;
 
-  ByteScale(const StageArrays& in) {
-    const std::size_t cells = idx(in.num_layers) * idx(in.num_strategies);
-    double largest = std::abs(in.budget_bytes);
-    bool whole = true;
+  ByteScale(const StageArrays& in, const Allowed& allowed, bool generous) {
+    bool whole = in.budget_bytes < 0x1p51;
+    double largest = std::isfinite(in.budget_bytes) ? in.budget_bytes : 0.0;
     double sum_of_layers = 0.0;
-    for (const double* table : {in.memory_bytes, in.transient_bytes}) {
-      if (table == nullptr) continue;
+    const std::size_t S = idx(in.num_strategies);
+    for (int i = 0; i < in.num_layers; ++i) {
       double top = 0.0;
-      for (std::size_t c = 0; c < cells; ++c) {
-        if (!std::isfinite(table[c])) continue;
-        top = std::max(top, std::abs(table[c]));
-        whole = whole && table[c] == std::floor(table[c]);
+      for (std::size_t s = 0; s < S; ++s) {
+        const std::size_t at = idx(i) * S + s;
+        if (!allowed.choice[at]) continue;
+        for (const double value : {in.memory_bytes[at], transient_of(in, at)}) {
+          top = std::max(top, value);
+          whole = whole && value == std::floor(value);
+        }
       }
-      sum_of_layers += top * in.num_layers;
+      sum_of_layers += 2.0 * top;
     }
-    if (std::isfinite(largest))
-      largest = std::max(largest, sum_of_layers);
-    else
+    if (!std::isfinite(in.budget_bytes)) {
       largest = sum_of_layers;
-    if ((whole && largest < 0x1p51) || largest == 0.0) return;
+      whole = whole || largest < 0x1p51;
+      for (std::size_t c = 0; c < allowed.choice.size(); ++c)
+        if (allowed.choice[c])
+          whole = whole && in.memory_bytes[c] == std::floor(in.memory_bytes[c]) &&
+                  transient_of(in, c) == std::floor(transient_of(in, c));
+    }
+    if (whole || largest == 0.0) return;
     int exponent = 0;
     std::frexp(largest, &exponent);
-    scale = std::ldexp(1.0, 51 - exponent);
-    slack = in.num_layers + 1;
+    scale = std::ldexp(1.0, std::min(51 - exponent, 1000));
+    slack = generous ? in.num_layers + 1 : 0;
+    up = !generous;
   }
-  Bytes bytes(double value) const { return static_cast<Bytes>(std::llround(value * scale)); }
+  Bytes bytes(double value) const {
+    return up ? static_cast<Bytes>(std::ceil(value * scale))
+              : static_cast<Bytes>(std::llround(value * scale));
+  }
   Bytes budget(double value) const {
-    if (!std::isfinite(value)) return value > 0 ? Bytes{1} << 53 : -1;
+    if (!std::isfinite(value)) return Bytes{1} << 58;
     return static_cast<Bytes>(std::floor(value * scale)) + slack;
   }
 };
 
-}  // namespace
-
-StageAnswer solve_stage(const StageArrays& in) {
+// The largest total that allowed choices can have, in seconds.
+double largest_total(const StageArrays& in, const Allowed& allowed) {
   const std::size_t S = idx(in.num_strategies);
-  StageAnswer answer;
-  if (in.num_layers == 0) {
-    answer.feasible = in.budget_bytes >= 0;
-    return answer;
-  }
-  double largest = 0.0;
+  double total = 0.0;
   for (int i = 0; i < in.num_layers; ++i) {
-    double top = 0.0;
+    double top = 0.0, move = 0.0;
     for (std::size_t s = 0; s < S; ++s)
-      if (std::isfinite(in.time_s[idx(i) * S + s]))
-        top = std::max(top, std::abs(in.time_s[idx(i) * S + s]));
-    double move = 0.0;
+      if (allowed.choice[idx(i) * S + s]) top = std::max(top, in.time_s[idx(i) * S + s]);
     if (i > 0)
       for (std::size_t c = 0; c < S * S; ++c) {
         const double t = in.transition_s[idx(i) * S * S + c];
-        if (std::isfinite(t)) move = std::max(move, std::abs(t));
+        if (allowed.move(t)) move = std::max(move, t);
       }
-    largest += top + move;
+    total += top + move;
   }
-  const TickScale ticks(2.0 * largest);
-  const ByteScale bytes(in);
-  const Ticks forbidden =
-      static_cast<Ticks>(0x1p58);  // an infinite transition: beyond every valid total
+  return total;
+}
+
+double total_of(const StageArrays& in, const std::vector<int>& choice) {
+  const std::size_t S = idx(in.num_strategies);
+  double total = 0.0;
+  for (std::size_t i = 0; i < choice.size(); ++i) {
+    total += in.time_s[i * S + idx(choice[i])];
+    if (i > 0) total += in.transition_s[(i * S + idx(choice[i - 1])) * S + idx(choice[i])];
+  }
+  return total;
+}
+
+double bytes_of(const StageArrays& in, const std::vector<int>& choice) {
+  const std::size_t S = idx(in.num_strategies);
+  double kept = 0.0, transient = 0.0;
+  for (std::size_t i = 0; i < choice.size(); ++i) {
+    const std::size_t at = i * S + idx(choice[i]);
+    kept += in.memory_bytes[at];
+    transient = std::max(transient, transient_of(in, at));
+  }
+  return kept + transient;
+}
+
+StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool generous) {
+  const std::size_t S = idx(in.num_strategies);
+  StageAnswer answer;
+  const TickScale ticks(2.0 * largest_total(in, allowed));
+  const ByteScale bytes(in, allowed, generous);
 
   StageProblem<1> problem;
   const std::vector<int> layout = group_layouts(in, problem.num_layouts);
@@ -153,23 +195,21 @@ StageAnswer solve_stage(const StageArrays& in) {
     if (i + 1 < in.num_layers)
       for (std::size_t x = 0; x < Y; ++x)
         for (std::size_t y = 0; y < Y; ++y) {
-          const double t = in.transition_s[idx(i + 1) * S * S + idx(representative[x]) * S +
+          const double t = in.transition_s[(idx(i + 1) * S + idx(representative[x])) * S +
                                            idx(representative[y])];
-          problem.redistribute[type][x * Y + y] = {std::isfinite(t) ? ticks.ticks(t) : forbidden};
+          problem.redistribute[type][x * Y + y] = {allowed.move(t) ? ticks.ticks(t) : kForbidden};
         }
     if (done[type]) continue;
     done[type] = 1;
     for (std::size_t s = 0; s < S; ++s) {
       const std::size_t at = idx(i) * S + s;
-      if (!std::isfinite(in.time_s[at]) || !std::isfinite(in.memory_bytes[at])) continue;
-      if (in.transient_bytes != nullptr && !std::isfinite(in.transient_bytes[at])) continue;
-      problem.options[type].push_back(
-          {static_cast<int>(s),
-           layout[s],
-           bytes.bytes(in.memory_bytes[at]),
-           in.transient_bytes == nullptr ? 0 : bytes.bytes(in.transient_bytes[at]),
-           0,
-           {ticks.ticks(in.time_s[at])}});
+      if (!allowed.choice[at]) continue;
+      problem.options[type].push_back({static_cast<int>(s),
+                                       layout[s],
+                                       bytes.bytes(in.memory_bytes[at]),
+                                       bytes.bytes(transient_of(in, at)),
+                                       0,
+                                       {ticks.ticks(in.time_s[at])}});
     }
     if (problem.options[type].empty()) return answer;
   }
@@ -191,6 +231,48 @@ StageAnswer solve_stage(const StageArrays& in) {
   answer.feasible = true;
   answer.choice = best->strategies;
   return answer;
+}
+
+}  // namespace
+
+StageAnswer solve_stage(const StageArrays& in) {
+  const std::size_t cells = idx(in.num_layers) * idx(in.num_strategies);
+  StageAnswer answer;
+  if (in.budget_bytes < 0) return answer;
+  if (in.num_layers == 0) {
+    answer.feasible = true;
+    return answer;
+  }
+  Allowed allowed;
+  allowed.choice.resize(cells);
+  for (std::size_t c = 0; c < cells; ++c)
+    allowed.choice[c] = std::isfinite(in.time_s[c]) &&
+                        in.memory_bytes[c] + transient_of(in, c) <= in.budget_bytes &&
+                        std::isfinite(in.memory_bytes[c] + transient_of(in, c));
+  std::int64_t states = 0;
+  while (true) {
+    answer = solve_allowed(in, allowed, true);
+    states += answer.states;
+    if (answer.feasible && bytes_of(in, answer.choice) > in.budget_bytes) {
+      answer = solve_allowed(in, allowed, false);
+      states += answer.states;
+    }
+    answer.states = states;
+    if (!answer.feasible) return answer;
+    // Ticks are fine enough when no allowed choice is out of all proportion to the optimum;
+    // choices slower than the whole optimum cannot be part of a better one.
+    const double total = total_of(in, answer.choice);
+    if (largest_total(in, allowed) <= 1024.0 * in.num_layers * total || total <= 0.0) return answer;
+    const double slowest = total * (1.0 + 1e-9);
+    bool narrowed = slowest < allowed.largest_move;
+    allowed.largest_move = std::min(allowed.largest_move, slowest);
+    for (std::size_t c = 0; c < cells; ++c)
+      if (allowed.choice[c] && in.time_s[c] > slowest) {
+        allowed.choice[c] = 0;
+        narrowed = true;
+      }
+    if (!narrowed) return answer;
+  }
 }
 
 }  // namespace autopar

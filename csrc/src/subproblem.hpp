@@ -102,6 +102,7 @@ class Subproblem {
   std::vector<std::vector<OtherStages<D>>> before_ways_, after_ways_;
   std::vector<Bound> cell_bound_;
   std::vector<Fit> cell_fit_;
+  std::vector<std::uint8_t> cell_refined_;
   std::unordered_map<std::int64_t, Cell> cells_;
 
   void build_stage(int j);

@@ -135,6 +135,7 @@ typename Subproblem<D>::Fit Subproblem<D>::cell_bound(int j, int l, int n, Bound
   if (cell_fit_.empty()) {
     const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
     cell_fit_.assign(size, Fit::kUnknown);
+    cell_refined_.assign(size, 0);
     cell_bound_.resize(size);
   }
   if (cell_fit_[key] == Fit::kUnknown) {
@@ -194,7 +195,13 @@ bool Subproblem<D>::compute_bounds(double limit) {
         if (!size_allowed(j, n)) continue;
         const Fit fit = cell_bound(j, l, n, cell);
         if (fit == Fit::kExcluded) continue;
-        if (fit == Fit::kTooLarge || alone(cell)) break;  // more layers only cost more
+        if (fit == Fit::kTooLarge) break;  // more layers need more
+        if (alone(cell)) {
+          // relaxed bounds only rise with more layers; refined ones need not, because the layout at
+          // the exit may be forced
+          if (cell_refined_[bound_key(j, l, n)]) continue;
+          break;
+        }
         const std::size_t to = state(j + 1, l + n);
         const double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
         before_sum_[to] = std::min(before_sum_[to], sum);
@@ -217,7 +224,11 @@ bool Subproblem<D>::compute_bounds(double limit) {
         if (!size_allowed(j, n)) continue;
         const Fit fit = cell_bound(j, l, n, cell);
         if (fit == Fit::kExcluded) continue;
-        if (fit == Fit::kTooLarge || alone(cell)) break;
+        if (fit == Fit::kTooLarge) break;
+        if (alone(cell)) {
+          if (cell_refined_[bound_key(j, l, n)]) continue;
+          break;
+        }
         const std::size_t to = state(j + 1, l + n);
         if (after_sum_[to] == kInf) continue;
         const double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
@@ -284,30 +295,39 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
     }
     return best;
   };
-  // as many layers as possible stage by stage; more layers never need less
-  const auto reaches = [&](Bytes budget) {
-    int l = 0;
-    for (int j = 0; j < stages_; ++j) {
-      const int most = layers_ - l - (stages_ - 1 - j);
-      int n = 0;
-      if (!in_.t.division.empty()) {
-        n = in_.t.division[at(j)];
-        if (n > most || need(j, l, n) > budget) return false;
-      } else {
-        int low = 0, high = most;
-        while (low < high) {
-          const int middle = (low + high + 1) / 2;
-          if (need(j, l, middle) <= budget)
-            low = middle;
-          else
-            high = middle - 1;
-        }
-        n = low;
-      }
-      if (n == 0) return false;
-      l += n;
+  // how many layers from l on stage j can hold; more layers never need less
+  const auto furthest = [&](int j, int l, Bytes budget) {
+    const int most = layers_ - l - (stages_ - 1 - j);
+    if (!in_.t.division.empty()) {
+      const int n = in_.t.division[at(j)];
+      return n <= most && need(j, l, n) <= budget ? n : 0;
     }
-    return l == layers_;
+    int low = 0, high = most;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (need(j, l, middle) <= budget)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  };
+  // Which layers can the next stage start at? Not only the last one: starting there may force a
+  // large layer on a stage that holds many micro-batches.
+  const auto reaches = [&](Bytes budget) {
+    std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
+    starts[0] = 1;
+    for (int j = 0; j < stages_; ++j) {
+      std::vector<std::uint8_t> next(at(layers_) + 1, 0);
+      for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+        if (!starts[at(l)]) continue;
+        const int n = furthest(j, l, budget);
+        const int least = in_.t.division.empty() ? 1 : n;
+        for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
+      }
+      starts = next;
+    }
+    return starts[at(layers_)] != 0;
   };
   if (limit <= 0 || !reaches(limit - 1)) return limit;
   Bytes low = 0, high = limit - 1;
@@ -318,20 +338,23 @@ Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
     else
       low = middle + 1;
   }
-  // the stage that would overflow with one byte less
-  int l = 0;
+  // the first stage that some division needs all of it for, and that no division avoids
+  std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
+  starts[0] = 1;
   binding_stage = stages_ - 1;
   for (int j = 0; j < stages_; ++j) {
-    const int most = layers_ - l - (stages_ - 1 - j);
-    int n = 0;
-    while (n < most && (in_.t.division.empty() || n < in_.t.division[at(j)]) &&
-           need(j, l, n + 1) <= high)
-      ++n;
-    if (need(j, l, n) == high) {
+    std::vector<std::uint8_t> next(at(layers_) + 1, 0);
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      if (!starts[at(l)]) continue;
+      const int n = furthest(j, l, high - 1);
+      const int least = in_.t.division.empty() ? 1 : n;
+      for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
+    }
+    if (std::find(next.begin(), next.end(), 1) == next.end()) {
       binding_stage = j;
       break;
     }
-    l += n;
+    starts = next;
   }
   return high;
 }

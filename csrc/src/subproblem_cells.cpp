@@ -212,6 +212,7 @@ void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& stat
   const std::size_t key = bound_key(j, l, n);
   const StepBound<D> rest = kernel_bound(j, l, n, limit);
   cell.known = Known::kIntegral;
+  cell_refined_[key] = 1;
   if (rest.others.empty()) cell_fit_[key] = Fit::kExcluded;  // no plan within the limit uses it
   // first the combinations, then every bottleneck dimension
   std::vector<std::size_t> entries{D};

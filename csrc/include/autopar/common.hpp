@@ -3,6 +3,7 @@
 // the order of addition, so equal plans tie exactly and answers are reproducible to the byte.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,8 @@ using Ticks = std::int64_t;
 using Bytes = std::int64_t;
 
 inline constexpr Ticks kInfTicks = std::numeric_limits<Ticks>::max() / 4;
+// A transition that is not allowed; every valid total is below half of it.
+inline constexpr Ticks kForbidden = Ticks{1} << 58;
 inline constexpr Bytes kInfBytes = std::numeric_limits<Bytes>::max() / 4;
 
 // Cost of a stage. The last dimension is the tail (its maximum over stages counts once); the
@@ -39,7 +42,7 @@ class TickScale {
   explicit TickScale(double largest_s) {
     int exponent = 0;
     if (largest_s > 0 && std::isfinite(largest_s)) std::frexp(largest_s, &exponent);
-    scale_ = std::ldexp(1.0, 58 - exponent);
+    scale_ = std::ldexp(1.0, std::min(58 - exponent, 1000));
   }
   Ticks ticks(double seconds) const { return static_cast<Ticks>(std::llround(seconds * scale_)); }
   double seconds(Ticks ticks) const { return static_cast<double>(ticks) / scale_; }

@@ -70,7 +70,7 @@ class RelaxedLayers {
       const double c = static_cast<double>(count[static_cast<std::size_t>(s.type)]);
       if (c == 0) continue;
       p.bytes += s.bytes * c;
-      p.cost += s.cost * c;
+      p.cost = std::max(0.0, p.cost + s.cost * c);  // cancellation must not look infeasible
       out.push_back(p);
     }
     return true;
@@ -92,9 +92,9 @@ class RelaxedLayers {
       const double c = static_cast<double>(count[static_cast<std::size_t>(s.type)]);
       if (c == 0) continue;
       const double step = s.bytes * c;
-      if (bytes + step > budget) return cost + s.slope * (budget - bytes);
+      if (bytes + step > budget) return std::max(0.0, cost + s.slope * (budget - bytes));
       bytes += step;
-      cost += s.cost * c;
+      cost = std::max(0.0, cost + s.cost * c);
     }
     return cost;
   }
