@@ -76,7 +76,9 @@ def small(repeats: int) -> dict[str, Any]:
     session = open_session(inputs, options)
 
     def build() -> SearchResult:
-        return Planner(session.spec, session.profile, session.hardware, options).solve()
+        return Planner.from_documents(
+            session.spec, session.profile, session.hardware, options
+        ).solve()
 
     _, first = timed(build, repeats)
     session.planner.solve()

@@ -38,35 +38,20 @@ def plan(
     hardware: str | HardwareProfile,
     **options: Any,
 ) -> SearchResult:
-    """Return the fastest plan of a model on a cluster.
+    """Return the fastest plan of a model on a cluster; one search with `Planner`.
 
     Parameters
     ----------
     model : what `--model` takes, or the two documents.
     hardware : what `--hardware` takes (`h100:4x8`, a shipped name, a directory), or the document.
-    options : fields of `SearchOptions`. As on the command line, the memory constraint defaults
-        to the device's memory where it is known, and estimated times to the mode `batch`.
+    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB. As on the command line,
+        the memory constraint defaults to the device's memory where it is known, and estimated
+        times to the mode `batch`.
 
     Raises
     ------
     InputError : an input or option is unusable.
     """
-    from search.inputs import InputSpec, load_inputs
-    from search.options import SearchOptions
     from search.planner import Planner
-    from search.session import fill_options
 
-    chosen = SearchOptions(**options)
-    inputs = InputSpec(
-        model=model if isinstance(model, str) else None,
-        hardware=hardware if isinstance(hardware, str) else None,
-    )
-    if isinstance(model, str) or isinstance(hardware, str):
-        spec, profile, cluster = load_inputs(inputs, chosen)
-    if not isinstance(model, str):
-        spec, profile = model
-    if not isinstance(hardware, str):
-        cluster = hardware
-    given = {name.removesuffix("_bytes").replace("_", "-") for name in options}
-    chosen, _ = fill_options(chosen, given, profile, cluster)
-    return Planner(spec, profile, cluster, chosen).solve()
+    return Planner(model, hardware, **options).solve()

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 ABI_VERSION = 1
+_LARGEST = 1e150
+"""No second or byte is that large; sums of larger numbers would overflow."""
 if _core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ planner core has interface version {_core.ABI_VERSION}, this package needs "
@@ -83,12 +85,17 @@ class TableSolution:
     opened: int
 
 
+def _floats(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    try:
+        return np.ascontiguousarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is not an array of real numbers ({error})") from None
+
+
 def _matrix(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    array = np.ascontiguousarray(value, dtype=np.float64)
+    array = _floats(name, value)
     if array.shape != shape:
         raise InputError(f"{name} has shape {array.shape}, expected {shape}")
-    if np.isnan(array).any():
-        raise InputError(f"{name} contains NaN; use infinity for a choice that is not allowed")
     return array
 
 
@@ -114,23 +121,34 @@ def solve_stage(
     ------
     InputError : an array has the wrong shape, or contains NaN or a negative number.
     """
-    times = np.asarray(time_s, dtype=np.float64)
+    times = _floats("time_s", time_s)
     if times.ndim != 2 or 0 in times.shape:
         raise InputError(f"time_s has shape {times.shape}, expected (layers, strategies)")
     layers, strategies = times.shape
     times = _matrix("time_s", times, (layers, strategies))
     memory = _matrix("memory_bytes", memory_bytes, (layers, strategies))
-    moves = _matrix("transition_s", transition_s, (layers, strategies, strategies))
+    moves = _matrix("transition_s", transition_s, (layers, strategies, strategies)).copy()
     transient = None
     if transient_bytes is not None:
         transient = _matrix("transient_bytes", transient_bytes, (layers, strategies))
     named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
     for name, array in {**named, "transition_s": moves[1:]}.items():
-        if array is not None and (array < 0).any():
+        if array is None:
+            continue
+        if np.isnan(array).any():
+            raise InputError(f"{name} contains NaN; use infinity for what is not allowed")
+        if (array < 0).any():
             raise InputError(f"{name} contains a negative number ({array.min()})")
-    if np.isnan(budget_bytes):
+        if array[np.isfinite(array)].max(initial=0.0) > _LARGEST:
+            raise InputError(f"{name} contains a number above {_LARGEST:g}")
+    try:
+        budget = float(budget_bytes)
+    except (TypeError, ValueError):
+        raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
+    if np.isnan(budget):
         raise InputError("budget_bytes is NaN; expected a number of bytes")
-    feasible, choice, _ = _core.solve_stage(times, memory, moves, float(budget_bytes), transient)
+    moves[0] = 0.0
+    feasible, choice, _ = _core.solve_stage(times, memory, moves, budget, transient)
     if not feasible:
         infinite = float("inf")
         return StageSolution(
@@ -163,6 +181,53 @@ def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict
     return arrays
 
 
+_LARGEST_BUDGET = 2**60
+
+
+def _check_tables(
+    tables: PlanTables,
+    stage_allowed: NDArray[np.bool_] | None,
+    division: tuple[int, ...],
+    alternatives: int,
+) -> None:
+    """Refuse arrays whose axes do not fit together: the core reads them unchecked."""
+    n, k, s = tables.valid.shape
+    e, y, layers = len(tables.vocab), len(tables.layouts), len(tables.layer_type)
+    shapes = {
+        (n, k, s): "forward_s backward_s tail_s activation_bytes shared_bytes",
+        (2, n, k, s): "static_bytes transient_bytes",
+        (n, k, y, y): "redistribute_forward_s redistribute_backward_s",
+        (n, k, y): "send_s",
+        (n, e): "vocab_valid",
+        (n, 3, e): "vocab_forward_s vocab_backward_s vocab_tail_s vocab_activation_bytes "
+        "vocab_shared_bytes",
+        (2, n, 3, e): "vocab_static_bytes vocab_transient_bytes",
+        (n, 4): "stage_fixed_bytes",
+        (n,): "table_stages table_microbatch",
+        (s,): "strategy_layout",
+        (e,): "vocab_layout",
+    }
+    wrong = [
+        f"{name} has shape {getattr(tables, name).shape}, expected {shape}"
+        for shape, names in shapes.items()
+        for name in names.split()
+        if getattr(tables, name).shape != shape
+    ]
+    if stage_allowed is not None and stage_allowed.shape[1:] != (s,):
+        wrong.append(f"stage_allowed has shape {stage_allowed.shape}, expected (stages, {s})")
+    if division and sum(division) != layers:
+        wrong.append(f"division sums to {sum(division)}, expected {layers} layers")
+    if alternatives < 0:
+        wrong.append(f"alternatives is {alternatives}, expected a number from 0")
+    if y > _MOST_LAYOUTS:
+        wrong.append(f"{y} layouts are more than {_MOST_LAYOUTS}; allow fewer degrees")
+    if wrong:
+        raise InputError(wrong[0])
+
+
+_MOST_LAYOUTS = 64
+
+
 def solve_tables(
     tables: PlanTables,
     budget_bytes: int,
@@ -179,11 +244,12 @@ def solve_tables(
     `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
     `stage_allowed` (R, S) restricts the strategies of the first R stages.
     """
+    _check_tables(tables, stage_allowed, division, alternatives)
     answer = _core.search_plan(
         _arrays(tables, stage_allowed),
         tables.pipeline_type == "gpipe",
         list(division),
-        int(budget_bytes),
+        int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
         max(1, threads),
         0.0 if time_limit_s is None else float(time_limit_s),
         alternatives,

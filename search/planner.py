@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from autopar.errors import OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import Plan
-from autopar.units import format_bytes
+from autopar.units import GIB, format_bytes
 from search.build import CostModel
 from search.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
 from search.cost.memory import reserved_bytes
@@ -55,25 +56,49 @@ class Planner:
 
     Parameters
     ----------
-    spec, profile, hardware : the documents.
-    options : every choice of the search; see SearchOptions.
+    model : a name as for `--model`, or the documents (ModelSpec, ModelProfile).
+    hardware : a name as for `--hardware` (`h100:4x8`), or a HardwareProfile.
+    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB.
 
     Raises
     ------
-    InputError, OptionError : the documents or options cannot be planned with.
+    InputError, OptionError : the inputs or options cannot be planned with.
     """
 
     def __init__(
         self,
+        model: str | tuple[ModelSpec, ModelProfile],
+        hardware: str | HardwareProfile,
+        **options: Any,
+    ) -> None:
+        from search.opening import open_documents
+
+        self._set(*open_documents(model, hardware, options))
+
+    @classmethod
+    def from_documents(
+        cls,
         spec: ModelSpec,
         profile: ModelProfile,
         hardware: HardwareProfile,
         options: SearchOptions | None = None,
+    ) -> Planner:
+        """Return a planner on loaded documents, with exactly these options."""
+        planner = cls.__new__(cls)
+        planner._set(spec, profile, hardware, options or SearchOptions())
+        return planner
+
+    def _set(
+        self,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions,
     ) -> None:
         self.spec = spec
         self.profile = profile
         self.hardware = hardware
-        self.options = options or SearchOptions()
+        self.options = options
         _check(self.options, hardware)
         self.rules = parse_rules(self.options.pin, self.options.forbid)
         _check_rules(self.rules, spec)
@@ -84,12 +109,17 @@ class Planner:
         self,
         memory_constraint_bytes: float | None = None,
         global_batch_sizes: Sequence[int] | None = None,
+        *,
+        memory_constraint_gib: float | None = None,
     ) -> SearchResult:
         """Return the plan with the highest throughput within the memory constraint.
 
-        Both arguments default to the options; tables of batch sizes seen before are reused.
+        The constraint, in bytes or in GiB, and the batch sizes default to the options; tables of
+        batch sizes seen before are reused.
         """
         memory = self.options.memory_constraint_bytes
+        if memory_constraint_gib is not None:
+            memory = memory_constraint_gib * GIB
         if memory_constraint_bytes is not None:
             memory = memory_constraint_bytes
         batches = tuple(global_batch_sizes or global_batches(self.options))
@@ -131,7 +161,7 @@ class Planner:
         """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
         options = replace(self.options, pin=(*self.options.pin, rule))
         batches = None if baseline.plan is None else (baseline.plan.global_batch,)
-        pinned = Planner(self.spec, self.profile, self.hardware, options)
+        pinned = Planner.from_documents(self.spec, self.profile, self.hardware, options)
         return pinned.solve(global_batch_sizes=batches)
 
     def _fresh_cost(self) -> CostModel:

@@ -65,7 +65,9 @@ class Session:
         """Return a planner that differs in hardware or options."""
         from search.planner import Planner
 
-        return Planner(self.spec, self.profile, hardware or self.hardware, options or self.options)
+        return Planner.from_documents(
+            self.spec, self.profile, hardware or self.hardware, options or self.options
+        )
 
 
 def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[str] = ()) -> Session:
@@ -97,7 +99,7 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
         profile=profile,
         hardware=hardware,
         options=options,
-        planner=Planner(spec, profile, hardware, options),
+        planner=Planner.from_documents(spec, profile, hardware, options),
         notices=tuple(notices),
         defaults=defaults,
         named={option.removeprefix("--"): name for absent, option, name in unnamed if absent},

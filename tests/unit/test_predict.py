@@ -14,7 +14,7 @@ from search.predict import allocation_budget
 
 def planner(model: str = "llama2-7b") -> Planner:
     spec = load_spec(model)
-    return Planner(
+    return Planner.from_documents(
         spec,
         estimate_model(spec, "h100"),
         estimate_hardware("h100", num_nodes=1, gpus_per_node=8),
@@ -51,7 +51,7 @@ def test_zero3_in_a_group_of_one_shards_nothing() -> None:
 def test_vocabulary_degrees_do_not_depend_on_heads() -> None:
     """gpt2-xl has 25 heads; its padded vocabulary still splits over 2, 4 and 8 ranks."""
     subject = planner("gpt2-xl")
-    pinned = Planner(
+    pinned = Planner.from_documents(
         subject.spec,
         subject.profile,
         subject.hardware,
@@ -111,7 +111,7 @@ def test_an_unmeasured_vocabulary_degree_has_no_price() -> None:
         }
         for position, table in subject.profile.other_memory.items()
     }
-    subject = Planner(
+    subject = Planner.from_documents(
         subject.spec,
         replace(subject.profile, other_memory=memory),
         subject.hardware,

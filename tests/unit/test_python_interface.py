@@ -1,0 +1,84 @@
+"""The stable Python interface: names in, results out, one sentence for a wrong option."""
+
+from __future__ import annotations
+
+import pytest
+
+import search
+from autopar.errors import InputError, OptionError
+from autopar.estimate import estimate_hardware, estimate_model
+from autopar.specs import load_spec
+
+
+def test_names_are_enough() -> None:
+    """A model name and a card give the plan that the planner class gives."""
+    result = search.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=16, default_dp_type="zero2")
+    planner = search.Planner("llama2-7b", "a100-80gb:1x8", settle_bsz=16, default_dp_type="zero2")
+
+    assert result.status == "optimal"
+    assert result.plan == planner.solve().plan
+    assert result.options["memory_constraint_bytes"] == 80 * 2.0**30
+
+
+def test_documents_are_enough() -> None:
+    """The documents behind the names give the same plan."""
+    spec = load_spec("llama2-7b")
+    documents = (spec, estimate_model(spec, "h100"))
+    hardware = estimate_hardware("h100", num_nodes=1, gpus_per_node=8)
+
+    by_documents = search.plan(documents, hardware, settle_bsz=16)
+
+    assert by_documents.plan == search.plan("llama2-7b", "h100:1x8", settle_bsz=16).plan
+
+
+def test_another_budget_is_solved_on_the_same_tables() -> None:
+    """GiB and bytes say the same; less memory is never faster."""
+    planner = search.Planner("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    small = planner.solve(memory_constraint_gib=30.0)
+    same = planner.solve(30 * 2.0**30)
+    large = planner.solve(memory_constraint_gib=60.0, global_batch_sizes=(32,))
+
+    assert small.plan == same.plan
+    assert small.prediction is not None
+    assert large.prediction is not None
+    assert small.prediction.samples_per_s <= large.prediction.samples_per_s
+
+
+def test_one_rule_may_be_a_string() -> None:
+    """`pin="tp=2"` is one rule, not four letters."""
+    result = search.plan("llama2-7b", "h100:1x8", settle_bsz=16, pin="tp=2")
+
+    assert result.plan is not None
+    assert {s.tp for s in result.plan.layers} == {2}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bogus": 1}, "unknown option 'bogus'"),
+        ({"memory_constrain_gib": 40}, "did you mean 'memory_constraint_gib'"),
+        ({"memory_constraint_gib": 0}, "--memory-constraint is 0"),
+        ({"settle_bsz": -1}, "--settle-bsz is -1"),
+    ],
+)
+def test_wrong_options_are_one_sentence(options: dict[str, float], words: str) -> None:
+    """Every refusal is an OptionError that names the option."""
+    with pytest.raises(OptionError, match=words):
+        search.plan("llama2-7b", "h100:1x8", **options)
+
+
+def test_solve_stage_refuses_what_is_not_numbers() -> None:
+    """Arrays that cannot be arrays are an input error, not a TypeError."""
+    for bad in ("x", [[1, 2], [3]], [[1j]], None):
+        with pytest.raises(InputError):
+            search.solve_stage(bad, [[1.0]], [[[0.0]]], 1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="budget_bytes"):
+        search.solve_stage([[1.0]], [[1.0]], [[[0.0]]], "x")  # type: ignore[arg-type]
+
+
+def test_solve_stage_does_not_read_the_first_transition() -> None:
+    """Nothing precedes the first layer, so anything may stand there."""
+    solution = search.solve_stage([[1.0]], [[1.0]], [[[float("nan")]]], 1.0)
+
+    assert solution.status == "optimal"
+    assert solution.total_s == 1.0
