@@ -49,15 +49,20 @@ double relaxed_bound(const Instance& in, const Item& item, double limit) {
   return best;
 }
 
-ItemPlan solve_item(const Instance& in, const Item& item, double limit, std::int64_t& states) {
+ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Deadline& deadline,
+                    std::int64_t& states) {
   ItemPlan best;
+  bool exact = true;
   for_each_subproblem(in, item, [&](auto& s) {
-    ItemPlan plan = s.solve(std::min(limit, static_cast<double>(best.step)), states);
+    const double known = static_cast<double>(best.step);
+    ItemPlan plan = s.solve(std::min(limit, known), deadline, states);
+    exact = exact && plan.exact;
     const bool better = plan.step < best.step || (plan.step == best.step && plan.step < kInfTicks &&
                                                   std::tie(plan.stage_sizes, plan.strategies) <
                                                       std::tie(best.stage_sizes, best.strategies));
     if (better) best = std::move(plan);
   });
+  best.exact = exact;
   return best;
 }
 

@@ -29,31 +29,40 @@ struct Entry {
 class Search {
  public:
   Search(const Tables& tables, const SearchSettings& settings)
-      : in_(tables, settings), settings_(settings), start_(std::chrono::steady_clock::now()) {}
+      : in_(tables, settings), settings_(settings) {
+    if (settings.time_limit_s > 0) {
+      const std::chrono::duration<double> limit(std::min(settings.time_limit_s, 1e9));
+      deadline_ = Deadline(std::chrono::steady_clock::now() +
+                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit));
+    }
+  }
 
   Outcome run() {
     make_entries();
     std::vector<Class> excluded;
     for (int round = 0; round <= settings_.alternatives; ++round) {
       const std::int64_t found = best_outside(excluded);
-      if (round == 0) outcome_.bound_s_per_sample = in_.scale.seconds(1) * 1.0 * lowest_;
-      if (found < 0) {
-        if (round == 0 && !timed_out_) explain_infeasible();
+      const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
+      if (round > 0) {
+        if (best == nullptr || timed_out_) break;
+        outcome_.alternatives.push_back(choice(*best));
+        excluded.push_back(class_of(*best));
+        continue;
+      }
+      if (timed_out_ && fallback_.plan.step < kInfTicks &&
+          (best == nullptr || faster(fallback_, *best)))
+        best = &fallback_;
+      outcome_.bound_s_per_sample = in_.scale.seconds(1) * lowest_;
+      if (best == nullptr) {
+        if (!timed_out_) explain_infeasible();
         break;
       }
-      const Entry& entry = entries_[static_cast<std::size_t>(found)];
-      if (round == 0) {
-        outcome_.found = true;
-        outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
-        outcome_.best = choice(entry);
-        if (!timed_out_)
-          outcome_.bound_s_per_sample =
-              outcome_.best.step_time_s / static_cast<double>(entry.batch);
-      } else if (!timed_out_) {
-        outcome_.alternatives.push_back(choice(entry));
-      }
+      outcome_.found = true;
+      outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
+      outcome_.best = choice(*best);
       if (timed_out_) break;
-      excluded.push_back(class_of(entry));
+      outcome_.bound_s_per_sample = outcome_.best.step_time_s / static_cast<double>(best->batch);
+      excluded.push_back(class_of(*best));
     }
     if (timed_out_ && !outcome_.found) outcome_.status = Status::kTimeLimit;
     return std::move(outcome_);
@@ -68,7 +77,8 @@ class Search {
 
   Instance in_;
   SearchSettings settings_;
-  std::chrono::steady_clock::time_point start_;
+  Deadline deadline_;
+  Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
   std::vector<Entry> entries_;
   Outcome outcome_;
   double lowest_ = kInf;
@@ -140,12 +150,6 @@ class Search {
     return left != right ? left < right : precedes(a, b);
   }
 
-  bool out_of_time() const {
-    if (settings_.time_limit_s <= 0) return false;
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
-    return spent.count() > settings_.time_limit_s;
-  }
-
   // Index of the best entry outside the excluded classes, or -1. Sets lowest_ to a lower bound.
   std::int64_t best_outside(const std::vector<Class>& excluded) {
     using Key = std::tuple<double, int, std::size_t>;  // bound, exact last, index
@@ -169,7 +173,8 @@ class Search {
       lowest_ = std::get<0>(*queue.begin());
       if (lowest_ > limit()) break;
       // the first plan is always finished: stopping without any would help nobody
-      if ((best >= 0 || !excluded.empty()) && out_of_time()) {
+      const bool any = best >= 0 || fallback_.plan.step < kInfTicks || !excluded.empty();
+      if (any && deadline_.passed()) {
         timed_out_ = true;
         break;
       }
@@ -262,7 +267,8 @@ class Search {
     std::vector<std::int64_t> states(batch.size(), 0);
     const auto work = [&](std::size_t b) {
       Entry& entry = entries_[batch[b]];
-      entry.plan = solve_item(in_, entry.item, limit * static_cast<double>(entry.batch), states[b]);
+      const double step = limit * static_cast<double>(entry.batch);
+      entry.plan = solve_item(in_, entry.item, step, deadline_, states[b]);
     };
     std::vector<std::thread> threads;
     for (std::size_t b = 1; b < batch.size(); ++b) threads.emplace_back(work, b);
@@ -272,6 +278,13 @@ class Search {
       Entry& entry = entries_[batch[b]];
       outcome_.states += states[b];
       ++outcome_.opened;
+      if (!entry.plan.exact) {
+        if (entry.plan.step < kInfTicks &&
+            (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)))
+          fallback_ = entry;
+        entry.plan = ItemPlan{};
+        continue;
+      }
       if (entry.plan.step >= kInfTicks) {
         raise(entry, limit);
         continue;

@@ -285,6 +285,7 @@ class Kernel {
     const auto& redistribute = p_.redistribute[idx(type)];
     const auto& following = labels_[idx(i) + 1];
     for (std::size_t l = 0; l < following.size(); ++l) {
+      if (l % 256 == 0 && p_.deadline != nullptr && p_.deadline->passed()) throw DeadlinePassed{};
       const Label<D>& next = following[l];
       for (std::size_t o = 0; o < options.size(); ++o) {
         const auto& option = options[o];

@@ -32,7 +32,7 @@ class Subproblem {
   // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
   double bound(double limit);
   // The optimum if at most `limit` (step == kInfTicks otherwise).
-  ItemPlan solve(double limit, std::int64_t& states);
+  ItemPlan solve(double limit, const Deadline& deadline, std::int64_t& states);
   // Smallest budget with a plan, if below `limit`.
   Bytes smallest_budget(Bytes limit, int& binding_stage);
 
@@ -105,6 +105,13 @@ class Subproblem {
   std::vector<std::uint8_t> cell_refined_;
   std::unordered_map<std::int64_t, Cell> cells_;
 
+  Deadline deadline_;
+  bool stoppable_ = false;  // some plan is known, so the deadline counts
+  ItemPlan known_;          // the best plan met so far
+
+  ItemPlan solve_exactly(double limit, std::int64_t& states);
+  void remember(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes,
+                Ticks step);
   void build_stage(int j);
   Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
   Ticks send_of(int type, int layout) const {
@@ -158,8 +165,7 @@ class Subproblem {
   void open(int j, int l, int n, double limit, std::int64_t& states);
   double quick_step(const std::vector<int>& sizes, double limit);
   // T of one point per stage.
-  double step_of(const std::vector<const StagePoint<D>*>& points,
-                 const std::vector<int>& sizes) const;
+  double step_of(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes);
   double assembled_step(const std::vector<const Partial*>& path, const std::vector<int>& sizes);
   double step_bound(const Partial& p) const {
     Bound largest{};

@@ -130,6 +130,7 @@ StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks,
   s.budget = p.budget;
   s.base_transient = p.base_transient;
   s.base_shared = p.base_shared;
+  s.deadline = p.deadline;
   return s;
 }
 

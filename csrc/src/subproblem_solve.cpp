@@ -42,6 +42,7 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   p.base_transient = stage.base_transient;
   p.base_shared = stage.base_shared;
   p.bound.microbatches_less_1 = microbatches_ - 1.0;
+  p.deadline = stoppable_ ? &deadline_ : nullptr;
   return p;
 }
 
@@ -174,7 +175,7 @@ double Subproblem<D>::quick_step(const std::vector<int>& sizes, double limit) {
 
 template <int D>
 double Subproblem<D>::step_of(const std::vector<const StagePoint<D>*>& points,
-                              const std::vector<int>& sizes) const {
+                              const std::vector<int>& sizes) {
   Partial total;
   int l = 0;
   for (int j = 0; j < stages_; ++j) {
@@ -195,7 +196,21 @@ double Subproblem<D>::step_of(const std::vector<const StagePoint<D>*>& points,
     }
     l += sizes[at(j)];
   }
+  remember(points, sizes, exact_step(total));
   return static_cast<double>(exact_step(total)) * (1.0 + kBoundSlack);
+}
+
+template <int D>
+void Subproblem<D>::remember(const std::vector<const StagePoint<D>*>& points,
+                             const std::vector<int>& sizes, Ticks step) {
+  stoppable_ = true;
+  if (step >= known_.step) return;
+  known_.step = step;
+  known_.stage_sizes = sizes;
+  known_.strategies.clear();
+  for (const auto* point : points)
+    known_.strategies.insert(known_.strategies.end(), point->strategies.begin(),
+                             point->strategies.end());
 }
 
 // T of the best plan made of one known point per stage; infinite when a stage has none.
@@ -231,11 +246,25 @@ double Subproblem<D>::assembled_step(const std::vector<const Partial*>& path,
 }
 
 template <int D>
-ItemPlan Subproblem<D>::solve(double limit, std::int64_t& states) {
+ItemPlan Subproblem<D>::solve(double limit, const Deadline& deadline, std::int64_t& states) {
+  deadline_ = deadline;
+  stoppable_ = limit < static_cast<double>(kInfTicks);
+  known_ = ItemPlan{};
+  try {
+    return solve_exactly(limit, states);
+  } catch (const DeadlinePassed&) {
+    known_.exact = false;
+    return known_;
+  }
+}
+
+template <int D>
+ItemPlan Subproblem<D>::solve_exactly(double limit, std::int64_t& states) {
   ItemPlan plan;
   if (!feasible_) return plan;
   int weighings = 0;
   while (true) {
+    if (stoppable_ && deadline_.passed()) throw DeadlinePassed{};
     if (!compute_bounds(limit)) return plan;
     if (whole_bound() > limit) return plan;
     const auto labels = divide(limit);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -34,6 +35,20 @@ inline std::array<Ticks, D> operator+(std::array<Ticks, D> a, const std::array<T
   for (std::size_t d = 0; d < D; ++d) a[d] += b[d];
   return a;
 }
+
+// A moment after which work stops that has something to show.
+class Deadline {
+ public:
+  Deadline() = default;
+  explicit Deadline(std::chrono::steady_clock::time_point moment) : set_(true), moment_(moment) {}
+  bool passed() const { return set_ && std::chrono::steady_clock::now() > moment_; }
+
+ private:
+  bool set_ = false;
+  std::chrono::steady_clock::time_point moment_;
+};
+
+struct DeadlinePassed {};  // thrown by the stage kernel, caught by its sub-problem
 
 // Seconds <-> ticks.
 class TickScale {

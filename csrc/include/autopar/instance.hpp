@@ -28,6 +28,7 @@ struct Item {
 
 struct ItemPlan {
   Ticks step = kInfTicks;
+  bool exact = true;  // false: the best one known when the deadline passed
   std::vector<int> stage_sizes;
   std::vector<int> strategies;
 };
@@ -90,8 +91,11 @@ class Instance {
 // above `limit` says only that no plan is better than it.
 double relaxed_bound(const Instance& instance, const Item& item, double limit);
 
-// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks.
-ItemPlan solve_item(const Instance& instance, const Item& item, double limit, std::int64_t& states);
+// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. Once the
+// deadline has passed and some plan is known (this item's or, as `limit`, another one's), stops and
+// returns the best of its own.
+ItemPlan solve_item(const Instance& instance, const Item& item, double limit,
+                    const Deadline& deadline, std::int64_t& states);
 
 // The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage` is
 // where it binds.

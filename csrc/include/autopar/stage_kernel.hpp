@@ -99,6 +99,7 @@ struct StageProblem {
   Bytes base_transient = 0;
   Bytes base_shared = 0;
   StepBound<D> bound;
+  const Deadline* deadline = nullptr;  // when passed, the kernel throws DeadlinePassed
 };
 
 template <int D>
