@@ -50,3 +50,18 @@ TEST_CASE("a type without options has no minimum unless none is asked for") {
   CHECK_FALSE(layers.breakpoints(std::vector<int>{1, 1}, function));
   CHECK(layers.breakpoints(std::vector<int>{0, 1}, function));
 }
+
+TEST_CASE("costs that cancel to nothing never look like nothing fits") {
+  for (int i = 0; i < 200; ++i) {
+    const double a = 0.1 + 0.0137 * i;
+    autopar::RelaxedLayers layers;
+    layers.assign({{{1, a}, {2, a / 3}, {8, 0}}});
+    const std::vector<int> count{16};
+    std::vector<HullPoint> function;
+    REQUIRE(layers.breakpoints(count, function));
+    CHECK(function.back().cost >= 0);
+    CHECK(autopar::value_at(function, 16 * 8) >= 0);
+    CHECK(layers.minimum(count, 16 * 8) >= 0);
+    CHECK(layers.minimum(count, 16 * 8 - 1e-9) >= 0);
+  }
+}
