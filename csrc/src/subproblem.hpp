@@ -122,6 +122,35 @@ class Subproblem {
     const auto& division = in_.t.division;
     return division.empty() || division[at(j)] == n;
   }
+  // Does a stage of this cost exceed the limit all by itself?
+  bool alone_exceeds(const Bound& cell, double limit) const {
+    double total = cell[D - 1];
+    for (std::size_t d = 0; d + 1 < D; ++d) total += microbatches_ * cell[d];
+    return std::max({total, cell[D], cell[D + 1]}) * (1.0 - kBoundSlack) > limit;
+  }
+  // Calls visit(n, bound) for every number of layers that stage j may have from layer l on.
+  template <class Visit>
+  void for_each_size(int j, int l, double limit, Visit visit) {
+    const int most = layers_ - l - (stages_ - 1 - j);
+    Bound cell;
+    for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
+      if (!size_allowed(j, n)) continue;
+      const Fit fit = cell_bound(j, l, n, cell);
+      if (fit == Fit::kExcluded) continue;
+      if (fit == Fit::kTooLarge) return;  // more layers need more
+      if (alone_exceeds(cell, limit)) {
+        // relaxed bounds only rise with more layers; refined ones need not, because the layout at
+        // the exit may be forced
+        if (cell_refined_[bound_key(j, l, n)]) continue;
+        return;
+      }
+      visit(n, cell);
+    }
+  }
+  // What sends between stages cost at least, per boundary behind stage j (GPipe's sum only).
+  double least_sends(int j) const {
+    return in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
+  }
   std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
   static double part_of_sum(const Bound& cell) {
     double sum = 0.0;

@@ -178,68 +178,36 @@ bool Subproblem<D>::compute_bounds(double limit) {
   before_max_[state(0, 0)] = none;
   after_sum_[state(stages_, layers_)] = 0.0;
   after_max_[state(stages_, layers_)] = none;
-  const double sends = in_.t.gpipe ? 2.0 * static_cast<double>(least_send_) : 0.0;
-  // a single stage alone may already exceed the limit
-  const auto alone = [&](const Bound& b) {
-    double total = b[D - 1];
-    for (std::size_t d = 0; d + 1 < D; ++d) total += microbatches_ * b[d];
-    return std::max({total, b[D], b[D + 1]}) * (1.0 - kBoundSlack) > limit;
-  };
-  Bound cell;
-  for (int j = 0; j < stages_; ++j) {
+  for (int j = 0; j < stages_; ++j)
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t from = state(j, l);
       if (before_sum_[from] == kInf) continue;
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
-        if (!size_allowed(j, n)) continue;
-        const Fit fit = cell_bound(j, l, n, cell);
-        if (fit == Fit::kExcluded) continue;
-        if (fit == Fit::kTooLarge) break;  // more layers need more
-        if (alone(cell)) {
-          // relaxed bounds only rise with more layers; refined ones need not, because the layout at
-          // the exit may be forced
-          if (cell_refined_[bound_key(j, l, n)]) continue;
-          break;
-        }
+      for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
-        const double sum = before_sum_[from] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
-        before_sum_[to] = std::min(before_sum_[to], sum);
-        before_dual_[to] = std::min(
-            before_dual_[to], before_dual_[from] + (j + 1 < stages_ ? sends : 0.0) + cell[D + 2]);
+        const double sends = least_sends(j);
+        before_sum_[to] = std::min(before_sum_[to], before_sum_[from] + sends + part_of_sum(cell));
+        before_dual_[to] = std::min(before_dual_[to], before_dual_[from] + sends + cell[D + 2]);
         Bound largest = before_max_[from];
         raise_to(largest, cell);
         for (std::size_t d = 0; d < D + 1; ++d)
           before_max_[to][d] = std::min(before_max_[to][d], largest[d]);
-      }
+      });
     }
-  }
   if (before_sum_[state(stages_, layers_)] == kInf) return false;
   for (int j = stages_ - 1; j >= 0; --j)
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t from = state(j, l);
       if (before_sum_[from] == kInf) continue;
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
-        if (!size_allowed(j, n)) continue;
-        const Fit fit = cell_bound(j, l, n, cell);
-        if (fit == Fit::kExcluded) continue;
-        if (fit == Fit::kTooLarge) break;
-        if (alone(cell)) {
-          if (cell_refined_[bound_key(j, l, n)]) continue;
-          break;
-        }
+      for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
-        if (after_sum_[to] == kInf) continue;
-        const double sum = after_sum_[to] + (j + 1 < stages_ ? sends : 0.0) + part_of_sum(cell);
-        after_sum_[from] = std::min(after_sum_[from], sum);
-        after_dual_[from] = std::min(
-            after_dual_[from], after_dual_[to] + (j + 1 < stages_ ? sends : 0.0) + cell[D + 2]);
+        const double sends = least_sends(j);
+        after_sum_[from] = std::min(after_sum_[from], after_sum_[to] + sends + part_of_sum(cell));
+        after_dual_[from] = std::min(after_dual_[from], after_dual_[to] + sends + cell[D + 2]);
         Bound largest = after_max_[to];
         raise_to(largest, cell);
         for (std::size_t d = 0; d < D + 1; ++d)
           after_max_[from][d] = std::min(after_max_[from][d], largest[d]);
-      }
+      });
     }
   return after_sum_[state(0, 0)] < kInf;
 }

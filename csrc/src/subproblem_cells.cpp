@@ -39,42 +39,32 @@ void Subproblem<D>::compute_ways(double limit) {
   after_ways_.assign(size, {});
   before_ways_[state(0, 0)].push_back({});
   after_ways_[state(stages_, layers_)].push_back({});
-  const double sends = in_.t.gpipe ? 2.0 * static_cast<double>(least_send_) : 0.0;
-  Bound cell;
-  const auto extend = [&](int j, int l, int n, bool forward) {
-    const std::size_t here = state(j, l), there = state(j + 1, l + n);
-    if (before_sum_[here] == kInf || after_sum_[there] == kInf) return true;
-    const Fit fit = cell_bound(j, l, n, cell);
-    if (fit == Fit::kTooLarge) return false;
-    if (fit == Fit::kExcluded) return true;
-    const auto& sources = forward ? before_ways_[here] : after_ways_[there];
-    auto& target = forward ? before_ways_[there] : after_ways_[here];
-    for (const OtherStages<D>& source : sources) {
-      OtherStages<D> way = source;
-      way.sum += part_of_sum(cell) + (j + 1 < stages_ ? sends : 0.0);
-      way.dual += cell[D + 2] + (j + 1 < stages_ ? sends : 0.0);
-      Bound largest{};
-      for (std::size_t d = 0; d < D + 1; ++d) largest[d] = source.largest[d];
-      raise_to(largest, cell);
-      for (std::size_t d = 0; d < D + 1; ++d) way.largest[d] = largest[d];
-      const double sum = way.sum + (forward ? after_sum_[there] : before_sum_[here]);
-      const double dual = way.dual + (forward ? after_dual_[there] : before_dual_[here]);
-      if (step(sum, dual, largest) * (1.0 - kBoundSlack) <= limit) offer_way(target, way);
-    }
-    return true;
+  const auto extend = [&](int j, int l, bool forward) {
+    const std::size_t here = state(j, l);
+    if (before_sum_[here] == kInf) return;
+    for_each_size(j, l, limit, [&](int n, const Bound& cell) {
+      const std::size_t there = state(j + 1, l + n);
+      if (after_sum_[there] == kInf) return;
+      const auto& sources = forward ? before_ways_[here] : after_ways_[there];
+      auto& target = forward ? before_ways_[there] : after_ways_[here];
+      for (const OtherStages<D>& source : sources) {
+        OtherStages<D> way = source;
+        way.sum += part_of_sum(cell) + least_sends(j);
+        way.dual += cell[D + 2] + least_sends(j);
+        Bound largest{};
+        for (std::size_t d = 0; d < D + 1; ++d) largest[d] = source.largest[d];
+        raise_to(largest, cell);
+        for (std::size_t d = 0; d < D + 1; ++d) way.largest[d] = largest[d];
+        const double sum = way.sum + (forward ? after_sum_[there] : before_sum_[here]);
+        const double dual = way.dual + (forward ? after_dual_[there] : before_dual_[here]);
+        if (step(sum, dual, largest) * (1.0 - kBoundSlack) <= limit) offer_way(target, way);
+      }
+    });
   };
   for (int j = 0; j < stages_; ++j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
-        if (size_allowed(j, n) && !extend(j, l, n, true)) break;
-    }
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) extend(j, l, true);
   for (int j = stages_ - 1; j >= 0; --j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n)
-        if (size_allowed(j, n) && !extend(j, l, n, false)) break;
-    }
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) extend(j, l, false);
 }
 
 // What the rest of the pipeline costs at least when stage j has layers l..l+n-1 (with one layer
@@ -86,14 +76,12 @@ StepBound<D> Subproblem<D>::kernel_bound(int j, int l, int n, double limit) {
   bound.others.clear();
   Bound cell;
   if (cell_bound(j, l, n, cell) == Fit::kTooLarge) return bound;
-  const double sends =
-      in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
   for (int first = one_type_ ? j : l; first <= (one_type_ ? layers_ - n : l); ++first) {
     for (const auto& before : before_ways_[state(j, first)])
       for (const auto& after : after_ways_[state(j + 1, first + n)]) {
         OtherStages<D> way;
-        way.sum = before.sum + after.sum + sends;
-        way.dual = before.dual + after.dual + sends;
+        way.sum = before.sum + after.sum + least_sends(j);
+        way.dual = before.dual + after.dual + least_sends(j);
         for (std::size_t d = 0; d < D + 1; ++d)
           way.largest[d] = std::max(before.largest[d], after.largest[d]);
         if (bound.with(way, cell) * (1.0 - kBoundSlack) <= limit) offer_way(bound.others, way);

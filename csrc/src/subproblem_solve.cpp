@@ -67,27 +67,20 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
   std::vector<std::vector<Partial>> labels((at(stages_) + 1) * (at(layers_) + 1) * lists);
   labels[state(stages_, layers_) * lists + at(any)].push_back(Partial{});
   const Cell unknown;
-  Bound bound;
   for (int j = stages_ - 1; j >= 0; --j)
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t here = state(j, l);
       if (before_sum_[here] == kInf || after_sum_[here] == kInf) continue;
-      const int most = layers_ - l - (stages_ - 1 - j);
-      for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
-        if (!size_allowed(j, n)) continue;
-        const Fit fit = cell_bound(j, l, n, bound);
-        if (fit == Fit::kTooLarge) break;
-        if (fit == Fit::kExcluded) continue;
+      for_each_size(j, l, limit, [&](int n, const Bound& bound) {
         const std::size_t there = state(j + 1, l + n);
-        if (after_sum_[there] == kInf) continue;
-        const double sends =
-            in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
+        if (after_sum_[there] == kInf) return;
+        const double sends = least_sends(j);
         Bound own_largest{};
         raise_to(own_largest, bound);
         if (bound_of(sends + part_of_sum(bound), sends + bound[D + 2], own_largest, here, there) *
                 (1.0 - kBoundSlack) >
             limit)
-          continue;
+          return;
         const auto found = cells_.find(cell_key(j, l, n));
         const Cell& cell = found == cells_.end() ? unknown : found->second;
         const int type = in_.t.layer_type[l + n - 1];
@@ -150,7 +143,7 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
           combine(own, own_largest[D] * (1.0 - kBoundSlack), bound[D + 2] * (1.0 - kBoundSlack), -1,
                   -1, -1);
         }
-      }
+      });
     }
   return labels;
 }
