@@ -111,11 +111,12 @@ class Planner:
         global_batch_sizes: Sequence[int] | None = None,
         *,
         memory_constraint_gib: float | None = None,
+        top: int | None = None,
     ) -> SearchResult:
         """Return the plan with the highest throughput within the memory constraint.
 
-        The constraint, in bytes or in GiB, and the batch sizes default to the options; tables of
-        batch sizes seen before are reused.
+        The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
+        default to the options; tables of batch sizes seen before are reused.
         """
         memory = self.options.memory_constraint_bytes
         if memory_constraint_gib is not None:
@@ -129,7 +130,7 @@ class Planner:
             built.tables,
             max(0, allocation_budget(memory, self.options)),
             threads=self.options.threads,
-            alternatives=max(0, self.options.top),
+            alternatives=max(0, self.options.top if top is None else top),
             time_limit_s=self.options.time_limit_s,
             uniform=built.space.uniform,
             division=self.options.pp_division or (),
@@ -147,14 +148,16 @@ class Planner:
     def frontier(self) -> list[SearchResult]:
         """Return the optimum at every memory constraint where it changes, largest first.
 
-        Starts at the options' constraint; each next search allows one byte less than the plan
-        found needs (or a 64th of the range, when there are very many steps).
+        Starts at the options' constraint, with alternatives there only. Each next search allows
+        one byte less than the plan found needs, and n 64ths less than the start after n steps,
+        so that a long row of single layers changing is thinned out.
         """
         results = [self.solve()]
-        top = self.options.memory_constraint_bytes
+        most = self.options.memory_constraint_bytes
         while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
             used = max(s.reserved_bytes for s in results[-1].prediction.stages)
-            results.append(self.solve(min(used - 1, top - top * len(results) / FRONTIER_STEPS)))
+            grid = most - most * len(results) / FRONTIER_STEPS
+            results.append(self.solve(min(used - 1, grid), top=0))
         return results
 
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
