@@ -19,7 +19,9 @@ __all__ = ["DEFAULT_HARDWARE", "DEFAULT_MODEL", "InputSpec", "load_inputs"]
 
 DEFAULT_MODEL = "llama2-7b"
 DEFAULT_HARDWARE = "a100-80gb:1x8"
-"""What is planned when no input is named: the complete set of files that is shipped."""
+"""What is planned when no input is named: from the complete set of files that is shipped, or, when
+an option asks for another shape of it, estimated anew."""
+_SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
@@ -81,10 +83,44 @@ def load_inputs(
     InputError
         When an input is missing, unusable, or contradicts another; OptionError names the option.
     """
+    if _is_shipped(inputs, options):
+        return _shipped(options)
     hardware, card = _hardware(inputs)
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
+    return spec, profile, hardware
+
+
+def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
+    """Return whether the request names no input and nothing that the shipped files do not hold."""
+    # the defaults may be named too: a plan file of ours names them when it is explained
+    named = dataclasses.replace(
+        inputs,
+        model=None if inputs.model == DEFAULT_MODEL else inputs.model,
+        hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
+    )
+    return named == InputSpec() and options.mixed_precision == "bf16"
+
+
+def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    from autopar import catalog
+    from autopar.hardware_files import read_hardware_dir
+    from autopar.model_files import read_model_profile
+    from autopar.specs import load_spec
+
+    spec = load_spec(DEFAULT_MODEL)
+    folder = catalog.find_model(DEFAULT_MODEL).parent / "configs"
+    profile = read_model_profile(
+        computation=folder,
+        memory=folder,
+        spec=spec,
+        sequence_parallel=options.sequence_parallel,
+        precision=options.mixed_precision,
+    )
+    hardware = read_hardware_dir(
+        catalog.find_hardware(_SHIPPED_HARDWARE), num_nodes=1, gpus_per_node=8
+    )
     return spec, profile, hardware
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import search
 from autopar.errors import InputError, OptionError
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.specs import load_spec
+from search.core import solve_tables
+from search.inputs import DEFAULT_HARDWARE, DEFAULT_MODEL, InputSpec, load_inputs
+from search.options import SearchOptions
+from tests.oracles.instances import small_instance
 
 
 def test_names_are_enough() -> None:
@@ -82,3 +89,40 @@ def test_solve_stage_does_not_read_the_first_transition() -> None:
 
     assert solution.status == "optimal"
     assert solution.total_s == 1.0
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_the_default_is_the_shipped_files(sequence_parallel: bool) -> None:
+    """Without arguments the shipped files are read; estimating them anew gives the same plan."""
+    options = SearchOptions(sequence_parallel=sequence_parallel, time_profile_mode="batch")
+    shipped = load_inputs(InputSpec(), options)
+    anew = load_inputs(
+        InputSpec(model=DEFAULT_MODEL, hardware=DEFAULT_HARDWARE, seq_length=(4096,)), options
+    )
+    files, card = (search.Planner.from_documents(*x, options).solve() for x in (shipped, anew))
+
+    assert all(source.sha256 and source.path.endswith(".json") for source in files.sources)
+    assert {source.role for source in files.sources} >= {"allreduce", "computation", "memory"}
+    assert files.estimated
+    assert files.plan == card.plan
+    assert files.prediction is not None
+    assert card.prediction is not None
+    assert files.prediction.step_time_s == pytest.approx(card.prediction.step_time_s, rel=1e-12)
+
+
+def test_tables_that_do_not_fit_together_are_refused() -> None:
+    """The core reads arrays unchecked, so wrong axes must not reach it."""
+    instance = small_instance(0)
+    tables, budget = instance.tables, instance.budget_bytes
+    layers, strategies = len(tables.layer_type), len(tables.strategies)
+
+    with pytest.raises(InputError, match="forward_s has shape"):
+        solve_tables(replace(tables, forward_s=tables.forward_s[:, :, :0]), budget)
+    with pytest.raises(InputError, match="stage_allowed has shape"):
+        solve_tables(tables, budget, stage_allowed=np.ones((1, strategies + 1), dtype=np.bool_))
+    with pytest.raises(InputError, match="division sums to"):
+        solve_tables(tables, budget, division=(layers + 1,))
+    with pytest.raises(InputError, match="alternatives is -1"):
+        solve_tables(tables, budget, alternatives=-1)
+    for extreme in (-(2**63), 2**63):  # beyond the core's integers: clamped, not overflowed
+        assert solve_tables(tables, extreme).status == ("infeasible" if extreme < 0 else "optimal")
