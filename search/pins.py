@@ -84,11 +84,6 @@ class Rules:
     rules: tuple[Rule, ...] = ()
 
     @property
-    def has_layer_rules(self) -> bool:
-        """True when some rule singles out layers, so that equal layers may be treated unlike."""
-        return any(rule.layers is not None for rule in self.rules)
-
-    @property
     def has_stage_rules(self) -> bool:
         """True when some rule singles out a stage."""
         return any(rule.stage is not None for rule in self.rules)

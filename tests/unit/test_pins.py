@@ -24,7 +24,6 @@ def test_no_rules_allow_everything() -> None:
     assert rules.allows_vocab(VocabStrategy())
     assert rules.allows_stages(4)
     assert rules.allows_batch(64, 8)
-    assert not rules.has_layer_rules
     assert not rules.has_stage_rules
     assert rules.last_layer() is None
 
@@ -36,7 +35,6 @@ def test_layer_range_is_inclusive() -> None:
     assert [rules.allows_layer(i, TP8) for i in (0, 3, 4)] == [False, False, True]
     assert rules.allows_layer(0, TP4)
     assert rules.allows_stage(0, TP8)
-    assert rules.has_layer_rules
     assert rules.last_layer() == 3
 
 

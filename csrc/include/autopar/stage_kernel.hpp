@@ -112,8 +112,9 @@ struct StagePoint {
 };
 
 // Pareto-minimal points per (first layout, exit layout); empty when nothing fits in budget and
-// bound. `states` is increased by the number of labels created. With `single` only one optimal
-// point is needed (D == 1), and the incumbent tightens as points are found.
+// bound. With one dimension only the optimum counts: exits are not kept apart, and the incumbent
+// tightens as points are found. `states` is increased by the number of labels created. Throws
+// DeadlinePassed when the problem's deadline has passed.
 template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states);
