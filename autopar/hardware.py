@@ -26,10 +26,13 @@ class Curve:
     sizes_bytes : (n,) increasing message sizes. all-reduce: the tensor; all-gather and
         reduce-scatter: the full (gathered) tensor; all-to-all: the local input tensor of a rank.
     times_s : (n,) seconds of one operation of that size.
+    low_s, high_s : (n,) 5th and 95th percentile of the samples, None where unknown.
     """
 
     sizes_bytes: NDArray[np.float64]
     times_s: NDArray[np.float64]
+    low_s: NDArray[np.float64] | None = None
+    high_s: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +51,11 @@ class HardwareProfile:
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a consecutive group); operations are `allreduce`,
     `all2all` and, where a sidecar has them, `allgather` and `reducescatter`."""
+    strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
+    """Times by (operation, size of a group of ranks i, i+W/g, i+2W/g, ...), from sidecars."""
+    p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
+    """Times of a transfer between neighbouring pipeline stages by number of stages, from
+    sidecars; sizes are those of the message."""
     memory_bytes: float | None = None
     """Memory of one device, if known."""
     memory_bytes_per_s: float | None = None
@@ -55,6 +63,8 @@ class HardwareProfile:
     name: str = "measured"
     estimated: bool = False
     """True when the numbers come from a datasheet and not from a measurement."""
+    synthetic: bool = False
+    """True when the numbers exercise the code and describe no machine."""
     sources: tuple[Source, ...] = ()
 
     @property

@@ -18,9 +18,10 @@ from autopar.documents import AllreduceDocument, OverlapDocument, P2pDocument, S
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
 from autopar.jsonio import load_object, write_json
+from autopar.measurements import CurveData
 from autopar.patterns import PatternDocument, validate_document
 from autopar.sidecar import (
-    CurveData,
+    SIDECAR_VERSION,
     DocumentKind,
     Sidecar,
     read_sidecar,
@@ -395,7 +396,7 @@ def _hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     unit = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}[kind]
     curves = [
         CurveData(
-            operation=operation,  # type: ignore[arg-type]  # checked by pydantic
+            operation=operation,
             group_size=size,
             sizes_bytes=[float(v) for v in curve.sizes_bytes],
             times_s=[float(v) for v in curve.times_s],
@@ -404,7 +405,7 @@ def _hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
         if operation not in ("allreduce", "all2all") or np.any(curve.sizes_bytes % MIB)
     ]
     return Sidecar(
-        version=1,
+        version=SIDECAR_VERSION,
         document=kind,
         unit=unit,
         source="estimated from datasheets" if profile.estimated else profile.name,

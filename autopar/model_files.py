@@ -23,7 +23,7 @@ from autopar.locate import Content, locate, model_file_name
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
 from autopar.model import LayerProfile, ModelProfile, ModelSpec
 from autopar.patterns import validate_document
-from autopar.sidecar import Sidecar, read_sidecar, sidecar_path, write_sidecar
+from autopar.sidecar import SIDECAR_VERSION, Sidecar, read_sidecar, sidecar_path, write_sidecar
 from autopar.sources import Source
 
 __all__ = ["read_model_profile", "write_model_profile"]
@@ -203,7 +203,7 @@ def _sidecar(
     kind: Literal["computation", "memory"], profile: ModelProfile, spec: ModelSpec
 ) -> Sidecar:
     common = Sidecar(
-        version=1,
+        version=SIDECAR_VERSION,
         document=kind,
         unit="ms" if kind == "computation" else "MiB",
         source="estimated from a device card and a model spec" if profile.estimated else "measured",

@@ -15,11 +15,11 @@ from pydantic import Field, model_validator
 from autopar import __version__
 from autopar.errors import DocumentError
 from autopar.jsonio import load_object, shorten, write_json
+from autopar.measurements import Bytes, BytesOrZero, BytesPerSecond, CurveData, Measurement
 from autopar.patterns import Quantity, StrictObject, key_error, validate_document
 
 __all__ = [
     "SIDECAR_VERSION",
-    "CurveData",
     "DocumentKind",
     "Run",
     "Sidecar",
@@ -31,7 +31,8 @@ __all__ = [
 
 # History of the format; a reader upgrades older versions in `read_sidecar`.
 #   1  first version
-SIDECAR_VERSION = 1
+#   2  curves of strided groups and of transfers, spread and fit; measurements of a run; synthetic
+SIDECAR_VERSION = 2
 
 DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory"]
 
@@ -45,33 +46,6 @@ _UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units that each document may be in; the first is the documented one."""
 
-_Bytes = Annotated[
-    float, Quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
-]
-_BytesPerSecond = Annotated[
-    float,
-    Quantity(
-        what="a memory bandwidth",
-        unit="bytes/s",
-        minimum=1e6,
-        maximum=1e15,
-        too_large="is beyond any device",
-        too_small="looks like GB/s or TB/s",
-    ),
-]
-_BytesOrZero = Annotated[
-    float,
-    Quantity(
-        what="a size",
-        unit="bytes",
-        maximum=1e15,
-        exclusive=False,
-        too_large="is beyond any device",
-    ),
-]
-_Seconds = Annotated[
-    float, Quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
-]
 _Sample = Annotated[
     float,
     Quantity(
@@ -80,37 +54,16 @@ _Sample = Annotated[
 ]
 
 
-class CurveData(StrictObject):
-    """A measured curve in base units, where the documented keys cannot express it."""
-
-    operation: Literal["allreduce", "all2all", "allgather", "reducescatter"]
-    group_size: int
-    sizes_bytes: list[_Bytes]
-    times_s: list[_Seconds]
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not 2 <= self.group_size <= 10**9:
-            raise key_error(
-                f"the value is {self.group_size}, expected a group of at least 2", "group_size"
-            )
-        if len(self.sizes_bytes) != len(self.times_s) or not self.sizes_bytes:
-            raise key_error(
-                f"there are {len(self.times_s)} times for {len(self.sizes_bytes)} sizes, "
-                "expected one time per size",
-                "times_s",
-            )
-        if any(b <= a for a, b in zip(self.sizes_bytes, self.sizes_bytes[1:], strict=False)):
-            raise key_error("the sizes are not increasing", "sizes_bytes")
-        return self
-
-
 class Run(StrictObject):
-    """One measuring run: what it ran on, and raw samples by documented key."""
+    """One measuring run: what it ran on, and raw samples by documented key or by cell."""
 
+    id: str | None = None
+    """Names the run in every sidecar that it wrote."""
     metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     samples: dict[str, list[_Sample]] = Field(default_factory=dict)
     """Raw samples in the unit of the document, by its key."""
+    measurements: list[Measurement] = Field(default_factory=list)
+    """Raw samples in seconds, by cell of a sweep."""
 
 
 class Sidecar(StrictObject):
@@ -123,16 +76,19 @@ class Sidecar(StrictObject):
     """What the numbers come from, in words: a tool, a datasheet, a publication."""
     estimated: bool = False
     """True when the numbers come from a datasheet and not from a measurement."""
+    synthetic: bool = False
+    """True when the numbers exercise the code and describe no machine, such as the times of
+    several ranks on one GPU."""
     tool: str = f"autopar {__version__}"
     name: str | None = None
     """Name of the hardware or model."""
     parameter_bytes: Literal[2, 4] | None = None
     """Bytes per parameter that `parameter_size` of a memory document counts."""
-    memory_bytes: _Bytes | None = None
+    memory_bytes: Bytes | None = None
     """Memory of one device."""
-    memory_bytes_per_s: _BytesPerSecond | None = None
+    memory_bytes_per_s: BytesPerSecond | None = None
     """Memory bandwidth of one device."""
-    logits_peak_bytes_per_sample: _BytesOrZero | None = None
+    logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = Field(default_factory=list)
     runs: list[Run] = Field(default_factory=list)
@@ -165,13 +121,15 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
         return None
     data = load_object(path).data
     version = data.get("version")
-    if isinstance(version, int) and not isinstance(version, bool) and version != SIDECAR_VERSION:
+    if type(version) is int and not 1 <= version <= SIDECAR_VERSION:
         raise DocumentError(
             path,
-            f"the value is {shorten(version)}, expected {SIDECAR_VERSION}",
+            f"the value is {shorten(version)}, expected 1 to {SIDECAR_VERSION}",
             key="version",
             remedy="update autopar or measure the file again",
         )
+    if type(version) is int:
+        data = {**data, "version": SIDECAR_VERSION}  # version 2 only added keys
     sidecar = validate_document(Sidecar, path, data)
     if kind is not None and sidecar.document != kind:
         raise DocumentError(

@@ -216,7 +216,9 @@ def test_a_newer_sidecar_is_refused(tmp_path: Path) -> None:
     """An unknown version is not guessed at."""
     path = tmp_path / "x.json"
     sidecar_path(path).write_text(json.dumps({**SIDECAR, "version": 99}))
-    with pytest.raises(DocumentError, match="key 'version': the value is 99, expected 1; update"):
+    with pytest.raises(
+        DocumentError, match="key 'version': the value is 99, expected 1 to 2; update"
+    ):
         read_sidecar(path)
     assert read_sidecar(tmp_path / "y.json") is None
 
