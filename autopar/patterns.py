@@ -8,6 +8,7 @@ known key of a misspelt one, and the JSON Schema all come from that table.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 import re
@@ -26,7 +27,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from autopar.errors import DocumentError
 from autopar.jsonio import shorten
@@ -37,6 +38,7 @@ __all__ = [
     "Quantity",
     "Rule",
     "StrictObject",
+    "document_errors",
     "key_error",
     "nearest_key",
     "validate_document",
@@ -214,8 +216,46 @@ def validate_document(kind: type[_Document], path: Path, data: dict[str, Any]) -
         return kind.model_validate(data)
     except ValidationError as error:
         problem, location = _first(error)
-    key = ".".join(str(part) for part in location if part != "")
-    raise DocumentError(path, problem, key=(key[:120] + "..." if len(key) > 120 else key) or None)
+    raise DocumentError(path, problem, key=_short_key(location))
+
+
+def document_errors(
+    kind: type[BaseModel], path: Path, data: dict[str, Any]
+) -> tuple[DocumentError, ...]:
+    """Return every error of a document, where `validate_document` raises the first.
+
+    A validator stops at the first error of its object; so what is wrong is taken out and the rest
+    validated again, until nothing new is found.
+    """
+    rest = copy.deepcopy(data)
+    found: dict[tuple[str | int, ...], str] = {}
+    while True:
+        try:
+            kind.model_validate(rest)
+            details = []
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        new = [detail for detail in details if detail["loc"] not in found]
+        for detail in new:
+            found[detail["loc"]] = _sentence(detail)
+            _take_out(rest, detail["loc"])
+        if not new:  # what was taken out may be missing now: that is no error of the file
+            break
+    return tuple(
+        DocumentError(path, problem, key=_short_key(location))
+        for location, problem in found.items()
+    )
+
+
+def _take_out(data: Any, location: tuple[str | int, ...]) -> None:
+    """Remove a key of an object; items of a list stay, since the others would be renumbered."""
+    for part in location[:-1]:
+        if isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    if location and isinstance(data, dict):
+        data.pop(location[-1], None)
 
 
 def _problem(text: str) -> PydanticCustomError:
@@ -237,14 +277,21 @@ def key_error(problem: str, *location: str | int) -> ValidationError:
 def _first(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
     """Return the sentence and the location of the first error of a ValidationError."""
     detail = error.errors(include_url=False)[0]
+    return _sentence(detail), detail["loc"]
+
+
+def _short_key(location: tuple[str | int, ...]) -> str | None:
+    key = ".".join(str(part) for part in location if part != "")
+    return (key[:120] + "..." if len(key) > 120 else key) or None
+
+
+def _sentence(detail: ErrorDetails) -> str:
     value = shorten(detail.get("input"))
     kind = detail["type"]
     if kind == "document":
-        problem = detail["msg"]
-    elif kind == "missing":
-        problem = "this key is missing and is required"
-    elif kind in ("dict_type", "model_type", "model_attributes_type"):
-        problem = f"the value is {value}, expected an object"
-    else:
-        problem = f"the value is {value}, expected {detail['msg'].removeprefix('Input should be ')}"
-    return problem, detail["loc"]
+        return detail["msg"]
+    if kind == "missing":
+        return "this key is missing and is required"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return f"the value is {value}, expected an object"
+    return f"the value is {value}, expected {detail['msg'].removeprefix('Input should be ')}"
