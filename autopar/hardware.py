@@ -7,14 +7,22 @@ collective times) meet here as one typed document; `hardware_files` reads and wr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.operations import OPERATIONS
 from autopar.sources import Source
 
-__all__ = ["Curve", "HardwareProfile"]
+__all__ = ["COLLECTIVES", "Curve", "HardwareProfile", "Speed"]
+
+COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
+"""Operations of groups that have curves; transfers between stages have curves of their own."""
+
+Speed = Literal["fast", "slow"]
+"""An end of the measured spread of communication: the 5th or the 95th percentile of the times."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,12 +35,50 @@ class Curve:
         reduce-scatter: the full (gathered) tensor; all-to-all: the local input tensor of a rank.
     times_s : (n,) seconds of one operation of that size.
     low_s, high_s : (n,) 5th and 95th percentile of the samples, None where unknown.
+    latency_s : time of an empty message, where a fit says it.
     """
 
     sizes_bytes: NDArray[np.float64]
     times_s: NDArray[np.float64]
     low_s: NDArray[np.float64] | None = None
     high_s: NDArray[np.float64] | None = None
+    latency_s: float | None = None
+
+    @property
+    def has_spread(self) -> bool:
+        """True when a percentile is known."""
+        return self.low_s is not None or self.high_s is not None
+
+    @property
+    def empty_s(self) -> float:
+        """Where the line below the smallest size meets size 0, in seconds.
+
+        The fitted latency, else the line through the two smallest sizes; below 0 where times grow
+        faster than sizes.
+        """
+        if self.latency_s is not None:
+            return self.latency_s
+        if len(self.sizes_bytes) == 1:
+            return 0.0
+        first, second = (float(v) for v in self.sizes_bytes[:2])
+        rise = float(self.times_s[1] - self.times_s[0]) / (second - first)
+        return float(self.times_s[0]) - rise * first
+
+    def at_spread(self, speed: Speed) -> Curve:
+        """Return the curve at its 5th (`fast`) or 95th (`slow`) percentile, without spread.
+
+        Below the smallest size the spread is that of the smallest, so that the fast curve is
+        nowhere above this one and the slow one nowhere below.
+        """
+        edge = self.low_s if speed == "fast" else self.high_s
+        if edge is None:
+            return Curve(
+                sizes_bytes=self.sizes_bytes, times_s=self.times_s, latency_s=self.latency_s
+            )
+        choose = np.minimum if speed == "fast" else np.maximum
+        times = choose(self.times_s, edge)
+        latency = self.empty_s * float(times[0] / self.times_s[0])
+        return Curve(sizes_bytes=self.sizes_bytes, times_s=times, latency_s=latency)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,8 +95,8 @@ class HardwareProfile:
     overlap_coefficient: float = 1.0
     """Slow-down of computation and communication while both run; >= 1."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
-    """Times by (operation, size of a consecutive group); operations are `allreduce`,
-    `all2all` and, where a sidecar has them, `allgather` and `reducescatter`."""
+    """Times by (operation, size of a consecutive group); documented files have `allreduce` and
+    `all2all`, sidecars all of `COLLECTIVES`."""
     strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a group of ranks i, i+W/g, i+2W/g, ...), from sidecars."""
     p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
@@ -71,3 +117,53 @@ class HardwareProfile:
     def world_size(self) -> int:
         """Number of GPUs."""
         return self.num_nodes * self.gpus_per_node
+
+    @property
+    def has_spread(self) -> bool:
+        """True when some curve knows its percentiles."""
+        curves = (self.curves, self.strided_curves, self.p2p_curves)
+        return any(curve.has_spread for kind in curves for curve in kind.values())
+
+    def at_spread(self, speed: Speed) -> HardwareProfile:
+        """Return the profile with every curve at its 5th (`fast`) or 95th (`slow`) percentile.
+
+        A bandwidth follows the curve of its group (all-reduce, or the transfer): it is divided by
+        the ratio of percentile to median at the size whose bandwidth is nearest to the entry,
+        which is the size that the entry was measured at. What has no spread stays as it is.
+        """
+
+        def moved(entry: float, curve: Curve | None, factor: float) -> float:
+            return entry if curve is None else entry / _ratio(curve, speed, entry, factor)
+
+        return replace(
+            self,
+            allreduce_bytes_per_s={
+                (size, consecutive): moved(
+                    entry,
+                    self._allreduce_curve(size, consecutive),
+                    OPERATIONS["allreduce"].bus_factor(size),
+                )
+                for (size, consecutive), entry in self.allreduce_bytes_per_s.items()
+            },
+            p2p_bytes_per_s={
+                stages: moved(entry, self.p2p_curves.get(stages), 1.0)
+                for stages, entry in self.p2p_bytes_per_s.items()
+            },
+            curves={key: curve.at_spread(speed) for key, curve in self.curves.items()},
+            strided_curves={
+                key: curve.at_spread(speed) for key, curve in self.strided_curves.items()
+            },
+            p2p_curves={key: curve.at_spread(speed) for key, curve in self.p2p_curves.items()},
+        )
+
+    def _allreduce_curve(self, size: int, consecutive: bool) -> Curve | None:
+        # one world group: strided or not, it is the same ranks
+        neighbours = consecutive or size == self.world_size
+        return (self.curves if neighbours else self.strided_curves).get(("allreduce", size))
+
+
+def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> float:
+    """Time at a percentile over the median, at the size whose bandwidth is nearest to a value."""
+    rates = factor * curve.sizes_bytes / curve.times_s
+    nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
+    return float(curve.at_spread(speed).times_s[nearest] / curve.times_s[nearest])

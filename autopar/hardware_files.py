@@ -1,13 +1,12 @@
-"""Reads and writes the documented hardware files: four files make one HardwareProfile.
+"""Reads the documented hardware files: four files make one HardwareProfile.
 
 All published spellings are read (Galvatron, PaddleNLP), the documented one is written. Units are
-converted here and nowhere else.
+converted here and in `hardware_write`, and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,17 +16,11 @@ from pydantic import BaseModel
 from autopar.documents import AllreduceDocument, OverlapDocument, P2pDocument, SpTimeDocument
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
-from autopar.jsonio import load_object, write_json
-from autopar.measurements import CurveData
+from autopar.hardware_sidecars import SidecarCurves, sidecar_curves
+from autopar.hardware_write import hardware_file_name, write_hardware
+from autopar.jsonio import load_object
 from autopar.patterns import PatternDocument, validate_document
-from autopar.sidecar import (
-    SIDECAR_VERSION,
-    DocumentKind,
-    Sidecar,
-    read_sidecar,
-    sidecar_path,
-    write_sidecar,
-)
+from autopar.sidecar import DocumentKind, Sidecar, read_sidecar, sidecar_path
 from autopar.sources import Source
 from autopar.units import GB, MIB, MS
 
@@ -56,15 +49,8 @@ class _Loaded:
 
     path: Path
     sidecar: Sidecar | None
+    curves: SidecarCurves
     sources: tuple[Source, ...]
-
-
-def hardware_file_name(kind: DocumentKind, num_nodes: int, gpus_per_node: int) -> str:
-    """Return the documented name of a hardware file."""
-    if kind == "overlap":
-        return "overlap_coefficient.json"
-    stem = {"allreduce": "allreduce_bandwidth", "p2p": "p2p_bandwidth", "sp_time": "sp_time"}[kind]
-    return f"{stem}_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
 
 
 def read_hardware_dir(
@@ -145,8 +131,12 @@ def read_hardware(
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
         curves.update(_curves(sp_file.path, sp_doc, *shape))
         files.append(sp_file)
+    strided: dict[tuple[str, int], Curve] = {}
+    transfers: dict[int, Curve] = {}
     for file in files:
-        curves.update(_sidecar_curves(file, world))
+        curves.update(file.curves.curves)
+        strided.update(file.curves.strided_curves)
+        transfers.update(file.curves.p2p_curves)
 
     sidecars = [file.sidecar for file in files if file.sidecar is not None]
     names = [s.name for s in sidecars if s.name is not None]
@@ -157,10 +147,13 @@ def read_hardware(
         p2p_bytes_per_s={key: value * p2p_factor for key, value in links.items()},
         overlap_coefficient=max(1.0, coefficient),
         curves=curves,
+        strided_curves=strided,
+        p2p_curves=transfers,
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
         name=names[0] if names else "measured",
         estimated=any(s.estimated for s in sidecars),
+        synthetic=any(s.synthetic for s in sidecars),
         sources=tuple(source for file in files for source in file.sources),
     )
 
@@ -179,32 +172,25 @@ def _load(
     loaded = load_object(path, remedy=f"{MAKE_HARDWARE}, documented name {name}")
     document = validate_document(model, path, loaded.data)
     sidecar = read_sidecar(path, kind)
-    estimated = sidecar is not None and sidecar.estimated
-    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256, estimated=estimated)]
-    if sidecar is not None:
-        meta = load_object(sidecar_path(path))
-        sources.append(
-            Source(
-                role=f"{kind} sidecar",
-                path=str(meta.path),
-                sha256=meta.sha256,
-                estimated=estimated,
-                notes=(sidecar.source,),
-            )
-        )
-    return _Loaded(path=path, sidecar=sidecar, sources=tuple(sources)), document
+    first = Source(role=kind, path=str(path), sha256=loaded.sha256)
+    if sidecar is None:
+        return _Loaded(path=path, sidecar=None, curves=SidecarCurves(), sources=(first,)), document
+    first = replace(first, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
+    curves = sidecar_curves(path, sidecar, num_nodes * gpus_per_node)
+    meta = load_object(sidecar_path(path))
+    second = replace(
+        first,
+        role=f"{kind} sidecar",
+        path=str(meta.path),
+        sha256=meta.sha256,
+        notes=(sidecar.source, *curves.notes),
+    )
+    return _Loaded(path=path, sidecar=sidecar, curves=curves, sources=(first, second)), document
 
 
 def _with_notes(file: _Loaded, notes: tuple[str, ...]) -> _Loaded:
     first, *rest = file.sources
-    noted = Source(
-        role=first.role,
-        path=first.path,
-        sha256=first.sha256,
-        estimated=first.estimated,
-        notes=notes,
-    )
-    return _Loaded(path=file.path, sidecar=file.sidecar, sources=(noted, *rest))
+    return replace(file, sources=(replace(first, notes=notes), *rest))
 
 
 def _bandwidth_factor(file: _Loaded, unit: BandwidthUnit | None) -> float:
@@ -303,23 +289,6 @@ def _curves(
     }
 
 
-def _sidecar_curves(file: _Loaded, world: int) -> dict[tuple[str, int], Curve]:
-    result: dict[tuple[str, int], Curve] = {}
-    for curve in file.sidecar.curves if file.sidecar is not None else ():
-        if curve.group_size > world:
-            raise DocumentError(
-                sidecar_path(file.path),
-                f"a group of {curve.group_size} does not exist on {world} GPUs",
-                key="curves",
-                remedy="check the number of nodes and of GPUs per node",
-            )
-        result[curve.operation, curve.group_size] = Curve(
-            sizes_bytes=np.array(curve.sizes_bytes, dtype=np.float64),
-            times_s=np.array(curve.times_s, dtype=np.float64),
-        )
-    return result
-
-
 def _agreed(files: list[_Loaded], field: str) -> float | None:
     """Return what the sidecars say of one device, or raise if two of them differ."""
     found: dict[float, Path] = {}
@@ -336,82 +305,3 @@ def _agreed(files: list[_Loaded], field: str) -> float | None:
             remedy="the files are of different devices",
         )
     return next(iter(found), None)
-
-
-def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
-    """Write the documented files of a profile and their sidecars; return their paths.
-
-    Bandwidths in GB/s, times in ms. What documented keys cannot express (other collectives,
-    sizes that are not whole MiB) goes to the sidecar, in base units.
-    """
-    out = Path(out_dir)
-    shape = (profile.num_nodes, profile.gpus_per_node)
-    expressible = {
-        group: curve
-        for group, curve in profile.curves.items()
-        if group[0] in ("allreduce", "all2all")
-    }
-    documents: list[tuple[DocumentKind, dict[str, float]]] = [
-        ("allreduce", _allreduce_keys(profile)),
-        (
-            "p2p",
-            {f"pp_size_{p}": v / GB for p, v in sorted(profile.p2p_bytes_per_s.items())},
-        ),
-        ("overlap", {"overlap_coe": profile.overlap_coefficient}),
-    ]
-    if profile.curves:
-        documents.append(("sp_time", _sp_time_keys(expressible)))
-    paths = []
-    for kind, data in documents:
-        path = out / hardware_file_name(kind, *shape)
-        write_json(path, data)
-        paths += [path, write_sidecar(path, _hardware_sidecar(kind, profile))]
-    return paths
-
-
-def _allreduce_keys(profile: HardwareProfile) -> dict[str, float]:
-    table = profile.allreduce_bytes_per_s
-    world = profile.world_size
-    result = {}
-    for size, consecutive in sorted(table, reverse=True):
-        value = table[size, consecutive]
-        if size == world and not consecutive and table.get((world, True)) == value:
-            continue  # documented files leave the alias out
-        result[f"allreduce_size_{size}_consec_{int(consecutive)}"] = value / GB
-    return result
-
-
-def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
-    result = {}
-    for operation, size in sorted(curves, key=lambda g: (g[0] != "allreduce", -g[1])):
-        curve = curves[operation, size]
-        for size_bytes, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
-            if size_bytes % MIB == 0:
-                key = f"{operation}_size_{size}_{int(size_bytes) // MIB}MB_time"
-                result[key] = float(time_s) / MS
-    return result
-
-
-def _hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
-    unit = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}[kind]
-    curves = [
-        CurveData(
-            operation=operation,
-            group_size=size,
-            sizes_bytes=[float(v) for v in curve.sizes_bytes],
-            times_s=[float(v) for v in curve.times_s],
-        )
-        for (operation, size), curve in sorted(profile.curves.items())
-        if operation not in ("allreduce", "all2all") or np.any(curve.sizes_bytes % MIB)
-    ]
-    return Sidecar(
-        version=SIDECAR_VERSION,
-        document=kind,
-        unit=unit,
-        source="estimated from datasheets" if profile.estimated else profile.name,
-        estimated=profile.estimated,
-        name=profile.name,
-        memory_bytes=profile.memory_bytes,
-        memory_bytes_per_s=profile.memory_bytes_per_s,
-        curves=curves if kind == "sp_time" else [],
-    )

@@ -135,6 +135,8 @@ class ModelProfile:
     """True when the memory tables are those measured with Megatron sequence parallelism."""
     precision: str = "bf16"
     estimated: bool = False
+    synthetic: bool = False
+    """True when the numbers exercise the code and describe no machine."""
     logits_peak_bytes_per_sample: float = 0.0
     """Extra bytes per sample while the loss runs, undivided by the vocabulary degree; measured
     tables contain the peak already, estimated ones add it here."""

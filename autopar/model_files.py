@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -86,6 +86,7 @@ def read_model_profile(
         sequence_parallel=sequence_parallel,
         precision=precision,
         estimated=any(sidecar.estimated for sidecar in sidecars),
+        synthetic=any(sidecar.synthetic for sidecar in sidecars),
         logits_peak_bytes_per_sample=peak or 0.0,
         sources=(*times_file.sources, *memory_file.sources),
         notes=(*times_file.notes, *time_notes, *memory_file.notes, *memory_notes),
@@ -110,16 +111,16 @@ def _load(
     loaded = load_object(path, remedy=remedy)
     document = validate_document(model, path, loaded.data)
     sidecar = read_sidecar(path, kind)
-    estimated = sidecar is not None and sidecar.estimated
-    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256, estimated=estimated)]
+    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256)]
     if sidecar is not None:
+        sources[0] = replace(sources[0], estimated=sidecar.estimated, synthetic=sidecar.synthetic)
         meta = load_object(sidecar_path(path))
         sources.append(
-            Source(
+            replace(
+                sources[0],
                 role=f"{kind} sidecar",
                 path=str(meta.path),
                 sha256=meta.sha256,
-                estimated=estimated,
                 notes=(sidecar.source,),
             )
         )
@@ -208,6 +209,7 @@ def _sidecar(
         unit="ms" if kind == "computation" else "MiB",
         source="estimated from a device card and a model spec" if profile.estimated else "measured",
         estimated=profile.estimated,
+        synthetic=profile.synthetic,
         name=spec.name,
     )
     if kind == "computation":

@@ -15,4 +15,5 @@ class Source:
     path: str
     sha256: str = ""
     estimated: bool = False
+    synthetic: bool = False
     notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError
-from autopar.hardware import HardwareProfile
+from autopar.hardware import HardwareProfile, Speed
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.cost.comm import Groups
@@ -132,6 +132,7 @@ class CostModel:
         options: SearchOptions,
     ) -> None:
         self.spec = spec
+        self.model = model
         self.options = options
         self.recipe = Recipe.of(options)
         self.hardware = hardware
@@ -172,6 +173,11 @@ class CostModel:
     def notes(self) -> list[str]:
         """Derived, extrapolated, scaled, left out or estimated values, in words."""
         return list(self._notes)
+
+    def at_spread(self, speed: Speed) -> CostModel:
+        """Return the same model with communication at an end of its measured spread."""
+        hardware = self.hardware.at_spread(speed)
+        return CostModel(self.spec, self.model, hardware, self.options)
 
     def tables(
         self,
@@ -408,14 +414,24 @@ class CostModel:
         operations = {operation for operation, _ in hardware.curves}
         if not {"allgather", "reducescatter"} <= operations:
             self._default("all-gather and reduce-scatter take half an all-reduce")
+        elif hardware.strided_curves:
+            operations = {operation for operation, _ in hardware.strided_curves}
+            if not {"allgather", "reducescatter"} <= operations:
+                self._default(
+                    "all-gather and reduce-scatter of strided groups take half an all-reduce"
+                )
         if hardware.memory_bytes_per_s is None:
             self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
         if self.spec.tied_embeddings and self.spec.vocab_size is None:
             self._default("vocabulary is unknown: tied weights are those of the first stage")
-        if hardware.estimated:
-            self._note(f"estimated: hardware {hardware.name}")
-        if model.estimated:
-            self._note(f"estimated: profile of {self.spec.name}")
+        for documents, name in (
+            (hardware, f"hardware {hardware.name}"),
+            (model, f"profile of {self.spec.name}"),
+        ):
+            if documents.estimated:
+                self._note(f"estimated: {name}")
+            if documents.synthetic:
+                self._note(f"synthetic: {name}")
 
     def _record_layer(
         self,

@@ -120,9 +120,11 @@ def _evaluate(request: Request, session: Session) -> int:
             path=path,
             title=session.title,
             estimated=session.estimated,
+            synthetic=session.synthetic,
             defaults=defaults,
         )
-    _emit(request, evaluation_document(plan, prediction, defaults=defaults))
+    document = evaluation_document(plan, prediction, defaults=defaults, synthetic=session.synthetic)
+    _emit(request, document)
     return 0
 
 

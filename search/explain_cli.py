@@ -88,6 +88,7 @@ def _execute(raw: dict[str, Any]) -> int:
         path=path,
         title=session.title,
         estimated=session.estimated,
+        synthetic=session.synthetic,
         defaults=session.defaults,
     )
     show_explanation(console, prediction, perturbations=perturbations)

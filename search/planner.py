@@ -244,6 +244,7 @@ class Planner:
             options=_option_record(self.options, memory),
             sources=self.hardware.sources + self.profile.sources,
             estimated=self.hardware.estimated or self.profile.estimated,
+            synthetic=self.hardware.synthetic or self.profile.synthetic,
             stats=SearchStats(
                 states=solution.states,
                 candidates=solution.items,

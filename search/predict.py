@@ -128,6 +128,21 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
         fits=all(s.reserved_bytes <= s.budget_bytes for s in stages),
         problems=tuple(problems),
         waterfall_s=_waterfall(plan, stages, seen, priced),
+        step_time_interval_s=_interval_s(cost, plan, seen.step_time_s),
+    )
+
+
+def _interval_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
+    """Price the plan again with all communication at both ends of its measured spread."""
+    if not cost.hardware.has_spread:
+        return None
+    fast, slow = (_price(cost.at_spread(speed), plan, []) for speed in ("fast", "slow"))
+    assert fast is not None, "spread changes times only"
+    assert slow is not None, "spread changes times only"
+    # the curves enclose one another; this is for the last bit of their sums
+    return (
+        min(fast.evaluation.step_time_s, step_time_s),
+        max(slow.evaluation.step_time_s, step_time_s),
     )
 
 

@@ -78,6 +78,9 @@ class Prediction:
     """Why the plan is illegal or does not fit, each with its arithmetic."""
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
     """The step time split into named parts; sums to `step_time_s`."""
+    step_time_interval_s: tuple[float, float] | None = None
+    """The step time with all communication at its 5th and at its 95th percentile; None where no
+    spread was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,3 +140,5 @@ class SearchResult:
     sources: tuple[Source, ...]
     estimated: bool
     stats: SearchStats
+    synthetic: bool = False
+    """True when some input exercises the code and describes no machine."""

@@ -52,6 +52,11 @@ class Session:
         return self.hardware.estimated or self.profile.estimated
 
     @property
+    def synthetic(self) -> bool:
+        """True when some input exercises the code and describes no machine."""
+        return self.hardware.synthetic or self.profile.synthetic
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Every input file."""
         return self.hardware.sources + self.profile.sources

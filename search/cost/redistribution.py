@@ -202,13 +202,11 @@ def _exchange_s(
 def send_s(layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, groups: Groups) -> F64:
     """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
-    X * replicas over the point-to-point bandwidth of p stages, all ranks at once.
+    X * replicas from every rank of a stage at once, in the time of a message between p stages.
     """
-    seconds_per_byte = {
-        p: 1.0 / groups.point_to_point_bytes_per_s(p) if p > 1 else 0.0
-        for p in sorted(set(stages.tolist()))
-    }
-    slope = np.array([seconds_per_byte[p] for p in stages.tolist()])
     replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
-    result: F64 = (sharded_bytes * slope[:, None])[:, :, None] * replicas
+    result = np.zeros((*sharded_bytes.shape, len(layouts)))
+    for p in sorted(set(stages.tolist()) - {1}):
+        rows = stages == p
+        result[rows] = groups.point_to_point_s(p, sharded_bytes[rows][:, :, None], replicas)
     return result

@@ -7,7 +7,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.hardware import Curve, HardwareProfile
+from autopar.operations import OPERATIONS
 from autopar.units import GB, GIB, format_seconds
 from search.result import Prediction, SearchResult
 
@@ -28,14 +32,6 @@ __all__ = [
 
 _WORTH = 1e-3
 """Gains below a thousandth are no bottleneck."""
-# Bytes a rank puts on the wire per byte of message, by (operation, group size): the bus
-# bandwidth convention of the documented files.
-_WIRE: Mapping[str, Callable[[int], float]] = {
-    "allreduce": lambda g: 2 * (g - 1) / g,
-    "all2all": lambda g: (g - 1) / g,
-    "allgather": lambda g: (g - 1) / g,
-    "reducescatter": lambda g: (g - 1) / g,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,19 +52,46 @@ def add_bandwidth(
 
     Measured curves follow: the bus bandwidth at every size rises by the same amount.
     """
-    curves = dict(hardware.curves)
-    for (operation, group), curve in hardware.curves.items():
-        wire = _WIRE[operation](group) * curve.sizes_bytes
-        # 1/t' = 1/t + added/wire, written so that a message of no bytes keeps its time.
-        times = curve.times_s * wire / (wire + collective * curve.times_s)
-        curves[(operation, group)] = Curve(sizes_bytes=curve.sizes_bytes, times_s=times)
+
+    def collectives(curves: Mapping[tuple[str, int], Curve]) -> Mapping[tuple[str, int], Curve]:
+        return {
+            (operation, size): _quicker(
+                curve, collective, OPERATIONS[operation].bus_factor(size) * curve.sizes_bytes
+            )
+            for (operation, size), curve in curves.items()
+        }
+
     return dataclasses.replace(
         hardware,
         allreduce_bytes_per_s={
             key: value + collective for key, value in hardware.allreduce_bytes_per_s.items()
         },
         p2p_bytes_per_s={key: value + p2p for key, value in hardware.p2p_bytes_per_s.items()},
-        curves=curves if collective else hardware.curves,
+        curves=collectives(hardware.curves),
+        strided_curves=collectives(hardware.strided_curves),
+        p2p_curves={
+            stages: _quicker(curve, p2p, curve.sizes_bytes)
+            for stages, curve in hardware.p2p_curves.items()
+        },
+    )
+
+
+def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Curve:
+    """Return a curve with more bus bandwidth at every size; `wire` is its bus traffic in bytes."""
+    if not bytes_per_s:
+        return curve
+
+    def less(times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        # 1/t' = 1/t + added/wire, written so that a message of no bytes keeps its time
+        return times_s * wire / (wire + bytes_per_s * times_s)
+
+    times = less(curve.times_s)
+    return Curve(
+        sizes_bytes=curve.sizes_bytes,
+        times_s=times,
+        low_s=None if curve.low_s is None else less(curve.low_s),
+        high_s=None if curve.high_s is None else less(curve.high_s),
+        latency_s=None if curve.latency_s is None else min(curve.latency_s, float(times[0])),
     )
 
 

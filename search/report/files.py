@@ -64,13 +64,18 @@ def json_document(result: SearchResult) -> dict[str, object]:
             "wall_s": result.stats.wall_s,
         },
     }
+    document |= _where_it_applies(prediction, synthetic=result.synthetic)
     if result.infeasibility is not None:
         document["infeasible"] = _plain(result.infeasibility)
     return document
 
 
 def evaluation_document(
-    plan: Plan, prediction: Prediction, *, defaults: Sequence[str] = ()
+    plan: Plan,
+    prediction: Prediction,
+    *,
+    defaults: Sequence[str] = (),
+    synthetic: bool = False,
 ) -> dict[str, object]:
     """Return the object that `--evaluate --json` prints; `problems` holds the arithmetic."""
     document = _head("evaluated", plan, prediction)
@@ -84,7 +89,7 @@ def evaluation_document(
         "search": {"states": 0, "cpu_s": 0.0, "wall_s": 0.0},
         "problems": list(prediction.problems),
     }
-    return document
+    return document | _where_it_applies(prediction, synthetic=synthetic)
 
 
 def frontier_document(results: list[SearchResult]) -> list[object]:
@@ -123,6 +128,7 @@ def plan_document(
         "defaults_used": list(result.defaults_used),
         "notes": list(result.notes),
         "estimated": result.estimated,
+        "synthetic": result.synthetic,
         "inputs": [_plain(source) for source in result.sources],
         "options": {
             key: _plain(value)
@@ -190,6 +196,16 @@ def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict
     }
 
 
+def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, object]:
+    """Return the spread of the step time where it is known, and that inputs are synthetic."""
+    document: dict[str, object] = {}
+    if prediction is not None and prediction.step_time_interval_s is not None:
+        document["step_time_interval_s"] = _plain(prediction.step_time_interval_s)
+    if synthetic:
+        document["synthetic"] = True
+    return document
+
+
 def _memory(prediction: Prediction | None) -> list[object]:
     return [
         {
@@ -217,6 +233,7 @@ def _prediction(plan: Plan | None, prediction: Prediction | None) -> object:
         return None
     ranks = plan.world_size // plan.num_stages
     return {
+        "step_time_interval_s": _plain(prediction.step_time_interval_s),
         "waterfall_s": _plain(prediction.waterfall_s),
         "problems": list(prediction.problems),
         "stages": [_stage(stage, ranks) for stage in prediction.stages],

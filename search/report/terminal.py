@@ -71,7 +71,7 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
-    _title(console, title, estimated=result.estimated)
+    _title(console, title, estimated=result.estimated, synthetic=result.synthetic)
     _headline(console, result, prediction)
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
@@ -95,16 +95,18 @@ def show_evaluation(
     *,
     title: str,
     estimated: bool,
+    synthetic: bool = False,
     path: str | None = None,
     defaults: Sequence[str] = (),
 ) -> None:
     """Print the price of a given plan and why it is illegal or does not fit."""
     if path is not None:
         console.print(path, markup=False, soft_wrap=True)
-    _title(console, title, estimated=estimated)
+    _title(console, title, estimated=estimated, synthetic=synthetic)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
     print_line(console, verdict, style="bold")
     print_line(console, _speed(prediction))
+    _spread(console, prediction)
     for problem in prediction.problems:
         print_item(console, problem)
     show_plan(console, plan, prediction)
@@ -186,6 +188,7 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
     print_line(console, _speed(prediction), style="bold")
+    _spread(console, prediction)
     if result.status == "time_limit":
         text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
     elif result.gap > 0:
@@ -210,6 +213,13 @@ def _speed(prediction: Prediction) -> str:
     return text
 
 
+def _spread(console: Console, prediction: Prediction) -> None:
+    """Print between which step times the measured spread of communication leaves the plan."""
+    if prediction.step_time_interval_s is not None:
+        fast, slow = map(format_seconds, prediction.step_time_interval_s)
+        print_line(console, f"step {fast} to {slow} within the measured spread of communication")
+
+
 def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
     """Name the tightest stage in memory and the slowest in time."""
     if not prediction.stages:
@@ -229,8 +239,8 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
 
 
 def _lists(console: Console, result: SearchResult) -> None:
-    # What is estimated stands in the title and beside the inputs already.
-    notes = [note for note in result.notes if not note.startswith("estimated: ")]
+    # What is estimated or synthetic stands in the title and beside the inputs already.
+    notes = [note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))]
     for heading, items in (("defaults used", result.defaults_used), ("notes", notes)):
         if items:
             print_heading(console, heading)
@@ -239,13 +249,20 @@ def _lists(console: Console, result: SearchResult) -> None:
     if result.sources:
         print_heading(console, "inputs")
         for source in dict.fromkeys(result.sources):
-            mark = " (estimated)" if source.estimated else ""
+            marks = [name for name in ("estimated", "synthetic") if getattr(source, name)]
+            mark = f" ({', '.join(marks)})" if marks else ""
             # One line each however long, so that paths can be copied.
             console.print(f"  - {source.role}: {source.path}{mark}", markup=False, soft_wrap=True)
 
 
-def _title(console: Console, title: str, *, estimated: bool) -> None:
+def _title(console: Console, title: str, *, estimated: bool, synthetic: bool) -> None:
     print_line(console, title, style="bold")
+    if synthetic:
+        print_line(
+            console,
+            "rests on SYNTHETIC timings, which exercise the code and describe no machine",
+            style="bold red",
+        )
     if estimated:
         print_line(
             console, "rests on ESTIMATES from datasheets, not on measurements", style="yellow"
