@@ -11,7 +11,7 @@ from profiler.metadata import Metadata
 
 __all__ = ["cpu_name", "driver_version", "first_line", "gpu_clocks", "nvidia_smi"]
 
-_TOOL_TIMEOUT_S = 5.0
+_TOOL_TIMEOUT_S = 10.0  # without the persistence mode the driver starts first
 
 
 def gpu_clocks(uuid: str | None) -> Metadata:
