@@ -1,0 +1,137 @@
+"""Runs a function in several processes that form a torch process group.
+
+    results = run_ranks(function, 2, argument)
+
+`function(argument)` runs in every rank, with torch.distributed set up; `results[rank]` is what it
+returned. It and its arguments are pickled: a function at the top of a module, plain values back.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RanksFailedError", "run_ranks"]
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks raised, died or did not finish; the message says which, and how."""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *arguments: Any,
+    timeout_s: float = 120.0,
+    backend: str = "gloo",
+) -> list[Any]:
+    """Return what `function(*arguments)` returned on each rank, in rank order.
+
+    Raises RanksFailedError when a rank raises, dies, or is not done after `timeout_s`. No process
+    outlives the call.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+        processes = [
+            context.Process(
+                target=_rank,
+                args=(
+                    pipe[1],
+                    function,
+                    arguments,
+                    rank,
+                    num_ranks,
+                    str(store),
+                    timeout_s,
+                    backend,
+                ),
+                daemon=True,
+            )
+            for rank, pipe in enumerate(pipes)
+        ]
+        results: list[Any] = [None] * num_ranks
+        failures: list[str] = []
+        try:
+            for process in processes:
+                process.start()
+            for _, sending in pipes:
+                sending.close()  # so that a rank's death ends its pipe
+            ends_s = time.monotonic() + timeout_s
+            for rank, (receiving, _) in enumerate(pipes):
+                if not receiving.poll(max(0.0, ends_s - time.monotonic())):
+                    failures.append(f"rank {rank} is not done after {timeout_s:g} s")
+                    continue
+                try:
+                    fine, results[rank] = receiving.recv()
+                except EOFError:
+                    processes[rank].join(10)
+                    code = processes[rank].exitcode
+                    failures.append(f"rank {rank} died with exit code {code}")
+                    continue
+                if not fine:
+                    failures.append(f"rank {rank} raised\n{results[rank]}")
+            for process in processes:
+                process.join(0 if failures else 10)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                if process.pid is not None:
+                    process.join()
+            for receiving, _ in pipes:
+                receiving.close()
+    if failures:
+        raise RanksFailedError("\n".join(failures))
+    return results
+
+
+def _rank(
+    pipe: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+    num_ranks: int,
+    store: str,
+    timeout_s: float,
+    backend: str,
+) -> None:
+    """Be one rank: join the group, run the function, send what came of it."""
+    # a host whose own name does not resolve has a loopback all the same
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)  # ranks share the cores of the machine
+        options: dict[str, Any] = {}
+        if backend == "nccl":
+            device = torch.device("cuda", rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            options["device_id"] = device
+        dist.init_process_group(
+            backend,
+            store=dist.FileStore(store, num_ranks),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+        try:
+            result = function(*arguments)
+            dist.barrier()  # nobody hangs up on a rank that is still listening
+        finally:
+            dist.destroy_process_group()
+        pipe.send((True, result))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
