@@ -7,14 +7,61 @@ found exactly and deterministically.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["nonnegative_fit", "relative_weights"]
+__all__ = ["LatencyBandwidth", "latency_bandwidth_fit", "nonnegative_fit", "relative_weights"]
 
 F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyBandwidth:
+    """The line time = latency_s + size * seconds_per_byte through measured times."""
+
+    latency_s: float
+    seconds_per_byte: float
+    residual: float
+    """Largest |fitted / measured - 1|."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth of the slope in bytes/s; inf where the time does not grow with size."""
+        return 1.0 / self.seconds_per_byte if self.seconds_per_byte > 0.0 else math.inf
+
+
+def latency_bandwidth_fit(
+    sizes_bytes: Sequence[float], times_s: Sequence[float]
+) -> LatencyBandwidth:
+    """Return the non-negative line through times over sizes, all above 0; one size: latency 0.
+
+    Weights are relative, 1/time: sizes span four decades, and noise grows with the time. With
+    equal weights the largest message alone would decide, and the latency, which only the small
+    ones show, would be its rounding error.
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    times = np.asarray(times_s, dtype=np.float64)
+    assert sizes.shape == times.shape, "one time per size"
+    assert sizes.ndim == 1, "sizes and times are flat sequences"
+    assert len(sizes) > 0, "a line needs a point"
+    assert (sizes > 0.0).all(), "sizes are above 0"
+    assert (times > 0.0).all(), "times are above 0"
+    design = np.stack((np.ones_like(sizes), sizes), axis=1)
+    if np.ptp(sizes) == 0.0:  # a constant would fit as well: say that it is bandwidth
+        design[:, 0] = 0.0
+    # not relative_weights: its floor, for targets near 0, would silence the small messages
+    latency_s, seconds_per_byte = nonnegative_fit(design, times, 1.0 / times)
+    fitted = latency_s + sizes * seconds_per_byte
+    return LatencyBandwidth(
+        latency_s=float(latency_s),
+        seconds_per_byte=float(seconds_per_byte),
+        residual=float(np.abs(fitted / times - 1.0).max()),
+    )
 
 
 def relative_weights(target: F64) -> F64:

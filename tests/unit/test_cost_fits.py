@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from autopar.errors import InputError
-from autopar.fit import nonnegative_fit, relative_weights
+from autopar.fit import latency_bandwidth_fit, nonnegative_fit, relative_weights
 from autopar.model import LayerMemory, LayerProfile, OtherMemory, OtherTime, TimePoint
 from search.cost.fits import (
     attention_share,
@@ -60,6 +61,58 @@ def test_relative_weights_count_small_values_like_large_ones() -> None:
     """A target of zero gets the weight of a thousandth of the largest; all zero gets ones."""
     np.testing.assert_allclose(relative_weights(np.array([2.0, 0.0])), [0.5, 500.0])
     np.testing.assert_allclose(relative_weights(np.zeros(2)), [1.0, 1.0])
+
+
+@given(
+    latency_s=st.floats(0.0, 1e-3),
+    bandwidth=st.floats(1e8, 1e12),
+    doublings=st.integers(1, 14),
+)
+def test_a_line_of_latency_and_bandwidth_is_recovered(
+    latency_s: float, bandwidth: float, doublings: int
+) -> None:
+    """Exact times give back both parameters, from 64 KiB up to 1 GiB."""
+    sizes = [float(1 << (16 + i)) for i in range(doublings + 1)]
+    fit = latency_bandwidth_fit(sizes, [latency_s + size / bandwidth for size in sizes])
+
+    assert fit.latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9 * sizes[0] / bandwidth)
+    assert fit.bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
+    assert fit.residual < 1e-9
+
+
+def test_small_messages_count_as_much_as_large_ones() -> None:
+    """Ten percent off at the largest size leaves the latency within a percent of its value."""
+    sizes = [float(1 << k) for k in range(10, 31)]
+    times = [20e-6 + size / 1e9 for size in sizes]
+    times[-1] *= 1.1
+    design = np.stack((np.ones(len(sizes)), np.array(sizes)), axis=1)
+    equal = nonnegative_fit(design, np.array(times), np.ones(len(sizes)))
+    fit = latency_bandwidth_fit(sizes, times)
+
+    assert fit.latency_s == pytest.approx(20e-6, rel=0.01)
+    assert equal[0] != pytest.approx(20e-6, rel=0.5)
+    assert fit.bytes_per_s == pytest.approx(1e9, rel=0.05)
+    assert 0.05 < fit.residual < 0.1
+
+
+def test_line_is_never_negative() -> None:
+    """Times that grow faster than sizes give latency 0; falling ones an infinite bandwidth."""
+    steep = latency_bandwidth_fit([1e6, 2e6, 4e6], [1e-3, 4e-3, 16e-3])
+    falling = latency_bandwidth_fit([1e6, 2e6, 4e6], [4e-3, 2e-3, 1e-3])
+
+    assert steep.latency_s == 0.0
+    assert steep.residual > 0.5
+    assert (falling.seconds_per_byte, falling.bytes_per_s) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_size_is_all_bandwidth(count: int) -> None:
+    """A single size, measured once or more often, cannot show a latency, so it is 0."""
+    fit = latency_bandwidth_fit([4e6] * count, [2e-3] * count)
+
+    assert fit.latency_s == 0.0
+    assert fit.bytes_per_s == pytest.approx(2e9)
+    assert fit.residual == pytest.approx(0.0, abs=1e-12)
 
 
 def test_static_is_proportional() -> None:

@@ -1,0 +1,163 @@
+"""How often to measure: repetitions, loops and warm-ups of one cell, decided from its samples.
+
+Rank 0 decides and tells the others. Everything here is a pure function of its arguments, so the
+same code predicts how long a run takes. One repetition is `loops` operations back to back; its
+sample is their mean in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import OptionError
+from autopar.stats import median_half_width
+
+__all__ = [
+    "BLOCK",
+    "Policy",
+    "choose_loops",
+    "expected_seconds",
+    "next_block",
+    "warmups",
+]
+
+BLOCK = 8
+"""Most repetitions between two decisions."""
+
+_PREDICTIONS = 16
+_WARMUP_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When the samples of a cell are enough."""
+
+    iters: int = 50
+    """Most timed repetitions."""
+    warmup: int = 5
+    """Most untimed operations, each a repetition of its own."""
+    max_seconds: float = 2.0
+    """After so many seconds no further repetition begins once there are `least`."""
+    fewest: int = 6
+    """Samples before a narrow interval ends the cell; the interval of the median needs 6."""
+    least: int = 3
+    """Samples that are taken however long they last, unless `iters` is smaller."""
+    half_width: float = 0.02
+    """Relative half width of the median's 95 % interval that is narrow enough."""
+    sample_s: float = 1e-3
+    """A repetition of fast operations is made to last so long, far above what a clock adds."""
+    max_loops: int = 1024
+    """Most operations in a repetition."""
+
+    def __post_init__(self) -> None:
+        for option, value in (("--iters", self.iters), ("--warmup", self.warmup)):
+            if value < 1:
+                raise OptionError(f"{option} is {value}; give at least 1")
+        if not (math.isfinite(self.max_seconds) and self.max_seconds > 0.0):
+            raise OptionError(
+                f"--max-seconds is {self.max_seconds:g}; give a number of seconds above 0"
+            )
+        assert 1 <= self.least <= self.fewest, "a cell may end early, but not late"
+        assert self.half_width >= 0.0, "a width is not negative"
+        assert self.sample_s >= 0.0, "a duration is not negative"
+        assert self.max_loops >= 1, "a repetition has an operation"
+
+
+def choose_loops(operation_s: float, policy: Policy) -> int:
+    """Return how many operations of so many seconds make one repetition, a power of two.
+
+    The smallest with which a repetition takes `sample_s`, as far as `max_loops` allows and the
+    fewest repetitions stay within `max_seconds`; 1 for slow operations.
+    """
+    assert operation_s >= 0.0, "an operation takes time"
+    loops = 1
+    while (
+        loops * operation_s < policy.sample_s
+        and 2 * loops <= policy.max_loops
+        and 2 * loops * operation_s * policy.fewest <= policy.max_seconds
+    ):
+        loops *= 2
+    return loops
+
+
+def warmups(operation_s: float, policy: Policy) -> int:
+    """Return the number of untimed operations, at least 1: `warmup`, or a quarter of the budget."""
+    assert operation_s >= 0.0, "an operation takes time"
+    if operation_s * policy.warmup <= _WARMUP_SHARE * policy.max_seconds:
+        return policy.warmup
+    return max(1, int(_WARMUP_SHARE * policy.max_seconds / operation_s))
+
+
+def next_block(samples: Sequence[float], spent_s: float, policy: Policy) -> int:
+    """Return how many repetitions to take now, at most 8; 0 when the samples are enough.
+
+    samples : seconds of one operation, in the order they were taken, of this cell so far.
+    spent_s : wall seconds since the first timed repetition began, barriers included.
+    After `least` samples a block ends within `max_seconds`, if no repetition is slower than the
+    slowest so far; where not even one fits, one is taken.
+    """
+    count = len(samples)
+    if count >= policy.iters:
+        return 0
+    if count < policy.least:
+        return min(policy.least, policy.iters, count + BLOCK) - count
+    if spent_s >= policy.max_seconds:
+        return 0
+    if count >= policy.fewest and median_half_width(samples) <= policy.half_width:
+        return 0
+    wanted = policy.fewest - count if count < policy.fewest else BLOCK
+    wanted = min(wanted, BLOCK, policy.iters - count)
+    slowest = max(samples)
+    # what a repetition costs besides its operations is known from the clock on the wall only
+    repetition_s = max(slowest, spent_s / count * slowest / max(float(np.mean(samples)), 1e-300))
+    if repetition_s * wanted <= policy.max_seconds - spent_s:
+        return wanted
+    return max(1, int((policy.max_seconds - spent_s) / repetition_s))
+
+
+def expected_seconds(
+    operation_s: float, barrier_s: float, variation: float, policy: Policy
+) -> float:
+    """Return the wall seconds that warm-up and timed repetitions of one cell will take.
+
+    operation_s : median of an operation; barrier_s : what a repetition costs beside its
+    operations, and each decision once more; variation : standard deviation over mean of the
+    samples, which are taken to be lognormal.
+    Plays the loop with quantiles of that distribution in a few fixed orders, and averages.
+    """
+    assert barrier_s >= 0.0, "a barrier takes time"
+    assert variation >= 0.0, "a scatter is not negative"
+    loops = choose_loops(operation_s, policy)
+    sigma = math.sqrt(math.log1p(variation * variation))
+    scattered = operation_s * np.exp(sigma * _normal_orders(policy.iters))
+    total_s = 0.0
+    for samples in scattered.tolist() if sigma > 0.0 else scattered[:1].tolist():
+        count, spent_s = 0, 0.0
+        while block := next_block(samples[:count], spent_s, policy):
+            spent_s += loops * sum(samples[count : count + block]) + (block + 1) * barrier_s
+            count += block
+        total_s += spent_s
+    played = _PREDICTIONS if sigma > 0.0 else 1
+    # of a lognormal with median 1 the mean is sqrt(1 + variation^2)
+    warmup_s = operation_s * math.hypot(1.0, variation) + barrier_s
+    return warmups(operation_s, policy) * warmup_s + total_s / played
+
+
+@lru_cache(maxsize=8)
+def _normal_orders(count: int) -> NDArray[np.float64]:
+    """Return the `count` quantiles of the standard normal in fixed orders, one order a row.
+
+    Every row is of the same numbers, so the average is steady; the orders differ, since it is
+    the order that decides when an interval becomes narrow.
+    """
+    normal = NormalDist()
+    quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
+    return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
