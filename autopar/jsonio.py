@@ -127,6 +127,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())  # else a power cut may keep the new name without content
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; documents are shared
@@ -136,6 +138,39 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write an object as indented JSON, atomically, keys in the given order."""
-    write_text(path, json.dumps(data, indent=4, allow_nan=False) + "\n")
+def write_json(path: Path, data: dict[str, Any], *, number_rows: bool = False) -> None:
+    """Write an object as indented JSON, atomically, keys in the given order.
+
+    `number_rows`: lists of numbers take rows of about 100 columns, not a line per number.
+    """
+    text = _with_rows(data, "", 0) if number_rows else json.dumps(data, indent=4, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+_COLUMNS = 100
+_INDENT = "    "
+
+
+def _with_rows(value: Any, indent: str, column: int) -> str:
+    """Return JSON that begins in `column` of a line that is indented by `indent`."""
+    inner = indent + _INDENT
+    if isinstance(value, dict) and value:
+        parts = []
+        for key, item in value.items():
+            start = f"{inner}{json.dumps(key)}: "
+            parts.append(start + _with_rows(item, inner, len(start)))
+        return "{\n" + ",\n".join(parts) + "\n" + indent + "}"
+    if not isinstance(value, list) or not value:
+        return json.dumps(value, allow_nan=False)
+    if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
+        parts = [inner + _with_rows(item, inner, len(inner)) for item in value]
+        return "[\n" + ",\n".join(parts) + "\n" + indent + "]"
+    text = json.dumps(value, allow_nan=False)
+    if column + len(text) < _COLUMNS:
+        return text
+    rows = [inner]
+    for number in text[1:-1].split(" "):
+        if len(rows[-1]) + len(number) >= _COLUMNS and rows[-1] != inner:
+            rows.append(inner)
+        rows[-1] += number if rows[-1] == inner else " " + number
+    return "[\n" + "\n".join(rows) + "\n" + indent + "]"

@@ -1,0 +1,280 @@
+"""From measured cells to the documented files: bandwidths, times, overlap, and their curves.
+
+Pure functions of the measurements, so that a document can always be derived again from its
+sidecar, and two runs with the same samples write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from autopar.documents import AllreduceDocument, OverlapDocument, P2pDocument, SpTimeDocument
+from autopar.errors import DocumentError
+from autopar.fit import latency_bandwidth_fit
+from autopar.measurements import CurveData, Measurement
+from autopar.operations import OPERATIONS
+from autopar.patterns import validate_document
+from autopar.sidecar import DocumentKind
+from autopar.stats import Summary, summarize
+from autopar.units import GB, MIB, MS
+from profiler.hardware.cells import Cluster
+from profiler.hardware.routing import KINDS, newest_measurements
+
+__all__ = ["KINDS", "Documents", "derive", "newest_measurements"]
+
+_MAX_OVERLAP = 10.0
+"""The largest coefficient that readers take; a slow-down above it is noise or a broken host."""
+_SP_TIME = ("allreduce", "all2all")
+_OTHERS = ("all2all", "allgather", "reducescatter")
+_MIN_SP_TIME_SIZES = 8
+_MODELS: dict[DocumentKind, type[BaseModel]] = {
+    "allreduce": AllreduceDocument,
+    "p2p": P2pDocument,
+    "overlap": OverlapDocument,
+    "sp_time": SpTimeDocument,
+}
+_SIDES = ("compute", "communication")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """What the measurements of a cluster support so far."""
+
+    data: Mapping[DocumentKind, dict[str, float] | None]
+    """Content of every documented file in documented units; None while nothing supports it."""
+    curves: Mapping[DocumentKind, list[CurveData]]
+    """Curves of every sidecar."""
+    memory_bytes_per_s: float | None = None
+    """Bytes read and written per second by a copy on one device."""
+    warnings: list[str] = field(default_factory=list)
+    """Sentences on what is missing and what was put in its place."""
+
+
+_Series = dict[tuple[int, bool], dict[int, Measurement]]
+"""Cells of one operation by (group size, consecutive) and size in bytes, all increasing."""
+
+
+def derive(
+    measurements: Mapping[str, Measurement], cluster: Cluster, reference_bytes: int
+) -> Documents:
+    """Return the documents of a cluster's measurements, at most one by cell.
+
+    Bandwidths are those at `reference_bytes`. Cells of a single rank support no document but
+    overlap: on one device all-reduce and point-to-point documents have no keys.
+    """
+    warnings: list[str] = []
+    series = {name: _series(measurements, name) for name in ("allreduce", "p2p", *_OTHERS)}
+    curves = {name: _curves(name, found) for name, found in series.items()}
+    coefficient = _overlap(measurements, warnings)
+    data: dict[DocumentKind, dict[str, float] | None] = {
+        "allreduce": _allreduce(series["allreduce"], cluster, reference_bytes, warnings),
+        "p2p": _p2p(series["p2p"], reference_bytes, warnings),
+        "overlap": None if coefficient is None else {"overlap_coe": coefficient},
+        "sp_time": _sp_time(series, warnings),
+    }
+    lone = (m for m in measurements.values() if m.operation == "allreduce" and _median(m))
+    if cluster.world_size == 1 and any(lone):
+        # a planner asks for both files; a lone device has nobody to talk to
+        data["allreduce"], data["p2p"] = {}, {}
+    warnings += _refused(data)
+    copies = [m for m in measurements.values() if m.operation == "memcopy" and _median(m)]
+    copy = max(copies, key=lambda m: m.size_bytes, default=None)
+    factor = OPERATIONS["memcopy"].bus_factor(1)
+    return Documents(
+        data=data,
+        curves={
+            "allreduce": curves["allreduce"],
+            "p2p": curves["p2p"],
+            "overlap": [],
+            "sp_time": [
+                curve
+                for name in ("allreduce", *_OTHERS)
+                for curve in curves[name]
+                if curve.consecutive
+            ],
+        },
+        memory_bytes_per_s=factor * copy.size_bytes / _median(copy) if copy is not None else None,
+        warnings=warnings,
+    )
+
+
+def _refused(data: Mapping[DocumentKind, dict[str, float] | None]) -> list[str]:
+    """Return what readers would say of values beyond their plausible range."""
+    found = []
+    for kind, values in data.items():
+        if not values:
+            continue
+        try:
+            validate_document(_MODELS[kind], Path(kind), values)
+        except DocumentError as error:
+            found.append(f"{error}; autopar refuses this file")
+    return found
+
+
+def _median(measurement: Measurement, quantity: str = "time") -> float:
+    """Return the median of the samples in seconds, 0 where the cell has none."""
+    samples = measurement.samples_s.get(quantity)
+    if measurement.status != "ok" or not samples:
+        return 0.0
+    return _summary(tuple(samples)).median_s
+
+
+@lru_cache(maxsize=1 << 16)
+def _summary(samples: tuple[float, ...]) -> Summary:
+    """Return the statistics of samples; documents are derived anew after every cell."""
+    return summarize(samples)
+
+
+def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
+    """Return the cells of an operation that more than one rank takes part in, ok or not."""
+    found: _Series = {}
+    cells = [m for m in measurements.values() if m.operation == operation and m.group_size > 1]
+    # documented files list large groups first, and consecutive ones before strided ones
+    for m in sorted(cells, key=lambda m: (-m.group_size, not m.consecutive, m.size_bytes)):
+        found.setdefault((m.group_size, m.consecutive), {})[int(m.size_bytes)] = m
+    return found
+
+
+def _curves(operation: str, series: _Series) -> list[CurveData]:
+    """Return the curve of every group, with the percentiles and the line through the medians."""
+    result = []
+    for (group_size, consecutive), cells in series.items():
+        measured = {size: m for size, m in cells.items() if _median(m)}
+        if not measured:
+            continue
+        summaries = [_summary(tuple(m.samples_s["time"])) for m in measured.values()]
+        sizes = [float(size) for size in measured]
+        times = [summary.median_s for summary in summaries]
+        # a line needs two points: one cannot tell latency from bandwidth
+        fit = latency_bandwidth_fit(sizes, times) if len(sizes) > 1 else None
+        result.append(
+            CurveData(
+                operation=operation,
+                group_size=group_size,
+                consecutive=consecutive,
+                sizes_bytes=sizes,
+                times_s=times,
+                low_s=[summary.low_s for summary in summaries],
+                high_s=[summary.high_s for summary in summaries],
+                latency_s=None if fit is None else fit.latency_s,
+                seconds_per_byte=None if fit is None else fit.seconds_per_byte,
+            )
+        )
+    return result
+
+
+def _at_reference(
+    key: str, cells: Mapping[int, Measurement], reference_bytes: int, warnings: list[str]
+) -> Measurement | None:
+    """Return the cell at the reference size, or the largest measured one below it."""
+    wanted = cells.get(reference_bytes)
+    if wanted is not None and _median(wanted):
+        return wanted
+    reason = (wanted.reason or wanted.status) if wanted is not None else "not measured"
+    below = [size for size, m in cells.items() if size < reference_bytes and _median(m)]
+    where = f"{key}: {_size(reference_bytes)} is missing ({reason}) and "
+    if not below:
+        warnings.append(where + "no smaller size was measured, so the file has no such key")
+        return None
+    warnings.append(where + f"the value is that of {_size(max(below))}")
+    return cells[max(below)]
+
+
+def _allreduce(
+    series: _Series, cluster: Cluster, reference_bytes: int, warnings: list[str]
+) -> dict[str, float] | None:
+    """Return bus bandwidths in GB/s; the world group has no strided key: it is the same ranks."""
+    world = cluster.world_size
+    data = {}
+    for (group_size, consecutive), cells in series.items():
+        if group_size == world and not consecutive:
+            continue
+        key = f"allreduce_size_{group_size}_consec_{int(consecutive)}"
+        cell = _at_reference(key, cells, reference_bytes, warnings)
+        if cell is not None:
+            factor = OPERATIONS["allreduce"].bus_factor(group_size)
+            data[key] = factor * cell.size_bytes / _median(cell) / GB
+    if data and f"allreduce_size_{world}_consec_1" not in data:
+        warnings.append(
+            f"allreduce_size_{world}_consec_1 is missing and a plan for {world} devices needs it: "
+            f"measure again with --resume and without --groups, or with --groups {world}"
+        )
+    return data or None
+
+
+def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str, float] | None:
+    """Return bandwidths of a message to the next stage in GB/s, fewest stages first."""
+    data = {}
+    for (stages, _), cells in reversed(series.items()):
+        key = f"pp_size_{stages}"
+        cell = _at_reference(key, cells, reference_bytes, warnings)
+        if cell is not None:
+            data[key] = cell.size_bytes / _median(cell) / GB
+    return data or None
+
+
+def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, float] | None:
+    """Return times in ms of whole MiB in groups of neighbouring ranks."""
+    data = {}
+    for operation in _SP_TIME:
+        for (group_size, consecutive), cells in series[operation].items():
+            if not consecutive:
+                continue
+            whole = {size: m for size, m in cells.items() if size % MIB == 0}
+            group = f"sp_time: {operation} in groups of {group_size}"
+            times = {size: time for size, m in whole.items() if (time := _median(m))}
+            for size, time_s in times.items():
+                data[f"{operation}_size_{group_size}_{size // MIB}MB_time"] = time_s / MS
+            left_out: dict[str, list[str]] = {}
+            for size in sorted(set(whole) - set(times)):
+                reason = whole[size].reason or whole[size].status
+                left_out.setdefault(reason, []).append(_size(size))
+            for reason, sizes in left_out.items():
+                warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
+            if len(times) < _MIN_SP_TIME_SIZES:
+                warnings.append(
+                    f"{group} has {len(times)} sizes of whole MiB and Galvatron refuses a file "
+                    f"with fewer than {_MIN_SP_TIME_SIZES}: measure with --resume --sizes 1M:1G:x2"
+                )
+    return data or None
+
+
+def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> float | None:
+    """Return the largest slow-down of computation and communication, at least 1."""
+    slowdowns: dict[str, float] = {}
+    emulated = False
+    for key, m in sorted(measurements.items()):
+        if not m.operation.startswith("overlap_"):
+            continue
+        pairs = [(_median(m, f"{side}_alone"), _median(m, f"{side}_overlapped")) for side in _SIDES]
+        if all(alone and overlapped for alone, overlapped in pairs):
+            slowdowns[key] = max(overlapped / alone for alone, overlapped in pairs)
+            emulated = emulated or m.emulated
+        elif m.status != "ok":
+            warnings.append(f"overlap_coe leaves out {key}: {m.reason or m.status}")
+    if not slowdowns:
+        return None
+    worst = max(slowdowns, key=lambda key: slowdowns[key])
+    if slowdowns[worst] > _MAX_OVERLAP:
+        warnings.append(
+            f"overlap_coe is written as {_MAX_OVERLAP:g}, the most that readers take, but {worst} "
+            f"was slowed down {slowdowns[worst]:.3g} times: is the host busy with something else?"
+        )
+    if emulated:
+        warnings.append(
+            "overlap_coe was measured on one device, with a copy in place of communication"
+        )
+    return min(max(1.0, slowdowns[worst]), _MAX_OVERLAP)
+
+
+def _size(num_bytes: int) -> str:
+    """Return a size as the option --sizes takes it."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes % factor == 0 and num_bytes >= factor:
+            return f"{num_bytes // factor} {unit}"
+    return f"{num_bytes} bytes"
