@@ -1,0 +1,300 @@
+"""Measures one cell: the only place that knows when something is timed, and on which ranks.
+
+All groups of a round work at the same time. The slowest rank of a group is its time, since an
+operation is over when everybody has the result; the slowest group is the value of the cell, since
+a training step waits for it. Repetitions go on until the median is certain or the time is spent;
+every rank sees all times, so all take the same decision without another message.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.measurements import Measurement, Straggler
+from autopar.units import format_bytes
+from profiler.hardware.cells import Cell, Group, Round
+from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Layout
+from profiler.hardware.overlap import local_overlap, slowdowns
+from profiler.hardware.session import Session
+from profiler.hardware.watch import Watch
+from profiler.measure import Policy, choose_loops, next_block, warmups
+from profiler.timers import Timer
+
+__all__ = ["OVERLAP_PREFIX", "STRAGGLER_RATIO", "Driver", "unmeasured"]
+
+STRAGGLER_RATIO = 1.5
+"""A rank whose median is so much above the median rank's is named."""
+OVERLAP_PREFIX = "overlap_"
+"""Cells that measure a collective while GEMMs run."""
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    return {
+        "key": cell.key,
+        "operation": cell.operation,
+        "group_size": cell.group_size,
+        "consecutive": cell.consecutive,
+        "size_bytes": float(cell.size_bytes),
+        "scope": cell.scope,
+    }
+
+
+def unmeasured(cell: Cell, status: Literal["failed", "skipped"], reason: str) -> Measurement:
+    """Return the measurement of a cell that gave no samples, with the reason in words."""
+    return Measurement(**_identity(cell), status=status, reason=reason)
+
+
+class Driver:
+    """Measures cells on this rank together with the same object on all others."""
+
+    def __init__(
+        self,
+        session: Session,
+        watch: Watch,
+        policy: Policy,
+        *,
+        check: bool = True,
+        cuda_graph: bool = False,
+    ) -> None:
+        self._session = session
+        self._watch = watch
+        self._policy = policy
+        self._check = check
+        self._timer: Timer = session.timer(cuda_graph)
+        self._free_bytes = session.free_bytes()
+        self._checked: dict[tuple[str, int, bool, int], str] = {}
+        """What was wrong with a checked operation, '' if nothing was."""
+        self._overlap_group: object | None = None
+
+    @property
+    def device_type(self) -> str:
+        """`cuda` or `cpu`."""
+        return self._session.device.type
+
+    def fits(self, cell: Cell) -> bool:
+        """Return whether every rank has the memory for the buffers of a cell."""
+        return self._needed_bytes(cell) <= self._free_bytes
+
+    def _needed_bytes(self, cell: Cell) -> int:
+        row = COLLECTIVES[cell.operation.removeprefix(OVERLAP_PREFIX)]
+        return row.tensor_bytes(cell.size_bytes, cell.group_size)
+
+    def measure(self, cell: Cell) -> Measurement:
+        """Return the measurement of a cell, the same on every rank."""
+        begun_s = time.perf_counter()
+        row = COLLECTIVES[cell.operation.removeprefix(OVERLAP_PREFIX)]
+        self._watch.step(cell.key)
+        if not self.fits(cell):
+            return unmeasured(
+                cell,
+                "skipped",
+                f"its buffers take {format_bytes(self._needed_bytes(cell))} on a rank, "
+                f"{format_bytes(self._free_bytes)} are free",
+            )
+        if cell.operation.startswith(OVERLAP_PREFIX):
+            found = self._overlap(cell, row)
+        else:
+            found = self._collective(cell, row)
+        # a decision of later cells may rest on this figure: it is rank 0's for everyone
+        elapsed_s = float(self._session.gather([time.perf_counter() - begun_s])[0, 0])
+        return found.model_copy(update={"elapsed_s": elapsed_s})
+
+    def _collective(self, cell: Cell, row: Collective) -> Measurement:
+        groups: list[Group] = []
+        samples: list[NDArray[np.float64]] = []
+        rank_s = np.zeros(self._session.world_size)
+        loops = 1
+        for number, groups_at_once in enumerate(cell.rounds):
+            buffers, layout = self._prepare(cell, row, groups_at_once)
+            wrong = self._verify(cell, row, number, buffers, layout)
+            if wrong:
+                return unmeasured(cell, "failed", wrong)
+            times_s, loops = self._repeat(cell, row, buffers, layout, groups_at_once)
+            for group in groups_at_once:
+                groups.append(group)
+                samples.append(times_s[list(group)].max(axis=0))
+            rank_s = np.maximum(rank_s, np.median(times_s, axis=1))
+        medians = np.array([np.median(of_group) for of_group in samples])
+        worst = int(medians.argmax())
+        return Measurement(
+            **_identity(cell),
+            status="ok",
+            samples_s={"time": [float(v) for v in samples[worst]]},
+            loops=loops,
+            worst_group=list(groups[worst]),
+            group_medians_s=[float(v) for v in medians],
+            stragglers=self._stragglers(rank_s),
+            checked=self._check,
+        )
+
+    def _prepare(
+        self, cell: Cell, row: Collective, groups_at_once: Round
+    ) -> tuple[Buffers | None, Layout | None]:
+        """Return this rank's buffers and place in a round, None if it only watches."""
+        session = self._session
+        mine = next((group for group in groups_at_once if session.rank in group), None)
+        if mine is None:
+            return None, None
+        alone = row.name == "memcopy"
+        layout = Layout(
+            ranks=mine,
+            rank=session.rank,
+            group=None if alone else session.group(mine),
+            size_bytes=cell.size_bytes,
+            dtype=session.dtype,
+            device=session.device,
+        )
+        return row.make(layout), layout
+
+    def _verify(
+        self,
+        cell: Cell,
+        row: Collective,
+        number: int,
+        buffers: Buffers | None,
+        layout: Layout | None,
+    ) -> str:
+        """Compare the result once in every round of a kind of group; return what is wrong."""
+        if not self._check:
+            return ""
+        kind = (cell.operation, cell.group_size, cell.consecutive, number)
+        if kind not in self._checked:
+            session = self._session
+            self._watch.step(f"the check of {cell.key}")
+            found = row.check(buffers, layout) if buffers and layout else None
+            flags = session.gather([0.0 if found is None else 1.0])[:, 0]
+            wrong = ""
+            if flags.any():
+                speaker = int(flags.argmax())
+                said = session.share(
+                    f"check/{cell.key}/{number}", found if session.rank == speaker else None
+                )
+                wrong = f"the result is wrong on host {session.cluster.hosts[speaker]}: {said}"
+            self._checked[kind] = wrong
+        return self._checked[kind]
+
+    def _repeat(
+        self,
+        cell: Cell,
+        row: Collective,
+        buffers: Buffers | None,
+        layout: Layout | None,
+        groups_at_once: Round,
+    ) -> tuple[NDArray[np.float64], int]:
+        """Return seconds per operation, shape (world, repetitions), and the loops of one."""
+
+        def operation() -> None:
+            assert buffers is not None
+            assert layout is not None
+            row.run(buffers, layout)
+
+        session, policy = self._session, self._policy
+        members = [rank for group in groups_at_once for rank in group]
+
+        def block(loops: int, count: int, since_s: float) -> tuple[NDArray[np.float64], float]:
+            """Return seconds per operation (world, count), and rank 0's seconds since then."""
+            repetition = self._timer.bind(operation, loops) if layout is not None else None
+            own = []
+            for _ in range(count):
+                self._watch.step(cell.key)
+                if buffers is not None and layout is not None:
+                    row.prepare(buffers, layout, loops)
+                session.barrier()
+                own.append(repetition() if repetition is not None else 0.0)
+            self._watch.step(cell.key)
+            # one clock decides for everyone
+            found = session.gather([*own, time.perf_counter() - since_s])
+            return found[:, :-1], float(found[0, -1])
+
+        now_s = time.perf_counter()
+        # the first use connects and faults pages in: an upper bound, unless it was slow anyway
+        found, _ = block(1, 1, now_s)
+        further = warmups(float(found[members].max()), policy) - 1
+        if further > 0:
+            found, _ = block(1, further, now_s)
+        loops = choose_loops(float(np.median(found[members].max(axis=0))), policy)
+
+        collected = np.zeros((session.world_size, 0))
+        begun_s, spent_s = time.perf_counter(), 0.0
+        while count := next_block(self._worst(collected, groups_at_once), spent_s, policy):
+            found, spent_s = block(loops, count, begun_s)
+            collected = np.hstack([collected, found])
+        return collected, loops
+
+    @staticmethod
+    def _worst(times_s: NDArray[np.float64], groups_at_once: Round) -> Sequence[float]:
+        """Return the samples of the group with the largest median."""
+        if times_s.shape[1] == 0:
+            return []
+        of_groups = [times_s[list(group)].max(axis=0) for group in groups_at_once]
+        worst = max(of_groups, key=lambda samples: float(np.median(samples)))
+        return [float(v) for v in worst]
+
+    def _stragglers(self, rank_s: NDArray[np.float64]) -> list[Straggler]:
+        active = rank_s > 0.0
+        if active.sum() < 3:
+            return []
+        middle = float(np.median(rank_s[active]))
+        return [
+            Straggler(
+                rank=int(rank),
+                host=self._session.cluster.hosts[rank],
+                ratio=float(rank_s[rank]) / middle,
+            )
+            for rank in np.flatnonzero(rank_s > STRAGGLER_RATIO * middle)
+        ]
+
+    def _overlap(self, cell: Cell, row: Collective) -> Measurement:
+        session = self._session
+        emulated = session.world_size == 1
+        if emulated:
+            row = COLLECTIVES["memcopy"]
+        elif self._overlap_group is None:
+            self._overlap_group = session.separate_group()
+        layout = Layout(
+            ranks=tuple(range(session.world_size)),
+            rank=session.rank,
+            group=self._overlap_group,
+            size_bytes=cell.size_bytes,
+            dtype=session.dtype,
+            device=session.device,
+        )
+        buffers = row.make(layout)
+
+        def agree(value: float) -> float:
+            self._watch.step(cell.key)
+            return session.largest(value)
+
+        found = local_overlap(
+            lambda: row.run(buffers, layout),
+            session.device,
+            dtype=session.dtype,
+            agree=agree,
+            repetitions=self._policy.iters,
+            max_seconds=self._policy.max_seconds,
+        )
+        if not found.overlapped:
+            # the reason is the verdict of all ranks, but not always in the same words
+            reason = session.share(
+                f"overlap/{cell.key}", found.reason if not session.rank else None
+            )
+            return unmeasured(cell, "failed", reason)
+        own = max(slowdowns(found.samples_s).compute, slowdowns(found.samples_s).communication)
+        slowest = int(session.gather([own]).argmax())
+        said = session.share(
+            f"overlap/{cell.key}",
+            json.dumps(found.samples_s) if session.rank == slowest else None,
+        )
+        return Measurement(
+            **_identity(cell),
+            status="ok",
+            samples_s=json.loads(said),
+            worst_group=[slowest],
+            emulated=emulated,
+        )

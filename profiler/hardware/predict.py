@@ -1,0 +1,194 @@
+"""Predicts how long a run takes, for `--dry-run`: short probes, then the driver's own rules.
+
+Every kind of cell is probed at two sizes that are quick to measure. A line through them gives the
+time of an operation at any size, the scatter of the probes how many repetitions it will take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.fit import latency_bandwidth_fit
+from autopar.measurements import Measurement
+from autopar.stats import summarize
+from profiler.hardware.cells import Cell
+from profiler.hardware.driver import OVERLAP_PREFIX, Driver
+from profiler.measure import Policy, expected_seconds
+
+__all__ = ["Forecast", "KindForecast", "describe_forecast", "forecast", "probe_policy"]
+
+_PROBE_BYTES = 16 << 20
+"""Largest size that is probed where a kind has a smaller one too."""
+_PROBE_ITERS = 8
+_PROBE_SECONDS = 0.3
+_BARRIERS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindForecast:
+    """Cells that differ only in size: how many, and how long they will take together."""
+
+    operation: str
+    group_size: int
+    consecutive: bool
+    num_cells: int
+    num_skipped: int
+    """Cells whose buffers do not fit."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run would do."""
+
+    kinds: tuple[KindForecast, ...]
+    probe_s: float
+    """What probing took."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration of the whole run."""
+        return sum(kind.seconds for kind in self.kinds)
+
+
+def describe_forecast(found: Forecast) -> str:
+    """Return the forecast as lines of text."""
+    lines = [f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s} {'seconds':>8s}"]
+    for kind in found.kinds:
+        where = "consecutive" if kind.consecutive else "strided"
+        left_out = f"  {kind.num_skipped} do not fit in memory" if kind.num_skipped else ""
+        lines.append(
+            f"{kind.operation:<24s} {kind.group_size:>9d} {where:<12s} {kind.num_cells:>5d} "
+            f"{kind.seconds:>8.1f}{left_out}"
+        )
+    num_cells = sum(kind.num_cells for kind in found.kinds)
+    lines.append(
+        f"{num_cells} cells in about {found.seconds:.0f} s; nothing was written "
+        f"(this forecast took {found.probe_s:.0f} s)"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def probe_policy(policy: Policy) -> Policy:
+    """Return how a probe measures: like the run, but briefly."""
+    return replace(
+        policy,
+        iters=min(policy.iters, _PROBE_ITERS),
+        warmup=min(policy.warmup, 2),
+        max_seconds=min(policy.max_seconds, _PROBE_SECONDS),
+        half_width=0.0,
+    )
+
+
+def forecast(
+    cells: Sequence[Cell],
+    policy: Policy,
+    driver: Driver,
+    session: Session,
+) -> Forecast:
+    """Return how long `cells` will take; every rank must call it, with the same cells.
+
+    driver : measures with `probe_policy(policy)`.
+    """
+    begun_s = time.perf_counter()
+    barrier_s = session.largest(_barrier_seconds(session.barrier))
+    kinds: dict[tuple[str, int, bool], list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault((cell.operation, cell.group_size, cell.consecutive), []).append(cell)
+    found = tuple(_kind(of_kind, policy, driver, barrier_s) for of_kind in kinds.values())
+    return Forecast(kinds=found, probe_s=session.largest(time.perf_counter() - begun_s))
+
+
+def _barrier_seconds(barrier: Callable[[], None]) -> float:
+    barrier()
+    begun_s = time.perf_counter()
+    for _ in range(_BARRIERS):
+        barrier()
+    return (time.perf_counter() - begun_s) / _BARRIERS
+
+
+def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> KindForecast:
+    fitting = [cell for cell in cells if driver.fits(cell)]
+    seconds = 0.0
+    if fitting and cells[0].operation.startswith(OVERLAP_PREFIX):
+        seconds = _overlap_seconds(fitting, policy, driver)
+    elif fitting:
+        ordered = sorted(fitting, key=lambda cell: cell.size_bytes)
+        small = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
+        probed = [small[-1]] if len(small) == 1 else [small[0], small[-1]]
+        first = driver.measure(probed[-1])  # creates groups and checks the result
+        again = [driver.measure(cell) for cell in probed]
+        seconds = max(0.0, first.elapsed_s - again[-1].elapsed_s)
+        seconds += sum(_cells(fitting, again, policy, barrier_s))
+    return KindForecast(
+        operation=cells[0].operation,
+        group_size=cells[0].group_size,
+        consecutive=cells[0].consecutive,
+        num_cells=len(fitting),
+        num_skipped=len(cells) - len(fitting),
+        seconds=seconds,
+    )
+
+
+def _cells(
+    cells: Sequence[Cell], probes: Sequence[Measurement], policy: Policy, barrier_s: float
+) -> list[float]:
+    """Return the expected seconds of every cell of a kind."""
+    num_rounds = len(cells[0].rounds)
+    sizes = [float(probe.size_bytes or 0.0) for probe in probes]
+    summaries = [summarize(probe.samples_s["time"]) for probe in probes]
+    line = latency_bandwidth_fit(sizes, [s.median_s for s in summaries])
+    variation = float(np.median([s.variation for s in summaries]))
+    # what a cell takes besides its repetitions: buffers, mostly
+    rest = [
+        max(
+            1e-6,
+            probe.elapsed_s
+            - num_rounds
+            * expected_seconds(s.median_s, barrier_s, s.variation, probe_policy(policy)),
+        )
+        for probe, s in zip(probes, summaries, strict=True)
+    ]
+    setup = latency_bandwidth_fit(sizes, rest)
+    return [
+        setup.latency_s
+        + cell.size_bytes * setup.seconds_per_byte
+        + num_rounds
+        * expected_seconds(
+            line.latency_s + cell.size_bytes * line.seconds_per_byte, barrier_s, variation, policy
+        )
+        for cell in cells
+    ]
+
+
+def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> float:
+    """Return the expected seconds of overlap cells, probed at the smallest.
+
+    A cell repeats its five phases until its time is spent; a large message makes the first
+    repetition alone longer than that.
+    """
+    smallest = min(cells, key=lambda cell: cell.size_bytes)
+    first = driver.measure(smallest)
+    probe = driver.measure(smallest)
+    once_s = max(0.0, first.elapsed_s - probe.elapsed_s)
+    if probe.status != "ok":
+        return once_s + probe.elapsed_s * len(cells)
+    alone_s = summarize(probe.samples_s["communication_alone"]).median_s
+    # of the probe's time one part in so many was a repetition; the rest is calibration
+    repetition_s = probe.elapsed_s / (len(probe.samples_s["both"]) + 1)
+    shortest_s = max(alone_s, WINDOW_S[driver.device_type])
+    total_s = once_s
+    for cell in cells:
+        # a window holds at least one communication; below that all sizes take as long
+        growth = max(1.0, cell.size_bytes / smallest.size_bytes * alone_s / shortest_s)
+        longest_s = growth * repetition_s
+        repetitions = min(
+            policy.iters,
+            max(2 if longest_s < policy.max_seconds else 1, int(policy.max_seconds / longest_s)),
+        )
+        total_s += (1 + repetitions) * longest_s
+    return total_s

@@ -1,0 +1,252 @@
+"""The processes of one measuring run: who they are, their device, and their groups."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError, OptionError
+from profiler.environment import RankInfo, check_alike, collect
+from profiler.hardware import shared_gpu
+from profiler.hardware.cells import Cluster, Group
+from profiler.hardware.options import HardwareOptions
+from profiler.timers import Timer, make_timer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Session", "open_session"]
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Session:
+    """What one rank needs to measure with the others; made by `open_session`."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        infos: Sequence[RankInfo],
+        device: torch.device,
+        backend: str,
+        dtype: str,
+        store: Any,
+        watch_store: Any,
+        timeout_s: float,
+        synthetic: bool,
+    ) -> None:
+        self.rank = rank
+        self.infos = tuple(infos)
+        self.cluster = Cluster(hosts=tuple(info.host for info in infos))
+        self.device = device
+        self.backend = backend
+        self.dtype_name = dtype
+        self.synthetic = synthetic
+        self.store = store
+        self.watch_store = watch_store
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[Group, Any] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.cluster.world_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of every message."""
+        import torch
+
+        result: torch.dtype = getattr(torch, _DTYPES[self.dtype_name])
+        return result
+
+    def timer(self, cuda_graph: bool) -> Timer:
+        """Return the timer of this device."""
+        return make_timer(self.device, cuda_graph)
+
+    def group(self, ranks: Group) -> Any:
+        """Return the process group of `ranks`, which this rank is one of; only they take part."""
+        import torch.distributed as dist
+
+        if len(ranks) == self.world_size:
+            return dist.group.WORLD
+        if ranks not in self._groups:
+            self._groups[ranks] = dist.new_group(
+                list(ranks), timeout=self._timeout, use_local_synchronization=True
+            )
+        return self._groups[ranks]
+
+    def separate_group(self) -> Any:
+        """Return a new group of all ranks, whose operations queue beside the usual one's."""
+        import torch.distributed as dist
+
+        return dist.new_group(timeout=self._timeout)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        import torch
+        import torch.distributed as dist
+
+        if self.device.type == "cuda":
+            dist.barrier(device_ids=[self.device.index])
+            torch.cuda.synchronize(self.device)
+        else:
+            dist.barrier()
+
+    def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Return the values of all ranks, shape (world, n); n is the same on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(found, own)
+        result: NDArray[np.float64] = torch.stack(found).cpu().numpy()
+        return result
+
+    def largest(self, value: float) -> float:
+        """Return the largest value of all ranks."""
+        return float(self.gather([value]).max())
+
+    def share(self, key: str, text: str | None) -> str:
+        """Return the text that one rank gives under a key that nobody used before."""
+        if text is not None:
+            self.store.set(key, text)
+        result: str = self.store.get(key).decode()
+        return result
+
+    def free_bytes(self) -> float:
+        """Return what every rank may allocate for messages, in bytes."""
+        import torch
+
+        if self.device.type == "cuda":
+            sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
+            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
+        else:
+            own = _available_bytes() * 0.7 / self.cluster.gpus_per_node
+        return float(self.gather([own]).min())
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def _available_bytes() -> float:
+    """Return the memory that this host can give without swapping, in bytes."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) * 1024
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
+
+
+def _choose_backend(options: HardwareOptions) -> str:
+    import torch
+
+    cuda = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    if options.backend == "auto":
+        return "nccl" if cuda else "gloo"
+    if options.backend == "nccl" and not cuda:
+        raise OptionError(
+            "--backend nccl: torch finds no CUDA device here; use --backend gloo, or install a "
+            "torch with CUDA"
+        )
+    return options.backend
+
+
+def _stores(timeout: timedelta) -> tuple[Any, Any, int, int]:
+    """Return two connections to the launcher's store, the rank and the world size.
+
+    Two, because a wait on one of them would keep the watching thread from the other.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    other = store.clone() if hasattr(store, "clone") else next(rendezvous("env://"))[0]
+    return store, other, rank, world
+
+
+def _introduce(store: Any, own: RankInfo, world: int, timeout: timedelta) -> list[RankInfo]:
+    """Return what every rank says of itself."""
+    store.set(f"info/{own.rank}", json.dumps(own.to_dict()))
+    keys = [f"info/{rank}" for rank in range(world)]
+    if own.rank == 0:
+        try:
+            store.wait(keys, timeout)
+        except Exception:
+            absent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
+            raise InputError(
+                f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent[:8])} of {world} did not "
+                f"start within {timeout.total_seconds():g} s; start torchrun on every node, with "
+                "the same --nnodes and --rdzv-endpoint, or raise --timeout"
+            ) from None
+        store.set("infos", json.dumps([json.loads(store.get(key)) for key in keys]))
+    store.wait(["infos"], timeout + timedelta(seconds=10))
+    return [RankInfo.from_dict(entry) for entry in json.loads(store.get("infos"))]
+
+
+def open_session(options: HardwareOptions) -> Session:
+    """Return the session of this rank, once all ranks have met.
+
+    Raises
+    ------
+    InputError: ranks did not start, differ in software or devices, or share a GPU unasked.
+    OptionError: the backend does not exist here.
+    """
+    import torch
+    import torch.distributed as dist
+
+    backend = _choose_backend(options)
+    if options.cuda_graph and backend != "nccl":
+        raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
+    timeout = timedelta(seconds=options.timeout_s)
+    base, other, rank, world = _stores(timeout)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if backend == "nccl":
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(1)  # ranks share the cores; more threads only disturb each other
+
+    store = dist.PrefixStore("autopar", base)
+    infos = _introduce(store, collect(rank, local_rank, device), world, timeout)
+    check_alike(infos)
+    shared = shared_gpu.sharing(infos)
+    if shared:
+        if not options.allow_shared_gpu:
+            raise shared_gpu.refusal(infos)
+        shared_gpu.apply(rank, infos[rank].host)
+    # Our own watch decides what a hung operation means; NCCL's would abort before it can say.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("groups", base),
+        rank=rank,
+        world_size=world,
+        timeout=timeout + timedelta(seconds=5),
+        **({"device_id": device} if backend == "nccl" else {}),
+    )
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bf16" if backend == "nccl" else "fp32"
+    return Session(
+        rank=rank,
+        infos=infos,
+        device=device,
+        backend=backend,
+        dtype=dtype,
+        store=store,
+        watch_store=dist.PrefixStore("autopar", other),
+        timeout_s=options.timeout_s + 5,
+        synthetic=bool(shared),
+    )
