@@ -1,0 +1,1 @@
+"""What `profile-show` shows, compares and validates: profile documents, read without torch."""

@@ -1,0 +1,258 @@
+"""Sections of a hardware profile as tables: bandwidths, transfers, times, overlap.
+
+Every section is a function of `SECTIONS` and prints nothing where there is nothing to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from autopar.measurements import Measurement
+from autopar.units import MIB, MS, format_seconds
+from profiler.hardware.overlap_samples import slowdowns
+from profiler.show.frame import (
+    OPERATION_NAMES,
+    format_rate,
+    format_size,
+    print_heading,
+    print_line,
+    print_table,
+)
+from profiler.show.load import Entry, Profile
+from profiler.show.series import (
+    Point,
+    Series,
+    SeriesKey,
+    bus_bytes_per_s,
+    reference_cell,
+    scope_by_shape,
+    series_of,
+)
+
+__all__ = ["SECTIONS", "show_bandwidth", "show_overlap", "show_p2p", "show_times"]
+
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
+_TIME_COLUMNS = 11
+
+
+def show_bandwidth(console: Console, profile: Profile) -> None:
+    """Print the bus bandwidth of collectives by group size and kind."""
+    series = series_of(profile)
+    file = profile.file("allreduce")
+    documented = {
+        (entry.operation, entry.group_size, entry.consecutive): entry
+        for entry in (file.entries if file is not None else ())
+    }
+    keys = [key for key in {**documented, **series} if key[0] in _COLLECTIVES]
+    keys.sort(key=lambda key: (_COLLECTIVES.index(key[0]), key[1], not key[2]))
+    rows = []
+    size_bytes = _reference_bytes(profile)
+    for key in keys:
+        line = _bandwidth_row(profile, key, documented.get(key), series.get(key), size_bytes)
+        if line is not None:
+            rows.append([OPERATION_NAMES[key[0]], str(key[1]), _kind(profile, key), *line])
+    if not rows:
+        return
+    print_heading(console, "bus bandwidth of collectives")
+    columns = ["operation", "group", "ranks", "scope"]
+    print_table(
+        console,
+        [*columns, "GB/s", "p5-p95", "samples", "latency", "slope GB/s"],
+        rows,
+        left=4,
+    )
+    if size_bytes is not None:
+        print_line(
+            console,
+            f"GB/s: 1e9 bytes/s of bus traffic at {format_size(size_bytes)}; "
+            "latency and slope: the line fitted over all sizes",
+            style="dim",
+        )
+
+
+def _reference_bytes(profile: Profile) -> float | None:
+    """Return the message size that documented bandwidths are measured at, None if unknown."""
+    named = profile.metadata.get("reference_bytes")
+    if isinstance(named, int | float) and named:
+        return float(named)
+    for file in profile.files:
+        for entry in file.entries:
+            point = reference_cell(profile, entry)
+            if point is not None:
+                return point.size_bytes
+    return None
+
+
+def _kind(profile: Profile, key: SeriesKey) -> str:
+    if key[1] == profile.world_size:
+        return "all"
+    return "consecutive" if key[2] else "strided"
+
+
+def _bandwidth_row(
+    profile: Profile,
+    key: SeriesKey,
+    entry: Entry | None,
+    series: Series | None,
+    size_bytes: float | None,
+) -> list[str] | None:
+    point = next((p for p in (series.points if series else ()) if p.size_bytes == size_bytes), None)
+    if entry is not None:
+        value = entry.value
+        point = reference_cell(profile, entry)
+    elif point is not None and point.low_s is not None:
+        value = bus_bytes_per_s(key[0], key[1], point.size_bytes, point.time_s)
+    else:
+        return None  # times alone are shown in the table of times
+    scope = (series.scope if series else None) or scope_by_shape(profile, key) or ""
+    return [scope, format_rate(value), *_spread(key, point), *_line(series)]
+
+
+def _spread(key: SeriesKey, point: Point | None) -> list[str]:
+    """Return the bandwidths of the 5th and 95th percentile, and the number of samples."""
+    if point is None or point.low_s is None or point.high_s is None:
+        return ["", ""]
+    slow, fast = (
+        bus_bytes_per_s(key[0], key[1], point.size_bytes, time)
+        for time in (point.high_s, point.low_s)
+    )
+    count = str(point.num_samples) if point.num_samples is not None else ""
+    return [f"{format_rate(slow)}-{format_rate(fast)}", count]
+
+
+def _line(series: Series | None) -> list[str]:
+    """Return latency and slope bandwidth of the fit."""
+    if series is None or series.fit is None:
+        return ["", ""]
+    slope = series.slope_bytes_per_s
+    return [
+        format_seconds(float(f"{series.fit[0]:.3g}")),
+        format_rate(slope) if slope is not None else "",
+    ]
+
+
+def show_p2p(console: Console, profile: Profile) -> None:
+    """Print the bandwidth between neighbouring pipeline stages by number of stages."""
+    file = profile.file("p2p")
+    series = series_of(profile)
+    both = {key[1]: item for key, item in series.items() if key[0] == "p2p_bidirectional"}
+    rows = []
+    for entry in file.entries if file is not None else ():
+        key = ("p2p", entry.group_size, True)
+        one = series.get(key)
+        back = both.get(entry.group_size)
+        rows.append(
+            [
+                str(entry.group_size),
+                (one.scope if one else None) or scope_by_shape(profile, key) or "",
+                format_rate(entry.value),
+                *_spread(key, reference_cell(profile, entry)),
+                *_line(one),
+                format_rate(back.bus_bytes_per_s(back.points[-1])) if back else "",
+            ]
+        )
+    copies = series.get(("memcopy", 1, True))
+    if rows:
+        print_heading(console, "bandwidth between pipeline stages")
+        columns = ["stages", "scope", "GB/s", "p5-p95", "samples", "latency", "slope GB/s"]
+        print_table(console, [*columns, "each way, both at once"], rows, left=2)
+    if copies is not None:
+        point = copies.points[-1]
+        print_line(
+            console,
+            f"memory of one device: {format_rate(copies.bus_bytes_per_s(point))} GB/s read and "
+            f"written while copying {format_size(point.size_bytes)}",
+        )
+
+
+def show_times(console: Console, profile: Profile) -> None:
+    """Print the documented times of collectives by group and message size."""
+    file = profile.file("sp_time")
+    entries = file.entries if file is not None else ()
+    for operation in ("allreduce", "all2all"):
+        table: dict[int, dict[int, float]] = {}
+        for entry in entries:
+            if entry.operation == operation and entry.size_bytes is not None:
+                table.setdefault(entry.group_size, {})[entry.size_bytes] = entry.value
+        if not table:
+            continue
+        name = OPERATION_NAMES[operation]
+        print_heading(console, f"time of one {name} in ms, by group and MB (2^20 bytes)")
+        sizes = sorted({size for times in table.values() for size in times})
+        for start in range(0, len(sizes), _TIME_COLUMNS):
+            chosen = sizes[start : start + _TIME_COLUMNS]
+            print_table(
+                console,
+                ["group", *(f"{size // MIB}" for size in chosen)],
+                [
+                    [str(group), *(_ms(times.get(size)) for size in chosen)]
+                    for group, times in sorted(table.items())
+                ],
+            )
+
+
+def _ms(time_s: float | None) -> str:
+    if time_s is None:
+        return "-"
+    value_ms = time_s / MS
+    return f"{value_ms:.3g}" if value_ms < 100.0 else f"{value_ms:.0f}"
+
+
+def show_overlap(console: Console, profile: Profile) -> None:
+    """Print what computation and communication cost each other."""
+    file = profile.file("overlap")
+    entry = next(iter(file.entries), None) if file is not None else None
+    cells = [
+        cell
+        for cell in profile.cells.values()
+        if cell.operation.startswith("overlap_") and cell.status == "ok"
+    ]
+    if entry is None and not cells:
+        return
+    print_heading(console, "overlap of computation and communication")
+    if entry is not None:
+        print_line(
+            console,
+            f"overlap_coe {entry.value:.4g}: while both run, each takes that many times as long",
+        )
+    if cells:
+        columns = ["communication", "size", "compute slower", "communication slower"]
+        print_table(
+            console,
+            [*columns, "hidden", "samples", ""],
+            [_overlap_row(cell) for cell in cells],
+        )
+        print_line(
+            console,
+            "slower: time while both work over time alone; hidden: share of the shorter one that "
+            "costs no time",
+            style="dim",
+        )
+
+
+def _overlap_row(cell: Measurement) -> list[str]:
+    name = OPERATION_NAMES.get(cell.operation.removeprefix("overlap_"), cell.operation)
+    try:
+        found = slowdowns(cell.samples_s)
+    except (KeyError, ValueError) as error:
+        return [name, format_size(cell.size_bytes), "", "", "", "", f"without samples ({error})"]
+    return [
+        name,
+        format_size(cell.size_bytes),
+        f"{found.compute:.3f}",
+        f"{found.communication:.3f}",
+        f"{100 * found.efficiency:.0f} %",
+        str(min(len(samples) for samples in cell.samples_s.values())),
+        "emulated" if cell.emulated else "",
+    ]
+
+
+SECTIONS: tuple[Callable[[Console, Profile], None], ...] = (
+    show_bandwidth,
+    show_p2p,
+    show_times,
+    show_overlap,
+)
+"""The tables of a profile in the order they are printed."""

@@ -1,0 +1,253 @@
+"""What is wrong or suspicious in profile files: every finding is one sentence with a remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from autopar.errors import DocumentError
+from autopar.hardware_files import MAKE_HARDWARE, hardware_file_name, read_hardware
+from autopar.measurements import Measurement
+from autopar.sidecar import sidecar_path
+from autopar.units import GB, MS
+from profiler.hardware.cells import Cluster, divisors
+from profiler.hardware.documents import derive
+from profiler.hardware.routing import KINDS
+from profiler.show.findings import Finding, Severity, finding
+from profiler.show.load import Folder, HardwareFile, Profile
+from profiler.show.plausible import monotone, plausible
+from profiler.show.provenance import cell_warnings, stragglers
+from profiler.show.series import series_of
+
+__all__ = ["CHECKS", "validate"]
+
+_FEWEST_SP_TIMES = 8
+_DISAGREEMENT = 1e-6
+"""Documents are derived from the samples in double precision; more than this was edited."""
+_AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
+
+
+def validate(folder: Folder) -> list[Finding]:
+    """Return every finding, errors first, each once."""
+    found = [Finding(severity="error", sentence=str(problem)) for problem in folder.problems]
+    for profile in folder.profiles:
+        for check in CHECKS:
+            found += check(folder, profile)
+    once = dict.fromkeys(found)
+    return sorted(once, key=lambda item: item.severity != "error")
+
+
+def _missing_files(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    if not folder.path.is_dir() or profile.shape is None:
+        return
+    for kind in KINDS:
+        if kind == "sp_time" and profile.world_size == 1:
+            continue  # nobody to talk to
+        if profile.file(kind) is None:
+            severity: Severity = "warning" if kind == "sp_time" else "error"
+            path = folder.path / hardware_file_name(kind, *profile.shape)
+            yield finding(severity, path, None, "this file does not exist", MAKE_HARDWARE)
+
+
+def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    world = profile.world_size
+    series = series_of(profile)
+    if profile.shape is None:
+        return
+    for kind in ("allreduce", "p2p"):
+        file = profile.file(kind)
+        if file is None or file.problems:
+            continue
+        keys = {(entry.group_size, entry.consecutive) for entry in file.entries}
+        for group in divisors(world):
+            for consecutive in (True, False) if kind == "allreduce" and group < world else (True,):
+                cells = series.get((kind, group, consecutive))
+                measured = cells is not None and any(p.num_samples for p in cells.points)
+                if (group, consecutive) in keys or measured:
+                    continue  # what was measured is missing for another reason
+                key = (
+                    f"allreduce_size_{group}_consec_{int(consecutive)}"
+                    if kind == "allreduce"
+                    else f"pp_size_{group}"
+                )
+                needed = group == world
+                yield finding(
+                    "error" if needed else "warning",
+                    file.path,
+                    key,
+                    f"this key is missing, and {group} divides the {world} devices",
+                    "measure it with "
+                    f"`torchrun -m profiler.hardware {kind} --groups {group} --resume`",
+                )
+
+
+def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    file = profile.file("sp_time")
+    if file is None or file.problems:
+        return
+    sizes: dict[tuple[str, int], int] = {}
+    for entry in file.entries:
+        group = entry.operation, entry.group_size
+        sizes[group] = sizes.get(group, 0) + 1
+    groups = divisors(profile.world_size) if profile.shape is not None else ()
+    for operation in ("allreduce", "all2all"):
+        for size in groups or sorted({size for _, size in sizes}):
+            count = sizes.get((operation, size), 0)
+            if count < _FEWEST_SP_TIMES:
+                yield finding(
+                    "warning",
+                    file.path,
+                    f"{operation}_size_{size}_*MB_time",
+                    f"there are {count} sizes, and Galvatron refuses a file with fewer than "
+                    f"{_FEWEST_SP_TIMES}",
+                    "measure the others with "
+                    "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
+                )
+
+
+def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    reference = profile.metadata.get("reference_bytes")
+    if profile.shape is None or not profile.cells or not isinstance(reference, int):
+        return
+    nodes, gpus = profile.shape
+    hosts = tuple(f"node{node}" for node in range(nodes) for _ in range(gpus))
+    derived = derive(profile.cells, Cluster(hosts=hosts), reference).data
+    factors = {"allreduce": GB, "p2p": GB, "overlap": 1.0, "sp_time": MS}
+    for file in profile.files:
+        expected = derived.get(file.kind)
+        if expected is None or file.problems:
+            continue
+        own = {entry.key: entry for entry in file.entries}
+        for key, value in expected.items():
+            entry = own.get(key)
+            if entry is None:
+                yield finding(
+                    "error",
+                    file.path,
+                    key,
+                    "this key is missing, though its sidecar holds the samples",
+                    "`torchrun -m profiler.hardware ... --resume` writes it",
+                )
+            elif not math.isclose(entry.value, value * factors[file.kind], rel_tol=_DISAGREEMENT):
+                yield finding(
+                    "error",
+                    file.path,
+                    key,
+                    f"the value is {entry.written:.6g}{_unit(file)}, but the samples in its "
+                    f"sidecar give {value * factors[file.kind] * entry.written / entry.value:.6g}",
+                    "`torchrun -m profiler.hardware ... --resume` writes the file again",
+                )
+        for key in own.keys() - expected.keys():
+            yield finding(
+                "warning",
+                file.path,
+                key,
+                f"the value is {own[key].written:.6g}, and no samples in its sidecar give it",
+                _AGAIN,
+            )
+
+
+def _unit(file: HardwareFile) -> str:
+    return "" if file.unit == "1" else f" {file.unit}"
+
+
+def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    """What the planner's reader refuses and nothing here has said: groups, sidecars at odds."""
+    named = {file.kind: file for file in profile.files}
+    needed = [named.get(kind) for kind in ("allreduce", "p2p", "overlap")]
+    if profile.shape is None or folder.problems or not all(needed):
+        return
+    found = False
+    for file in profile.files:
+        for entry in file.entries:
+            if file.kind != "overlap" and not 2 <= entry.group_size <= profile.world_size:
+                found = True
+                yield finding(
+                    "error",
+                    file.path,
+                    entry.key,
+                    f"a group of {entry.group_size} does not exist on {profile.title}",
+                    "check the numbers in the file's name",
+                )
+    sp_time = named.get("sp_time")
+    if found:
+        return  # the reader would say the first of them again
+    try:
+        read_hardware(
+            num_nodes=profile.shape[0],
+            gpus_per_node=profile.shape[1],
+            allreduce=named["allreduce"].path,
+            p2p=named["p2p"].path,
+            overlap=named["overlap"].path,
+            sp_time=sp_time.path if sp_time is not None else None,
+        )
+    except DocumentError as error:
+        if "this key is missing" not in error.problem:
+            yield Finding(severity="error", sentence=str(error))
+
+
+def _failed(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    for file in profile.files:
+        for cell in _cells_of(file, profile):
+            if cell.status == "failed":
+                yield finding(
+                    "error",
+                    sidecar_path(file.path),
+                    cell.key,
+                    f"this cell failed: {cell.reason or 'no reason was recorded'}",
+                    _AGAIN,
+                )
+
+
+def _samples(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    for file in profile.files:
+        for key, text in cell_warnings(_cells_of(file, profile)):
+            remedy = "measure it again on quiet hosts, or with more --iters"
+            yield finding("warning", sidecar_path(file.path), key, text, remedy)
+
+
+def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    for (rank, host), cells in stragglers(profile).items():
+        key, ratio = max(cells, key=lambda item: item[1])
+        path = next(
+            (sidecar_path(f.path) for f in profile.files if key in _own_keys(f)), folder.path
+        )
+        yield finding(
+            "warning",
+            path,
+            key,
+            f"rank {rank} on host {host} took {ratio:.3g} times as long as the median rank, and "
+            f"was slow in {len(cells)} of the cells",
+            "look at this host's clocks, links and load",
+        )
+
+
+def _cells_of(file: HardwareFile, profile: Profile) -> list[Measurement]:
+    """Return the measurements that count and that this file, and none before it, holds."""
+    earlier: set[str] = set()
+    for other in profile.files:
+        if other is file:
+            break
+        earlier |= _own_keys(other)
+    own = _own_keys(file) - earlier
+    return [cell for key, cell in profile.cells.items() if key in own]
+
+
+def _own_keys(file: HardwareFile) -> set[str]:
+    runs = file.sidecar.runs if file.sidecar is not None else []
+    return {cell.key for run in runs for cell in run.measurements}
+
+
+CHECKS: tuple[Callable[[Folder, Profile], Iterator[Finding]], ...] = (
+    _missing_files,
+    _missing_keys,
+    _missing_times,
+    _readable,
+    _disagreement,
+    _failed,
+    monotone,
+    plausible,
+    _samples,
+    _stragglers,
+)
+"""Every check of a profile beside the schema, whose errors are found while reading."""

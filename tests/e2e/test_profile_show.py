@@ -1,0 +1,178 @@
+"""profile-show as a person runs it: exit codes, streams, speed, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autopar.units import MIB
+from profiler import show_cli
+from tests.unit.show_folders import REFERENCE_BYTES, measured, samples, troubled, write_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ESTIMATED = ROOT / "hardware_configs" / "a100-80gb_1x8"
+
+
+def run(
+    *arguments: object, expected: int = 0, without: str = "torch", encoding: str = "utf-8"
+) -> subprocess.CompletedProcess[str]:
+    """Run the command where one module cannot be imported, and check its exit code."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules[{without!r}] = None; "
+        "from profiler.show_cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+Ask = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Return what runs the command in this process and returns its stdout and stderr."""
+
+    def call(*arguments: object, expected: int = 0) -> tuple[str, str]:
+        code = show_cli.run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert code == expected, captured
+        return captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def sentence(ask: Ask) -> Callable[..., str]:
+    """Return what runs an unusable command and returns its only line, which is on stderr."""
+
+    def call(*arguments: object) -> str:
+        out, err = ask(*arguments, expected=2)
+        assert out == ""
+        (line,) = err.splitlines()
+        return line
+
+    return call
+
+
+def test_help_is_fast() -> None:
+    """Under half a second, the best of three because machines are busy."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        text = run("--help").stdout
+        times.append(time.perf_counter() - start)
+
+    assert min(times) < 0.5
+    assert "regressions" in text
+
+
+def test_shows_without_torch() -> None:
+    """The shipped estimates, without torch; nothing but the result is on stdout."""
+    done = run(ESTIMATED)
+
+    assert "ESTIMATED" in done.stdout
+    assert "●" in done.stdout
+    assert done.stderr == ""
+
+
+def test_ascii_output_on_a_plain_terminal(tmp_path: Path) -> None:
+    """No character that the output's encoding lacks."""
+    done = run(write_folder(tmp_path / "häuser"), "--curves", "bandwidth", encoding="ascii")
+
+    assert done.stdout.isascii()
+    assert "h?user" in done.stdout
+
+
+def test_picture(tmp_path: Path, ask: Ask, sentence: Callable[..., str]) -> None:
+    """A picture is written beside the text, or one sentence says what is missing."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    box = write_folder(tmp_path / "box")
+
+    _, err = ask(box, "--plot", tmp_path / "curves.svg", "--curves", "none")
+
+    assert (tmp_path / "curves.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert err.startswith("profile-show: wrote ")
+    assert ".png or .svg" in sentence(box, "--plot", tmp_path / "b.pdf")
+
+
+def test_picture_without_matplotlib(tmp_path: Path) -> None:
+    """Without matplotlib the command says how to install it, before anything is shown."""
+    done = run(ESTIMATED, "--plot", tmp_path / "b.png", expected=1, without="matplotlib")
+
+    assert done.stdout == ""
+    assert "pip install 'autopar[plot]'" in done.stderr
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_diff_gates_a_job(tmp_path: Path, ask: Ask, sentence: Callable[..., str]) -> None:
+    """0 without regressions, 1 with one, 2 for what is not comparable unless it is forced."""
+    old = write_folder(tmp_path / "old")
+    key = f"p2p_stages_4_{REFERENCE_BYTES}B"
+    cells = measured()
+    cells["p2p"] = [
+        m.model_copy(update={"samples_s": {"time": samples(5e-3)}}) if m.key == key else m
+        for m in cells["p2p"]
+    ]
+    new = write_folder(tmp_path / "new", cells)
+
+    assert " 0 regressions" in ask(old, "--diff", old)[0]
+    assert " 2 regressions" in ask(new, "--diff", old, expected=1)[0]
+    assert " 2 improvements" in ask(old, "--diff", new)[0]
+    assert " 0 regressions" in ask(new, "--diff", old, "--threshold", "3")[0]
+    assert "of 1 node x 8 GPUs" in sentence(old, "--diff", ESTIMATED)
+    other = write_folder(tmp_path / "other", estimated=True)
+    assert "--anyway" in sentence(other, "--diff", old)
+    assert "not comparable" in ask(other, "--diff", old, "--anyway")[1]
+
+
+def test_validate_gates_a_job(tmp_path: Path, ask: Ask) -> None:
+    """0 for a clean profile, 1 with findings, which are the result."""
+    assert "no findings" in ask(ESTIMATED, "--validate")[0]
+
+    out, err = ask(write_folder(tmp_path, troubled()), "--validate", expected=1)
+
+    assert f"allreduce_size_2_consec_0_{MIB << 10}B" in out
+    assert err == ""
+
+
+def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str]) -> None:
+    """Each is one sentence and exit code 2."""
+    box = write_folder(tmp_path / "box")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "memory_profiling_bf16_x.json").write_text("{}", encoding="utf-8")
+
+    assert "does not exist" in sentence(tmp_path / "nowhere")
+    assert "`torchrun -m profiler.hardware` makes them" in sentence(tmp_path / "empty")
+    assert "only profiles of models" in sentence(tmp_path / "models")
+    assert "only profiles of models" in sentence(tmp_path / "models", "--validate")
+    assert "name the document beside it" in sentence(box / "overlap_coefficient.json.meta.json")
+    assert "--curves must be" in sentence(box, "--curves", "size")
+    assert "GB/s or MiB/ms" in sentence(box, "--bandwidth-unit", "Gbit/s")
+    assert "leave the option out" in sentence(box, "--bandwidth-unit", "MiB/ms")
+    assert "give one of them" in sentence(box, "--diff", box, "--validate")
+    assert "--anyway belongs to --diff" in sentence(box, "--anyway")
+    assert "0.05 for 5 %" in sentence(box, "--diff", box, "--threshold", "-1")
+    assert "see --help" in sentence(box, "--colour")
+    assert "see --help" in sentence()
+
+    path = box / "p2p_bandwidth_2nodes_2gpus_per_node.json"
+    path.write_text('{"pp_size_2": -1, "pp_size_4": "x"}', encoding="utf-8")
+    _, err = ask(box, expected=2)
+    assert "1 more error; --validate lists all" in err
+    assert "the value is -1" in err
