@@ -1,0 +1,269 @@
+"""How much GEMMs and communication slow each other down while both run.
+
+Measured per repetition: both alone, GEMMs while communication runs all the time, communication
+while GEMMs run all the time, and the makespan of two queues of equal length. All times are per
+communication: the GEMMs that "go with" one take as long as it does, both alone.
+
+A measurement in which the two did not really run at the same time says so and is none.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler.hardware.lanes import (
+    Lanes,
+    Played,
+    Queues,
+    StreamLanes,
+    ThreadLanes,
+    Track,
+    evidence,
+    inside,
+)
+from profiler.hardware.overlap_plan import OverlapPlan, plan_overlap
+from profiler.hardware.overlap_samples import QUANTITIES, OverlapSamples, slowdowns
+
+__all__ = [
+    "LEAST_SHARED",
+    "OVERLAP_WINDOW_S",
+    "OverlapSamples",
+    "local_overlap",
+    "measure_overlap",
+    "slowdowns",
+]
+
+OVERLAP_WINDOW_S = {"cuda": 0.02, "cpu": 0.05}
+"""Length of a queue that runs alone, by device type; at least one communication is in it."""
+LEAST_SHARED = 0.05
+"""Share of the time in which a lane was certainly at work that must be so for both lanes.
+
+Lanes that slow each other down to a third still reach a third; lanes that take turns reach nothing
+but the jitter of their operations.
+"""
+_COVERS = (1.5, 3.0, 6.0, 12.0)
+"""How many times longer than the measured queue the other one is, both alone. The first that
+outlasts half of the measured queue on every rank is taken; what is after its end does not count."""
+_MOST_COVER = 24.0
+"""The same where the covering queue can stop as soon as it has outlasted the measured one."""
+_CALIBRATION_S = 0.25
+_GEMMS_ALONE = Queues(blocks=8, communications=0)
+_REMEDY = (
+    "nothing was measured of overlap (unset CUDA_DEVICE_MAX_CONNECTIONS and CUDA_LAUNCH_BLOCKING "
+    "where they are set, or try again on a machine with nothing else to do)"
+)
+_GEMM_SIZE = {"cuda": 4096, "cpu": 384}
+"""The hidden size of a 7B model; on a CPU what takes a core about a millisecond."""
+
+
+def local_overlap(
+    communicate: Callable[[], Any],
+    device: Any,
+    *,
+    dtype: Any,
+    gemm_size: int | None = None,
+    agree: Callable[[float], float],
+    repetitions: int,
+    max_seconds: float,
+) -> OverlapSamples:
+    """Return this rank's times of GEMMs and communication, alone and together, in seconds.
+
+    Every rank calls this at the same time, with the same arguments but its own communication.
+
+    Parameters
+    ----------
+    communicate : puts one communication on the current stream; on a CPU completes one. It is
+        called in another thread there.
+    device, dtype : of the matrices.
+    gemm_size : edge of the square matrices; None takes the default of the device.
+    agree : returns the largest of the values that all ranks call it with. It keeps the ranks'
+        numbers of operations the same, and the phases apart.
+    repetitions : most repetitions of all phases.
+    max_seconds : after so long no further repetition begins; two are made in any case, or one
+        where already the first took longer.
+    """
+    import torch
+
+    where = torch.device(device)
+    kind = "cuda" if where.type == "cuda" else "cpu"
+    size = gemm_size if gemm_size is not None else _GEMM_SIZE[kind]
+    left = torch.randn(size, size, device=where, dtype=dtype)
+    right = torch.randn(size, size, device=where, dtype=dtype)
+    product = torch.empty_like(left)
+
+    def compute() -> None:
+        torch.mm(left, right, out=product)
+
+    lanes: Lanes
+    if kind == "cuda":
+        lanes = StreamLanes(compute, communicate, where)
+    else:
+        lanes = ThreadLanes(compute, communicate)
+    name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    spelt = str(dtype).removeprefix("torch.")
+    return measure_overlap(
+        lanes,
+        agree,
+        gemm=f"{size}x{size}x{size} {name.get(spelt, spelt)}",
+        window_s=min(OVERLAP_WINDOW_S[kind], max_seconds / 40),
+        repetitions=repetitions,
+        max_seconds=max_seconds,
+    )
+
+
+def measure_overlap(
+    lanes: Lanes,
+    agree: Callable[[float], float],
+    *,
+    gemm: str,
+    window_s: float,
+    repetitions: int,
+    max_seconds: float,
+) -> OverlapSamples:
+    """Return the samples of two lanes; see `local_overlap`."""
+    plan = plan_overlap(*_calibrate(lanes, agree), window_s)
+    phases = _Phases(lanes=lanes, agree=agree, plan=plan)
+    first_s = 0.0
+    began = time.perf_counter()
+    while phases.reason is None and phases.repetitions < max(repetitions, 1):
+        phases.repeat()
+        # the slowest rank's clock decides, and so the same on every rank
+        elapsed_s = agree(time.perf_counter() - began)
+        done = phases.repetitions
+        first_s = first_s or elapsed_s
+        if first_s > max_seconds or (done >= 2 and elapsed_s * (1 + 1 / done) > max_seconds):
+            break
+    return phases.result(f"{gemm} x {plan.gemms_per_communication:.3g}")
+
+
+def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, float]:
+    """Return seconds of one GEMM and of one communication: the quickest seen, slowest rank's."""
+    agree(0.0)
+    connected = lanes.play(Queues(blocks=3, communications=1))  # and kernels are loaded
+    communication_s, spent_s = agree(connected.communication.window_s), 0.0
+    gemm_s = agree(min(_mean(lanes.play(_GEMMS_ALONE).compute) for _ in range(3)))
+    for _ in range(5):
+        # several in a row where that costs nothing: one alone is measured with its launch
+        several = communication_s < _CALIBRATION_S / 20
+        queues = Queues(blocks=0, communications=8 if several else 1, lead=several)
+        track = lanes.play(queues).communication
+        communication_s = min(communication_s, agree(_mean(track)))
+        spent_s += agree(track.window_s)
+        if spent_s > _CALIBRATION_S:
+            break
+    return max(gemm_s, 1e-7), max(communication_s, 1e-7)
+
+
+def _mean(track: Track) -> float:
+    return track.window_s / len(track.ends_s)
+
+
+@dataclass(kw_only=True)
+class _Phases:
+    """The samples so far, and what they prove."""
+
+    lanes: Lanes
+    agree: Callable[[float], float]
+    plan: OverlapPlan
+    cover: dict[str, float] = field(
+        default_factory=lambda: {"compute": _COVERS[0], "communication": _COVERS[0]}
+    )
+    quickest_s: dict[str, float] = field(
+        default_factory=lambda: {"compute": math.inf, "communication": math.inf}
+    )
+    """Shortest operation alone."""
+    samples_s: dict[str, list[float]] = field(
+        default_factory=lambda: {name: [] for name in QUANTITIES}
+    )
+    shared_s: float = 0.0
+    shareable_s: float = 0.0
+    reason: str | None = None
+
+    @property
+    def repetitions(self) -> int:
+        """Complete repetitions so far."""
+        return len(self.samples_s["both"])
+
+    def repeat(self) -> None:
+        """Measure every phase once; stop where one lane does not advance beside the other."""
+        plan = self.plan
+        found = {
+            "compute_alone": self._play(plan.queues(plan.blocks, 0)).compute,
+            "communication_alone": self._play(plan.queues(0, plan.communications)).communication,
+        }
+        for lane in self.quickest_s:
+            alone = found[f"{lane}_alone"]
+            self.quickest_s[lane] = min(self.quickest_s[lane], *alone.durations_s)
+        for lane in self.quickest_s:
+            measured = self._covered(lane)
+            if measured is None:
+                return
+            found[f"{lane}_overlapped"] = measured
+        makespan_s = self._play(plan.equal).makespan_s
+        for name, track in found.items():
+            scale = plan.blocks / plan.communications if name.startswith("compute") else 1.0
+            self.samples_s[name].append(_mean(track) * scale)
+        self.samples_s["both"].append(makespan_s / plan.communications)
+
+    def _play(self, queues: Queues) -> Played:
+        self.agree(0.0)  # no rank is still at the phase before
+        return self.lanes.play(queues)
+
+    def _covered(self, lane: str) -> Track | None:
+        """Return what one lane did while the other was at work all the time."""
+        if lane == "compute":
+            tries = [(cover, self.plan.covered(cover)) for cover in _COVERS]
+        elif self.lanes.can_stop:
+            tries = [(_COVERS[0], self.plan.stopping(_MOST_COVER))]
+        else:
+            tries = [(cover, self.plan.covering(cover)) for cover in _COVERS]
+        for cover, queues in tries:
+            if cover < self.cover[lane]:
+                continue
+            played = self._play(queues)
+            inner, outer = played.compute, played.communication
+            if lane != "compute":
+                inner, outer = outer, inner
+            counted = inside(inner, outer)
+            missed = 1.0 - len(counted.ends_s) / len(inner.ends_s)
+            if self.agree(missed) <= 0.5:
+                self.cover[lane] = cover
+                self._weigh(played)
+                return counted
+        self.reason = (
+            "the GEMMs did not advance while communication ran, and waited for its end"
+            if lane == "compute"
+            else "the communication did not advance while GEMMs ran, and waited for their end"
+        )
+        return None
+
+    def _weigh(self, played: Played) -> None:
+        quickest_s = self.quickest_s
+        shared_s, shareable_s = evidence(
+            played.compute,
+            quickest_s["compute"],
+            played.communication,
+            quickest_s["communication"],
+        )
+        self.shared_s += shared_s
+        self.shareable_s += shareable_s
+
+    def result(self, gemm: str) -> OverlapSamples:
+        """Return what was measured, with the verdict of all ranks."""
+        own = self.shared_s / self.shareable_s if self.shareable_s > 0.0 else 0.0
+        shared = max(1.0 - self.agree(1.0 - own), 0.0)
+        if self.reason is None and shared < LEAST_SHARED:
+            self.reason = (
+                f"the GEMMs and the communication took turns: both worked in {shared:.1%} of the "
+                f"time, at least {LEAST_SHARED:.0%} is expected"
+            )
+        return OverlapSamples(
+            **{name: tuple(values) for name, values in self.samples_s.items()},
+            gemm=gemm,
+            shared_fraction=shared,
+            reason=None if self.reason is None else f"{self.reason}; {_REMEDY}",
+        )
