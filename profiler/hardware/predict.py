@@ -17,6 +17,8 @@ from autopar.measurements import Measurement
 from autopar.stats import summarize
 from profiler.hardware.cells import Cell
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver
+from profiler.hardware.overlap import OVERLAP_WINDOW_S
+from profiler.hardware.session import Session
 from profiler.measure import Policy, expected_seconds
 
 __all__ = ["Forecast", "KindForecast", "describe_forecast", "forecast", "probe_policy"]
@@ -180,7 +182,7 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
     alone_s = summarize(probe.samples_s["communication_alone"]).median_s
     # of the probe's time one part in so many was a repetition; the rest is calibration
     repetition_s = probe.elapsed_s / (len(probe.samples_s["both"]) + 1)
-    shortest_s = max(alone_s, WINDOW_S[driver.device_type])
+    shortest_s = max(alone_s, OVERLAP_WINDOW_S[driver.device_type])
     total_s = once_s
     for cell in cells:
         # a window holds at least one communication; below that all sizes take as long

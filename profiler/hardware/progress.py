@@ -11,6 +11,7 @@ from autopar.measurements import Measurement
 from autopar.operations import OPERATIONS
 from autopar.stats import summarize
 from autopar.units import GB, format_bytes, format_seconds
+from profiler.hardware.overlap_samples import slowdowns
 
 __all__ = ["Progress", "describe", "say"]
 
@@ -33,11 +34,11 @@ def describe(measurement: Measurement) -> str:
     if m.status != "ok":
         return f"{name}  {m.status}: {m.reason}"
     if "time" not in m.samples_s:
-        parts = ", ".join(
-            f"{key.replace('_', ' ')} {format_seconds(summarize(values).median_s)}"
-            for key, values in m.samples_s.items()
+        found = slowdowns(m.samples_s)
+        return (
+            f"{name}  computation x{found.compute:.2f}, communication x{found.communication:.2f}, "
+            f"{100 * found.efficiency:.0f} % hidden"
         )
-        return f"{name}  {parts}"
     summary = summarize(m.samples_s["time"])
     rate = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
     spread = (summary.high_s - summary.low_s) / 2.0 / summary.median_s
