@@ -75,7 +75,7 @@ class Driver:
     @property
     def device_type(self) -> str:
         """`cuda` or `cpu`."""
-        return self._session.device.type
+        return str(self._session.device.type)
 
     def fits(self, cell: Cell) -> bool:
         """Return whether every rank has the memory for the buffers of a cell."""

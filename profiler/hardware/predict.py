@@ -1,7 +1,7 @@
 """Predicts how long a run takes, for `--dry-run`: short probes, then the driver's own rules.
 
-Every kind of cell is probed at two sizes that are quick to measure. A line through them gives the
-time of an operation at any size, the scatter of the probes how many repetitions it will take.
+Every kind of cell is probed at two or three sizes that are quick to measure. They give the time of
+an operation at any size, and their scatter how many repetitions it will take.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autopar.fit import latency_bandwidth_fit
-from autopar.measurements import Measurement
 from autopar.stats import summarize
 from profiler.hardware.cells import Cell
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver
@@ -27,6 +26,8 @@ _PROBE_BYTES = 16 << 20
 """Largest size that is probed where a kind has a smaller one too."""
 _PROBE_ITERS = 8
 _PROBE_SECONDS = 0.3
+_LONG_PROBE_S = 0.15
+"""Longest operation that is probed for what large messages take."""
 _BARRIERS = 20
 
 
@@ -119,13 +120,7 @@ def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: floa
     if fitting and cells[0].operation.startswith(OVERLAP_PREFIX):
         seconds = _overlap_seconds(fitting, policy, driver)
     elif fitting:
-        ordered = sorted(fitting, key=lambda cell: cell.size_bytes)
-        small = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
-        probed = [small[-1]] if len(small) == 1 else [small[0], small[-1]]
-        first = driver.measure(probed[-1])  # creates groups and checks the result
-        again = [driver.measure(cell) for cell in probed]
-        seconds = max(0.0, first.elapsed_s - again[-1].elapsed_s)
-        seconds += sum(_cells(fitting, again, policy, barrier_s))
+        seconds = _collective_seconds(fitting, policy, driver, barrier_s)
     return KindForecast(
         operation=cells[0].operation,
         group_size=cells[0].group_size,
@@ -136,35 +131,49 @@ def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: floa
     )
 
 
-def _cells(
-    cells: Sequence[Cell], probes: Sequence[Measurement], policy: Policy, barrier_s: float
-) -> list[float]:
-    """Return the expected seconds of every cell of a kind."""
-    num_rounds = len(cells[0].rounds)
-    sizes = [float(probe.size_bytes or 0.0) for probe in probes]
+def _collective_seconds(
+    cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float
+) -> float:
+    """Return the expected seconds of the cells of a kind together."""
+    ordered = sorted(cells, key=lambda cell: cell.size_bytes)
+    quick = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
+    first = driver.measure(quick[-1])  # creates groups and checks the result
+    if first.status != "ok":
+        return first.elapsed_s * len(cells)
+    probes = [driver.measure(cell) for cell in dict.fromkeys((quick[0], quick[-1]))]
+    once_s = max(0.0, first.elapsed_s - probes[-1].elapsed_s)
+    # Large messages leave the caches: probe the largest one that is still quick.
+    reached = quick[-1].size_bytes
+    operation_s = summarize(probes[-1].samples_s["time"]).median_s
+    for cell in reversed(ordered):
+        if cell.size_bytes > reached and operation_s * cell.size_bytes / reached < _LONG_PROBE_S:
+            probes.append(driver.measure(cell))
+            break
+
+    sizes = np.array([float(probe.size_bytes or 0.0) for probe in probes])
     summaries = [summarize(probe.samples_s["time"]) for probe in probes]
-    line = latency_bandwidth_fit(sizes, [s.median_s for s in summaries])
-    variation = float(np.median([s.variation for s in summaries]))
+    num_rounds = len(cells[0].rounds)
+    probing = probe_policy(policy)
     # what a cell takes besides its repetitions: buffers, mostly
-    rest = [
-        max(
-            1e-6,
-            probe.elapsed_s
-            - num_rounds
-            * expected_seconds(s.median_s, barrier_s, s.variation, probe_policy(policy)),
-        )
+    rest_s = [
+        probe.elapsed_s - num_rounds * expected_seconds(s.median_s, barrier_s, s.variation, probing)
         for probe, s in zip(probes, summaries, strict=True)
     ]
-    setup = latency_bandwidth_fit(sizes, rest)
-    return [
-        setup.latency_s
-        + cell.size_bytes * setup.seconds_per_byte
+    times_s = np.array([s.median_s for s in summaries])
+    setups_s = np.maximum.accumulate(np.maximum(rest_s, 1e-4))
+    variation = float(np.median([s.variation for s in summaries]))
+    return once_s + sum(
+        _at(cell.size_bytes, sizes, setups_s)
         + num_rounds
-        * expected_seconds(
-            line.latency_s + cell.size_bytes * line.seconds_per_byte, barrier_s, variation, policy
-        )
+        * expected_seconds(_at(cell.size_bytes, sizes, times_s), barrier_s, variation, policy)
         for cell in cells
-    ]
+    )
+
+
+def _at(size_bytes: float, sizes: NDArray[np.float64], values_s: NDArray[np.float64]) -> float:
+    """Return a probed quantity at a size: power laws between probes, above them proportional."""
+    above = max(1.0, size_bytes / float(sizes[-1]))
+    return above * float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(values_s))))
 
 
 def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> float:
