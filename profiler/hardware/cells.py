@@ -137,25 +137,30 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
     """
     world = cluster.world_size
     sizes = options.groups if options.groups is not None else divisors(world)
-    sizes = sizes or ((1,) if world == 1 else ())
+    swept = options.sizes_bytes
+    if world == 1:
+        # nobody to communicate with: that every operation works is all that can be seen
+        sizes, swept = (1,), (options.reference_bytes,)
     plan: list[tuple[str, int, bool, Sequence[int]]] = []
     for operation in COLLECTIVES:
         if operation not in options.operations:
             continue
         for group_size in sorted(sizes, reverse=True):
-            plan.append((operation, group_size, True, options.sizes_bytes))
+            plan.append((operation, group_size, True, swept))
             if operation in STRIDED and 1 < group_size < world:
-                plan.append((operation, group_size, False, options.sizes_bytes))
+                plan.append((operation, group_size, False, swept))
     if "p2p" in options.operations and world > 1:
         for stages in sorted(sizes):
-            plan.append(("p2p", stages, True, options.sizes_bytes))
+            plan.append(("p2p", stages, True, swept))
             plan.append(("p2p_bidirectional", stages, True, (options.reference_bytes,)))
     if "overlap" in options.operations:
         plan.append(("memcopy", 1, True, (max(options.reference_bytes, 64 << 20),)))
         # sizes of its own: a machine where even the smallest does not fit is left out with a reason
         largest = max(options.sizes_bytes[-1], OVERLAP_SIZES_BYTES[0])
         chosen = [size for size in OVERLAP_SIZES_BYTES if size <= largest]
-        plan += [(f"overlap_{name}", world, True, chosen) for name in OVERLAPPED]
+        # alone, one copy stands in for all of them
+        names = OVERLAPPED if world > 1 else OVERLAPPED[:1]
+        plan += [(f"overlap_{name}", world, True, chosen) for name in names]
 
     def waits(cell: Cell) -> bool:
         overlap = cell.operation == "overlap_allreduce" and cell.size_bytes == 64 << 20

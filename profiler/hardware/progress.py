@@ -10,8 +10,9 @@ from typing import Self
 from autopar.measurements import Measurement
 from autopar.operations import OPERATIONS
 from autopar.stats import summarize
-from autopar.units import GB, format_bytes, format_seconds
+from autopar.units import GB, format_seconds
 from profiler.hardware.overlap_samples import slowdowns
+from profiler.hardware.parse import format_size
 
 __all__ = ["Progress", "describe", "say"]
 
@@ -30,7 +31,7 @@ def describe(measurement: Measurement) -> str:
     )
     if not m.consecutive:
         group = f"strided {group}"
-    name = f"{m.operation:<23s} {group:<20s} {format_bytes(m.size_bytes or 0.0):>11s}"
+    name = f"{m.operation:<23s} {group:<20s} {format_size(int(m.size_bytes or 0)):>5s}"
     if m.status != "ok":
         return f"{name}  {m.status}: {m.reason}"
     if "time" not in m.samples_s:
@@ -40,12 +41,11 @@ def describe(measurement: Measurement) -> str:
             f"{100 * found.efficiency:.0f} % hidden"
         )
     summary = summarize(m.samples_s["time"])
-    rate = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
     spread = (summary.high_s - summary.low_s) / 2.0 / summary.median_s
-    return (
-        f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %  "
-        f"{rate / summary.median_s / GB:8.3f} GB/s"
-    )
+    line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
+    traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
+    # a rank alone has no traffic
+    return f"{line}  {traffic / summary.median_s / GB:8.3f} GB/s" if traffic else line
 
 
 class Progress:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.errors import AutoparError
 from profiler.environment import run_metadata
@@ -25,6 +26,8 @@ __all__ = ["run"]
 _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
 _MAX_LOOPS = 64
+_PATIENCE_S = 10.0
+"""How long the end of a run waits for files that are being written."""
 
 
 @dataclass
@@ -34,6 +37,9 @@ class _State:
     record: Record | None = None
     progress: Progress | None = None
     cell: Cell | None = None
+    """The cell in flight: neither measured nor marked as failed."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `cell` changes, so that the end of a run never replaces what was measured."""
 
 
 def run(options: HardwareOptions, argv: Sequence[str]) -> int:
@@ -116,10 +122,11 @@ def _measure_all(
             state.cell = cell
             state.progress.begin(cell.key)
             measurement = driver.measure(cell)
-            if state.record is not None:
-                state.record.put(measurement)
+            with state.busy:
+                if state.record is not None:
+                    state.record.put(measurement)
+                state.cell = None
             state.progress.done(measurement)
-            state.cell = None
     watch.step("the end")
     session.barrier()
     if state.record is None:
@@ -144,7 +151,8 @@ def _finish(state: _State, session: Session, options: HardwareOptions, trouble: 
         return
     kept = "everything measured before"
     if state.record is not None:
-        if state.cell is not None:
+        # never released: what the main thread still does is over with this process
+        if state.busy.acquire(timeout=_PATIENCE_S) and state.cell is not None:
             with contextlib.suppress(AutoparError):  # the sentence below matters more
                 state.record.put(unmeasured(state.cell, "failed", trouble.sentence))
         kept = f"{state.record.counts().ok} measured cells"

@@ -3,7 +3,8 @@
 The main thread of a rank spends its time inside collectives, where neither Python signal handlers
 nor timeouts of ours run. Every rank therefore has a thread that tells the others twice a second
 how far its main thread is, and rank 0's thread ends the run when that stops: it names who is
-missing, keeps what was measured, and makes every process exit.
+missing, keeps what was measured, and makes every process exit. A rank that has trouble of its own
+tells rank 0 and waits for it; only where rank 0 is gone, the first that noticed speaks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ _BEAT_S = 0.5
 _SILENT_S = 3.0
 """A rank whose sign of life does not change for so long has stopped."""
 _PATIENCE_S = 15.0
-"""How much longer than rank 0 the others wait before they give up on their own."""
+"""How long the others wait for a rank 0 that works to end the run, before they do so alone."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -72,7 +73,7 @@ class Watch:
         self._hosts = hosts
         self._pids = pids
         self._silent: list[int] = []
-        self._timeout_s = timeout_s if rank == 0 else timeout_s + _PATIENCE_S
+        self._timeout_s = timeout_s
         self._finish = finish
         self._step = 0
         self._during = "starting"
@@ -128,16 +129,16 @@ class Watch:
                 elif received:
                     self._end(self._on_signal(signal.Signals(received[0])))
                 elif time.monotonic() - self._since_s > self._timeout_s:
-                    self._end(self._on_timeout())
+                    self._end(self._on_timeout(), may_go_on=True)
                 elif self._rank:
                     self._exit_if_ended()
+                elif self._store.check(["error/1"]):
+                    self._end(self._on_report())
         except Exception as error:  # the store is gone, and the launcher with it
+            reason = str(error).partition("\n")[0]
             self._leave(
-                Trouble(
-                    sentence="the launcher (torchrun) of the first host stopped answering "
-                    f"({str(error).splitlines()[0]})",
-                    exit_code=1,
-                    during=self._during,
+                self._trouble(
+                    f"the launcher (torchrun) of the first host stopped answering ({reason})"
                 )
             )
 
@@ -146,54 +147,58 @@ class Watch:
         self._store.set(f"beat/{self._rank}", json.dumps([self._beats, self._step]))
 
     def _on_error(self, error: BaseException) -> Trouble:
-        if isinstance(error, AutoparError):
-            return Trouble(
-                sentence=str(error),
-                exit_code=error.exit_code,
-                during=self._during,
-                is_input_error=True,
-            )
         first = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {first[0] if first else ''}"
-        self._store.set(f"error/{self._rank}", text)
-        missing = self._missing() if self._rank == 0 else ""
-        said = self._errors() or text
-        return Trouble(sentence=missing or said, exit_code=1, during=self._during)
+        text, exit_code = f"{type(error).__name__}: {first[0] if first else ''}", 1
+        if isinstance(error, AutoparError):
+            text, exit_code = str(error), error.exit_code
+            if self._rank == 0:
+                return replace(self._trouble(text, exit_code), is_input_error=True)
+        self._report(text, exit_code)
+        return self._on_report()
 
     def _on_signal(self, number: signal.Signals) -> Trouble:
-        self._store.set(f"error/{self._rank}", f"received {number.name}")
+        if self._rank:
+            self._report(f"received {number.name}", 0)
         # A launcher ends every rank when one of them dies: find out which it was.
-        missing = self._missing() if self._rank == 0 and number == signal.SIGTERM else ""
-        if missing:
-            return Trouble(sentence=missing, exit_code=1, during=self._during)
-        others = self._errors(signals=False) if number == signal.SIGTERM else ""
-        return Trouble(
-            sentence=others or f"interrupted ({number.name})",
-            exit_code=1 if others else 128 + number,
-            during=self._during,
-        )
+        if number == signal.SIGTERM and (found := self._cause()):
+            return found
+        return self._trouble(f"interrupted ({number.name})", 128 + number)
+
+    def _on_report(self) -> Trouble:
+        """Return the trouble that some rank reported, or what brought it about."""
+        rank, text, _ = self._reports()[0]
+        return self._cause() or self._trouble(f"interrupted: {self._name(rank)} {text}")
 
     def _on_timeout(self) -> Trouble:
-        missing = self._missing()
-        return Trouble(
-            sentence=missing
-            or f"no rank finished {self._during} within {self._timeout_s:g} s, though all of them "
-            "answer: the network or the communication library hangs",
-            exit_code=1,
-            during=self._during,
+        if found := self._cause():
+            return found
+        steps = [self._read_beat(rank)[1] for rank in range(len(self._hosts))]
+        behind = [rank for rank, step in enumerate(steps) if step < max(steps)]
+        return self._trouble(
+            f"{self._names(behind)} did not reach this operation, the others wait in it"
+            if behind
+            else f"no rank finished {self._during} within {self._timeout_s:g} s, though all of "
+            "them answer: the network or the communication library hangs"
         )
 
-    def _errors(self, *, signals: bool = True) -> str:
-        """Return what ranks reported before they stopped, the first of them."""
-        for rank in range(len(self._hosts)):
-            if self._store.check([f"error/{rank}"]):
-                text = self._store.get(f"error/{rank}").decode()
-                if signals or not text.startswith("received "):
-                    return f"{self._name(rank)}: {text}"
-        return ""
+    def _trouble(self, sentence: str, exit_code: int = 1) -> Trouble:
+        return Trouble(sentence=sentence, exit_code=exit_code, during=self._during)
 
-    def _missing(self) -> str:
-        """Return the sentence that names the ranks that are gone or behind, '' if none is.
+    def _report(self, text: str, exit_code: int) -> None:
+        """Tell all ranks why this one cannot go on; exit code 0 is a signal and no error."""
+        number = self._store.add("errors", 1)
+        self._store.set(f"error/{number}", json.dumps([self._rank, text, exit_code]))
+
+    def _reports(self) -> list[tuple[int, str, int]]:
+        """Return rank, text and exit code of what ranks reported, the first one first."""
+        found: list[tuple[int, str, int]] = []
+        while self._store.check([key := f"error/{len(found) + 1}"]):
+            rank, text, exit_code = json.loads(self._store.get(key))
+            found.append((int(rank), str(text), int(exit_code)))
+        return found
+
+    def _cause(self) -> Trouble | None:
+        """Return what names the ranks that are gone, or the first error, None if all is well.
 
         Waits until a rank that still works has had the time for a sign of life.
         """
@@ -209,12 +214,12 @@ class Watch:
             last = [self._read_beat(rank) for rank in ranks]
         self._silent = [r for r in ranks if last[r][0] <= first[r][0]]
         if self._silent:
-            return f"{self._names(self._silent)} stopped answering"
-        furthest = max(step for _, step in last)
-        behind = [r for r in ranks if last[r][1] < furthest]
-        if behind and len(behind) < len(ranks):
-            return f"{self._names(behind)} did not reach this operation, the others wait in it"
-        return ""
+            return self._trouble(f"{self._names(self._silent)} stopped answering")
+        errors = [(rank, text, code) for rank, text, code in self._reports() if code]
+        if not errors:
+            return None
+        rank, text, exit_code = errors[0]
+        return self._trouble(f"{self._name(rank)}: {text}", exit_code)
 
     def _read_beat(self, rank: int) -> tuple[int, int]:
         if not self._store.check([f"beat/{rank}"]):
@@ -229,31 +234,37 @@ class Watch:
         named = ", ".join(self._name(rank) for rank in ranks[:4])
         return named + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
 
-    def _end(self, trouble: Trouble) -> None:
-        """Report the trouble once and exit; the others wait for rank 0 to do so."""
-        if self._rank:
-            until_s = time.monotonic() + _PATIENCE_S
-            before = self._read_beat(0)
-            silent_since_s = time.monotonic()
-            while time.monotonic() < until_s:
-                self._beat()
-                self._exit_if_ended()
-                if (now := self._read_beat(0)) != before:
-                    before, silent_since_s = now, time.monotonic()
-                if time.monotonic() - silent_since_s > _SILENT_S + _BEAT_S:
-                    break
-                time.sleep(_BEAT_S / 5)
-            self._silent = [0]
-            trouble = Trouble(
-                sentence=f"{self._name(0)} stopped answering", exit_code=1, during=self._during
-            )
-            # of those that are left the first one speaks
-            if self._store.add("speaker", 1) > 1:
-                os._exit(1)
+    def _end(self, trouble: Trouble, *, may_go_on: bool = False) -> None:
+        """Report the trouble once and exit; the others wait for rank 0 to do so.
+
+        may_go_on : there is no trouble any more if the main thread reaches its next step.
+        """
+        step = self._step
+        until_s = time.monotonic() + _PATIENCE_S
+        before, silent_since_s = self._read_beat(0), time.monotonic()
+        while self._rank and time.monotonic() < until_s:
+            self._beat()
+            self._exit_if_ended()
+            if may_go_on and (self._step > step or self._closed.is_set()):
+                return
+            if (now := self._read_beat(0)) != before:
+                before, silent_since_s = now, time.monotonic()
+            silent = time.monotonic() - silent_since_s > _SILENT_S + _BEAT_S
+            # while it writes and reports, rank 0 gives no sign of life
+            if silent and not self._store.check(["ending"]):
+                self._silent = [0]
+                trouble = self._trouble(f"{self._name(0)} stopped answering")
+                break
+            time.sleep(_BEAT_S / 5)
+        # of those that are left without rank 0 the first one speaks
+        if self._rank and self._store.add("speaker", 1) > 1:
+            os._exit(1)
         self._leave(trouble)
 
     def _leave(self, trouble: Trouble) -> None:
         try:
+            if self._rank == 0:
+                self._store.set("ending", "")
             self._finish(trouble)
             if self._rank == 0:
                 self._store.set("end", json.dumps([trouble.exit_code, self._silent]))
@@ -272,11 +283,13 @@ class Watch:
     def _kill_silent(self) -> None:
         """Kill the ranks of this launcher that no longer answer: it would wait long for them."""
         for rank in self._silent:
+            if rank == self._rank or self._hosts[rank] != self._hosts[self._rank]:
+                continue
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path(f"/proc/{self._pids[rank]}/stat").read_text(encoding="utf-8")
                 # the command's name, in brackets, may contain anything
                 parent = int(stat.rpartition(")")[2].split()[1])
-                if rank != self._rank and parent == os.getppid():
+                if parent == os.getppid():
                     os.kill(self._pids[rank], signal.SIGKILL)
 
 
