@@ -157,9 +157,8 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
 
 def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
     from autopar import catalog
-    from autopar.hardware_files import hardware_file_name, read_hardware
+    from autopar.hardware_files import hardware_file_name, hardware_shapes, read_hardware
 
-    num_nodes, gpus_per_node = _shape(inputs)
     folder: Path | None = None
     if name is not None:
         folder = Path(name) if Path(name).is_dir() else catalog.find_hardware(name)
@@ -168,6 +167,12 @@ def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
         # Files that are not named are looked for beside the first that is.
         first = next(iter(given.values()))
         folder = first if first.is_dir() else first.parent
+    shapes = hardware_shapes(folder) if folder.is_dir() else ()
+    sizes = (inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size)
+    # files of one cluster say which it is
+    num_nodes, gpus_per_node = (
+        shapes[0] if len(shapes) == 1 and sizes == (None, None, None) else _shape(inputs)
+    )
     sp_time = given.get("--sp-time-path")
     if sp_time is None:
         beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)

@@ -48,7 +48,7 @@ but the jitter of their operations.
 _COVERS = (1.5, 3.0, 6.0, 12.0)
 """How many times longer than the measured queue the other one is, both alone. The first that
 outlasts half of the measured queue on every rank is taken; what is after its end does not count."""
-_MOST_COVER = 24.0
+_MOST_COVER = 200.0
 """The same where the covering queue can stop as soon as it has outlasted the measured one."""
 _CALIBRATION_S = 0.25
 _GEMMS_ALONE = Queues(blocks=8, communications=0)
