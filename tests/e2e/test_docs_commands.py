@@ -1,4 +1,4 @@
-"""Every autopar-* command that the documentation shows runs as it is printed there."""
+"""Every command without torch that the documentation shows runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from autopar.estimate import cli as estimate_cli
+from profiler import show_cli
 from search import cli, explain_cli
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/quickstart.md", "docs/cli.md", "docs/estimates.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/cli.md", "docs/hardware.md", "docs/estimates.md")
 RUN = {
     "autopar-search": cli.run,
     "autopar-explain": explain_cli.run,
     "autopar-profile-estimate": estimate_cli.run,
+    "profile-show": show_cli.run,
 }
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
