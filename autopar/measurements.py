@@ -108,12 +108,12 @@ class CurveData(StrictObject):
 
 
 class Straggler(StrictObject):
-    """A rank that was much slower than the median rank of its cell."""
+    """A rank whose groups were all much slower than the median group of its cell."""
 
     rank: int
     host: str
     ratio: _Ratio
-    """Its median time over the median of all ranks."""
+    """The median time of its slowest group over that of the median group."""
 
 
 class Measurement(StrictObject):

@@ -26,10 +26,10 @@ from profiler.hardware.watch import Watch
 from profiler.measure import Policy, choose_loops, next_block, warmups
 from profiler.timers import Timer
 
-__all__ = ["OVERLAP_PREFIX", "STRAGGLER_RATIO", "Driver", "unmeasured"]
+__all__ = ["OVERLAP_PREFIX", "STRAGGLER_RATIO", "Driver", "stragglers", "unmeasured"]
 
 STRAGGLER_RATIO = 1.5
-"""A rank whose median is so much above the median rank's is named."""
+"""A group whose median is so much above the median group's is slow, and its ranks are named."""
 OVERLAP_PREFIX = "overlap_"
 """Cells that measure a collective while GEMMs run."""
 
@@ -48,6 +48,28 @@ def _identity(cell: Cell) -> dict[str, Any]:
 def unmeasured(cell: Cell, status: Literal["failed", "skipped"], reason: str) -> Measurement:
     """Return the measurement of a cell that gave no samples, with the reason in words."""
     return Measurement(**_identity(cell), status=status, reason=reason)
+
+
+def stragglers(
+    groups: Sequence[Group], medians_s: NDArray[np.float64], hosts: Sequence[str]
+) -> list[Straggler]:
+    """Return the ranks that are only in groups much slower than the others.
+
+    Ranks of one group wait for each other, so that a group is what can be slow; of two groups the
+    quicker one is taken for normal.
+    """
+    if len(groups) < 2:
+        return []
+    normal_s = float(np.median(medians_s) if len(groups) > 2 else medians_s.min())
+    ratios: dict[int, list[float]] = {}
+    for group, median_s in zip(groups, medians_s, strict=True):
+        for rank in group:
+            ratios.setdefault(rank, []).append(float(median_s) / normal_s)
+    return [
+        Straggler(rank=rank, host=hosts[rank], ratio=max(of_rank))
+        for rank, of_rank in sorted(ratios.items())
+        if min(of_rank) > STRAGGLER_RATIO
+    ]
 
 
 class Driver:
@@ -108,7 +130,6 @@ class Driver:
     def _collective(self, cell: Cell, row: Collective) -> Measurement:
         groups: list[Group] = []
         samples: list[NDArray[np.float64]] = []
-        rank_s = np.zeros(self._session.world_size)
         loops = 1
         for number, groups_at_once in enumerate(cell.rounds):
             buffers, layout = self._prepare(cell, row, groups_at_once)
@@ -119,7 +140,6 @@ class Driver:
             for group in groups_at_once:
                 groups.append(group)
                 samples.append(times_s[list(group)].max(axis=0))
-            rank_s = np.maximum(rank_s, np.median(times_s, axis=1))
         medians = np.array([np.median(of_group) for of_group in samples])
         worst = int(medians.argmax())
         return Measurement(
@@ -129,7 +149,7 @@ class Driver:
             loops=loops,
             worst_group=list(groups[worst]),
             group_medians_s=[float(v) for v in medians],
-            stragglers=self._stragglers(rank_s),
+            stragglers=stragglers(groups, medians, self._session.cluster.hosts),
             checked=self._check,
         )
 
@@ -235,20 +255,6 @@ class Driver:
         of_groups = [times_s[list(group)].max(axis=0) for group in groups_at_once]
         worst = max(of_groups, key=lambda samples: float(np.median(samples)))
         return [float(v) for v in worst]
-
-    def _stragglers(self, rank_s: NDArray[np.float64]) -> list[Straggler]:
-        active = rank_s > 0.0
-        if active.sum() < 3:
-            return []
-        middle = float(np.median(rank_s[active]))
-        return [
-            Straggler(
-                rank=int(rank),
-                host=self._session.cluster.hosts[rank],
-                ratio=float(rank_s[rank]) / middle,
-            )
-            for rank in np.flatnonzero(rank_s > STRAGGLER_RATIO * middle)
-        ]
 
     def _overlap(self, cell: Cell, row: Collective) -> Measurement:
         session = self._session

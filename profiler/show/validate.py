@@ -24,6 +24,8 @@ __all__ = ["CHECKS", "validate"]
 _FEWEST_SP_TIMES = 8
 _DISAGREEMENT = 1e-6
 """Documents are derived from the samples in double precision; more than this was edited."""
+_MOST_ALIKE = 3
+"""More findings of one sort in a file become one."""
 _AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
 
 
@@ -200,10 +202,18 @@ def _failed(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 
 def _samples(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    remedy = "measure it again on quiet hosts, or with more --iters"
     for file in profile.files:
+        alike: dict[str, list[tuple[str, str]]] = {}
         for key, text in cell_warnings(_cells_of(file, profile)):
-            remedy = "measure it again on quiet hosts, or with more --iters"
-            yield finding("warning", sidecar_path(file.path), key, text, remedy)
+            alike.setdefault(text.partition(":")[0], []).append((key, text))
+        for found in alike.values():
+            # on a busy machine every cell says the same
+            shown = found if len(found) <= _MOST_ALIKE else found[:1]
+            for key, text in shown:
+                more = len(found) - len(shown)
+                rest = f" (and so in {more} other cells)" if more else ""
+                yield finding("warning", sidecar_path(file.path), key, text + rest, remedy)
 
 
 def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -216,7 +226,7 @@ def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
             "warning",
             path,
             key,
-            f"rank {rank} on host {host} took {ratio:.3g} times as long as the median rank, and "
+            f"rank {rank} on host {host} took {ratio:.3g} times as long as others do, and "
             f"was slow in {len(cells)} of the cells",
             "look at this host's clocks, links and load",
         )
