@@ -54,8 +54,9 @@ class Trouble:
 class Watch:
     """The watching thread of one rank.
 
-    `finish` is called once, on rank 0 or on the first rank that is left, before its process
-    exits; it records and reports the trouble.
+    finish : called once, on rank 0 or on the first rank that is left, before its process exits;
+        it records and reports the trouble.
+    pace : factor of every interval but the timeout.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Watch:
         pids: Sequence[int],
         timeout_s: float,
         finish: Callable[[Trouble], None],
+        pace: float = 1.0,
     ) -> None:
         self._store = store
         self._rank = rank
@@ -75,6 +77,8 @@ class Watch:
         self._silent: list[int] = []
         self._timeout_s = timeout_s
         self._finish = finish
+        self._beat_s, self._silent_s = pace * _BEAT_S, pace * _SILENT_S
+        self._patience_s = pace * _PATIENCE_S
         self._step = 0
         self._during = "starting"
         self._since_s = time.monotonic()
@@ -118,7 +122,7 @@ class Watch:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                ready, _, _ = select.select([self._reader], [], [], _BEAT_S)
+                ready, _, _ = select.select([self._reader], [], [], self._beat_s)
                 numbers = os.read(self._reader, 64) if ready else b""
                 if self._closed.is_set():
                     return
@@ -136,11 +140,8 @@ class Watch:
                     self._end(self._on_report())
         except Exception as error:  # the store is gone, and the launcher with it
             reason = str(error).partition("\n")[0]
-            self._leave(
-                self._trouble(
-                    f"the launcher (torchrun) of the first host stopped answering ({reason})"
-                )
-            )
+            said = f"the launcher (torchrun) of the first host stopped answering ({reason})"
+            self._leave(self._trouble(said))
 
     def _beat(self) -> None:
         self._beats += 1
@@ -203,23 +204,21 @@ class Watch:
         Waits until a rank that still works has had the time for a sign of life.
         """
         ranks = range(len(self._hosts))
-        first = [self._read_beat(rank) for rank in ranks]
-        until_s = time.monotonic() + _SILENT_S
-        last = first
+        first = last = [self._read_beat(rank) for rank in ranks]
+        until_s = time.monotonic() + self._silent_s
         while time.monotonic() < until_s and not all(
             b[0] > a[0] for a, b in zip(first, last, strict=True)
         ):
-            time.sleep(_BEAT_S / 5)
+            time.sleep(self._beat_s / 5)
             self._beat()
             last = [self._read_beat(rank) for rank in ranks]
         self._silent = [r for r in ranks if last[r][0] <= first[r][0]]
         if self._silent:
             return self._trouble(f"{self._names(self._silent)} stopped answering")
-        errors = [(rank, text, code) for rank, text, code in self._reports() if code]
-        if not errors:
-            return None
-        rank, text, exit_code = errors[0]
-        return self._trouble(f"{self._name(rank)}: {text}", exit_code)
+        for rank, text, exit_code in self._reports():
+            if exit_code:
+                return self._trouble(f"{self._name(rank)}: {text}", exit_code)
+        return None
 
     def _read_beat(self, rank: int) -> tuple[int, int]:
         if not self._store.check([f"beat/{rank}"]):
@@ -240,22 +239,26 @@ class Watch:
         may_go_on : there is no trouble any more if the main thread reaches its next step.
         """
         step = self._step
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + self._patience_s
         before, silent_since_s = self._read_beat(0), time.monotonic()
+        if 0 in self._silent:  # it has been waited for already
+            silent_since_s -= self._silent_s
         while self._rank and time.monotonic() < until_s:
             self._beat()
             self._exit_if_ended()
             if may_go_on and (self._step > step or self._closed.is_set()):
+                self._silent = []
                 return
             if (now := self._read_beat(0)) != before:
                 before, silent_since_s = now, time.monotonic()
-            silent = time.monotonic() - silent_since_s > _SILENT_S + _BEAT_S
+            silent = time.monotonic() - silent_since_s > self._silent_s + self._beat_s
             # while it writes and reports, rank 0 gives no sign of life
             if silent and not self._store.check(["ending"]):
-                self._silent = [0]
-                trouble = self._trouble(f"{self._name(0)} stopped answering")
+                if 0 not in self._silent:
+                    self._silent = [0]
+                    trouble = self._trouble(f"{self._name(0)} stopped answering")
                 break
-            time.sleep(_BEAT_S / 5)
+            time.sleep(self._beat_s / 5)
         # of those that are left without rank 0 the first one speaks
         if self._rank and self._store.add("speaker", 1) > 1:
             os._exit(1)
@@ -263,12 +266,13 @@ class Watch:
 
     def _leave(self, trouble: Trouble) -> None:
         try:
-            if self._rank == 0:
-                self._store.set("ending", "")
+            with contextlib.suppress(Exception):  # the store may be what is gone
+                if self._rank == 0:
+                    self._store.set("ending", "")
             self._finish(trouble)
             if self._rank == 0:
                 self._store.set("end", json.dumps([trouble.exit_code, self._silent]))
-                time.sleep(2 * _BEAT_S)  # the others read it before the launcher ends them
+                time.sleep(2 * self._beat_s)  # the others read it before the launcher ends them
             self._kill_silent()
         finally:
             os._exit(trouble.exit_code)
@@ -283,13 +287,12 @@ class Watch:
     def _kill_silent(self) -> None:
         """Kill the ranks of this launcher that no longer answer: it would wait long for them."""
         for rank in self._silent:
-            if rank == self._rank or self._hosts[rank] != self._hosts[self._rank]:
-                continue
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path(f"/proc/{self._pids[rank]}/stat").read_text(encoding="utf-8")
                 # the command's name, in brackets, may contain anything
                 parent = int(stat.rpartition(")")[2].split()[1])
-                if parent == os.getppid():
+                local = self._hosts[rank] == self._hosts[self._rank]
+                if local and rank != self._rank and parent == os.getppid():
                     os.kill(self._pids[rank], signal.SIGKILL)
 
 
