@@ -158,10 +158,12 @@ class Driver:
     ) -> tuple[Buffers | None, Layout | None]:
         """Return this rank's buffers and place in a round, None if it only watches."""
         session = self._session
+        alone = row.name == "memcopy"
+        if not alone:
+            session.join(groups_at_once)
         mine = next((group for group in groups_at_once if session.rank in group), None)
         if mine is None:
             return None, None
-        alone = row.name == "memcopy"
         layout = Layout(
             ranks=mine,
             rank=session.rank,

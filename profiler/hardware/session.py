@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autopar.errors import InputError, OptionError
 from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware import shared_gpu
-from profiler.hardware.cells import Cluster, Group
+from profiler.hardware.cells import Cluster, Group, Round
 from profiler.hardware.options import HardwareOptions
 from profiler.timers import Timer, make_timer
 
@@ -72,17 +72,24 @@ class Session:
         """Return the timer of this device."""
         return make_timer(self.device, cuda_graph)
 
-    def group(self, ranks: Group) -> Any:
-        """Return the process group of `ranks`, which this rank is one of; only they take part."""
+    def join(self, groups: Round) -> None:
+        """Make the process groups that do not exist yet; every rank calls this, with all of them.
+
+        torch names a group by the number of groups before it. Were only its members to make it
+        (`use_local_synchronization`), their numbers would differ after a round in which some ranks
+        only watch, and they would wait for each other under different names.
+        """
         import torch.distributed as dist
 
-        if len(ranks) == self.world_size:
-            return dist.group.WORLD
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(
-                list(ranks), timeout=self._timeout, use_local_synchronization=True
-            )
-        return self._groups[ranks]
+        for ranks in groups:
+            if len(ranks) < self.world_size and ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+
+    def group(self, ranks: Group) -> Any:
+        """Return the process group of `ranks`, which this rank is one of and `join` has made."""
+        import torch.distributed as dist
+
+        return dist.group.WORLD if len(ranks) == self.world_size else self._groups[ranks]
 
     def separate_group(self) -> Any:
         """Return a new group of all ranks, whose operations queue beside the usual one's."""
