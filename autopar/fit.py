@@ -15,7 +15,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LatencyBandwidth", "latency_bandwidth_fit", "nonnegative_fit", "relative_weights"]
+__all__ = [
+    "LatencyBandwidth",
+    "latency_bandwidth_fit",
+    "nonnegative_fit",
+    "relative_weights",
+    "rising_fit",
+]
 
 F64 = NDArray[np.float64]
 
@@ -62,6 +68,31 @@ def latency_bandwidth_fit(
         seconds_per_byte=float(seconds_per_byte),
         residual=float(np.abs(fitted / times - 1.0).max()),
     )
+
+
+def rising_fit(times_s: F64) -> F64:
+    """Return the times nearest to these, all above 0, that never fall, shape (n,).
+
+    Nearest by the squares of log ratios, so runs that fall become their geometric mean; times that
+    rise already are returned as they are. If one row is nowhere below another, neither is its fit.
+    Source: pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
+    """
+    blocks: list[tuple[float, int]] = []
+    for value in np.log(times_s).tolist():
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, number = blocks.pop()
+            mean = (before * number + mean * count) / (number + count)
+            count += number
+        blocks.append((mean, count))
+    fitted = times_s.copy()
+    first = 0
+    for mean, count in blocks:
+        if count > 1:
+            fitted[first : first + count] = np.exp(mean)
+        first += count
+    rising: F64 = np.maximum.accumulate(fitted)  # for the last bit of the means
+    return rising
 
 
 def relative_weights(target: F64) -> F64:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.fit import rising_fit
 from autopar.operations import OPERATIONS
 from autopar.sources import Source
 
@@ -64,21 +65,48 @@ class Curve:
         rise = float(self.times_s[1] - self.times_s[0]) / (second - first)
         return float(self.times_s[0]) - rise * first
 
+    def rising(self) -> Curve:
+        """Return the curve with times, percentiles and latency that never fall as messages grow.
+
+        Medians of a busy machine scatter. A plan that sends more bytes must not win by a size whose
+        samples were lucky.
+        """
+
+        def risen(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+            return None if times_s is None else rising_fit(times_s)
+
+        times = rising_fit(self.times_s)
+        return Curve(
+            sizes_bytes=self.sizes_bytes,
+            times_s=times,
+            low_s=risen(self.low_s),
+            high_s=risen(self.high_s),
+            # a fit over all sizes can miss the smallest; an empty message takes no longer than it
+            latency_s=None if self.latency_s is None else min(self.latency_s, float(times[0])),
+        )
+
     def at_spread(self, speed: Speed) -> Curve:
-        """Return the curve at its 5th (`fast`) or 95th (`slow`) percentile, without spread.
+        """Return the rising curve at its 5th (`fast`) or 95th (`slow`) percentile, without spread.
 
         Below the smallest size the spread is that of the smallest, so that the fast curve is
         nowhere above this one and the slow one nowhere below.
         """
+        curve = self.rising()
+        if (curve.low_s if speed == "fast" else curve.high_s) is None:
+            return replace(curve, low_s=None, high_s=None)
+        ratio = curve.spread_ratio(speed)
+        return Curve(
+            sizes_bytes=curve.sizes_bytes,
+            times_s=curve.times_s * ratio,
+            latency_s=curve.empty_s * float(ratio[0]),
+        )
+
+    def spread_ratio(self, speed: Speed) -> NDArray[np.float64]:
+        """Return percentile over median of every size, (n,); 1 where no percentile is known."""
         edge = self.low_s if speed == "fast" else self.high_s
         if edge is None:
-            return Curve(
-                sizes_bytes=self.sizes_bytes, times_s=self.times_s, latency_s=self.latency_s
-            )
-        choose = np.minimum if speed == "fast" else np.maximum
-        times = choose(self.times_s, edge)
-        latency = self.empty_s * float(times[0] / self.times_s[0])
-        return Curve(sizes_bytes=self.sizes_bytes, times_s=times, latency_s=latency)
+            return np.ones_like(self.times_s)
+        return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,4 +194,4 @@ def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> flo
     """Time at a percentile over the median, at the size whose bandwidth is nearest to a value."""
     rates = factor * curve.sizes_bytes / curve.times_s
     nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
-    return float(curve.at_spread(speed).times_s[nearest] / curve.times_s[nearest])
+    return float(curve.spread_ratio(speed)[nearest])

@@ -20,6 +20,7 @@ __all__ = [
     "ModelSpec",
     "OtherMemory",
     "OtherTime",
+    "ShardedTime",
     "TimePoint",
 ]
 
@@ -46,6 +47,10 @@ class LayerSpec:
     qkv_biases: bool = False
     norm_parameters_per_hidden: int = 2
     """Norm parameters of a layer divided by hidden_size (2 RMSNorms: 2; 2 LayerNorms: 4)."""
+    num_experts: int | None = None
+    """MLPs of a mixture-of-experts layer, each of width `ffn_hidden_size`; None for one MLP."""
+    experts_per_token: int | None = None
+    """Experts that each token visits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,25 @@ class TimePoint:
     batch: int
     seq_length: int
     forward_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where a sidecar has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedTime:
+    """Measured times of one layer on one rank of a tensor group, for `batch` samples together."""
+
+    batch: int
+    seq_length: int
+    degree: int
+    """Degree of the group; 1 for a whole layer."""
+    kind: str
+    """As `TensorKind` of `model_measurements`."""
+    forward_s: float
+    backward_s: float | None = None
+    recompute_s: float | None = None
+    optimizer_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +145,8 @@ class LayerProfile:
     times: tuple[TimePoint, ...]
     memory: Mapping[int, LayerMemory]
     """By sequence length."""
+    sharded_times: tuple[ShardedTime, ...] = ()
+    """What a sidecar adds: backward apart from forward, sharded layers, recomputation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from autopar import __version__
 from autopar.errors import DocumentError
 from autopar.jsonio import load_object, shorten, write_json
 from autopar.measurements import Bytes, BytesOrZero, BytesPerSecond, CurveData, Measurement
+from autopar.model_measurements import LayerTimes, ModelMeasurement
 from autopar.patterns import Quantity, StrictObject, key_error, validate_document
 
 __all__ = [
@@ -64,6 +65,8 @@ class Run(StrictObject):
     """Raw samples in the unit of the document, by its key."""
     measurements: list[Measurement] = Field(default_factory=list)
     """Raw samples in seconds, by cell of a sweep."""
+    model_measurements: list[ModelMeasurement] = Field(default_factory=list)
+    """Raw figures of a model, by cell."""
 
 
 class Sidecar(StrictObject):
@@ -91,6 +94,8 @@ class Sidecar(StrictObject):
     logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = Field(default_factory=list)
+    layer_times: list[LayerTimes] = Field(default_factory=list)
+    """Of a computation file: what was measured beside whole forwards."""
     runs: list[Run] = Field(default_factory=list)
 
     @model_validator(mode="after")
