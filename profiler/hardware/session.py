@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InputError, OptionError
+from autopar.errors import OptionError
 from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware import shared_gpu
 from profiler.hardware.cells import Cluster, Group, Round
+from profiler.hardware.meeting import connect, introduce
 from profiler.hardware.options import HardwareOptions
 from profiler.timers import Timer, make_timer
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Session", "open_session"]
+__all__ = ["Session", "claim_errors", "open_session"]
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -54,6 +54,7 @@ class Session:
         self.watch_store = watch_store
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[Group, Any] = {}
+        self._num_shared = 0
 
     @property
     def world_size(self) -> int:
@@ -114,9 +115,11 @@ class Session:
         import torch.distributed as dist
 
         own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        found = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(found, own)
-        result: NDArray[np.float64] = torch.stack(found).cpu().numpy()
+        found = own.new_empty(self.world_size * own.numel())
+        # one tensor: a list of them costs a copy for every rank
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(found, own)
+        result: NDArray[np.float64] = found.cpu().numpy().reshape(self.world_size, -1)
         return result
 
     def largest(self, value: float) -> float:
@@ -124,10 +127,12 @@ class Session:
         return float(self.gather([value]).max())
 
     def share(self, key: str, text: str | None) -> str:
-        """Return the text that one rank gives under a key that nobody used before."""
+        """Return the text that one rank gives; every rank calls this, the others with None."""
+        self._num_shared += 1  # the same on every rank: no text of an earlier call is read
+        numbered = f"{self._num_shared}/{key}"
         if text is not None:
-            self.store.set(key, text)
-        result: str = self.store.get(key).decode()
+            self.store.set(numbered, text)
+        result: str = self.store.get(numbered).decode()
         return result
 
     def free_bytes(self) -> float:
@@ -140,6 +145,13 @@ class Session:
         else:
             own = _available_bytes() * 0.7 / self.cluster.gpus_per_node
         return float(self.gather([own]).min())
+
+    def release_memory(self) -> None:
+        """Give back what torch keeps of freed tensors: NCCL allocates for itself."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Leave the process groups."""
@@ -170,35 +182,12 @@ def _choose_backend(options: HardwareOptions) -> str:
     return options.backend
 
 
-def _stores(timeout: timedelta) -> tuple[Any, Any, int, int]:
-    """Return two connections to the launcher's store, the rank and the world size.
+def claim_errors(environment: MutableMapping[str, str]) -> None:
+    """Keep torch from ending this process when NCCL fails: our watch decides, and says why.
 
-    Two, because a wait on one of them would keep the watching thread from the other.
+    torchrun sets the variable in all of its ranks, so that a default would have no effect.
     """
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, world = next(rendezvous("env://", timeout=timeout))
-    other = store.clone() if hasattr(store, "clone") else next(rendezvous("env://"))[0]
-    return store, other, rank, world
-
-
-def _introduce(store: Any, own: RankInfo, world: int, timeout: timedelta) -> list[RankInfo]:
-    """Return what every rank says of itself."""
-    store.set(f"info/{own.rank}", json.dumps(own.to_dict()))
-    keys = [f"info/{rank}" for rank in range(world)]
-    if own.rank == 0:
-        try:
-            store.wait(keys, timeout)
-        except Exception:
-            absent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
-            raise InputError(
-                f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent[:8])} of {world} did not "
-                f"start within {timeout.total_seconds():g} s; start torchrun on every node, with "
-                "the same --nnodes and --rdzv-endpoint, or raise --timeout"
-            ) from None
-        store.set("infos", json.dumps([json.loads(store.get(key)) for key in keys]))
-    store.wait(["infos"], timeout + timedelta(seconds=10))
-    return [RankInfo.from_dict(entry) for entry in json.loads(store.get("infos"))]
+    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 
 
 def open_session(options: HardwareOptions) -> Session:
@@ -206,7 +195,7 @@ def open_session(options: HardwareOptions) -> Session:
 
     Raises
     ------
-    InputError: ranks did not start, differ in software or devices, or share a GPU unasked.
+    InputError: ranks did not meet, differ in software or devices, or share a GPU unasked.
     OptionError: the backend does not exist here.
     """
     import torch
@@ -216,7 +205,7 @@ def open_session(options: HardwareOptions) -> Session:
     if options.cuda_graph and backend != "nccl":
         raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
     timeout = timedelta(seconds=options.timeout_s)
-    base, other, rank, world = _stores(timeout)
+    base, other, rank, world = connect(timeout)
     local_rank = int(os.environ["LOCAL_RANK"])
     if backend == "nccl":
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -225,23 +214,24 @@ def open_session(options: HardwareOptions) -> Session:
         device = torch.device("cpu")
         torch.set_num_threads(1)  # ranks share the cores; more threads only disturb each other
 
-    store = dist.PrefixStore("autopar", base)
-    infos = _introduce(store, collect(rank, local_rank, device), world, timeout)
+    own = collect(rank, local_rank, device)
+    infos, start = introduce(dist.PrefixStore("autopar", base), own, world, timeout)
+    prefix = f"autopar/{start}"
     check_alike(infos)
     shared = shared_gpu.sharing(infos)
     if shared:
         if not options.allow_shared_gpu:
             raise shared_gpu.refusal(infos)
         shared_gpu.apply(rank, infos[rank].host)
-    # Our own watch decides what a hung operation means; NCCL's would abort before it can say.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    claim_errors(os.environ)
+    # Without device_id, which would bind the ranks to one NCCL communicator from which torch splits
+    # those of groups, a collective of all ranks: each group has one of its own, made on first use.
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("groups", base),
+        store=dist.PrefixStore(f"{prefix}/groups", base),
         rank=rank,
         world_size=world,
         timeout=timeout + timedelta(seconds=5),
-        **({"device_id": device} if backend == "nccl" else {}),
     )
     dtype = options.dtype
     if dtype == "auto":
@@ -252,8 +242,8 @@ def open_session(options: HardwareOptions) -> Session:
         device=device,
         backend=backend,
         dtype=dtype,
-        store=store,
-        watch_store=dist.PrefixStore("autopar", other),
+        store=dist.PrefixStore(prefix, base),
+        watch_store=dist.PrefixStore(f"{prefix}/watch", other),
         timeout_s=options.timeout_s + 5,
         synthetic=bool(shared),
     )
