@@ -11,65 +11,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.measurements import Measurement, Straggler
+from autopar.measurements import Measurement
 from autopar.units import format_bytes
-from profiler.hardware.cells import Cell, Group, Round
+from profiler.hardware.cells import Cell, Round
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Layout
+from profiler.hardware.outcome import GroupTimes, combined, identity, unmeasured
 from profiler.hardware.overlap import local_overlap, slowdowns
 from profiler.hardware.session import Session
 from profiler.hardware.watch import Watch
 from profiler.measure import Policy, choose_loops, next_block, warmups
 from profiler.timers import Timer
 
-__all__ = ["OVERLAP_PREFIX", "STRAGGLER_RATIO", "Driver", "stragglers", "unmeasured"]
+__all__ = ["OVERLAP_PREFIX", "Driver"]
 
-STRAGGLER_RATIO = 1.5
-"""A group whose median is so much above the median group's is slow, and its ranks are named."""
 OVERLAP_PREFIX = "overlap_"
 """Cells that measure a collective while GEMMs run."""
-
-
-def _identity(cell: Cell) -> dict[str, Any]:
-    return {
-        "key": cell.key,
-        "operation": cell.operation,
-        "group_size": cell.group_size,
-        "consecutive": cell.consecutive,
-        "size_bytes": float(cell.size_bytes),
-        "scope": cell.scope,
-    }
-
-
-def unmeasured(cell: Cell, status: Literal["failed", "skipped"], reason: str) -> Measurement:
-    """Return the measurement of a cell that gave no samples, with the reason in words."""
-    return Measurement(**_identity(cell), status=status, reason=reason)
-
-
-def stragglers(
-    groups: Sequence[Group], medians_s: NDArray[np.float64], hosts: Sequence[str]
-) -> list[Straggler]:
-    """Return the ranks that are only in groups much slower than the others.
-
-    Ranks of one group wait for each other, so that a group is what can be slow; of two groups the
-    quicker one is taken for normal.
-    """
-    if len(groups) < 2:
-        return []
-    normal_s = float(np.median(medians_s) if len(groups) > 2 else medians_s.min())
-    ratios: dict[int, list[float]] = {}
-    for group, median_s in zip(groups, medians_s, strict=True):
-        for rank in group:
-            ratios.setdefault(rank, []).append(float(median_s) / normal_s)
-    return [
-        Straggler(rank=rank, host=hosts[rank], ratio=max(of_rank))
-        for rank, of_rank in sorted(ratios.items())
-        if min(of_rank) > STRAGGLER_RATIO
-    ]
 
 
 class Driver:
@@ -129,9 +89,7 @@ class Driver:
         return found.model_copy(update={"elapsed_s": elapsed_s})
 
     def _collective(self, cell: Cell, row: Collective) -> Measurement:
-        groups: list[Group] = []
-        samples: list[NDArray[np.float64]] = []
-        loops = 1
+        found: list[GroupTimes] = []
         for number, groups_at_once in enumerate(cell.rounds):
             buffers, layout = self._prepare(cell, row, groups_at_once)
             wrong = self._verify(cell, row, number, buffers, layout)
@@ -139,20 +97,9 @@ class Driver:
                 return unmeasured(cell, "failed", wrong)
             times_s, loops = self._repeat(cell, row, buffers, layout, groups_at_once)
             for group in groups_at_once:
-                groups.append(group)
-                samples.append(times_s[list(group)].max(axis=0))
-        medians = np.array([np.median(of_group) for of_group in samples])
-        worst = int(medians.argmax())
-        return Measurement(
-            **_identity(cell),
-            status="ok",
-            samples_s={"time": [float(v) for v in samples[worst]]},
-            loops=loops,
-            worst_group=list(groups[worst]),
-            group_medians_s=[float(v) for v in medians],
-            stragglers=stragglers(groups, medians, self._session.cluster.hosts),
-            checked=self._check,
-        )
+                samples_s = times_s[list(group)].max(axis=0)
+                found.append(GroupTimes(group=group, samples_s=samples_s, loops=loops))
+        return combined(cell, found, self._session.cluster.hosts, checked=self._check)
 
     def _prepare(
         self, cell: Cell, row: Collective, groups_at_once: Round
@@ -301,7 +248,7 @@ class Driver:
             json.dumps(found.samples_s) if session.rank == slowest else None,
         )
         return Measurement(
-            **_identity(cell),
+            **identity(cell),
             status="ok",
             samples_s=json.loads(said),
             worst_group=[slowest],

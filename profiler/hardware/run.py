@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from autopar.errors import AutoparError
 from profiler.environment import run_metadata
 from profiler.hardware.cells import Cell, plan_cells
-from profiler.hardware.driver import Driver, unmeasured
+from profiler.hardware.driver import Driver
 from profiler.hardware.options import HardwareOptions
+from profiler.hardware.outcome import unmeasured
 from profiler.hardware.parse import check_world
 from profiler.hardware.predict import describe_forecast, forecast, probe_policy
 from profiler.hardware.progress import Progress, say

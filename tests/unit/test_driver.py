@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.hardware.driver import stragglers
+from profiler.hardware.outcome import GroupTimes, combined, stragglers
+from tests.unit.record_support import planned
 
 HOSTS = ("a", "a", "b", "b")
 
@@ -31,3 +32,21 @@ def test_only_ranks_that_are_always_slow_are_named(
 
     assert {s.rank: s.ratio for s in found} == expected
     assert all(s.host == HOSTS[s.rank] for s in found)
+
+
+def test_the_slowest_group_is_the_value_whatever_its_round() -> None:
+    """Rounds differ in loops and repetitions; medians stand in the order of the groups."""
+    cell = next(cell for cell in planned("p2p") if cell.group_size == 4)
+    rounds = [[((0, 1), [3.0, 1.0, 2.0]), ((2, 3), [9.0, 5.0, 1.0])], [((1, 2), [4.0, 3.0])]]
+    found = [
+        GroupTimes(group=group, samples_s=np.array(samples), loops=loops)
+        for loops, of_round in zip((8, 2), rounds, strict=True)
+        for group, samples in of_round
+    ]
+
+    measurement = combined(cell, found, HOSTS, checked=True)
+
+    assert measurement.worst_group == [2, 3]
+    assert measurement.samples_s == {"time": [9.0, 5.0, 1.0]}
+    assert measurement.loops == 8
+    assert measurement.group_medians_s == [2.0, 3.5, 5.0]
