@@ -64,11 +64,12 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     watch.start()
     try:
         code = _measure_all(session, watch, state, options, argv)
+        watch.step("the end of the process groups")
+        session.close()  # under watch: NCCL lets nobody leave before all do
     except BaseException as error:
         watch.fail(error)
         raise
     watch.close()
-    session.close()
     return code
 
 

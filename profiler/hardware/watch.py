@@ -116,6 +116,8 @@ class Watch:
         os.write(self._writer, b"\0")
         self._thread.join()
         signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:  # nobody reads the pipe any more
+            signal.signal(number, signal.SIG_DFL)
 
     # The thread ---------------------------------------------------------------------------------
 
@@ -139,6 +141,8 @@ class Watch:
                 elif self._store.check(["error/1"]):
                     self._end(self._on_report())
         except Exception as error:  # the store is gone, and the launcher with it
+            if self._closed.is_set():  # as it may be when rank 0 has left
+                return
             reason = str(error).partition("\n")[0]
             said = f"the launcher (torchrun) of the first host stopped answering ({reason})"
             self._leave(self._trouble(said))
@@ -173,7 +177,7 @@ class Watch:
     def _on_timeout(self) -> Trouble:
         if found := self._cause():
             return found
-        steps = [self._read_beat(rank)[1] for rank in range(len(self._hosts))]
+        steps = [step for _, step in self._read_beats()]
         behind = [rank for rank, step in enumerate(steps) if step < max(steps)]
         return self._trouble(
             f"{self._names(behind)} did not reach this operation, the others wait in it"
@@ -203,16 +207,15 @@ class Watch:
 
         Waits until a rank that still works has had the time for a sign of life.
         """
-        ranks = range(len(self._hosts))
-        first = last = [self._read_beat(rank) for rank in ranks]
+        first = last = self._read_beats()
         until_s = time.monotonic() + self._silent_s
         while time.monotonic() < until_s and not all(
             b[0] > a[0] for a, b in zip(first, last, strict=True)
         ):
             time.sleep(self._beat_s / 5)
             self._beat()
-            last = [self._read_beat(rank) for rank in ranks]
-        self._silent = [r for r in ranks if last[r][0] <= first[r][0]]
+            last = self._read_beats()
+        self._silent = [r for r, beat in enumerate(last) if beat[0] <= first[r][0]]
         if self._silent:
             return self._trouble(f"{self._names(self._silent)} stopped answering")
         for rank, text, exit_code in self._reports():
@@ -225,6 +228,13 @@ class Watch:
             return 0, 0
         beats, step = json.loads(self._store.get(f"beat/{rank}"))
         return int(beats), int(step)
+
+    def _read_beats(self) -> list[tuple[int, int]]:
+        """Return beats and steps by rank, with two questions however many ranks there are."""
+        keys = [f"beat/{rank}" for rank in range(len(self._hosts))]
+        if not self._store.check(keys):  # a rank has just begun
+            return [self._read_beat(rank) for rank in range(len(keys))]
+        return [(beats, step) for beats, step in map(json.loads, self._store.multi_get(keys))]
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on host {self._hosts[rank]}"

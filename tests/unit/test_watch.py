@@ -190,6 +190,14 @@ def late_but_well(watch: Watch, rank: int) -> None:
     time.sleep(0.2)
 
 
+def end_before_rank_1(watch: Watch, rank: int) -> None:
+    """Close rank 0's watch at once, and rank 1's never."""
+    watch.step("a")
+    if rank == 0:
+        watch.close()
+    time.sleep(FOREVER_S)
+
+
 def to_rank(number: signal.Signals, *ranks: int) -> Callable[[Sequence[BaseProcess]], None]:
     """Return what sends a signal to ranks."""
 
@@ -327,6 +335,19 @@ def test_a_lost_launcher_is_named(tmp_path: Path) -> None:
         assert outcome.said["sentence"].startswith(
             "the launcher (torchrun) of the first host stopped answering ("
         )
+
+
+def test_a_signal_after_the_end_ends_the_process(tmp_path: Path) -> None:
+    """What follows a closed watch may hang too, and must not ignore its launcher."""
+
+    def disturb(processes: Sequence[BaseProcess]) -> None:
+        time.sleep(0.5)
+        to_rank(signal.SIGTERM, 0)(processes)
+        processes[0].join(10)
+        to_rank(signal.SIGKILL, 1)(processes)
+
+    found = outcomes(tmp_path, end_before_rank_1, disturb)
+    assert [outcome.code for outcome in found] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
 def test_the_end_of_a_run_keeps_a_cell_that_is_being_written(tmp_path: Path) -> None:
