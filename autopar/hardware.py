@@ -140,6 +140,8 @@ class HardwareProfile:
     synthetic: bool = False
     """True when the numbers exercise the code and describe no machine."""
     sources: tuple[Source, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was odd about the files, in words."""
 
     @property
     def world_size(self) -> int:
@@ -168,7 +170,7 @@ class HardwareProfile:
             allreduce_bytes_per_s={
                 (size, consecutive): moved(
                     entry,
-                    self._allreduce_curve(size, consecutive),
+                    self.allreduce_curve(size, consecutive),
                     OPERATIONS["allreduce"].bus_factor(size),
                 )
                 for (size, consecutive), entry in self.allreduce_bytes_per_s.items()
@@ -184,7 +186,8 @@ class HardwareProfile:
             p2p_curves={key: curve.at_spread(speed) for key, curve in self.p2p_curves.items()},
         )
 
-    def _allreduce_curve(self, size: int, consecutive: bool) -> Curve | None:
+    def allreduce_curve(self, size: int, consecutive: bool) -> Curve | None:
+        """Return the all-reduce times of the groups of an entry of `allreduce_bytes_per_s`."""
         # one world group: strided or not, it is the same ranks
         neighbours = consecutive or size == self.world_size
         return (self.curves if neighbours else self.strided_curves).get(("allreduce", size))

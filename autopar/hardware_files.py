@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from autopar.documents import AllreduceDocument, OverlapDocument, P2pDocument, SpTimeDocument
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware_checks import at_odds, reference_bytes
 from autopar.hardware_sidecars import SidecarCurves, sidecar_curves
 from autopar.hardware_write import hardware_file_name, write_hardware
 from autopar.jsonio import load_object
@@ -49,10 +50,16 @@ _Document = TypeVar("_Document", bound=BaseModel)
 class _Loaded:
     """One validated file with its sidecar and where it came from."""
 
+    kind: DocumentKind
     path: Path
     sidecar: Sidecar | None
     curves: SidecarCurves
     sources: tuple[Source, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the file, in words."""
+        return (*self.sources[0].notes, *self.curves.notes)
 
 
 def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
@@ -135,11 +142,12 @@ def read_hardware(
         p2p_file,
         _with_notes(overlap_file, overlap_notes),
     ]
-    curves: dict[tuple[str, int], Curve] = {}
+    documented: dict[tuple[str, int], Curve] = {}
     if sp_time is not None:
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
-        curves.update(_curves(sp_file.path, sp_doc, *shape))
+        documented = _curves(sp_file.path, sp_doc, *shape)
         files.append(sp_file)
+    curves = dict(documented)
     strided: dict[tuple[str, int], Curve] = {}
     transfers: dict[int, Curve] = {}
     for file in files:
@@ -149,7 +157,7 @@ def read_hardware(
 
     sidecars = [file.sidecar for file in files if file.sidecar is not None]
     names = [s.name for s in sidecars if s.name is not None]
-    return HardwareProfile(
+    profile = HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         allreduce_bytes_per_s={key: value * factor for key, value in bandwidths.items()},
@@ -164,7 +172,15 @@ def read_hardware(
         estimated=any(s.estimated for s in sidecars),
         synthetic=any(s.synthetic for s in sidecars),
         sources=tuple(source for file in files for source in file.sources),
+        notes=tuple(f"{file.path.name}: {note}" for file in files for note in file.notes),
     )
+    odd = at_odds(
+        profile,
+        {file.kind: file.path for file in files},
+        {file.kind: reference_bytes(file.sidecar) for file in files},
+        documented,
+    )
+    return replace(profile, notes=(*profile.notes, *odd))
 
 
 def _load(
@@ -183,7 +199,8 @@ def _load(
     sidecar = read_sidecar(path, kind)
     first = Source(role=kind, path=str(path), sha256=loaded.sha256)
     if sidecar is None:
-        return _Loaded(path=path, sidecar=None, curves=SidecarCurves(), sources=(first,)), document
+        lone = _Loaded(kind=kind, path=path, sidecar=None, curves=SidecarCurves(), sources=(first,))
+        return lone, document
     first = replace(first, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
     curves = sidecar_curves(path, sidecar, num_nodes * gpus_per_node)
     meta = load_object(sidecar_path(path))
@@ -194,7 +211,8 @@ def _load(
         sha256=meta.sha256,
         notes=(sidecar.source, *curves.notes),
     )
-    return _Loaded(path=path, sidecar=sidecar, curves=curves, sources=(first, second)), document
+    both = _Loaded(kind=kind, path=path, sidecar=sidecar, curves=curves, sources=(first, second))
+    return both, document
 
 
 def _with_notes(file: _Loaded, notes: tuple[str, ...]) -> _Loaded:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
+from autopar.hardware_checks import falling_times
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.cost.comm import Groups
@@ -420,6 +421,9 @@ class CostModel:
                 self._default(
                     "all-gather and reduce-scatter of strided groups take half an all-reduce"
                 )
+        for note in (*hardware.notes, falling_times(hardware), _partial_spread(hardware)):
+            if note is not None:
+                self._note(note)
         if hardware.memory_bytes_per_s is None:
             self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
         if self.spec.tied_embeddings and self.spec.vocab_size is None:
@@ -459,6 +463,18 @@ class CostModel:
                 f"left out: strategies of {name} at degree {missing} whose activation or "
                 f"checkpoint entry was not measured"
             )
+
+
+def _partial_spread(hardware: HardwareProfile) -> str | None:
+    """Return a sentence where some curves have percentiles and others do not, else None."""
+    kinds = (hardware.curves, hardware.strided_curves, hardware.p2p_curves)
+    known = [curve.has_spread for kind in kinds for curve in kind.values()]
+    if all(known) or not any(known):
+        return None
+    return (
+        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
+        "price does not move in the interval of the step time"
+    )
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:

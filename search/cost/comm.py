@@ -31,14 +31,8 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
     sizes, times = curve.sizes_bytes, curve.times_s
     inside = np.exp(np.interp(np.log(num_bytes), np.log(sizes), np.log(times)))
     above = times[-1] * num_bytes / sizes[-1]
-    if curve.latency_s is not None:
-        rise = (times[0] - curve.latency_s) / sizes[0]
-        below = np.maximum(curve.latency_s + rise * num_bytes, 0.0)
-    elif len(sizes) == 1:
-        below = times[0] * num_bytes / sizes[0]
-    else:
-        slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
-        below = np.maximum(times[0] + slope * (num_bytes - sizes[0]), 0.0)
+    empty = curve.empty_s
+    below = np.maximum(empty + (times[0] - empty) / sizes[0] * num_bytes, 0.0)
     result: F64 = np.where(
         num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside)
     )
@@ -72,6 +66,7 @@ class Groups:
         self._curve: dict[str, list[int]] = {op: [-1] for op in COLLECTIVES}
         self._curves: list[tuple[Curve, float, str]] = []
         self._curve_index: dict[tuple[str, int, bool], int] = {}
+        self._transfers = {stages: curve.rising() for stages, curve in hardware.p2p_curves.items()}
         self._arrays: dict[str, tuple[F64, I64]] = {}
         self._bus: F64 = np.array([np.inf])
 
@@ -113,7 +108,7 @@ class Groups:
         else curve or bandwidth of the number that `point_to_point_bytes_per_s` takes; errors as
         there.
         """
-        curves = self._hardware.p2p_curves
+        curves = self._transfers
         stand_in = num_stages if num_stages in curves else self._measured_stages(num_stages)
         if stand_in in curves:
             return self._measured_s(curves[stand_in], num_bytes * copies, f"pp_size_{stand_in}")
@@ -213,7 +208,7 @@ class Groups:
                 self._curve_index[key] = len(self._curves)
                 name = operation if scale == 1.0 else "allreduce"
                 kind = "" if consecutive else "_consec_0"
-                self._curves.append((curve, scale, f"{name}_size_{size}{kind}"))
+                self._curves.append((curve.rising(), scale, f"{name}_size_{size}{kind}"))
         return self._curve_index[key]
 
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
