@@ -16,9 +16,10 @@ from typing import Any
 
 from autopar import catalog
 from autopar.errors import InputError, OptionError
+from autopar.hf_config import parse_hugging_face
 from autopar.jsonio import load_object
 from autopar.model import LayerSpec, ModelSpec
-from autopar.spec_files import FORMAT, parse_hugging_face, parse_own
+from autopar.spec_files import FORMAT, parse_own
 
 __all__ = [
     "bare_spec",
@@ -118,7 +119,8 @@ def parameter_count(layer: LayerSpec) -> int:
     """Return the exact number of parameters of one layer.
 
     h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
-    and norms; a heads and k key-value heads of width d. Raises InputError when a, f are unknown.
+    and norms; a heads and k key-value heads of width d. With E experts, E MLPs and a router of hE
+    without biases. Raises InputError when a, f are unknown.
     """
     width = head_dim(layer)
     heads = layer.num_heads or 0
@@ -134,6 +136,8 @@ def parameter_count(layer: LayerSpec) -> int:
         attention += h
     up = 2 if layer.gated_mlp else 1
     mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
+    if layer.num_experts is not None:
+        mlp = layer.num_experts * (mlp + h)
     blocks = 2 if layer.cross_attention else 1
     return blocks * attention + mlp + layer.norm_parameters_per_hidden * h
 

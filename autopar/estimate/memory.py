@@ -13,6 +13,13 @@ a heads and k key-value heads of width d, f MLP width, e bytes per element, per 
     sequence parallelism at degree t: (X + r + A + M) / t;  without: X + r + (A + M) / t
     k+v: kv = k*d heads / t, but at least one head per rank: max(k, t)*d / t.
 
+A mixture of E experts, of which a token visits c evenly, without dropping tokens: M becomes c*M,
+and the tokens in the order of their experts, which every rank needs whole, add to it:
+        P = c*S*h*e                     input of the experts, not divided by t
+        R = 4*S*E + 12*c*S              fp32 probabilities; weights and numbers of the chosen
+        O = c*S*h*e (eager)             output of the experts, which their weights multiply
+    R and O belong to the tokens of a rank, as X does. All experts are on every rank (1/t of each).
+
 `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
 keeps beside it: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm the fp32
 input and the normalised value instead of the input alone (n * S*h*4); with rotary positions (no
@@ -95,7 +102,14 @@ def activation_bytes(
             inside += query
             if index == 0 and layer.gated_mlp:
                 inside += query + s * kv_share * e
-    inside += (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
+    mlp = (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
+    if layer.num_experts is None:
+        inside += mlp
+    else:
+        visited = layer.experts_per_token or layer.num_experts
+        inside += visited * (mlp + s * h * e)
+        around += 4.0 * s * layer.num_experts + 12.0 * s * visited
+        around += visited * s * h * e if eager else 0.0
     return around / (degree if sequence_parallel else 1) + inside
 
 

@@ -36,11 +36,12 @@ _K_HALF = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm:
-    """A product of (m, k) and (k, n)."""
+    """Products of (m, k) and (k, n), `count` of them in one kernel."""
 
     m: int
     n: int
     k: int
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +74,12 @@ def operation_time_s(card: Card, operation: Operation, precision: str) -> float:
         share = card.attention_efficiency * length / (length + card.attention_half_seq_length)
         return operation.flop / (peak * share) + card.kernel_launch_s
     m, n, k = operation.m, operation.n, operation.k
-    fill = max(speed * _wave_fill(m, n, a, b, card.num_sms) for a, b, speed in _TILES)
+    count = operation.count
+    fill = max(speed * _wave_fill(m, n, a, b, card.num_sms, count) for a, b, speed in _TILES)
     rate = peak * card.gemm_efficiency * fill * k / (k + _K_HALF)
     element = _element_bytes(precision)
     traffic = element * (m * k + k * n + m * n) / (card.memory_bytes_per_s * card.memory_efficiency)
-    return max(2.0 * m * n * k / rate, traffic) + card.kernel_launch_s
+    return count * max(2.0 * m * n * k / rate, traffic) + card.kernel_launch_s
 
 
 def layer_operations(
@@ -95,11 +97,14 @@ def layer_operations(
     norm 2e fused, 26 for RMSNorm in eager fp32 steps (to fp32 6, square-mean 4, scale 8, to bf16
     6, weight 4 minus what stays in cache 2); rotary 2e fused, 5 kernels of 12e in all eager;
     gated activation 3e fused, 5e eager; GELU 2e; residual 3e; layout copies of attention 2e.
+    Experts: the router's product and softmax; a token is copied to and summed from each of the c
+    experts it visits (2e and e per copy, e for the sum); the experts' products one by one in
+    eager, all in one kernel when fused, each with an equal share of the tokens.
     """
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
     rows, e = batch * seq_length, element_bytes
-    h, ffn, width = layer.hidden_size, layer.ffn_hidden_size, head_dim(layer)
+    h, width = layer.hidden_size, head_dim(layer)
     q = layer.num_heads * width
     kv = (layer.num_kv_heads or layer.num_heads) * width
     eager = kernels == "eager"
@@ -109,7 +114,6 @@ def layer_operations(
         num_bytes=rows * h * (26 if eager_norm else 2 * e), kernels=6 if eager_norm else 1
     )
     residual = Traffic(num_bytes=3.0 * rows * h * e)
-    bias_bytes = 2 * e if eager and layer.biases else 0
 
     yield norm
     yield Gemm(m=rows, n=q + 2 * kv, k=h)
@@ -130,10 +134,7 @@ def layer_operations(
         yield Gemm(m=rows, n=h, k=q)
         yield residual
     yield norm
-    yield Gemm(m=rows, n=ffn * (2 if layer.gated_mlp else 1), k=h)
-    activation = ((5 if eager else 3) if layer.gated_mlp else 2) * e + bias_bytes
-    yield Traffic(num_bytes=float(rows * ffn * activation), kernels=2 if eager else 1)
-    yield Gemm(m=rows, n=h, k=ffn)
+    yield from _mlp(layer, rows, eager=eager, element_bytes=e)
     yield residual
 
 
@@ -154,6 +155,29 @@ def other_operations(
     yield Traffic(num_bytes=rows * vocab * 22.0, kernels=8)
 
 
+def _mlp(layer: LayerSpec, rows: int, *, eager: bool, element_bytes: int) -> Iterator[Operation]:
+    """Yield the operations between the norm and the residual: one MLP, or a router and experts."""
+    h, ffn, e = layer.hidden_size, layer.ffn_hidden_size or 0, element_bytes
+    groups, tokens, copies = 1, rows, rows
+    if layer.num_experts is not None:
+        visited = layer.experts_per_token or layer.num_experts
+        copies = rows * visited
+        groups = min(layer.num_experts, copies)  # few tokens leave experts idle
+        tokens = math.ceil(copies / groups)
+        yield Gemm(m=rows, n=layer.num_experts, k=h)
+        yield Traffic(num_bytes=rows * layer.num_experts * 12.0, kernels=4)
+        yield Traffic(num_bytes=2.0 * copies * h * e)
+    kernels, count = (groups, 1) if eager else (1, groups)
+    bias_bytes = 2 * e if eager and layer.biases else 0
+    activation = ((5 if eager else 3) if layer.gated_mlp else 2) * e + bias_bytes
+    up = Gemm(m=tokens, n=ffn * (2 if layer.gated_mlp else 1), k=h, count=count)
+    yield from [up] * kernels
+    yield Traffic(num_bytes=float(copies * ffn * activation), kernels=2 * kernels if eager else 1)
+    yield from [Gemm(m=tokens, n=h, k=ffn, count=count)] * kernels
+    if layer.num_experts is not None:
+        yield Traffic(num_bytes=(copies + rows) * float(h * e))
+
+
 def _attention(
     layer: LayerSpec, rows: int, kv_length: int, width: int, *, causal: bool
 ) -> Attention:
@@ -162,10 +186,10 @@ def _attention(
     return Attention(flop=flop / 2 if causal else flop, kv_length=kv_length)
 
 
-def _wave_fill(m: int, n: int, tile_m: int, tile_n: int, num_sms: int) -> float:
+def _wave_fill(m: int, n: int, tile_m: int, tile_n: int, num_sms: int, count: int) -> float:
     """Return useful work / occupied capacity: the edges of tiles and the last wave are idle."""
-    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    useful = (m * n) / (tiles * tile_m * tile_n)
+    tiles = count * math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    useful = count * (m * n) / (tiles * tile_m * tile_n)
     return useful * tiles / (math.ceil(tiles / num_sms) * num_sms)
 
 

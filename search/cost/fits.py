@@ -171,7 +171,7 @@ def attention_share(spec: LayerSpec) -> float | None:
     """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
 
     Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
-    2*S*(parameters of QKV, output projection and MLP).
+    2*S*(parameters of QKV, output projection and the MLPs that a token visits).
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         return None
@@ -179,8 +179,9 @@ def attention_share(spec: LayerSpec) -> float | None:
     query = spec.num_heads * head_dim
     key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
     attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
+    ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
     matrices = spec.hidden_size * (
-        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * spec.ffn_hidden_size
+        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
     )
     if spec.cross_attention:
         attention *= 2.0

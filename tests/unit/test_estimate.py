@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from autopar.estimate import (
 )
 from autopar.estimate.cli import app
 from autopar.estimate.hardware import allreduce_time_s
+from autopar.estimate.roofline import Gemm, layer_operations
 from autopar.hardware_files import read_hardware_dir
 from autopar.model_files import read_model_profile
 from autopar.specs import load_spec
@@ -318,3 +320,62 @@ def test_estimates_are_near_published_measurements():
     table = estimate_hardware("a100-80gb", num_nodes=1, gpus_per_node=8).allreduce_bytes_per_s
     measured = json.loads(file.read_text())["allreduce_size_8_consec_1"] * MIB * 1000
     assert table[8, True] == pytest.approx(measured, rel=0.2)
+
+
+def test_tokens_of_a_mixture_visit_some_experts_and_all_are_resident():
+    """Time and activations follow the visited experts, memory of parameters all of them."""
+    spec = load_spec("mixtral-8x7b", seq_length=[4096])
+    (layer,) = spec.layers
+    one = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    profile, dense = (
+        estimate_model(dataclasses.replace(spec, layers=(x,)), "h100", batches=(4,))
+        for x in (layer, one)
+    )
+    assert profile.layers[0].memory[4096].parameter_count == 1_451_270_144
+    ratio = profile.layers[0].times[0].forward_s / dense.layers[0].times[0].forward_s
+    assert 1.5 < ratio < 2.2  # two experts of eight, with the same attention
+    more = dataclasses.replace(layer, num_experts=64)
+    flops = [
+        sum(2.0 * op.m * op.n * op.k * op.count for op in _gemms(x, batch=2)) for x in (layer, more)
+    ]
+    router = 2.0 * 2 * 4096 * 4096 * (64 - 8)
+    assert flops[1] - flops[0] == router
+
+
+def test_products_of_a_mixture_by_hand():
+    """2 x 4,096 tokens, two of eight experts: 2,048 tokens each, as one kernel when fused."""
+    (layer,) = load_spec("mixtral-8x7b").layers
+    *_, router, up, down = _gemms(layer, batch=2, kernels="fused")
+    assert (router.m, router.n, router.k, router.count) == (8192, 8, 4096, 1)
+    assert (up.m, up.n, up.k, up.count) == (2048, 2 * 14336, 4096, 8)
+    assert (down.m, down.n, down.k, down.count) == (2048, 4096, 14336, 8)
+    eager = list(_gemms(layer, batch=2))
+    assert [op.m for op in eager[-16:]] == [2048] * 16
+    # three tokens reach six experts at most
+    lone = list(_gemms(layer, batch=3, seq_length=1))
+    assert [op.m for op in lone[-12:]] == [1] * 12
+    assert lone[-13].n == 8
+
+
+def test_activations_of_a_mixture_by_hand():
+    """Two experts' MLPs, their tokens whole on every rank, the router's figures with the rest."""
+    (layer,) = load_spec("mixtral-8x7b").layers
+    one = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    s, h, f, e = 4096, 4096, 14336, 2
+    for degree in (1, 4):
+        for sequence_parallel, kernels in ((True, "fused"), (False, "eager")):
+            share = degree if sequence_parallel else 1
+            extra = 4 * s * f * e / degree + 2 * s * h * e + (4 * s * 8 + 12 * s * 2) / share
+            if kernels == "eager":
+                extra += 2 * s * h * e / share
+            got = [
+                activation_bytes(x, s, degree, sequence_parallel=sequence_parallel, kernels=kernels)
+                for x in (layer, one)
+            ]
+            assert got[0] - got[1] == pytest.approx(extra, rel=1e-12)
+
+
+def _gemms(layer, *, batch, seq_length=4096, kernels="eager"):
+    """Return the matrix products of a layer's forward."""
+    operations = layer_operations(layer, batch=batch, seq_length=seq_length, kernels=kernels)
+    return [operation for operation in operations if isinstance(operation, Gemm)]

@@ -29,6 +29,7 @@ PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) c
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-72b": 72_706_203_648,
     "t5-3b": 2_851_598_336,
@@ -98,9 +99,17 @@ HF = {
     },
 }
 HF["mistral"] = {**HF["llama"], "vocab_size": 32000}
+HF["mixtral"] = {  # mistralai/Mixtral-8x7B-v0.1
+    **HF["mistral"],
+    "max_position_embeddings": 32768,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 HF_TOTALS = {
     "llama": 8_030_261_248,
     "mistral": 7_241_732_096,
+    "mixtral": 46_702_792_704,
     "qwen2": 7_615_616_512,
     "gpt2": 1_557_611_200,
     "gpt_neox": 20_554_567_680,  # EleutherAI/gpt-neox-20b
@@ -116,6 +125,7 @@ def total(spec: ModelSpec) -> int:
 
 
 def test_shipped_models_are_complete():
+    """Every shipped model has a published total to be checked against."""
     assert set(model_names()) == set(PUBLISHED)
 
 
@@ -133,7 +143,58 @@ def test_hugging_face_config(tmp_path, family):
     assert len(spec.layers) == (2 if family == "t5" else 1)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "t5-3b", "bert-large"])
+def test_shipped_mixture_is_its_published_config(tmp_path):
+    """mixtral-8x7b is what its published config.json says, router and experts included."""
+    path = tmp_path / "mixtral-8x7b" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"model_type": "mixtral", **HF["mixtral"]}))
+    shipped = load_spec("mixtral-8x7b")
+    assert load_spec(str(path)) == shipped
+    (layer,) = shipped.layers
+    dense = dataclasses.replace(layer, num_experts=None, experts_per_token=None)
+    assert parameter_count(layer) - parameter_count(dense) == 7 * 3 * 4096 * 14336 + 8 * 4096
+    # biases of experts: 2f + h each; of the attention: QKV and h; none of the router
+    biased = dataclasses.replace(layer, biases=True)
+    biases = 8 * (2 * 14336 + 4096) + (4096 + 2 * 1024) + 4096
+    assert parameter_count(biased) - parameter_count(layer) == biases
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "words"),
+    [
+        ("mixtral", {"num_local_experts": None}, "num_local_experts.*null"),
+        ("mixtral", {"num_experts_per_tok": 9}, "per_tok.*9, more than the 8 experts of num_local"),
+        ("mistral", {"num_local_experts": 8}, "num_local_experts.*mistral is read with one MLP"),
+        ("qwen2", {"num_experts": 60}, "num_experts.*60, but qwen2 is read with one MLP"),
+        ("llama", {"attention_bias": True}, "attention_bias.*is true and mlp_bias is false"),
+        ("llama", {"mlp_bias": True}, "attention_bias.*is false and mlp_bias is true"),
+    ],
+)
+def test_configs_that_cannot_be_counted_are_refused(tmp_path, family, values, words):
+    """What would be counted wrong is refused, with the key that says so."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": family, **HF[family], **values}))
+    with pytest.raises(DocumentError, match=words):
+        load_spec(str(path))
+
+
+def test_missing_experts_per_token_are_named(tmp_path):
+    """A mixture needs both numbers, in either kind of file."""
+    values = {k: v for k, v in HF["mixtral"].items() if k != "num_experts_per_tok"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mixtral", **values}))
+    with pytest.raises(DocumentError, match="'num_experts_per_tok': this key is missing"):
+        load_spec(str(path))
+    spec = load_spec("mixtral-8x7b")
+    for missing in ("num_experts", "experts_per_token"):
+        changes: dict[str, int | None] = {missing: None}
+        layer = dataclasses.replace(spec.layers[0], **changes)  # type: ignore[arg-type]
+        write_spec(dataclasses.replace(spec, layers=(layer,)), path)
+        with pytest.raises(DocumentError, match=rf"layers\[0\]\.{missing}': this key is missing"):
+            load_spec(str(path))
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "t5-3b", "bert-large", "mixtral-8x7b"])
 def test_written_spec_reads_back(tmp_path, name):
     spec = load_spec(name)
     write_spec(spec, tmp_path / "m.json", source="a test")
@@ -168,6 +229,10 @@ def test_unknown_name_says_the_nearest():
     ("text", "words"),
     [
         ('{"model_type": "mamba"}', "'mamba', expected one of bert, gpt2"),
+        (
+            '{"model_type": "qwen2_moe"}',
+            r"'qwen2_moe', expected one of .* \(the nearest is qwen2\)",
+        ),
         ("{}", "model_type.*this key is missing"),
         ('{"model_type": null}', "model_type.*the value is null"),
         ('{"model_type": "t5", "model_type": "t5"}', "model_type.*appears twice"),
