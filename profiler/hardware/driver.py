@@ -30,6 +30,9 @@ __all__ = ["OVERLAP_PREFIX", "Driver"]
 
 OVERLAP_PREFIX = "overlap_"
 """Cells that measure a collective while GEMMs run."""
+_MISJUDGED = 4
+"""Loops that the first timed repetitions ask for when the warm-up was slow only because NCCL
+connected for an algorithm that it had not used yet; they are taken again."""
 
 
 class Driver:
@@ -194,6 +197,11 @@ class Driver:
         begun_s, spent_s = time.perf_counter(), 0.0
         while count := next_block(self._worst(collected, groups_at_once), spent_s, policy):
             found, spent_s = block(loops, count, begun_s)
+            if loops == 1 and collected.size == 0:
+                seen = choose_loops(float(np.median(found[members].max(axis=0))), policy)
+                if seen >= _MISJUDGED:
+                    loops = seen
+                    continue
             collected = np.hstack([collected, found])
         return collected, loops
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from profiler.hardware.cells import plan_cells
+from profiler.hardware.driver import Driver
 from profiler.hardware.outcome import GroupTimes, combined, stragglers
+from profiler.measure import Policy
+from tests.unit.measured import make_cluster, make_options
 from tests.unit.record_support import planned
 
 HOSTS = ("a", "a", "b", "b")
@@ -50,3 +59,68 @@ def test_the_slowest_group_is_the_value_whatever_its_round() -> None:
     assert measurement.samples_s == {"time": [9.0, 5.0, 1.0]}
     assert measurement.loops == 8
     assert measurement.group_medians_s == [2.0, 3.5, 5.0]
+
+
+class Clock:
+    """A timer whose repetitions last as long as they are told to; the last time goes on."""
+
+    def __init__(self, times_s: Sequence[float]) -> None:
+        self._times_s = list(times_s)
+        self.loops: list[int] = []
+
+    def bind(self, run: Callable[[], None], loops: int) -> Callable[[], float]:
+        """Return a repetition that does nothing."""
+
+        def repetition() -> float:
+            self.loops.append(loops)
+            return self._times_s.pop(0) if len(self._times_s) > 1 else self._times_s[0]
+
+        return repetition
+
+
+def driven(clock: Clock) -> Driver:
+    """Return the driver of one rank that has this clock."""
+    torch = pytest.importorskip("torch", reason="the profilers need torch")
+    session: Any = SimpleNamespace(
+        rank=0,
+        world_size=1,
+        cluster=make_cluster(1, 1),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        timer=lambda cuda_graph: clock,
+        free_bytes=lambda: 1e12,
+        join=lambda groups: None,
+        group=lambda ranks: None,
+        barrier=lambda: None,
+        gather=lambda values: np.array([list(values)]),
+        release_memory=lambda: None,
+    )
+    watch: Any = SimpleNamespace(step=lambda during: None)
+    policy = Policy(iters=12, sample_s=1e-3, max_loops=64)
+    return Driver(session, watch, policy, check=False)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "loops", "taken"),
+    [
+        # 0.5 s to connect, then a message of 20 us: 64 of them make a repetition
+        ([0.5, 20e-6], 64, [1, 1, 1, 1]),
+        # a message of 0.5 s is what it is
+        ([0.5], 1, []),
+        # a little quicker than the warm-up: nothing is thrown away
+        ([1.1e-3] * 5 + [0.9e-3], 1, []),
+    ],
+)
+def test_a_first_use_that_connects_does_not_decide(
+    times_s: list[float], loops: int, taken: list[int]
+) -> None:
+    """What a repetition holds rests on operations, not on what came before the first of them."""
+    clock = Clock(times_s)
+    cell = plan_cells(make_options(Path("unused"), sizes=(4096,)), make_cluster(1, 1))[0]
+
+    measurement = driven(clock).measure(cell)
+
+    assert measurement.loops == loops
+    assert len(measurement.samples_s["time"]) >= 3
+    assert clock.loops[: len(taken)] == taken
+    assert clock.loops.count(loops) >= len(measurement.samples_s["time"])
