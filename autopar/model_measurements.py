@@ -39,6 +39,8 @@ class ModelMeasurement(StrictObject):
     """Tensor, Ulysses or vocabulary degree."""
     kind: TensorKind = "sp"
     checkpoint: Literal["none", "full", "selective"] = "none"
+    num_layers: list[int] | None = None
+    """Of a whole forward: the layers of each type that it had, besides the part around them."""
     source: Literal["device", "exact"]
     """Measured on a device, or counted without one."""
     status: Literal["ok", "failed", "skipped"]

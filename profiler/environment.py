@@ -32,6 +32,7 @@ __all__ = [
     "check_torch_version",
     "collect",
     "comparable",
+    "machine_metadata",
     "recorded_environment",
     "require_torch",
     "run_metadata",
@@ -213,24 +214,32 @@ def run_metadata(
     argv : arguments of the command.
     backend, dtype : those in use, which `auto` became.
     """
+    command = shlex.join(["torchrun", "...", "-m", "profiler.hardware", *argv])
+    return {
+        **machine_metadata(infos, command),
+        "backend": backend,
+        "dtype": dtype or options.dtype,
+        "isolated": options.isolated,
+        "cuda_graph": options.cuda_graph,
+        "reference_bytes": options.reference_bytes,
+    }
+
+
+def machine_metadata(infos: Sequence[RankInfo], command: str) -> Metadata:
+    """Return the circumstances that any run has: its time, command, machine and software."""
     first = infos[0]
     counts = Counter(info.host for info in infos)
     on_gpu = first.device_uuid is not None
     per_gpu = Counter(info.device_uuid for info in infos).values() if on_gpu else ()
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["torchrun", "...", "-m", "profiler.hardware", *argv]),
+        "command": command,
         "autopar": __version__,
         "python": first.python,
         "torch": first.torch,
         "cuda": first.cuda,
         "nccl": first.nccl,
         "driver": first.driver,
-        "backend": backend,
-        "dtype": dtype or options.dtype,
-        "isolated": options.isolated,
-        "cuda_graph": options.cuda_graph,
-        "reference_bytes": options.reference_bytes,
         "world_size": len(infos),
         "num_nodes": len(counts),
         "gpus_per_node": len(infos) // len(counts),

@@ -25,6 +25,7 @@ __all__ = [
     "check_present",
     "differences",
     "document_paths",
+    "is_damage",
     "is_ours",
     "next_run_id",
     "read_history",
@@ -65,7 +66,7 @@ def read_history(paths: Mapping[DocumentKind, Path]) -> History:
         try:
             sidecar = read_sidecar(path, kind)
         except DocumentError as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise
             damaged[kind] = error
         else:
@@ -86,7 +87,7 @@ def read_history(paths: Mapping[DocumentKind, Path]) -> History:
     )
 
 
-def _is_damage(error: DocumentError) -> bool:
+def is_damage(error: DocumentError) -> bool:
     """Return whether the content is at fault, and not its age or the rights of the reader."""
     if error.key == "version" and error.remedy is not None:
         return False  # a newer version wrote it

@@ -98,10 +98,13 @@ class Progress:
 
     def done(self, measurement: Measurement) -> None:
         """Report a finished cell."""
+        self.report(describe(measurement) if self._enabled else "")
+
+    def report(self, line: str) -> None:
+        """Report a finished cell in these words."""
         self._done += 1
         if not self._enabled:
             return
-        line = describe(measurement)
         if self._bar is not None:
             self._bar.console.print(line, highlight=False)  # type: ignore[attr-defined]
             self._bar.advance(0)  # type: ignore[attr-defined]
