@@ -173,10 +173,9 @@ def rank_1_raises(watch: Watch, rank: int) -> None:
 
 
 def slow_to_write(watch: Watch, rank: int) -> None:
-    """Raise on rank 0, whose report takes longer than a silent rank is waited for."""
-    if rank == 0:
-        raise RuntimeError("first")
-    work(watch, rank)
+    """Raise on rank 0, whose report takes longer than a silent rank is waited for, then on 1."""
+    time.sleep(0.3 * rank)
+    raise RuntimeError("first" if rank == 0 else "second")
 
 
 def late_but_well(watch: Watch, rank: int) -> None:
