@@ -16,7 +16,7 @@ from autopar.operations import OPERATIONS
 from autopar.sidecar import DocumentKind, Sidecar
 from autopar.units import GB, MIB, MS
 
-__all__ = ["at_odds", "falling_times", "reference_bytes"]
+__all__ = ["at_odds", "falling_times", "partial_spread", "reference_bytes"]
 
 _FALL = 0.05
 """Larger messages may be this much faster before it is said."""
@@ -50,6 +50,17 @@ def _named_curves(hardware: HardwareProfile) -> Iterator[tuple[str, Curve]]:
             yield f"{operation}_size_{size}_consec_{consecutive}", curve
     for stages, curve in hardware.p2p_curves.items():
         yield f"pp_size_{stages}", curve
+
+
+def partial_spread(hardware: HardwareProfile) -> str | None:
+    """Return a sentence where some curves have percentiles and others do not, else None."""
+    known = [curve.has_spread for _, curve in _named_curves(hardware)]
+    if all(known) or not any(known):
+        return None
+    return (
+        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
+        "price does not move in the interval of the step time"
+    )
 
 
 def _size(num_bytes: float) -> str:

@@ -38,13 +38,24 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> Sidecar
     """Return the curves that the planner reads from the sidecar of a hardware file.
 
     Measured operations that no formula uses are left out, unknown ones with a note. Raises
-    DocumentError for a group that is larger than the cluster.
+    DocumentError for a group that is larger than the cluster or has two curves.
     """
     curves: dict[tuple[str, int], Curve] = {}
     strided: dict[tuple[str, int], Curve] = {}
     transfers: dict[int, Curve] = {}
     unknown: dict[str, None] = {}
+    groups: set[tuple[str, int, bool]] = set()
     for data in sidecar.curves:
+        group = data.operation, data.group_size, data.consecutive
+        if group in groups:
+            kind = "consecutive" if data.consecutive else "strided"
+            raise DocumentError(
+                sidecar_path(document),
+                f"{data.operation} in {kind} groups of {data.group_size} has two curves",
+                key="curves",
+                remedy="remove one of them",
+            )
+        groups.add(group)
         if data.group_size > world_size:
             raise DocumentError(
                 sidecar_path(document),

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
-from autopar.hardware_checks import falling_times
+from autopar.hardware_checks import falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
-from search.cost.comm import Groups
+from search.cost.comm import Groups, half_allreduces
 from search.cost.fits import (
     ComputeFit,
     attention_share,
@@ -412,16 +412,9 @@ class CostModel:
             self._default(
                 f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
             )
-        operations = {operation for operation, _ in hardware.curves}
-        if not {"allgather", "reducescatter"} <= operations:
-            self._default("all-gather and reduce-scatter take half an all-reduce")
-        elif hardware.strided_curves:
-            operations = {operation for operation, _ in hardware.strided_curves}
-            if not {"allgather", "reducescatter"} <= operations:
-                self._default(
-                    "all-gather and reduce-scatter of strided groups take half an all-reduce"
-                )
-        for note in (*hardware.notes, falling_times(hardware), _partial_spread(hardware)):
+        for text in half_allreduces(hardware):
+            self._default(text)
+        for note in (*hardware.notes, falling_times(hardware), partial_spread(hardware)):
             if note is not None:
                 self._note(note)
         if hardware.memory_bytes_per_s is None:
@@ -463,18 +456,6 @@ class CostModel:
                 f"left out: strategies of {name} at degree {missing} whose activation or "
                 f"checkpoint entry was not measured"
             )
-
-
-def _partial_spread(hardware: HardwareProfile) -> str | None:
-    """Return a sentence where some curves have percentiles and others do not, else None."""
-    kinds = (hardware.curves, hardware.strided_curves, hardware.p2p_curves)
-    known = [curve.has_spread for kind in kinds for curve in kind.values()]
-    if all(known) or not any(known):
-        return None
-    return (
-        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
-        "price does not move in the interval of the step time"
-    )
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:

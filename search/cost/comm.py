@@ -15,7 +15,7 @@ from autopar.errors import InputError
 from autopar.hardware import COLLECTIVES, Curve, HardwareProfile
 from autopar.operations import OPERATIONS
 
-__all__ = ["Groups", "curve_s"]
+__all__ = ["Groups", "curve_s", "half_allreduces"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -37,6 +37,22 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
         num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside)
     )
     return result
+
+
+def half_allreduces(hardware: HardwareProfile) -> list[str]:
+    """Return where all-gather and reduce-scatter take half an all-reduce, one sentence each."""
+    taken = "take half an all-reduce"
+    halves = {"allgather", "reducescatter"}
+    if not halves & {operation for operation, _ in hardware.curves}:
+        return [f"all-gather and reduce-scatter {taken}"]
+    found = []
+    for kind, curves in (("", hardware.curves), ("strided ", hardware.strided_curves)):
+        timed = sorted(size for operation, size in curves if operation == "allreduce")
+        missing = [size for size in timed if any((name, size) not in curves for name in halves)]
+        if missing:
+            which = "" if missing == timed else f" of {', '.join(map(str, missing))}"
+            found.append(f"all-gather and reduce-scatter of {kind}groups{which} {taken}")
+    return found
 
 
 def _split(start: int, size: int, node: int) -> list[int]:

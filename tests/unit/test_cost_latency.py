@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.hardware import Curve, HardwareProfile
-from search.cost.comm import Groups, curve_s
+from search.cost.comm import Groups, curve_s, half_allreduces
 from search.options import SearchOptions
 from search.planner import Planner
 from search.report.explain import add_bandwidth
@@ -124,6 +124,27 @@ def test_groups_without_times_beside_timed_ones_are_noted() -> None:
         "without latency: a group of 8 ranks with stride 2 has no measured times and is priced "
         "by bandwidth alone"
     )
+
+
+def test_defaults_name_the_groups_whose_gathers_take_half_an_all_reduce() -> None:
+    """None measured, some, all of them, and strided groups by themselves."""
+    one = line(1e-5, 1e9)
+
+    def said(near: list[tuple[str, int]], far: list[tuple[str, int]]) -> list[str]:
+        return half_allreduces(
+            toy_hardware(curves=dict.fromkeys(near, one), strided_curves=dict.fromkeys(far, one))
+        )
+
+    reduced = [("allreduce", g) for g in (2, 4, 8)]
+    halves = [(name, g) for name in ("allgather", "reducescatter") for g in (2, 4)]
+    sentence = "all-gather and reduce-scatter"
+    assert said(reduced, reduced) == [f"{sentence} take half an all-reduce"]
+    assert said(reduced + halves, []) == [f"{sentence} of groups of 8 take half an all-reduce"]
+    assert said(reduced[:2] + halves, []) == []
+    assert said(reduced + halves[1:], reduced[:2]) == [
+        f"{sentence} of groups of 2, 8 take half an all-reduce",
+        f"{sentence} of strided groups take half an all-reduce",
+    ]
 
 
 def test_strided_groups_of_one_node() -> None:

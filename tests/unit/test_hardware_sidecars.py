@@ -105,6 +105,15 @@ def test_curves_of_a_larger_cluster_are_refused(tmp_path: Path, operation: str) 
         read(folder)
 
 
+def test_two_curves_of_one_group_are_refused(tmp_path: Path) -> None:
+    """Nobody could say which of them counts; strided groups are other groups."""
+    curves = [entry("allreduce", 2), entry("allreduce", 2, consecutive=False)]
+    assert read(write_dir(tmp_path, allreduce={"curves": curves})).strided_curves
+    twice = write_dir(tmp_path, allreduce={"curves": [*curves, entry("allreduce", 2)]})
+    with pytest.raises(DocumentError, match="allreduce in consecutive groups of 2 has two curves"):
+        read(twice)
+
+
 def test_memory_bandwidth_may_come_from_the_overlap_sidecar(tmp_path: Path) -> None:
     """The run that measures overlap copies memory too; the other sidecars need not know it."""
     folder = write_dir(
