@@ -6,7 +6,6 @@ converted here and in `hardware_write`, and nowhere else.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -18,10 +17,11 @@ from autopar.documents import AllreduceDocument, OverlapDocument, P2pDocument, S
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
 from autopar.hardware_checks import at_odds, reference_bytes
+from autopar.hardware_names import hardware_file_name, hardware_shapes, shape_of_name
 from autopar.hardware_sidecars import SidecarCurves, sidecar_curves
-from autopar.hardware_write import hardware_file_name, write_hardware
+from autopar.hardware_write import write_hardware
 from autopar.jsonio import load_object
-from autopar.patterns import INT, PatternDocument, validate_document
+from autopar.patterns import PatternDocument, validate_document
 from autopar.sidecar import DocumentKind, Sidecar, read_sidecar, sidecar_path
 from autopar.sources import Source
 from autopar.units import GB, MIB, MS
@@ -33,6 +33,7 @@ __all__ = [
     "hardware_shapes",
     "read_hardware",
     "read_hardware_dir",
+    "shape_of_name",
     "write_hardware",
 ]
 
@@ -60,13 +61,6 @@ class _Loaded:
     def notes(self) -> tuple[str, ...]:
         """What is odd about the file, in words."""
         return (*self.sources[0].notes, *self.curves.notes)
-
-
-def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
-    """Return (nodes, GPUs per node) of every all-reduce file in a folder, increasing."""
-    pattern = re.compile(rf"allreduce_bandwidth_({INT})nodes_({INT})gpus_per_node\.json")
-    found = (pattern.fullmatch(path.name) for path in Path(folder).iterdir())
-    return tuple(sorted((int(match[1]), int(match[2])) for match in found if match))
 
 
 def read_hardware_dir(

@@ -6,20 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware_names import hardware_file_name
 from autopar.hardware_sidecars import hardware_sidecar
 from autopar.jsonio import write_json
 from autopar.sidecar import DocumentKind, write_sidecar
 from autopar.units import GB, MIB, MS
 
-__all__ = ["hardware_file_name", "write_hardware"]
-
-
-def hardware_file_name(kind: DocumentKind, num_nodes: int, gpus_per_node: int) -> str:
-    """Return the documented name of a hardware file."""
-    if kind == "overlap":
-        return "overlap_coefficient.json"
-    stem = {"allreduce": "allreduce_bandwidth", "p2p": "p2p_bandwidth", "sp_time": "sp_time"}[kind]
-    return f"{stem}_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+__all__ = ["write_hardware"]
 
 
 def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -157,7 +158,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
 
 def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
     from autopar import catalog
-    from autopar.hardware_files import hardware_file_name, hardware_shapes, read_hardware
+    from autopar.hardware_files import hardware_file_name, read_hardware
 
     folder: Path | None = None
     if name is not None:
@@ -167,12 +168,7 @@ def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
         # Files that are not named are looked for beside the first that is.
         first = next(iter(given.values()))
         folder = first if first.is_dir() else first.parent
-    shapes = hardware_shapes(folder) if folder.is_dir() else ()
-    sizes = (inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size)
-    # files of one cluster say which it is
-    num_nodes, gpus_per_node = (
-        shapes[0] if len(shapes) == 1 and sizes == (None, None, None) else _shape(inputs)
-    )
+    num_nodes, gpus_per_node = _shape(inputs, _shapes_of(folder, inputs))
     sp_time = given.get("--sp-time-path")
     if sp_time is None:
         beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)
@@ -188,9 +184,34 @@ def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
     )
 
 
-def _shape(inputs: InputSpec) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) from whichever two of the three sizes are given."""
+def _shapes_of(folder: Path, inputs: InputSpec) -> tuple[tuple[int, int], ...]:
+    """Return (nodes, GPUs per node) of the all-reduce files that may be meant.
+
+    The file that is named, if its name says a shape; else those of the folder.
+    """
+    from autopar.hardware_files import hardware_shapes, shape_of_name
+
+    named = inputs.allreduce_bandwidth_config_path
+    if named is not None and not Path(named).is_dir():
+        shape = shape_of_name(Path(named).name)
+        return (shape,) if shape is not None else ()
+    return hardware_shapes(folder) if folder.is_dir() else ()
+
+
+def _shape(inputs: InputSpec, shapes: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
+    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+
+    Of three sizes any two say the third; without them it is 1 x 8.
+    """
     nodes, gpus, world = inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    left = [
+        shape
+        for shape in shapes
+        if nodes in (None, shape[0]) and gpus in (None, shape[1])
+        if world in (None, shape[0] * shape[1])
+    ]
+    if len(left) == 1:
+        return left[0]
     if world is None:
         return nodes or 1, gpus or 8
     if gpus is None:
