@@ -122,6 +122,8 @@ def _evaluate(request: Request, session: Session) -> int:
             estimated=session.estimated,
             synthetic=session.synthetic,
             defaults=defaults,
+            notes=session.hardware.notes,
+            sources=session.sources,
         )
     document = evaluation_document(plan, prediction, defaults=defaults, synthetic=session.synthetic)
     _emit(request, document)

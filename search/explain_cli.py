@@ -90,6 +90,8 @@ def _execute(raw: dict[str, Any]) -> int:
         estimated=session.estimated,
         synthetic=session.synthetic,
         defaults=session.defaults,
+        notes=session.hardware.notes,
+        sources=session.sources,
     )
     show_explanation(console, prediction, perturbations=perturbations)
     show_best(console, plan, prediction, baseline, session.options.memory_constraint_bytes)

@@ -9,13 +9,14 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
 
 from autopar.plan import Plan
+from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
 from search.report.sections import (
     make_table,
@@ -42,6 +43,8 @@ __all__ = [
 WIDTH = 100
 _NAMED = 6
 """Restricting options that a sentence names, at most."""
+_MODEL_ROLES = ("model", "computation", "memory")
+"""What the roles of the inputs that describe the model begin with."""
 _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
@@ -71,7 +74,7 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
-    _title(console, title, estimated=result.estimated, synthetic=result.synthetic)
+    _title(console, title, result.sources, estimated=result.estimated, synthetic=result.synthetic)
     _headline(console, result, prediction)
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
@@ -98,11 +101,18 @@ def show_evaluation(
     synthetic: bool = False,
     path: str | None = None,
     defaults: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    sources: Sequence[Source] = (),
 ) -> None:
-    """Print the price of a given plan and why it is illegal or does not fit."""
+    """Print the price of a given plan and why it is illegal or does not fit.
+
+    Parameters
+    ----------
+    notes : on the inputs. sources : the inputs, to say which of them are estimated or synthetic.
+    """
     if path is not None:
         console.print(path, markup=False, soft_wrap=True)
-    _title(console, title, estimated=estimated, synthetic=synthetic)
+    _title(console, title, sources, estimated=estimated, synthetic=synthetic)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
     print_line(console, verdict, style="bold")
     print_line(console, _speed(prediction))
@@ -112,10 +122,11 @@ def show_evaluation(
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
-    if defaults:
-        print_heading(console, "defaults used")
-        for item in defaults:
-            print_item(console, item)
+    for heading, items in (("defaults used", defaults), ("notes", notes)):
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
 
 
 def show_frontier(console: Console, results: list[SearchResult]) -> None:
@@ -255,18 +266,30 @@ def _lists(console: Console, result: SearchResult) -> None:
             console.print(f"  - {source.role}: {source.path}{mark}", markup=False, soft_wrap=True)
 
 
-def _title(console: Console, title: str, *, estimated: bool, synthetic: bool) -> None:
+def _title(
+    console: Console, title: str, sources: Sequence[Source], *, estimated: bool, synthetic: bool
+) -> None:
     print_line(console, title, style="bold")
     if synthetic:
         print_line(
             console,
-            "rests on SYNTHETIC timings, which exercise the code and describe no machine",
+            f"rests on SYNTHETIC timings{_whose(s.role for s in sources if s.synthetic)}, which "
+            "exercise the code and describe no machine",
             style="bold red",
         )
     if estimated:
         print_line(
-            console, "rests on ESTIMATES from datasheets, not on measurements", style="yellow"
+            console,
+            f"rests on ESTIMATES{_whose(s.role for s in sources if s.estimated)} from datasheets, "
+            "not on measurements",
+            style="yellow",
         )
+
+
+def _whose(roles: Iterable[str]) -> str:
+    """Return ` of the model` or ` of the hardware` where only inputs of one have these roles."""
+    names = {"model" if role.startswith(_MODEL_ROLES) else "hardware" for role in roles}
+    return f" of the {names.pop()}" if len(names) == 1 else ""
 
 
 def _yes(value: bool) -> str:
