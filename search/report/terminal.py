@@ -228,7 +228,8 @@ def _spread(console: Console, prediction: Prediction) -> None:
     """Print between which step times the measured spread of communication leaves the plan."""
     if prediction.step_time_interval_s is not None:
         fast, slow = map(format_seconds, prediction.step_time_interval_s)
-        print_line(console, f"step {fast} to {slow} within the measured spread of communication")
+        span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
+        print_line(console, f"step {span} within the measured spread of communication")
 
 
 def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:

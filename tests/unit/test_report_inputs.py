@@ -1,4 +1,4 @@
-"""What a report says of its inputs: which are estimated or synthetic, and what is odd about them."""
+"""What a report says of its inputs: which are no measurements, what is odd, how far they spread."""
 
 from __future__ import annotations
 
@@ -73,3 +73,11 @@ def test_an_evaluation_shows_what_is_odd_about_the_files(
     assert said in capsys.readouterr().out
     assert cli.run([*inputs, "--evaluate", str(plan)]) == 0
     assert said in capsys.readouterr().out
+
+
+def test_a_spread_that_no_digit_shows_is_no_interval() -> None:
+    """A plan whose communication is hidden, or that has none, stays where it is."""
+    still = dataclasses.replace(PREDICTION, step_time_s=0.16, step_time_interval_s=(0.16, 0.160001))
+    stream = io.StringIO()
+    show_result(make_console(stream), dataclasses.replace(RESULT, prediction=still), title="toy")
+    assert "\nstep stays 160 ms within the measured spread of communication\n" in stream.getvalue()
