@@ -143,7 +143,10 @@ def measure_overlap(
 def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, float]:
     """Return seconds of one GEMM and of one communication: the quickest seen, slowest rank's."""
     agree(0.0)
-    connected = lanes.play(Queues(blocks=3, communications=1))  # and kernels are loaded
+    # CUDA loads a kernel on its first launch, and waits for the device to do so: were that device
+    # at a communication whose peer is as far, neither would end. So the GEMMs come alone at first.
+    lanes.play(Queues(blocks=1, communications=0))
+    connected = lanes.play(Queues(blocks=3, communications=1))
     communication_s, spent_s = agree(connected.communication.window_s), 0.0
     gemm_s = agree(min(_mean(lanes.play(_GEMMS_ALONE).compute) for _ in range(3)))
     for _ in range(5):

@@ -185,6 +185,15 @@ def test_known_slowdowns_come_out(compute: float, communication: float) -> None:
         assert slowdowns(found.samples_s).efficiency == pytest.approx(1.0)
 
 
+def test_the_first_gemms_run_alone() -> None:
+    """Loading their kernels waits for the device, which must not be waiting for another rank."""
+    machine = Machine()
+    measure_overlap(machine, alone, gemm="double", window_s=0.05, repetitions=1, max_seconds=9.0)
+
+    assert machine.played[0].blocks > 0
+    assert machine.played[0].communications == 0
+
+
 def test_a_lane_that_ends_too_early_gets_a_longer_queue() -> None:
     """Where GEMMs slow the communication to an eighth, 1.5 times as many GEMMs end first."""
     machine = Machine(communication_slowdown=8.0)
