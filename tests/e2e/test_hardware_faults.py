@@ -290,3 +290,20 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     )
     assert done.progress == []
     assert done.stdout == ""
+
+
+def test_a_launcher_that_starts_the_ranks_again_completes(tmp_path: Path) -> None:
+    """Its store still has what the first ranks wrote, their end included."""
+    out = tmp_path / "hardware"
+    command = torchrun(2, *ARGUMENTS, "--out", str(out), "--resume")
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    with Launch.of(command) as launch:
+        launch.wait_for(r"^\[ *1/")
+        os.kill(launch.pid(1), signal.SIGKILL)
+        done = launch.wait(120)
+
+    assert done.code == 0
+    assert [line.partition(",")[0] for line in done.said] == [f"autopar: {KILLED.says}"]
+    measured = [line for line in done.progress if "failed" not in line]
+    assert len(measured) == len(planned())
+    assert load_object(out / ALLREDUCE).data
