@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
@@ -22,7 +23,7 @@ from profiler.timers import Timer, make_timer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Session", "claim_errors", "open_session"]
+__all__ = ["Session", "claim_errors", "container_bytes", "open_session"]
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -161,11 +162,22 @@ class Session:
 
 
 def _available_bytes() -> float:
-    """Return the memory that this host can give without swapping, in bytes."""
+    """Return the memory that this host, or its container, can give without swapping, in bytes."""
+    free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
-            return float(line.split()[1]) * 1024
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
+            free = float(line.split()[1]) * 1024
+    return min(free, container_bytes(Path("/sys/fs/cgroup")))
+
+
+def container_bytes(folder: Path) -> float:
+    """Return what the control group in a folder leaves free, in bytes; inf without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = float((folder / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such group, or the older kind
+        return math.inf
+    return math.inf if limit == "max" else max(0.0, float(limit) - used)
 
 
 def _choose_backend(options: HardwareOptions) -> str:
