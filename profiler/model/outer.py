@@ -1,0 +1,254 @@
+"""What surrounds the layers of a model, with the shapes of one rank: embedding, head and loss.
+
+Both tables are divided over the group by vocabulary (Ulysses: whole tables, a piece of the
+sequence), as Megatron-LM does it; the loss is computed in fp32 and its softmax is what is kept.
+Tokens and labels are (sequence, batch).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.model import ModelSpec
+from autopar.model_measurements import TensorKind
+from autopar.specs import padded_vocab_size
+from profiler.model.blocks import Norm, has_norm_biases, made_of
+from profiler.model.collectives import all_gather, all_reduce, reduce_scatter
+from profiler.model.parallel import ColumnParallel, TensorGroup
+
+__all__ = ["OuterPart", "build_outer", "outer_inputs"]
+
+OuterPart = Literal["only", "first", "last"]
+
+
+def build_outer(
+    spec: ModelSpec,
+    part: OuterPart,
+    *,
+    degree: int = 1,
+    kind: TensorKind = "sp",
+    group: Any = None,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> nn.Module:
+    """Return what surrounds the layers on one rank of a vocabulary group; takes `outer_inputs`.
+
+    first: tokens -> activations; last: activations, labels -> loss; only: tokens, labels -> loss,
+    the layers between left out. `group` is as in `build_layer`. Encoder-decoder models have a
+    second sequence throughout. Tied tables are one on the only stage, and one each on the first
+    and the last. Parameters that a spec knows by their number alone are there and do nothing.
+    Raises InputError for what cannot be built.
+    """
+    on = TensorGroup(degree=degree, kind=kind, group=group)
+    for length in _lengths(spec):
+        if on.splits_sequence and length % degree:
+            raise InputError(
+                f"vocabulary degree {degree} does not divide the sequence length {length}; choose "
+                "a degree that does"
+            )
+        if 0 < spec.learned_positions < length:
+            raise InputError(
+                f"model {spec.name!r}: the sequence length {length} is beyond the "
+                f"{spec.learned_positions} learned positions; give a shorter one"
+            )
+    with made_of(dtype, device):
+        return _Outer(spec, part, on)
+
+
+def outer_inputs(
+    spec: ModelSpec,
+    part: OuterPart,
+    *,
+    degree: int = 1,
+    kind: TensorKind = "sp",
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[torch.Tensor, ...]:
+    """Return random inputs of `build_outer`'s module on one rank.
+
+    Tokens and labels are whole sequences where the vocabulary is divided (every rank looks all of
+    them up) and a piece with Ulysses; activations are what the rank holds between layers. In
+    encoder-decoder models the decoder's come first and the encoder's last.
+    """
+    vocab = spec.vocab_size
+    if vocab is None:
+        raise InputError(f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size")
+    split_tokens = kind == "ulysses"
+    split = kind in ("sp", "dtensor_sp", "ulysses")
+    hidden = spec.layers[-1].hidden_size
+
+    def tokens(length: int) -> torch.Tensor:
+        local = length // degree if split_tokens else length
+        return torch.randint(0, vocab, (local, batch), dtype=torch.int64)
+
+    def activations(length: int) -> torch.Tensor:
+        return torch.randn(length // degree if split else length, batch, hidden, requires_grad=True)
+
+    own, *encoder = _lengths(spec)
+    with made_of(dtype, device):
+        source = activations if part == "last" else tokens
+        labels = [] if part == "first" else [tokens(own)]
+        return (source(own), *labels, *(source(length) for length in encoder))
+
+
+def _lengths(spec: ModelSpec) -> list[int]:
+    """Return the sequence length of the (last) stack, then that of an encoder before it."""
+    if not spec.layers[-1].cross_attention:
+        return [spec.layers[-1].seq_length]
+    return [spec.layers[-1].seq_length, spec.layers[0].seq_length]
+
+
+# --- functions -----------------------------------------------------------------------------
+
+
+class _Embed(torch.autograd.Function):
+    """Rows of this rank for the tokens it has, summed over the group; keeps the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Any, table: Any, group: Any, split: bool, first: int) -> Any:
+        ctx.group, ctx.split, ctx.first, ctx.rows = group, split, first, table.shape[0]
+        ctx.save_for_backward(tokens)
+        if group is None:
+            return nn.functional.embedding(tokens, table)
+        places, foreign = _own(tokens, first, table.shape[0])
+        out = nn.functional.embedding(places, table).masked_fill_(foreign[..., None], 0)
+        return reduce_scatter(out, group) if split else all_reduce(out, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (tokens,) = ctx.saved_tensors
+        if ctx.group is None:
+            places = tokens
+        else:
+            grad = all_gather(grad, ctx.group) if ctx.split else grad
+            places, foreign = _own(tokens, ctx.first, ctx.rows)
+            grad = grad.masked_fill(foreign[..., None], 0)
+        table = grad.new_zeros(ctx.rows, grad.shape[-1])
+        table.index_add_(0, places.flatten(), grad.flatten(0, -2))
+        return None, table, None, None, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The mean loss of logits divided by vocabulary; keeps the fp32 softmax and the labels."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, group: Any, first: int) -> Any:
+        ctx.first, ctx.dtype = first, logits.dtype
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        del logits
+        wide.sub_(all_reduce(wide.amax(-1, keepdim=True), group, largest=True))
+        places, foreign = _own(labels, first, wide.shape[-1])
+        chosen = wide.gather(-1, places[..., None]).squeeze(-1).masked_fill_(foreign, 0)
+        chosen = all_reduce(chosen, group)
+        total = all_reduce(wide.exp_().sum(-1, keepdim=True), group)
+        ctx.save_for_backward(wide.div_(total), labels)
+        return (total.squeeze(-1).log_() - chosen).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        softmax, labels = ctx.saved_tensors
+        places, foreign = _own(labels, ctx.first, softmax.shape[-1])
+        hit = (~foreign).to(softmax.dtype)[..., None]
+        softmax.scatter_add_(-1, places[..., None], -hit).mul_(grad / labels.numel())
+        return softmax.to(ctx.dtype), None, None, None
+
+
+class _Context(torch.autograd.Function):
+    """Stands for the decoder layers, which together keep the encoder's output once."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any, context: Any) -> Any:
+        ctx.save_for_backward(context)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad, torch.zeros_like(ctx.saved_tensors[0])
+
+
+def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
+    """Return places among `count` rows from row `first`, and which numbers have none there."""
+    places = numbers - first
+    foreign = (places < 0) | (places >= count)
+    return places.masked_fill_(foreign, 0), foreign
+
+
+# --- the module ----------------------------------------------------------------------------
+
+
+class _Outer(nn.Module):
+    def __init__(self, spec: ModelSpec, part: OuterPart, on: TensorGroup) -> None:
+        super().__init__()
+        self.on, self.part = on, part
+        first, last = spec.layers[0], spec.layers[-1]
+        vocab = padded_vocab_size(spec, on.weight_ranks)
+        self.rows = vocab // on.weight_ranks
+        self.start = self.rows * on.rank if on.splits_weights else 0
+        self.table: Any = None
+        self.positions: Any = None
+        self.head: Any = None
+        if part != "last":
+            self.table = _table(self.rows, first.hidden_size)
+            if spec.learned_positions:
+                self.positions = _table(spec.learned_positions, first.hidden_size)
+            self.extra_embedding = _unused(spec.extra_embedding_parameters)
+        if part == "first":
+            return
+        bias = has_norm_biases(last)
+        self.norm = Norm(last.hidden_size, bias=bias)
+        self.encoder_norm = None
+        if last.cross_attention and not first.cross_attention:
+            self.encoder_norm = Norm(first.hidden_size, bias=has_norm_biases(first))
+        self.head = ColumnParallel(last.hidden_size, [self.rows], bias=False, on=on)
+        if self.table is not None and spec.tied_embeddings:
+            self.head.weights[0] = self.table
+        self.extra_head = _unused(spec.extra_head_parameters)
+
+    def forward(self, x: Any, *others: Any) -> Any:
+        if self.part == "first":
+            return self._embedded(torch.cat([x, *others]) if others else x)
+        labels, *encoder = others
+        if self.part == "only":
+            both = self._embedded(torch.cat([x, *encoder]) if encoder else x)
+            if encoder:
+                x, *encoder = both.split([n // self._pieces for n in (len(x), len(encoder[0]))])
+            else:
+                x = both
+            del both
+        return self._loss(x, labels, *encoder)
+
+    @property
+    def _pieces(self) -> int:
+        return self.on.degree if self.on.splits_sequence and self.on.splits_weights else 1
+
+    def _embedded(self, tokens: Any) -> Any:
+        on = self.on
+        group = on.group if on.splits_weights else None
+        x = _Embed.apply(tokens, self.table, group, self._pieces > 1, self.start)
+        if self.positions is None:
+            return x
+        start = len(x) * on.rank if on.splits_sequence else 0
+        places = torch.arange(start, start + len(x), device=x.device)
+        places = places.remainder_(len(self.positions))
+        return x + _Embed.apply(places, self.positions, None, False, 0)[:, None]
+
+    def _loss(self, x: Any, labels: Any, encoder: Any = None) -> Any:
+        group = self.on.group if self.on.splits_weights else None
+        # nothing here holds the logits while the loss makes its own copy of them
+        loss = _CrossEntropy.apply(*self.head(self.norm(x)), labels, group, self.start)
+        if encoder is None or self.encoder_norm is None:
+            return loss
+        return _Context.apply(loss, self.encoder_norm(encoder))
+
+
+def _table(rows: int, width: int) -> Any:
+    return nn.Parameter(torch.empty(rows, width).normal_(std=0.02))
+
+
+def _unused(count: int) -> Any:
+    return nn.Parameter(torch.zeros(count)) if count else None

@@ -1,0 +1,225 @@
+"""Tensor and sequence parallelism as Megatron-LM does it: autograd functions and linears.
+
+The column-parallel linear keeps the shard of the sequence and gathers it again in the backward;
+`dtensor_sp` keeps the gathered copy, as torch's `parallelize_module` does. All tensors are
+(sequence, batch, ...): ranks hold consecutive pieces of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autopar.errors import InputError
+from autopar.model_measurements import TensorKind
+from profiler.model.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+
+__all__ = [
+    "ColumnParallel",
+    "RowParallel",
+    "TensorGroup",
+]
+
+
+class _Enter(torch.autograd.Function):
+    """Into the tensor-parallel region: gather and reduce-scatter, or nothing and all-reduce."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
+        ctx.group, ctx.split = group, split
+        return all_gather(x, group) if split else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        if ctx.split:
+            return reduce_scatter(g, ctx.group), None, None
+        return all_reduce(g.clone(memory_format=torch.contiguous_format), ctx.group), None, None
+
+
+class _Leave(torch.autograd.Function):
+    """Out of the tensor-parallel region: the reverse of `_Enter`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any, split: bool) -> Any:
+        ctx.group, ctx.split = group, split
+        if split:
+            return reduce_scatter(x, group)
+        return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return (all_gather(g, ctx.group) if ctx.split else g), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return all_to_all(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return all_to_all(g, ctx.group), None
+
+
+class _Column(torch.autograd.Function):
+    """Several linears of one input; keeps the input as it came (a shard where it is split)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any, split: bool, *parameters: Any) -> Any:
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.group, ctx.split = group, split
+        ctx.has_bias = [bias is not None for bias in biases]
+        ctx.save_for_backward(x, *weights)
+        full = all_gather(x, group) if split else x
+        return tuple(functional.linear(full, *pair) for pair in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *weights = ctx.saved_tensors
+        full = (all_gather(x, ctx.group) if ctx.split else x).flatten(0, -2)
+        flat = [grad.flatten(0, -2) for grad in grads]
+        found: list[Any] = []
+        for grad, has_bias in zip(flat, ctx.has_bias, strict=True):
+            found += [grad.t() @ full, grad.sum(0) if has_bias else None]
+        shape = full.shape
+        del full
+        grad_x = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
+        assert grad_x.shape == shape
+        grad_x = grad_x.view(*grads[0].shape[:-1], -1)
+        exchange = reduce_scatter if ctx.split else all_reduce
+        return exchange(grad_x, ctx.group), None, None, *found
+
+
+class _Row(torch.autograd.Function):
+    """A linear over a piece of its input features; keeps that piece."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, group: Any, split: bool) -> Any:
+        ctx.group, ctx.split, ctx.has_bias = group, split, bias is not None
+        ctx.save_for_backward(x, weight)
+        if group is None:
+            return functional.linear(x, weight, bias)
+        out = functional.linear(x, weight)
+        out = reduce_scatter(out, group) if split else all_reduce(out, group)
+        return out if bias is None else out + bias  # once, not once per rank
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        grad_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
+        full = all_gather(grad, ctx.group) if ctx.split else grad
+        grad_weight = full.flatten(0, -2).t() @ x.flatten(0, -2)
+        return full @ weight, grad_weight, grad_bias, None, None
+
+
+# --- the group of a layer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorGroup:
+    """A tensor or Ulysses group, and what a layer's tensors do on their way through it."""
+
+    degree: int
+    kind: TensorKind
+    group: Any = None
+    """A torch process group, an object with the methods of SoleRank, or None at degree 1."""
+
+    def __post_init__(self) -> None:
+        if self.degree > 1 and self.group is None:
+            raise InputError(
+                f"a layer of degree {self.degree} needs a process group; pass one, or "
+                f"SoleRank({self.degree}) to run one rank alone"
+            )
+        if self.group is not None:
+            size = self.group.size()
+            if size != self.degree:
+                raise InputError(
+                    f"the process group has {size} ranks and the layer has degree {self.degree}; "
+                    "give a group of that size"
+                )
+
+    @property
+    def splits_weights(self) -> bool:
+        """True when weights are divided over the group."""
+        return self.kind != "ulysses" and self.degree > 1
+
+    @property
+    def splits_sequence(self) -> bool:
+        """True when the residual stream is divided over the group along the sequence."""
+        return self.kind in ("sp", "dtensor_sp", "ulysses") and self.degree > 1
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return 0 if self.group is None else int(self.group.rank())
+
+    @property
+    def weight_ranks(self) -> int:
+        """Pieces that weights are divided into."""
+        return self.degree if self.splits_weights else 1
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x as all ranks of a tensor group work on it; keeps nothing."""
+        return _Enter.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over a tensor group of x, divided along the sequence if the kind is so."""
+        return _Leave.apply(x, self.group, self.splits_sequence) if self.splits_weights else x
+
+    def exchange(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rank's pieces of all ranks; x has a piece for each of them in dimension 0."""
+        return x if self.degree == 1 else _Exchange.apply(x, self.group)
+
+
+class ColumnParallel(nn.Module):
+    """Linears of one input whose output features are divided over a tensor group."""
+
+    def __init__(self, inputs: int, outputs: Sequence[int], *, bias: bool, on: TensorGroup) -> None:
+        """Make one linear per entry of `outputs`, its features on this rank."""
+        super().__init__()
+        self.on = on
+        self.weights = nn.ParameterList(_weight(n, inputs) for n in outputs)
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(n)) for n in outputs if bias)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return one output per linear for x, (tokens..., inputs)."""
+        on = self.on
+        split = on.splits_sequence and on.splits_weights
+        if split and on.kind == "dtensor_sp":
+            x, split = on.enter(x), False
+            group = None  # entering has gathered, and its backward sums
+        else:
+            group = on.group if on.splits_weights else None
+        biases = list(self.biases) or [None] * len(self.weights)
+        parameters = [p for pair in zip(self.weights, biases, strict=True) for p in pair]
+        outputs: tuple[torch.Tensor, ...] = _Column.apply(x, group, split, *parameters)
+        return outputs
+
+
+class RowParallel(nn.Module):
+    """A linear whose input features are divided over a tensor group."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, on: TensorGroup) -> None:
+        """Make the linear with so many input features on this rank."""
+        super().__init__()
+        self.on = on
+        self.weight = _weight(outputs, inputs)
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the ranks, (tokens..., outputs)."""
+        group = self.on.group if self.on.splits_weights else None
+        split = self.on.splits_sequence and group is not None
+        return _Row.apply(x, self.weight, self.bias, group, split)
+
+
+def _weight(outputs: int, inputs: int) -> Any:
+    return nn.Parameter(torch.empty(outputs, inputs).normal_(std=0.02))
