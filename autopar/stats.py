@@ -123,7 +123,7 @@ def _variation(values: NDArray[np.float64]) -> float:
     # the difference of equal numbers is exactly 0, which a rounded mean would hide
     if len(values) < 2 or float(np.ptp(values)) == 0.0:
         return 0.0
-    return float(values.std(ddof=1)) / mean
+    return float(values.std(ddof=1)) / mean if mean > 0.0 else 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -144,7 +144,7 @@ def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
     smallest = float(values.min())
     if count < _CLUSTER_SAMPLES or smallest <= 0.0:
         return None
-    logs = np.sort(np.log(values / smallest))
+    logs = np.sort(np.log(values) - math.log(smallest))
     fewest = max(3, math.ceil(0.15 * count))
     sizes = np.arange(fewest, count - fewest + 1)
     sums, squares = np.cumsum(logs), np.cumsum(logs * logs)
