@@ -135,8 +135,7 @@ def show_troubles(console: Console, profile: Profile) -> None:
         cells = f"{len(found)} cell{'s' if len(found) != 1 else ''}"
         print_line(
             console,
-            f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others "
-            f"({key})",
+            f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others ({key})",
         )
     warnings = cell_warnings(profile.cells.values())
     if warnings:
