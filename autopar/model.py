@@ -106,6 +106,11 @@ class ShardedTime:
     backward_s: float | None = None
     recompute_s: float | None = None
     optimizer_s: float | None = None
+    forward_low_s: float | None = None
+    forward_high_s: float | None = None
+    """5th and 95th percentile of the samples."""
+    backward_low_s: float | None = None
+    backward_high_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from autopar.computation_files import (
 from autopar.documents import ComputationDocument, MemoryDocument
 from autopar.errors import DocumentError, InputError
 from autopar.jsonio import load_object, write_json
+from autopar.layer_times import layer_times_of, read_layer_times
 from autopar.locate import Content, locate, model_file_name
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
 from autopar.model import LayerProfile, ModelProfile, ModelSpec
@@ -65,6 +66,9 @@ def read_model_profile(
         "computation", Path(computation), ComputationDocument, precision, spec
     )
     layer_times, other_times, time_notes = read_times(times_file.path, times_doc, spec)
+    layer_times, sharded_times, sidecar_notes = read_layer_times(
+        times_file.path, times_file.sidecar, spec, layer_times
+    )
     memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
     layer_memory, other_memory, memory_notes = read_memory(
         memory_file.path,
@@ -78,8 +82,8 @@ def read_model_profile(
     peak = memory_file.sidecar.logits_peak_bytes_per_sample if memory_file.sidecar else None
     return ModelProfile(
         layers=tuple(
-            LayerProfile(times=times, memory=table)
-            for times, table in zip(layer_times, layer_memory, strict=True)
+            LayerProfile(times=times, memory=table, sharded_times=sharded)
+            for times, table, sharded in zip(layer_times, layer_memory, sharded_times, strict=True)
         ),
         other_times=other_times,
         other_memory=other_memory,
@@ -89,7 +93,7 @@ def read_model_profile(
         synthetic=any(sidecar.synthetic for sidecar in sidecars),
         logits_peak_bytes_per_sample=peak or 0.0,
         sources=(*times_file.sources, *memory_file.sources),
-        notes=(*times_file.notes, *time_notes, *memory_file.notes, *memory_notes),
+        notes=(*times_file.notes, *time_notes, *sidecar_notes, *memory_file.notes, *memory_notes),
     )
 
 
@@ -213,7 +217,7 @@ def _sidecar(
         name=spec.name,
     )
     if kind == "computation":
-        return common
+        return common.model_copy(update={"layer_times": layer_times_of(profile.layers)})
     return common.model_copy(
         update={
             "parameter_bytes": 4,

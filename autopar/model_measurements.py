@@ -64,7 +64,8 @@ class LayerTimes(StrictObject):
     batch: int
     seq_length: int
     degree: int = 1
-    kind: TensorKind = "sp"
+    kind: str = "sp"
+    """A `TensorKind`; readers leave out those that they do not know."""
     forward_s: Seconds
     backward_s: Seconds | None = None
     recompute_s: Seconds | None = None
