@@ -23,7 +23,7 @@ from profiler.timers import Timer, make_timer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Session", "claim_errors", "container_bytes", "open_session"]
+__all__ = ["Session", "available_bytes", "claim_errors", "container_bytes", "open_session"]
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -144,7 +144,7 @@ class Session:
             sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
             own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
         else:
-            own = _available_bytes() * 0.7 / self.cluster.gpus_per_node
+            own = available_bytes() * 0.7 / self.cluster.gpus_per_node
         return float(self.gather([own]).min())
 
     def release_memory(self) -> None:
@@ -161,7 +161,7 @@ class Session:
         dist.destroy_process_group()
 
 
-def _available_bytes() -> float:
+def available_bytes() -> float:
     """Return the memory that this host, or its container, can give without swapping, in bytes."""
     free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

@@ -1,0 +1,212 @@
+"""One profiling run from its options to the written files."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import InputError, OptionError
+from autopar.locate import model_file_name
+from autopar.model import ModelSpec
+from autopar.model_measurements import ModelMeasurement
+from autopar.stats import summarize
+from autopar.units import format_bytes, format_seconds
+from profiler.environment import collect
+from profiler.hardware.progress import Progress, say
+from profiler.model.cells import ModelCell, plan_cells
+from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
+from profiler.model.metadata import model_metadata
+from profiler.model.options import ModelOptions
+from profiler.model.predict import describe_forecast, forecast
+from profiler.model.record import Kind, ModelRecord
+from profiler.model.sources import ModelSource, load_source
+
+__all__ = ["describe", "measure_cells", "profile_paths", "run"]
+
+
+def run(options: ModelOptions, argv: Sequence[str]) -> int:
+    """Profile what the options ask for; return the exit code.
+
+    Raises
+    ------
+    AutoparError: the run cannot begin, or a file cannot be written.
+    """
+    lengths = sorted({seq for case in options.seq_lengths or () for seq in case})
+    source = load_source(
+        options.model,
+        seq_lengths=lengths or None,
+        num_layers=options.layernum_min,
+        dtype=options.dtype,
+    )
+    spec = source.sizes
+    if options.vocab_divisor is not None:
+        spec = replace(spec, make_vocab_size_divisible_by=options.vocab_divisor)
+    own_module = source.spec is None
+    if own_module and options.unit != "all":
+        raise OptionError(
+            f"--profile-unit {options.unit} divides layers of a known architecture, and "
+            f"{options.model} is a module of its own; use --profile-unit all"
+        )
+    device = _device(options)
+    cells = plan_cells(spec, options, own_module=own_module)
+    for warning in _source_warnings(source, options):
+        say(f"profile-model: {warning}")
+    measurer = _measurer(source, spec, options, device)
+    if options.dry_run:
+        sys.stdout.write(describe_forecast(forecast(cells, spec, measurer)))
+        sys.stdout.flush()
+        return 0
+    info = collect(0, 0, device)
+    record = ModelRecord.open(
+        profile_paths(spec, options, info.device),
+        spec,
+        options,
+        metadata=model_metadata(info, argv, options, spec),
+        memory_bytes=info.memory_bytes,
+    )
+    with record:
+        for note in record.notes:
+            say(note)
+        measure_cells(record.missing(cells), measurer, record)
+        return _summary(record, cells)
+
+
+def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[Kind, Path]:
+    """Return where the asked-for files go.
+
+    With `out` all of them there, else memory in `models/NAME/configs` and times in its folder of
+    the device. Raises InputError where the number of heads, a part of the names, is unknown.
+    """
+    if spec.layers[0].num_heads is None:
+        raise InputError(
+            f"model {spec.name!r} has no number of heads, which the documented file names contain"
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip("-.") or "model"
+    folder = Path("models") / name / "configs"
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
+    folders: dict[Kind, Path] = {
+        "computation": options.out or folder / slug,
+        "memory": options.out or folder,
+    }
+    found: dict[Kind, Path] = {}
+    for kind in options.profile_types:
+        file = model_file_name(kind, options.dtype, spec)
+        if options.unit != "all":
+            file = f"{file.removesuffix('.json')}_{options.unit}.json"
+        found[kind] = folders[kind] / file
+    return found
+
+
+def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelRecord) -> None:
+    """Measure cells one after the other and keep each; larger ones than fit are left out."""
+    too_large: dict[tuple[object, ...], ModelCell] = {}
+    with Progress(len(cells), enabled=True) as progress:
+        for cell in cells:
+            progress.begin(cell.key)
+            series = (cell.quantity, cell.part, cell.layer_type, cell.seq_lengths, cell.degree)
+            before = too_large.get((*series, cell.num_layers))
+            if before is not None and before.batch <= cell.batch:
+                found = cell.filled(
+                    status="skipped", reason=f"{before.key} already ran out of memory"
+                )
+            else:
+                found = measurer.measure(cell)
+            if is_out_of_memory(found):
+                too_large[*series, cell.num_layers] = cell
+            with _uninterrupted():
+                record.put(found)
+            progress.report(describe(found))
+
+
+def describe(measurement: ModelMeasurement) -> str:
+    """Return one line that says what a cell gave."""
+    m = measurement
+    if m.status != "ok":
+        return f"{m.key:<48s}  {m.status}: {m.reason}"
+    if m.quantity == "memory":
+        kept, peak = (format_bytes(m.bytes.get(name, 0.0)) for name in ("activation", "peak"))
+        return f"{m.key:<48s}  keeps {kept:>11s}, peak {peak:>11s} more"
+    times = {name: summarize(samples) for name, samples in m.samples_s.items() if samples}
+    parts = [f"{name} {format_seconds(s.median_s)}" for name, s in times.items()]
+    forward = times["forward"]
+    spread = (forward.high_s - forward.low_s) / 2.0 / forward.median_s
+    return f"{m.key:<48s}  {', '.join(parts)} (+-{100 * spread:.0f} %)"
+
+
+def _device(options: ModelOptions) -> Any:
+    """Return the device of the times.
+
+    Raises
+    ------
+    OptionError: it is not there, or memory is to be measured where that has no meaning.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise OptionError(
+            "--device cuda: torch finds no CUDA device here; use --device cpu, or install a torch "
+            "with CUDA"
+        )
+    name = "cuda" if options.device != "cpu" and cuda else "cpu"
+    if options.source == "device" and "memory" in options.profile_types and name == "cpu":
+        raise OptionError(
+            "--source device measures memory on a GPU, and the device is a CPU; --source auto "
+            "counts it exactly without one"
+        )
+    return torch.device(name, torch.cuda.current_device() if name == "cuda" else None)
+
+
+def _measurer(source: ModelSource, spec: ModelSpec, options: ModelOptions, device: Any) -> Measurer:
+    from profiler.model.module_source import ModuleSource
+
+    if isinstance(source, ModuleSource):
+        from profiler.model.module_measuring import ModuleMeasurer
+
+        return ModuleMeasurer(source, options, device)
+    return SpecMeasurer(spec, options, device)
+
+
+def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
+    warnings = list(source.warnings)
+    if source.spec is None and (options.degrees or (1,)) != (1,):
+        checks = [source.check_degree(degree) for degree in options.degrees or ()]
+        warnings += [check for check in checks if check is not None]
+        warnings.append(f"{options.model} is measured at tensor degree 1 alone")
+    return warnings
+
+
+def _summary(record: ModelRecord, cells: Sequence[ModelCell]) -> int:
+    """Say what was written; return 1 if cells failed."""
+    statuses = record.statuses(cells)
+    for warning in record.warnings():
+        say(f"warning: {warning}")
+    for path in record.paths():
+        sys.stdout.write(f"{path}\n")
+    sys.stdout.flush()
+    counts = [statuses.count(status) for status in ("ok", "failed", "skipped")]
+    say("{} cells measured, {} failed, {} left out".format(*counts))
+    return 1 if counts[1] else 0
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while files are written, so that a measured cell is never lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pending.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pending:
+        raise KeyboardInterrupt
