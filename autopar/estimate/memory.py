@@ -17,7 +17,7 @@ A mixture of E experts, of which a token visits c evenly, without dropping token
 and the tokens in the order of their experts, which every rank needs whole, add to it:
         P = c*S*h*e                     input of the experts, not divided by t
         R = 4*S*E + 12*c*S              fp32 probabilities; weights and numbers of the chosen
-        O = c*S*h*e (eager)             output of the experts, which their weights multiply
+        O = c*S*h*e (eager: twice)      output of the experts; eager keeps it weighted as well
     R and O belong to the tokens of a rank, as X does. All experts are on every rank (1/t of each).
 
 `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
@@ -109,7 +109,7 @@ def activation_bytes(
         visited = layer.experts_per_token or layer.num_experts
         inside += visited * (mlp + s * h * e)
         around += 4.0 * s * layer.num_experts + 12.0 * s * visited
-        around += visited * s * h * e if eager else 0.0
+        around += (2 if eager else 1) * visited * s * h * e
     return around / (degree if sequence_parallel else 1) + inside
 
 

@@ -88,6 +88,7 @@ def count_memory(
     be real, or made inside a `FakeTensorMode` that is still active.
     """
     parameters = list(module.parameters())
+    own = [_local(parameter) for parameter in parameters]
     tracker = _Tracker()
     for tensor in (*parameters, *module.buffers(), *shared):
         tracker.ignore(tensor)
@@ -112,11 +113,17 @@ def count_memory(
             tracker.ignore(parameter.grad)
             parameter.grad = None
     return ExactMemory(
-        num_parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        num_parameters=sum(p.numel() for p in own),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in own),
         activation_bytes=activation,
         peak_bytes=tracker.peak_bytes() - activation,
     )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a rank holds of a distributed tensor, any other tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 class _End(torch.autograd.Function):
@@ -165,7 +172,7 @@ class _Tracker(TorchDispatchMode):
 
     def see(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage, which is alive from now on if it is new."""
-        storage = tensor.untyped_storage()
+        storage = _local(tensor).untyped_storage()
         address = storage._cdata
         if address in self._numbers:
             return self._numbers[address]

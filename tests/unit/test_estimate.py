@@ -365,9 +365,9 @@ def test_activations_of_a_mixture_by_hand():
     for degree in (1, 4):
         for sequence_parallel, kernels in ((True, "fused"), (False, "eager")):
             share = degree if sequence_parallel else 1
-            extra = 4 * s * f * e / degree + 2 * s * h * e + (4 * s * 8 + 12 * s * 2) / share
-            if kernels == "eager":
-                extra += 2 * s * h * e / share
+            output = (2 if kernels == "eager" else 1) * 2 * s * h * e
+            router = 4 * s * 8 + 12 * s * 2
+            extra = 4 * s * f * e / degree + 2 * s * h * e + (output + router) / share
             got = [
                 activation_bytes(x, s, degree, sequence_parallel=sequence_parallel, kernels=kernels)
                 for x in (layer, one)

@@ -1,0 +1,308 @@
+"""A module that a factory makes, as a source of layers to measure.
+
+It is tried with fake tensors, which cost neither memory nor time; where its shapes depend on
+values (a router that sorts tokens) it is tried in earnest, at the shortest length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec
+from profiler.model.fakes import made_here, needs_values
+from profiler.model.modules import (
+    Built,
+    LayerCall,
+    blamed,
+    call,
+    capture_layers,
+    check_positions,
+    check_weights,
+    find_layers,
+    first_line,
+    main_output,
+)
+from profiler.model.planned import parallelized
+from profiler.model.sources import Factory, ModelSource
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ModuleSource", "module_source"]
+
+_LENGTH = 2048
+"""Tokens of a sample where neither the run nor the factory says it."""
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_WIDTHS = ("hidden_size", "d_model", "n_embd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSource(ModelSource):
+    """A module that a factory makes."""
+
+    text: str
+    """What `--model` said, for messages."""
+    factory: Factory
+    known: ModelSpec
+    plan: Mapping[str, Any] | None = None
+    fakeable: bool = True
+    """Whether memory can be counted without a device; not where shapes depend on values."""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder that receives the files."""
+        return self.known.name
+
+    @property
+    def spec(self) -> None:
+        """None: the module itself is measured."""
+        return
+
+    @property
+    def sizes(self) -> ModelSpec:
+        """Lengths of the run, and width and heads of the module."""
+        return self.known
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """1 alone without a plan, otherwise every divisor of the heads."""
+        heads = 1 if self.plan is None else self.num_heads
+        return tuple(t for t in range(1, heads + 1) if heads % t == 0)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return self.assumed
+
+    @property
+    def parallelize_plan(self) -> Mapping[str, Any] | None:
+        """Tensor parallelism as torch's `parallelize_module` wants it, of one layer."""
+        return self.plan
+
+    def build(
+        self,
+        num_layers: int,
+        *,
+        seq_length: int | None = None,
+        dtype: str = "bf16",
+        device: torch.device | str = "cpu",
+    ) -> Built:
+        """Return a model of the factory, its layers found and its weights checked."""
+        length = seq_length or max(layer.seq_length for layer in self.known.layers)
+        return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
+
+    def layer_calls(
+        self, built: Built, batch: int, seq_length: int, *, degree: int = 1
+    ) -> list[LayerCall]:
+        """Return one layer of every type, with the arguments that the model gives it.
+
+        degree : laid out by `parallelize_plan` as a rank of so many holds it, changing `built`.
+        """
+        calls = capture_layers(built, batch, seq_length, self.text)
+        if degree > 1:
+            assert self.plan is not None, "only degrees in `degrees` can be built"
+            what = f"{self.text}: parallelize_plan at degree {degree}"
+            for one in calls:
+                blamed(what, partial(parallelized, one.module.layer, self.plan, degree))
+        return calls
+
+
+def module_source(
+    factory: Factory,
+    *,
+    text: str,
+    label: str,
+    seq_lengths: Sequence[int] | None = None,
+    num_layers: int = 2,
+    dtype: str = "bf16",
+) -> ModuleSource:
+    """Return the source of a factory after one forward of what it makes.
+
+    text : what messages call it. label : its name. Raises InputError, one sentence.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
+    assumed = []
+    fakeable = True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            made, built, widths = _try(factory, text, num_layers, max(lengths), dtype)
+    except needs_values() as error:
+        fakeable = False
+        assumed.append(
+            f"{text}: memory cannot be counted without a device, its shapes depend on values "
+            f"({first_line(error)})"
+        )
+        made, built, widths = _try(factory, text, num_layers, min(lengths), dtype)
+    owners = (made, built.module, getattr(built.module, "config", None))
+    heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
+    if heads is None:
+        assumed.append(f"{text}: the number of heads is unknown and taken as 1; set num_heads")
+    hidden = _number(owners, _WIDTHS)
+    plan = next(
+        (p for o in owners if (p := getattr(o, "parallelize_plan", None)) is not None), None
+    )
+    if plan is not None and not isinstance(plan, Mapping):
+        raise InputError(
+            f"{text}: parallelize_plan is a {type(plan).__name__}, expected a dict of names inside "
+            "a layer to styles of torch.distributed.tensor.parallel"
+        )
+    layers = (
+        LayerSpec(
+            num_layers=num_layers,
+            seq_length=max(lengths),
+            hidden_size=hidden or width,
+            num_heads=heads or 1,
+        )
+        for width in widths
+    )
+    return ModuleSource(
+        text=text,
+        factory=factory,
+        known=ModelSpec(name=label, layers=tuple(layers)),
+        plan=plan,
+        fakeable=fakeable,
+        assumed=tuple(assumed),
+    )
+
+
+def _try(
+    factory: Factory, text: str, num_layers: int, seq_length: int, dtype: str
+) -> tuple[Any, Built, list[int]]:
+    """Return what the factory made and the width of its layer types, after one forward of each."""
+    made, built = _make(factory, text, num_layers, seq_length, dtype, "cpu")
+    check_positions(built.module, seq_length, text)
+    widths = []
+    for layer in capture_layers(built, 1, seq_length, text):
+        name = f"{text}: layer {type(layer.module.layer).__name__}"
+        blamed(name, partial(layer.module, *layer.inputs))
+        widths.append(int(layer.inputs[0].shape[-1]))
+    data = built.make_batch(1, seq_length)
+    output = blamed(f"{text}: the forward", lambda: call(built.module, data))
+    main_output(output, f"{text}: the module {type(built.module).__name__}")
+    return made, built, widths
+
+
+def _make(
+    factory: Factory,
+    text: str,
+    num_layers: int,
+    seq_length: int,
+    dtype: str,
+    device: torch.device | str,
+) -> tuple[Any, Built]:
+    """Return what the factory made, and the model in it after every check that needs no forward."""
+    from torch import nn
+
+    from profiler.model.blocks import made_of
+    from profiler.model.timing import torch_dtype
+
+    element = torch_dtype(dtype)
+
+    def make(where: torch.device | str) -> Any:
+        with made_of(element, where):
+            return blamed(f"{text}: the factory", lambda: factory(num_layers, seq_length, element))
+
+    made = made_here(make, _module_of, device)
+    module = _module_of(made)
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"{text}: the factory returned a {type(made).__name__}; let it return an nn.Module, or "
+            "an object with .module, .make_batch and .layers"
+        )
+    own_batch = getattr(made, "make_batch", None)
+    if not callable(own_batch):
+        raise InputError(
+            f"{text}: {type(made).__name__} has no make_batch(batch, seq_length); add it, it "
+            "returns what one call of the module gets"
+        )
+    # a module's own .layers is whatever its author likes: the list is found by its class
+    stated = None if made is module else getattr(made, "layers", None)
+    layers = find_layers(module, text) if stated is None else _checked_layers(stated, text)
+    for of_type in layers:
+        if len(of_type) != num_layers:
+            raise InputError(
+                f"{text}: the factory was asked for {num_layers} layers and made "
+                f"{len(of_type)} of {type(of_type[0]).__name__}; let num_layers decide"
+            )
+    _check_dtype(layers, element, text)
+    check_weights(module, text)
+    return made, Built(module, _batches(own_batch, text, device, element), layers)
+
+
+def _module_of(made: Any) -> Any:
+    """Return the module that a factory's result is or has."""
+    from torch import nn
+
+    return made if isinstance(made, nn.Module) else getattr(made, "module", None)
+
+
+def _batches(
+    own: Callable[[int, int], Any], text: str, device: torch.device | str, element: torch.dtype
+) -> Callable[[int, int], Any]:
+    """Return `make_batch` whose tensors are made on the device and whose errors are sentences."""
+
+    from profiler.model.blocks import made_of
+
+    def make_batch(batch: int, seq_length: int) -> Any:
+        with made_of(element, device):
+            return blamed(f"{text}: make_batch", lambda: own(batch, seq_length))
+
+    return make_batch
+
+
+def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
+    """Return `.layers` as lists by layer type."""
+    from torch import nn
+
+    try:
+        layers = [list(of_type) for of_type in stated]
+    except TypeError:
+        layers = []
+    for of_type in layers:
+        if not of_type or not all(isinstance(layer, nn.Module) for layer in of_type):
+            layers = []
+            break
+        if len({type(layer) for layer in of_type}) > 1:
+            raise InputError(
+                f"{text}: a list of .layers mixes classes; give one list for each layer type"
+            )
+    if not layers:
+        raise InputError(
+            f"{text}: .layers is no list of lists of modules; write [list(model.blocks)], one "
+            "list for each layer type"
+        )
+    return layers
+
+
+def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> None:
+    """Refuse layers most of whose parameters are of another type: they would take other times."""
+    right = total = 0
+    for of_type in layers:
+        for parameter in of_type[0].parameters():
+            if parameter.is_floating_point():
+                total += parameter.numel()
+                right += parameter.numel() if parameter.dtype == element else 0
+    if total and 2 * right <= total:
+        other = next(p.dtype for p in layers[0][0].parameters() if p.dtype != element)
+        names = [str(t).removeprefix("torch.") for t in (other, element)]
+        raise InputError(
+            f"{text}: the factory made weights of {names[0]} when asked for {names[1]}; pass its "
+            "dtype on to the modules"
+        )
+
+
+def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
+    """Return the first whole number above 0 that an owner has under one of the names."""
+    for owner in owners:
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None

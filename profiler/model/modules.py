@@ -1,0 +1,272 @@
+"""Works with modules that others wrote: finds their layers, calls them, and says what is wrong.
+
+A model of somebody else is any `nn.Module`; what is measured of it are the layers it repeats. A
+layer is measured with the arguments that the model itself gave it, captured from a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autopar.errors import AutoparError, InputError
+from profiler.model.fakes import needs_values
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = [
+    "Built",
+    "LayerCall",
+    "blamed",
+    "call",
+    "capture_layers",
+    "check_positions",
+    "check_weights",
+    "find_layers",
+    "first_line",
+    "main_output",
+]
+
+
+class Built(NamedTuple):
+    """A model with few layers, ready to be called."""
+
+    module: nn.Module
+    make_batch: Callable[[int, int], Any]
+    """(batch, seq_length) to what `call` gives the module: one tensor, a tuple or a dict."""
+    layers: list[list[nn.Module]]
+    """By layer type, in execution order."""
+
+
+class LayerCall(NamedTuple):
+    """One layer as its model called it."""
+
+    module: nn.Module
+    """The layer with all arguments but `inputs` bound to it; returns the hidden state alone."""
+    inputs: tuple[torch.Tensor, ...]
+    """Tensors that the backward passes through: the hidden state, encoder states."""
+
+
+class _CapturedError(Exception):
+    """Ends a forward whose rest is of no interest; no mistake of anybody."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of an exception, without a full stop."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text[:300].rstrip(".")
+
+
+def blamed(what: str, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns; whatever it raises becomes one sentence that blames `what`.
+
+    Errors of ours, and those that only say what cannot be done without real tensors, pass.
+    """
+    try:
+        return action()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (AutoparError, _CapturedError, MemoryError)):
+            raise
+        if isinstance(error, needs_values()) or "out of memory" in str(error).lower():
+            raise
+        raise InputError(f"{what} raised {first_line(error)}") from None
+
+
+def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
+    """Return the longest `nn.ModuleList` of one class, lists inside its layers left out.
+
+    several : all lists of that length, for an encoder and a decoder; otherwise two are an error.
+    """
+    found = dict(_outermost_lists(module, ""))
+    if not found:
+        raise InputError(
+            f"{where}: {type(module).__name__} has no nn.ModuleList whose modules are of one "
+            "class; keep the layers in one, or return an object with .layers"
+        )
+    length = max(map(len, found.values()))
+    longest = {name: layers for name, layers in found.items() if len(layers) == length}
+    if len(longest) > 1 and not several:
+        raise InputError(
+            f"{where}: {type(module).__name__} has {len(longest)} lists of {length} modules "
+            f"({', '.join(longest)}); return an object whose .layers says which are the layers"
+        )
+    return list(longest.values())
+
+
+def call(module: nn.Module, batch: Any) -> Any:
+    """Return what the module returns for a batch: a tensor, positional or named arguments."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def main_output(output: Any, where: str) -> torch.Tensor:
+    """Return the tensor that a backward starts from, or that goes into the next layer.
+
+    A tensor itself, `.loss`, `.logits` (attributes or keys), or the first element of a tuple.
+    """
+    import torch
+
+    candidates: list[Any] = [output]
+    for name in ("loss", "logits"):
+        candidates.append(getattr(output, name, None))
+        if isinstance(output, Mapping):
+            candidates.append(output.get(name))
+    if isinstance(output, tuple | list) and output:
+        candidates.append(output[0])
+    for candidate in candidates:
+        if isinstance(candidate, torch.Tensor) and candidate.is_floating_point():
+            return candidate
+    what = type(output).__name__
+    if isinstance(output, tuple | list):
+        what += f" that starts with {type(output[0]).__name__}" if output else " without elements"
+    elif isinstance(output, torch.Tensor):
+        what = f"tensor of {str(output.dtype).removeprefix('torch.')}"
+    raise InputError(
+        f"{where} returns a {what}; let it return the hidden state, a tuple that starts with it, "
+        "or an object with .logits or .loss"
+    )
+
+
+def check_weights(module: nn.Module, where: str) -> None:
+    """Raise InputError where a parameter or buffer is not finite; values must be there to see."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.is_floating_point():
+            continue
+        # masks hold -inf on purpose, and are buffers
+        bad = tensor.isnan() if not isinstance(tensor, torch.nn.Parameter) else ~tensor.isfinite()
+        if bool(bad.any()):
+            raise InputError(
+                f"{where}: the weight {name} holds NaN or infinite values; initialise it, numbers "
+                "that are not finite take other times"
+            )
+
+
+def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
+    """Raise InputError where a position embedding, known by its name, has too few rows."""
+    from torch import nn
+
+    for name, table in module.named_modules():
+        last = name.rpartition(".")[2].lower()
+        if (
+            isinstance(table, nn.Embedding)
+            and ("position" in last or last.startswith("pos") or last == "wpe")
+            and table.num_embeddings < seq_length
+        ):
+            raise InputError(
+                f"{where}: {seq_length} tokens are more than the {table.num_embeddings} rows of "
+                f"the position table {name}; choose shorter sequences"
+            )
+
+
+def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> list[LayerCall]:
+    """Return the first layer of every type as one forward of the model calls it.
+
+    The forward ends once all are known, so that the head costs nothing. Raises InputError where
+    a layer is never called, or gets or returns no hidden state.
+    """
+    import torch
+
+    firsts = [layers[0] for layers in built.layers]
+    found: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kind = next(k for k, first in enumerate(firsts) if first is module)
+        found.setdefault(kind, (args, kwargs))
+        if len(found) == len(firsts):
+            raise _CapturedError
+
+    hooks = [first.register_forward_pre_hook(keep, with_kwargs=True) for first in firsts]
+    data = built.make_batch(batch, seq_length)
+    try:
+        with torch.enable_grad():
+            blamed(f"{where}: the forward", lambda: call(built.module, data))
+    except _CapturedError:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    calls = []
+    for kind, first in enumerate(firsts):
+        name = f"{where}: layer {type(first).__name__}"
+        if kind not in found:
+            raise InputError(
+                f"{name} is not called by the model's forward; name the layers that are in .layers"
+            )
+        calls.append(_bound(first, *found[kind], name))
+    return calls
+
+
+def _bound(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
+) -> LayerCall:
+    """Return the layer with its arguments bound but those that a backward passes through."""
+    import torch
+    from torch import nn
+
+    values: dict[int | str, Any] = dict(enumerate(args))
+    values.update(kwargs)
+    floating = {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    if not floating:
+        raise InputError(f"{where} gets no tensor of floating point; it must get the hidden state")
+    hidden = next(iter(floating))
+    free = [hidden, *(k for k, v in floating.items() if k != hidden and v.requires_grad)]
+    fixed = {key: _detached(value) for key, value in values.items() if key not in free}
+    shape = tuple(floating[hidden].shape)
+
+    class Call(nn.Module):
+        """Gives a layer what its model gave it, and returns its hidden state."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            """Return the hidden state behind the layer."""
+            now = {**fixed, **dict(zip(free, inputs, strict=True))}
+            positional = [now[k] for k in range(len(args))]
+            named = {k: v for k, v in now.items() if isinstance(k, str)}
+            output = main_output(self.layer(*positional, **named), where)
+            if tuple(output.shape) != shape:
+                raise InputError(
+                    f"{where} returns first a tensor of shape {list(output.shape)} for a hidden "
+                    f"state of shape {list(shape)}; let it return the hidden state first"
+                )
+            return output
+
+    return LayerCall(Call(), tuple(floating[key].detach() for key in free))
+
+
+def _detached(value: Any) -> Any:
+    """Return a value whose tensors belong to no graph; containers are made anew."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if type(value) in (tuple, list):
+        return type(value)(_detached(element) for element in value)
+    if type(value) is dict:
+        return {key: _detached(element) for key, element in value.items()}
+    return value
+
+
+def _outermost_lists(module: nn.Module, prefix: str) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Yield (name, modules) of lists of one class that lie in no other such list."""
+    from torch import nn
+
+    for name, child in module.named_children():
+        modules = list(child) if isinstance(child, nn.ModuleList) else []
+        if modules and len({type(one) for one in modules}) == 1:
+            yield prefix + name, modules
+        else:
+            yield from _outermost_lists(child, f"{prefix}{name}.")
