@@ -50,4 +50,12 @@ answer = json.load(open('plan.json'))
 assert answer['status'] == 'optimal' and answer['legal'] and answer['fits'], answer['status']
 print('search: ok,', round(answer['samples_per_s'], 3), 'samples/s')
 "
+hardware=$("$work/venv/bin/python" -c "from autopar import catalog; print(catalog.find_hardware('a100-80gb_1x8'))")
+"$work/venv/bin/profile-show" "$hardware" >show.txt
+grep -q 'bus bandwidth' show.txt
+if "$work/venv/bin/python" -m profiler.hardware 2>sentence.txt; then
+  echo "wheel.sh: profiler.hardware must not run without torchrun"; exit 1
+fi
+grep -q 'torchrun --standalone' sentence.txt
+echo "profilers: ok, without torch"
 echo "e2e: passed"
