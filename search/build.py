@@ -14,18 +14,12 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
-from autopar.hardware_checks import falling_times, partial_spread
-from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
+from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
-from search.cost.comm import Groups, half_allreduces
-from search.cost.fits import (
-    ComputeFit,
-    attention_share,
-    fit_layer_time,
-    fit_other_time,
-    layer_memory,
-    other_memory,
-)
+from search.assumptions import Assumptions, LayerModel
+from search.cost.comm import Groups
+from search.cost.computation import attention_share, fit_computation
+from search.cost.fits import ComputeFit, fit_other_time, layer_memory, other_memory
 from search.cost.legality import legal_strategies
 from search.cost.memory import (
     Recipe,
@@ -98,17 +92,6 @@ class LayerRows:
         return result
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _LayerModel:
-    """What was fitted of one layer type."""
-
-    spec: LayerSpec
-    fit: ComputeFit
-    memory: LayerMemory
-    attention_sample_s: float
-    """Attention part of one sample's unsharded forward; 0 when unknown."""
-
-
 class CostModel:
     """Prices rows of (table, strategy) from profiles; `search.cost` says how.
 
@@ -137,9 +120,8 @@ class CostModel:
         self.options = options
         self.recipe = Recipe.of(options)
         self.hardware = hardware
-        self._defaults: dict[str, None] = {}
-        self._notes: dict[str, None] = {}
-        self.groups = Groups(hardware, self._note)
+        self._said = Assumptions()
+        self.groups = Groups(hardware, self._said.note)
         if len(spec.layers) != len(model.layers):
             raise InputError(
                 f"{spec.name} has {len(spec.layers)} layer types, but the profile measured "
@@ -156,24 +138,26 @@ class CostModel:
         positions = [name for name in POSITIONS if name in model.other_memory]
         self._vocab = VocabModel(
             spec=spec,
-            fit=fit_other_time(model, lengths, options, self._note),
+            fit=fit_other_time(model, lengths, options, self._said.note),
             memory={
-                name: other_memory(name, model.other_memory[name], lengths, options, self._note)
+                name: other_memory(
+                    name, model.other_memory[name], lengths, options, self._said.note
+                )
                 for name in positions
             },
             logits_peak_bytes_per_sample=_logits_peak_bytes(model, lengths[-1]),
         )
-        self._record_defaults(model)
+        self._said.record(spec, model, hardware, options, [layer.fits for layer in self._layers])
 
     @property
     def defaults_used(self) -> list[str]:
         """Assumptions that stand in for a measurement, in the order they were made."""
-        return list(self._defaults)
+        return self._said.defaults
 
     @property
     def notes(self) -> list[str]:
         """Derived, extrapolated, scaled, left out or estimated values, in words."""
-        return list(self._notes)
+        return self._said.notes
 
     def at_spread(self, speed: Speed) -> CostModel:
         """Return the same model with communication at an end of its measured spread."""
@@ -269,7 +253,7 @@ class CostModel:
         sp = options.sequence_parallel
         kept = activation_bytes(layer.memory, strategies, sequence_parallel=sp)
         measured = ~np.isnan(kept.kept)
-        self._record_layer(layer_type, layer, strategies, measured, kept.derived_degrees)
+        self._said.record_layer(layer_type, layer, strategies, measured, kept.derived_degrees)
         rows = build_rows(
             self.hardware.world_size,
             strategies,
@@ -279,11 +263,13 @@ class CostModel:
             priceable=measured,
             price_illegal=price_illegal,
         )
-        self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fit)
+        self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
+        for name, largest in layer.fits.extrapolated(rows):
+            self._said.note_batch(f"layer type {layer_type}, {name}", largest)
         seconds: LayerTime = layer_time(
             rows,
             spec,
-            layer.fit,
+            layer.fits,
             layer.memory.parameter_count,
             layer.attention_sample_s,
             self.groups,
@@ -368,94 +354,29 @@ class CostModel:
         )
         self._note_batch("embedding and head", found.largest_batch, self._vocab.fit)
         if found.unmeasured:
-            self._note(
+            self._said.note(
                 "left out: embedding and head at degrees without an entry in the memory tables: "
                 + ", ".join(map(str, found.unmeasured))
             )
         return found
 
-    def _fit_layer(self, kind: int, model: ModelProfile) -> _LayerModel:
+    def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:
         spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options
-        fit = fit_layer_time(kind, profile, spec.seq_length, options, self._note)
-        attention = fit.attention_s
+        fits = fit_computation(kind, profile, spec.seq_length, options, self._said.note)
+        attention = fits.whole.attention_s
         if attention is None:
             share = attention_share(spec)
-            attention = 0.0 if share is None else share * fit.sample_s
-        return _LayerModel(
+            attention = 0.0 if share is None else share * fits.whole.sample_s
+        return LayerModel(
             spec=spec,
-            fit=fit,
-            memory=layer_memory(kind, profile, spec.seq_length, options, self._note),
+            fits=fits,
+            memory=layer_memory(kind, profile, spec.seq_length, options, self._said.note),
             attention_sample_s=attention,
         )
 
-    def _note(self, text: str) -> None:
-        self._notes[text] = None
-
-    def _default(self, text: str) -> None:
-        self._defaults[text] = None
-
     def _note_batch(self, name: str, batch: float, fit: ComputeFit) -> None:
         if batch > 2 * fit.largest_batch:
-            self._note(
-                f"extrapolated: {name} to more than twice the largest measured batch "
-                f"({fit.largest_batch}), linearly"
-            )
-
-    def _record_defaults(self, model: ModelProfile) -> None:
-        options, hardware = self.options, self.hardware
-        self._default("backward is 2 x forward (not measured)")
-        self._default(
-            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
-            f"+ {options.context_bytes / 2**30:g} GiB"
-        )
-        if options.tp_overlap:
-            self._default(
-                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
-            )
-        for text in half_allreduces(hardware):
-            self._default(text)
-        for note in (*hardware.notes, falling_times(hardware), partial_spread(hardware)):
-            if note is not None:
-                self._note(note)
-        if hardware.memory_bytes_per_s is None:
-            self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
-        if self.spec.tied_embeddings and self.spec.vocab_size is None:
-            self._default("vocabulary is unknown: tied weights are those of the first stage")
-        for documents, name in (
-            (hardware, f"hardware {hardware.name}"),
-            (model, f"profile of {self.spec.name}"),
-        ):
-            if documents.estimated:
-                self._note(f"estimated: {name}")
-            if documents.synthetic:
-                self._note(f"synthetic: {name}")
-
-    def _record_layer(
-        self,
-        kind: int,
-        layer: _LayerModel,
-        strategies: Sequence[LayerStrategy],
-        measured: NDArray[np.bool_],
-        derived: tuple[int, ...],
-    ) -> None:
-        spec, name = layer.spec, f"layer type {kind}"
-        degrees = {s.tp for s in strategies if s.tp > 1}
-        if degrees and spec.num_heads is None:
-            self._default(f"{name}: number of heads is unknown, divisibility is not checked")
-        if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
-            self._default(f"{name}: MLP width is unknown, divisibility is not checked")
-        if any(s.cp > 1 for s in strategies):
-            if layer.fit.attention_s is None and layer.attention_sample_s > 0.0:
-                self._default(f"{name}: attention's share of the forward is taken from its FLOP")
-            elif layer.fit.attention_s is None:
-                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
-        for degree in derived:
-            self._default(f"{name}: activations at tp={degree} are those at tp=1 over {degree}")
-        for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
-            self._note(
-                f"left out: strategies of {name} at degree {missing} whose activation or "
-                f"checkpoint entry was not measured"
-            )
+            self._said.note_batch(name, fit.largest_batch)
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:

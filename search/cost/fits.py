@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError
-from autopar.fit import nonnegative_fit
-from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, OtherMemory
+from autopar.fit import nonnegative_fit, relative_weights
+from autopar.model import LayerMemory, LayerProfile, ModelProfile, OtherMemory
 from search.options import SearchOptions
 
 __all__ = [
     "ComputeFit",
-    "attention_share",
     "fit_layer_time",
+    "fit_measured_time",
     "fit_other_time",
     "layer_memory",
     "other_memory",
@@ -29,10 +29,13 @@ __all__ = [
 F64 = NDArray[np.float64]
 _Note = Callable[[str], None]
 
+_BAD_FIT = 0.1
+"""A fit that is farther than this from one of its times is noted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeFit:
-    """Forward seconds of b samples at one sequence length: launch_s + b*sample_s."""
+    """Seconds of b samples at one sequence length: launch_s + b*sample_s."""
 
     launch_s: float
     """Part that neither the batch nor sharding changes."""
@@ -65,6 +68,17 @@ def fit_layer_time(
     return _fit(f"layer type {kind}", points, (seq_length,), options, note, quadratic=True)
 
 
+def fit_measured_time(
+    name: str,
+    points: Sequence[tuple[int, tuple[int, ...], float]],
+    seq_length: int,
+    options: SearchOptions,
+    note: _Note,
+) -> ComputeFit:
+    """Return the fit of other times of a layer, (batch, lengths, seconds), in the same forms."""
+    return _fit(name, points, (seq_length,), options, note, quadratic=True)
+
+
 def fit_other_time(
     profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
 ) -> ComputeFit:
@@ -89,7 +103,7 @@ def _fit(
         )
     if mode == "sequence":
         return _fit_sequence(name, points, seq_lengths, options, note, quadratic=quadratic)
-    here = [(b, time_s) for b, lengths, time_s in points if lengths == seq_lengths]
+    here = [point for point in points if point[1] == seq_lengths]
     if not here:
         measured = sorted({lengths for _, lengths, _ in points})
         raise InputError(
@@ -98,8 +112,8 @@ def _fit(
             f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
             f"or use --time-profile-mode sequence"
         )
-    batch = np.array([b for b, _ in here], dtype=np.float64)
-    time_s = np.array([t for _, t in here], dtype=np.float64)
+    batch = np.array([b for b, _, _ in here], dtype=np.float64)
+    time_s = np.array([t for _, _, t in here], dtype=np.float64)
     columns = [batch]
     if mode == "batch":
         if len(set(batch.tolist())) < 2:
@@ -109,7 +123,8 @@ def _fit(
                 f"profile more batch sizes or use --time-profile-mode static"
             )
         columns = [np.ones_like(batch), batch]
-    fitted = nonnegative_fit(np.stack(columns, axis=1), time_s)
+    cells = [(b, lengths) for b, lengths, _ in here]
+    fitted = _checked_fit(name, cells, columns, time_s, mode, note)
     return ComputeFit(
         launch_s=float(fitted[0]) if len(columns) == 2 else 0.0,
         sample_s=float(fitted[-1]),
@@ -156,7 +171,8 @@ def _fit_sequence(
             columns.append(batch)
         columns.append(batch * measured)
         powers = (1.0, length)[-1 - several_lengths :]
-    fitted = nonnegative_fit(np.stack(columns, axis=1), time_s)
+    cells = [(b, lengths) for b, lengths, _ in points]
+    fitted = _checked_fit(name, cells, columns, time_s, "sequence", note)
     terms = fitted[1:] if launch else fitted
     parts = [float(x) * power for x, power in zip(terms, powers, strict=True)]
     return ComputeFit(
@@ -167,26 +183,27 @@ def _fit_sequence(
     )
 
 
-def attention_share(spec: LayerSpec) -> float | None:
-    """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
-
-    Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
-    2*S*(parameters of QKV, output projection and the MLPs that a token visits).
-    """
-    if spec.num_heads is None or spec.ffn_hidden_size is None:
-        return None
-    head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
-    query = spec.num_heads * head_dim
-    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
-    attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
-    ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
-    matrices = spec.hidden_size * (
-        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
-    )
-    if spec.cross_attention:
-        attention *= 2.0
-        matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
-    return attention / (attention + 2.0 * spec.seq_length * matrices)
+def _checked_fit(
+    name: str,
+    cells: Sequence[tuple[int, tuple[int, ...]]],
+    columns: Sequence[F64],
+    time_s: F64,
+    mode: str,
+    note: _Note,
+) -> F64:
+    """Return the non-negative fit of cells (batch, lengths), and note one that is far off."""
+    design = np.stack(columns, axis=1)
+    fitted = nonnegative_fit(design, time_s)
+    error = (design @ fitted - time_s) * relative_weights(time_s)
+    worst = int(np.abs(error).argmax())
+    if abs(error[worst]) > _BAD_FIT:
+        batch, lengths = cells[worst]
+        remedy = "; --time-profile-mode batch knows a launch cost" if mode == "static" else ""
+        note(
+            f"bad fit: {name} in mode {mode} is off by {error[worst] * 100:+.3g} % at batch "
+            f"{batch}, sequence length {_lengths(lengths)}, the worst of {len(cells)} times{remedy}"
+        )
+    return fitted
 
 
 def layer_memory(

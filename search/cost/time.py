@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.model import LayerSpec
 from search.cost.comm import Groups
-from search.cost.fits import ComputeFit
+from search.cost.computation import ComputeFits
 from search.cost.memory import Recipe
 from search.cost.overlap import overlap_s, overlapped_backward_s
 from search.cost.rows import Rows
@@ -206,7 +206,7 @@ def optimizer_s(
 def layer_time(
     rows: Rows,
     spec: LayerSpec,
-    fit: ComputeFit,
+    fits: ComputeFits,
     parameter_count: float,
     attention_sample_s: float,
     groups: Groups,
@@ -221,9 +221,10 @@ def layer_time(
     attention_sample_s : attention part of one sample's unsharded forward, the ring's window;
     coefficient : overlap coefficient k.
     """
-    compute = fit.sharded_forward_s(rows.batch, rows.shards)
-    backward = BACKWARD_FACTOR * compute
+    compute = fits.seconds("forward", rows)
+    backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
     again = np.where(rows.checkpoint, 1.0, 0.0)
+    recompute = again * fits.seconds("recompute", rows, compute)
     tensor = tensor_parallel_s(rows, spec, groups, recipe, options)
     ulysses = ulysses_s(rows, spec, groups, recipe)
     ring_forward, ring_backward = ring_s(
@@ -242,7 +243,7 @@ def layer_time(
         windows = ((window, tensor.input_gradient_s), (window, tensor.weight_gradient_s))
     else:
         exposed = exposed + tensor.input_gradient_s + tensor.weight_gradient_s
-    busy = backward + again * compute
+    busy = backward + recompute
     nothing = np.zeros_like(busy)
     with_tensor = overlapped_backward_s(busy, windows, nothing, coefficient)
     with_gather = overlapped_backward_s(busy, windows, gather3, coefficient)
@@ -252,7 +253,7 @@ def layer_time(
 
     backward_parts = {
         "backward": backward,
-        "recompute": again * compute,
+        "recompute": recompute,
         "tp": exposed + again * tensor.forward_s + (with_tensor - busy),
         "ulysses": ulysses * (1.0 + again),
         "cp": ring_backward + again * ring_forward,

@@ -197,7 +197,8 @@ def test_assumptions_are_recorded() -> None:
 
 def test_large_batches_are_noted_once() -> None:
     """Up to twice the largest measured batch (8) nothing is said, beyond it once."""
-    cost = cost_model()
+    spec, model = toy_spec(), toy_model()
+    cost = CostModel(spec, model, toy_hardware(), SearchOptions(time_profile_mode="batch"))
     cost.layer_rows(0, [LayerStrategy()], [(1, 8 * 16, "ddp")])
     assert cost.notes == []
     for _ in range(2):

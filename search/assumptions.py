@@ -1,0 +1,177 @@
+"""What a cost model assumed, in words: the defaults it used, and what it derived or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.hardware import HardwareProfile
+from autopar.hardware_checks import falling_times, partial_spread
+from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
+from autopar.plan import LayerStrategy
+from search.cost.comm import half_allreduces
+from search.cost.computation import ComputeFits, Pass, shard_name
+from search.options import SearchOptions
+
+__all__ = ["Assumptions", "LayerModel"]
+
+_PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerModel:
+    """What was fitted of one layer type."""
+
+    spec: LayerSpec
+    fits: ComputeFits
+    memory: LayerMemory
+    attention_sample_s: float
+    """Attention part of one sample's unsharded forward; 0 when unknown."""
+
+
+class Assumptions:
+    """Two ordered sets of sentences, without repetitions."""
+
+    def __init__(self) -> None:
+        self._defaults: dict[str, None] = {}
+        self._notes: dict[str, None] = {}
+
+    @property
+    def defaults(self) -> list[str]:
+        """What stands in for a measurement, or replaced such a stand-in, in order."""
+        return list(self._defaults)
+
+    @property
+    def notes(self) -> list[str]:
+        """Derived, extrapolated, scaled, left out or estimated values, in order."""
+        return list(self._notes)
+
+    def note(self, text: str) -> None:
+        """Take a note in, once."""
+        self._notes[text] = None
+
+    def note_batch(self, name: str, largest_batch: int) -> None:
+        """Note that something is priced beyond twice its largest measured batch."""
+        self.note(
+            f"extrapolated: {name} to more than twice the largest measured batch "
+            f"({largest_batch}), linearly"
+        )
+
+    def record(
+        self,
+        spec: ModelSpec,
+        model: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions,
+        fits: Sequence[ComputeFits],
+    ) -> None:
+        """Record what holds for every row; `fits` are those of the layer types."""
+        for text in _backward_defaults(fits):
+            self._default(text)
+        self._default(
+            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
+            f"+ {options.context_bytes / 2**30:g} GiB"
+        )
+        if options.tp_overlap:
+            self._default(
+                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
+            )
+        for text in half_allreduces(hardware):
+            self._default(text)
+        for note in (*hardware.notes, falling_times(hardware), partial_spread(hardware)):
+            if note is not None:
+                self.note(note)
+        if hardware.memory_bytes_per_s is None:
+            self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
+        if spec.tied_embeddings and spec.vocab_size is None:
+            self._default("vocabulary is unknown: tied weights are those of the first stage")
+        for documents, name in (
+            (hardware, f"hardware {hardware.name}"),
+            (model, f"profile of {spec.name}"),
+        ):
+            if documents.estimated:
+                self.note(f"estimated: {name}")
+            if documents.synthetic:
+                self.note(f"synthetic: {name}")
+
+    def record_layer(
+        self,
+        kind: int,
+        layer: LayerModel,
+        strategies: Sequence[LayerStrategy],
+        measured: NDArray[np.bool_],
+        derived: tuple[int, ...],
+    ) -> None:
+        """Record what the strategies of one layer type need.
+
+        measured : (S,) whether memory was measured for a strategy; `derived` are the degrees
+        whose activations were taken from degree 1.
+        """
+        spec, name = layer.spec, f"layer type {kind}"
+        degrees = {s.tp for s in strategies if s.tp > 1}
+        if degrees and spec.num_heads is None:
+            self._default(f"{name}: number of heads is unknown, divisibility is not checked")
+        if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
+            self._default(f"{name}: MLP width is unknown, divisibility is not checked")
+        if any(s.cp > 1 for s in strategies):
+            if layer.fits.whole.attention_s is None and layer.attention_sample_s > 0.0:
+                self._default(f"{name}: attention's share of the forward is taken from its FLOP")
+            elif layer.fits.whole.attention_s is None:
+                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
+        self._record_shards(name, layer.fits, strategies)
+        for degree in derived:
+            self._default(f"{name}: activations at tp={degree} are those at tp=1 over {degree}")
+        for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
+            self.note(
+                f"left out: strategies of {name} at degree {missing} whose activation or "
+                f"checkpoint entry was not measured"
+            )
+
+    def _record_shards(
+        self, name: str, fits: ComputeFits, strategies: Sequence[LayerStrategy]
+    ) -> None:
+        """Record which sharded times are measured and which follow from a smaller degree."""
+        degrees = sorted({(s.ulysses, s.tp) for s in strategies if s.tp > 1})
+        for what in _PASSES:
+            if not any(w == what and d > 1 for w, _, d in fits.measured):
+                continue
+            for ulysses, degree in degrees:
+                found = fits.base(what, ulysses, degree)
+                if found is None:
+                    continue
+                wanted = shard_name(what, ulysses, degree)
+                if found[0] == degree:
+                    self._default(f"{name}: {wanted} is measured")
+                else:
+                    less = degree // found[0]
+                    whole = f"{what} of a whole layer"
+                    source = whole if found[0] == 1 else shard_name(what, ulysses, found[0])
+                    self._default(f"{name}: {wanted} is {source} over {less}, launch apart")
+
+    def _default(self, text: str) -> None:
+        self._defaults[text] = None
+
+
+def _backward_defaults(fits: Sequence[ComputeFits]) -> list[str]:
+    """Return which layer types have measured backward and recomputation, and which do not."""
+    named = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
+    measured = [name for name, known in named.items() if ("backward", False, 1) in known]
+    assumed = [name for name in named if name not in measured]
+    again = [name for name, known in named.items() if ("recompute", False, 1) in known]
+    if not measured:
+        text = "backward is 2 x forward (not measured)"
+        if any(what == "backward" for f in fits for what, _, _ in f.measured):
+            text = "backward of whole layers, embedding and head is 2 x forward (not measured)"
+        lines = [text]
+    else:
+        rest = ", ".join([*assumed, "embedding and head"])
+        lines = [
+            f"backward of {rest} is 2 x forward (not measured)",
+            f"backward of {', '.join(measured)} is measured",
+        ]
+    if again:
+        lines.append(f"recomputation of {', '.join(again)} is measured")
+    return lines
