@@ -10,32 +10,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autopar.errors import InputError, OptionError
+from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.model_measurements import ModelMeasurement, Part, TensorKind
 from profiler.model.options import ModelOptions
 from profiler.model.sharding import Checkpoint, Sharding
+from profiler.model.sizes import (
+    DEFAULT_DEGREES,
+    length_cases,
+    seqs_text,
+    tensor_degrees,
+    tensor_kinds,
+)
 
 __all__ = [
-    "DEFAULT_DEGREES",
-    "PLAIN_KIND",
-    "SEQUENCE_KIND",
     "ModelCell",
     "plan_cells",
-    "seqs_text",
     "stack_counts",
-    "tensor_degrees",
-    "with_seq_lengths",
 ]
 
-DEFAULT_DEGREES = (1, 2, 4, 8)
-PLAIN_KIND: dict[str, TensorKind] = {"megatron": "tp", "dtensor": "dtensor"}
-"""Tensor parallelism without sequence parallelism, by implementation."""
-SEQUENCE_KIND: dict[str, TensorKind] = {"megatron": "sp", "dtensor": "dtensor_sp"}
-"""Tensor parallelism with sequence parallelism, by implementation."""
 _PARTS: tuple[Part, ...] = ("only", "first", "last")
-_LENGTHS = 5
-_SHORTEST = 64
+_OUTER_BATCH = 8
+"""Batch at which the surroundings of layers are counted, as the documented tables are: their peak
+has a part that no sample adds to, the second gradient of a tied table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +101,6 @@ class ModelCell:
         )
 
 
-def seqs_text(seqs: tuple[int, ...]) -> str:
-    """Return sequence lengths as the documented keys have them: `2048` or `[512,512]`."""
-    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
-
-
-def with_seq_lengths(spec: ModelSpec, seqs: tuple[int, ...]) -> ModelSpec:
-    """Return the spec at other sequence lengths, one per layer type."""
-    layers = (replace(layer, seq_length=seq) for layer, seq in zip(spec.layers, seqs, strict=True))
-    return replace(spec, layers=tuple(layers))
-
-
 def stack_counts(
     spec: ModelSpec, options: ModelOptions, *, own_module: bool = False
 ) -> tuple[tuple[int, ...], ...]:
@@ -130,42 +116,24 @@ def stack_counts(
     return (base, *more)
 
 
-def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
-    """Return the tensor degrees to profile; the default leaves out those the model does not allow.
-
-    Raises
-    ------
-    InputError: an asked-for degree does not divide heads, widths or a sequence length.
-    """
-    cases = _cases(spec, options)
-    found = []
-    for degree in options.degrees or DEFAULT_DEGREES:
-        sharding = Sharding(degree=degree, kind=SEQUENCE_KIND[options.tp_impl])
-        try:
-            for case in cases:
-                for layer in with_seq_lengths(spec, case).layers:
-                    sharding.check(layer)
-        except InputError:
-            if options.degrees is not None or degree == 1:
-                raise
-        else:
-            found.append(degree)
-    return tuple(found)
-
-
 def plan_cells(
-    spec: ModelSpec, options: ModelOptions, *, own_module: bool = False
+    spec: ModelSpec, options: ModelOptions, *, own_degrees: tuple[int, ...] | None = None
 ) -> tuple[ModelCell, ...]:
     """Return the cells that the options ask for, what the documented keys need first.
 
-    own_module : a module of somebody's own, which is measured unsharded and as a whole.
+    own_degrees : of a module of somebody's own, the tensor degrees that it can be divided into;
+    None for a spec.
 
     Raises
     ------
     InputError: the model cannot be laid out or is too short for a length.
     """
-    degrees = (1,) if own_module else tensor_degrees(spec, options)
-    cases = _cases(spec, options)
+    own_module = own_degrees is not None
+    if own_degrees is None:
+        degrees = tensor_degrees(spec, options)
+    else:
+        degrees = tuple(t for t in options.degrees or DEFAULT_DEGREES if t in own_degrees)
+    cases = length_cases(spec, options)
     if own_module and any(len(set(case)) > 1 for case in cases):
         raise OptionError(
             f"--seq: model {spec.name!r} is a module of your own, whose layer types are called "
@@ -180,44 +148,6 @@ def plan_cells(
     return tuple(found.values())
 
 
-def _cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...], ...]:
-    """Return the sequence lengths of all layer types, case by case.
-
-    Raises
-    ------
-    InputError: a case names another number of types, or is beyond a learned position table.
-    """
-    own = tuple(layer.seq_length for layer in spec.layers)
-    types = len(own)
-    if options.seq_lengths is None:
-        cases = _default_cases(own) if options.mode == "sequence" else (own,)
-    else:
-        cases = tuple(case * types if len(case) == 1 else case for case in options.seq_lengths)
-    for case in cases:
-        if len(case) != types:
-            raise OptionError(
-                f"--seq: {seqs_text(case)} has {len(case)} lengths and model {spec.name!r} has "
-                f"{types} layer type(s); give one length, or one per type"
-            )
-        if spec.learned_positions and max(case) > spec.learned_positions:
-            raise InputError(
-                f"--seq: {max(case)} tokens are more than the {spec.learned_positions} rows of "
-                f"the position table of model {spec.name!r}; choose shorter sequences"
-            )
-    if options.mode == "sequence" and len(cases) < 2:
-        raise OptionError(
-            f"--mode sequence measures several sequence lengths and model {spec.name!r} is too "
-            "short for a default range; write --seq 64:512:x2"
-        )
-    return cases
-
-
-def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return five lengths, each half of the next, that end at the model's own."""
-    halves = (tuple(seq >> k for seq in own) for k in reversed(range(_LENGTHS)))
-    return tuple(case for case in halves if case == own or min(case) >= _SHORTEST)
-
-
 def _memory_cells(
     spec: ModelSpec,
     options: ModelOptions,
@@ -227,7 +157,7 @@ def _memory_cells(
 ) -> Iterator[ModelCell]:
     if "memory" not in options.profile_types:
         return
-    sequence, plain = SEQUENCE_KIND[options.tp_impl], PLAIN_KIND[options.tp_impl]
+    sequence, plain = tensor_kinds(options, own_module=own_module)
     checkpoints: tuple[Checkpoint, ...] = ("none", "full", "selective")
     if own_module:
         checkpoints = ("none", "full")
@@ -242,18 +172,18 @@ def _memory_cells(
                 )  # one rank divides nothing, by any name
                 for checkpoint in checkpoints:
                     yield replace(whole, degree=degree, checkpoint=checkpoint, kind=own)
-                if degree > 1:
+                if degree > 1 and not own_module:
                     yield replace(whole, degree=degree, kind=plain)
                     if options.tp_impl == "megatron":
                         yield replace(whole, degree=degree, kind="ulysses")
         for part in _PARTS if options.unit == "all" else ():
-            for degree in degrees:
+            for degree in (1,) if own_module else degrees:
                 kinds: tuple[TensorKind, ...] = (sequence, plain) if degree > 1 else ("sp",)
                 for kind in kinds:
                     yield ModelCell(
                         quantity="memory",
                         part=part,
-                        batch=1,
+                        batch=_OUTER_BATCH,
                         seq_lengths=case,
                         degree=degree,
                         kind=kind,
@@ -286,7 +216,8 @@ def _time_cells(
             cell = _layer_cell(spec, "time", layer_type, batch, case)
             for degree in degrees:
                 if degree > 1:
-                    yield replace(cell, degree=degree, kind=SEQUENCE_KIND[options.tp_impl])
+                    kind = tensor_kinds(options, own_module=own_module)[0]
+                    yield replace(cell, degree=degree, kind=kind)
 
 
 def _layer_cell(

@@ -25,8 +25,8 @@ from autopar.model import (
 from autopar.model_measurements import LayerTimes, ModelMeasurement, TensorKind
 from autopar.stats import summarize, warnings_of
 from autopar.units import MS
-from profiler.model.cells import PLAIN_KIND, SEQUENCE_KIND, seqs_text
 from profiler.model.options import GALVATRON_BATCHES, Mode
+from profiler.model.sizes import seqs_text
 
 __all__ = ["STATE_BYTES_PER_PARAMETER", "ModelDocument", "derive_computation", "derive_memory"]
 
@@ -94,17 +94,18 @@ def derive_computation(
 
 
 def derive_memory(
-    found: Mapping[str, ModelMeasurement], spec: ModelSpec, tp_impl: str
+    found: Mapping[str, ModelMeasurement], spec: ModelSpec, kinds: tuple[TensorKind, TensorKind]
 ) -> ModelDocument:
     """Return the memory file of counted cells: MiB per sample, with and without `_sp`.
+
+    kinds : of the cells that the tables with and without `_sp` are made of.
 
     A layer's activations are what it keeps; those around the layers are what they keep and, on
     the stage of the loss, what its peak needs above that, as the documented tables contain it.
     """
     cells = [m for m in found.values() if m.status == "ok" and m.bytes]
     data: dict[str, Any] = {}
-    for sequence_parallel in (True, False):
-        kind = (SEQUENCE_KIND if sequence_parallel else PLAIN_KIND)[tp_impl]
+    for sequence_parallel, kind in zip((True, False), kinds, strict=True):
         profile = ModelProfile(
             layers=tuple(
                 LayerProfile(times=(), memory=_layer_memory(cells, number, kind))

@@ -15,8 +15,9 @@ from autopar.specs import padded_vocab_size, parameter_count
 from autopar.units import format_bytes
 from profiler.hardware.session import available_bytes
 from profiler.measure import Policy
-from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
+from profiler.model.cells import ModelCell
 from profiler.model.options import ModelOptions
+from profiler.model.sizes import seqs_text, with_seq_lengths
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ decided by class, since a module does not say it.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,15 +35,17 @@ _SPLIT = "embeddings were taken as the first stage's and all else but layers as 
 
 
 class ModuleMeasurer(Measurer):
-    """Measures layers and whole forwards of a module, unsharded."""
+    """Measures layers, whole or as the module's own plan divides them, and whole forwards."""
 
     def __init__(self, source: ModuleSource, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
         self._source = source
-        self._counted: dict[tuple[int, ...], tuple[ExactMemory, list[ExactMemory]]] = {}
 
     def _time(self, cell: ModelCell) -> ModelMeasurement:
-        return filled_with(cell, self._timed(cell))
+        with warnings.catch_warnings():
+            # of random operators on a mesh, which are initialisations here
+            warnings.filterwarnings("ignore", "DTensor random operators", UserWarning)
+            return filled_with(cell, self._timed(cell))
 
     def _timed(self, cell: ModelCell) -> Timed:
         seq, kind = max(cell.seq_lengths), cell.layer_type
@@ -57,7 +60,7 @@ class ModuleMeasurer(Measurer):
             if kind is None:
                 made["inputs"] = ()
                 return _Whole(built, cell.batch, seq, self._source.text)
-            layer = self._source.layer_calls(built, cell.batch, seq)[kind]
+            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
             made["inputs"] = layer.inputs
             return layer.module
 
@@ -69,27 +72,27 @@ class ModuleMeasurer(Measurer):
             where=f"batch {cell.batch}, sequence {seq}",
             backward=backward,
             checkpoint=backward,
-            optimizer=backward,
+            optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
         )
 
     def _memory(self, cell: ModelCell) -> ModelMeasurement:
-        whole, layers = self._count(cell)
         if cell.layer_type is not None:
-            found = layers[cell.layer_type]
-            if cell.checkpoint == "full":
-                found = replace(found, activation_bytes=self._input_bytes[cell.layer_type])
+            found = self._layers(cell)[cell.layer_type]
         else:
-            found = self._outer(cell, whole, layers)
+            found = self._outer(cell)
         found = replace(
             found,
             part=cell.part,
             batch=cell.batch,
             seq_lengths=cell.seq_lengths,
+            degree=cell.degree,
+            kind=cell.kind,
             checkpoint=cell.checkpoint,
         )
         return found.measurement(key=cell.key, layer_type=cell.layer_type)
 
-    def _outer(self, cell: ModelCell, whole: ExactMemory, layers: list[ExactMemory]) -> ExactMemory:
+    def _outer(self, cell: ModelCell) -> ExactMemory:
+        layers, whole = self._layers(cell), self._whole(cell)
         parameters = whole.num_parameters - sum(layer.num_parameters for layer in layers)
         kept = max(0, whole.activation_bytes - sum(layer.activation_bytes for layer in layers))
         found = replace(
@@ -114,24 +117,38 @@ class ModuleMeasurer(Measurer):
         rest = parameters - share + self._tied_parameters
         return replace(found, num_parameters=rest, parameter_bytes=rest * element, notes=notes)
 
-    def _count(self, cell: ModelCell) -> tuple[ExactMemory, list[ExactMemory]]:
-        """Return the memory of a model with one layer of each type, and of each layer in it."""
-        seq = max(cell.seq_lengths)
-        key = (seq, cell.batch)
-        if key not in self._counted:
-            # shapes that depend on values need values
-            mode: AbstractContextManager[Any] = (
-                FakeTensorMode() if self._source.fakeable else nullcontext()
-            )
-            with mode:
-                built = self._source.build(1, seq_length=seq, dtype=self.options.dtype)
-                calls = self._source.layer_calls(built, cell.batch, seq)
-                layers = [count_memory(one.module, one.inputs) for one in calls]
-                self._input_bytes = [one.inputs[0].nbytes for one in calls]
-                whole = count_memory(_Whole(built, cell.batch, seq, self._source.text), ())
-                self._split(built)
-            self._counted[key] = (whole, layers)
-        return self._counted[key]
+    def _layers(self, cell: ModelCell) -> list[ExactMemory]:
+        """Return the memory of one layer of each type."""
+        with self._mode():
+            built = self._built(cell)
+            found = []
+            for one in self._source.layer_calls(
+                built, cell.batch, max(cell.seq_lengths), degree=cell.degree
+            ):
+                counted = count_memory(one.module, one.inputs)
+                if cell.checkpoint == "full":  # the input stays, the rest is made once more
+                    kept = one.inputs[0].nbytes
+                    more = counted.activation_bytes - kept
+                    counted = replace(
+                        counted, activation_bytes=kept, peak_bytes=counted.peak_bytes + more
+                    )
+                found.append(counted)
+        return found
+
+    def _whole(self, cell: ModelCell) -> ExactMemory:
+        """Return the memory of a model with one layer of each type."""
+        with self._mode():
+            built = self._built(cell)
+            self._split(built)
+            whole = _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
+            return count_memory(whole, ())
+
+    def _built(self, cell: ModelCell) -> Built:
+        return self._source.build(1, seq_length=max(cell.seq_lengths), dtype=self.options.dtype)
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        # shapes that depend on values need values
+        return FakeTensorMode() if self._source.fakeable else nullcontext()
 
     def _split(self, built: Built) -> None:
         """Remember how many parameters embeddings have, and how many of them the head shares."""

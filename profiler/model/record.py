@@ -16,7 +16,7 @@ from typing import Literal, Self
 from autopar.errors import DocumentError, InputError
 from autopar.jsonio import write_json
 from autopar.model import ModelSpec
-from autopar.model_measurements import ModelMeasurement
+from autopar.model_measurements import ModelMeasurement, TensorKind
 from autopar.sidecar import SIDECAR_VERSION, Run, Sidecar, read_sidecar, sidecar_path
 from profiler.hardware.history import is_damage, next_run_id
 from profiler.hardware.storage import (
@@ -73,6 +73,7 @@ class ModelRecord:
         options: ModelOptions,
         *,
         metadata: Metadata,
+        kinds: tuple[TensorKind, TensorKind],
         memory_bytes: float | None,
         locks: ExitStack,
     ) -> None:
@@ -81,6 +82,7 @@ class ModelRecord:
         self._files = dict(files)
         self._spec = spec
         self._options = options
+        self._kinds = kinds
         self._memory_bytes = memory_bytes
         self._locks = locks
         runs = [run for file in files.values() for run in file.earlier]
@@ -94,9 +96,12 @@ class ModelRecord:
         options: ModelOptions,
         *,
         metadata: Metadata,
+        kinds: tuple[TensorKind, TensorKind],
         memory_bytes: float | None = None,
     ) -> Self:
         """Return the record of these documented files, which from now on belong to this process.
+
+        kinds : of the cells that the memory tables with and without `_sp` are made of.
 
         Raises
         ------
@@ -122,6 +127,7 @@ class ModelRecord:
                 spec,
                 options,
                 metadata=described,
+                kinds=kinds,
                 memory_bytes=memory_bytes,
                 locks=stack.pop_all(),
             )
@@ -193,7 +199,7 @@ class ModelRecord:
         # in the order of the keys, so that it does not matter which run measured what
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":
-            return derive_memory(found, self._spec, self._options.tp_impl)
+            return derive_memory(found, self._spec, self._kinds)
         return derive_computation(found, self._spec, self._options.mode)
 
     def _prepare(self) -> None:

@@ -26,6 +26,7 @@ from profiler.model.metadata import model_metadata
 from profiler.model.options import ModelOptions
 from profiler.model.predict import describe_forecast, forecast
 from profiler.model.record import Kind, ModelRecord
+from profiler.model.sizes import tensor_kinds
 from profiler.model.sources import ModelSource, load_source
 
 __all__ = ["describe", "measure_cells", "profile_paths", "run"]
@@ -55,7 +56,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
             f"{options.model} is a module of its own; use --profile-unit all"
         )
     device = _device(options)
-    cells = plan_cells(spec, options, own_module=own_module)
+    cells = plan_cells(spec, options, own_degrees=source.degrees if own_module else None)
     for warning in _source_warnings(source, options):
         say(f"profile-model: {warning}")
     measurer = _measurer(source, spec, options, device)
@@ -69,6 +70,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         spec,
         options,
         metadata=model_metadata(info, argv, options, spec),
+        kinds=tensor_kinds(options, own_module=own_module),
         memory_bytes=info.memory_bytes,
     )
     with record:
@@ -176,10 +178,9 @@ def _measurer(source: ModelSource, spec: ModelSpec, options: ModelOptions, devic
 
 def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
     warnings = list(source.warnings)
-    if source.spec is None and (options.degrees or (1,)) != (1,):
+    if source.spec is None:
         checks = [source.check_degree(degree) for degree in options.degrees or ()]
         warnings += [check for check in checks if check is not None]
-        warnings.append(f"{options.model} is measured at tensor degree 1 alone")
     return warnings
 
 

@@ -14,9 +14,9 @@ import torch
 from autopar.model import ModelSpec
 from autopar.model_measurements import TensorKind
 from profiler.measure import Policy
-from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.local_group import timed_group
 from profiler.model.outer import OuterPart, build_outer, outer_inputs
+from profiler.model.sizes import seqs_text, with_seq_lengths
 from profiler.model.stack import build_stack
 from profiler.model.timing import Timed, time_module, torch_dtype
 from profiler.timers import Timer
