@@ -107,7 +107,7 @@ def count_memory(
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             end = _End.apply(module(*inputs))
         activation = sum(tracker.alive_bytes(number) for number in saved)
-        end.backward()
+        end.backward(torch.empty_like(end))
     for parameter in parameters:
         if parameter.grad is not None:
             tracker.ignore(parameter.grad)
@@ -132,7 +132,7 @@ class _End(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
         ctx.like = (out.shape, out.dtype, out.device)
-        return out.new_zeros(())
+        return out.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:

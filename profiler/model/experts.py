@@ -15,6 +15,19 @@ from profiler.model.parallel import TensorGroup
 __all__ = ["Experts"]
 
 
+class _Combine(torch.autograd.Function):
+    """Sums the rows of each token; keeps their tokens, and not the rows as torch's own does."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, token: Any, count: int) -> Any:
+        ctx.save_for_backward(token)
+        return rows.new_zeros(count, rows.shape[-1]).index_add_(0, token, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.index_select(0, *ctx.saved_tensors), None, None
+
+
 class Experts(nn.Module):
     """A router and the experts of one rank, between which tokens are spread evenly.
 
@@ -52,7 +65,9 @@ class Experts(nn.Module):
         """Return the weighted outputs of the experts that each token visits."""
         tokens = x.flatten(0, 1)
         visits = tokens.shape[0] * self.visited
-        scores, _ = (tokens @ self.router.t()).float().topk(self.visited)
+        scores = tokens @ self.router.t()
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores, _ = scores.topk(self.visited)
         weights = torch.softmax(scores, dim=-1).to(x.dtype).flatten()
         # expert by expert; where they do not come out even, some places stay empty
         places = math.ceil(visits / self.count)
@@ -65,7 +80,7 @@ class Experts(nn.Module):
         if visits % self.count:
             weights = weights * (order < visits)
         weighted = returned.flatten(0, 1) * weights[:, None]
-        return torch.zeros_like(tokens).index_add(0, token, weighted).view_as(x)
+        return _Combine.apply(weighted, token, tokens.shape[0]).view_as(x)
 
     def _away_and_back(self, x: Any) -> Any:
         """Return the experts' outputs for their tokens, (experts, tokens of each, hidden)."""

@@ -100,8 +100,8 @@ def _(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, w: Any, eps: float) -> Any:
-        # torch before 2.9 has no fused operator; its autograd would keep fp32 copies instead
-        ctx.fused = x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm")
+        # older versions of torch have an operator of that name for other devices, no backward
+        ctx.fused = x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
         if ctx.fused:
             y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], w, eps)
         else:

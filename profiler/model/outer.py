@@ -39,8 +39,9 @@ def build_outer(
 
     first: tokens -> activations; last: activations, labels -> loss; only: tokens, labels -> loss,
     the layers between left out. `group` is as in `build_layer`. Encoder-decoder models have a
-    second sequence throughout. Tied tables are one on the only stage, and one each on the first
-    and the last. Parameters that a spec knows by their number alone are there and do nothing.
+    second sequence throughout, whose activations follow the first's. Tied tables are one on the
+    only stage, and one each on the first and the last. Parameters that a spec knows by their
+    number alone are there and do nothing.
     Raises InputError for what cannot be built.
     """
     on = TensorGroup(degree=degree, kind=kind, group=group)
@@ -211,30 +212,24 @@ class _Outer(nn.Module):
 
     def forward(self, x: Any, *others: Any) -> Any:
         if self.part == "first":
-            return self._embedded(torch.cat([x, *others]) if others else x)
+            if others:
+                return torch.cat([self._embedded(tokens) for tokens in (x, *others)])
+            return self._embedded(x)
         labels, *encoder = others
         if self.part == "only":
-            both = self._embedded(torch.cat([x, *encoder]) if encoder else x)
-            if encoder:
-                x, *encoder = both.split([n // self._pieces for n in (len(x), len(encoder[0]))])
-            else:
-                x = both
-            del both
+            x = self._embedded(x)
+            encoder = [self._embedded(tokens) for tokens in encoder]
         return self._loss(x, labels, *encoder)
-
-    @property
-    def _pieces(self) -> int:
-        return self.on.degree if self.on.splits_sequence and self.on.splits_weights else 1
 
     def _embedded(self, tokens: Any) -> Any:
         on = self.on
         group = on.group if on.splits_weights else None
-        x = _Embed.apply(tokens, self.table, group, self._pieces > 1, self.start)
+        split = on.splits_sequence and on.splits_weights
+        x = _Embed.apply(tokens, self.table, group, split, self.start)
         if self.positions is None:
             return x
         start = len(x) * on.rank if on.splits_sequence else 0
         places = torch.arange(start, start + len(x), device=x.device)
-        places = places.remainder_(len(self.positions))
         return x + _Embed.apply(places, self.positions, None, False, 0)[:, None]
 
     def _loss(self, x: Any, labels: Any, encoder: Any = None) -> Any:
