@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.assumptions import Assumptions, LayerModel
 from search.cost.comm import Groups
-from search.cost.computation import attention_share, fit_computation
+from search.cost.computation import ComputeFits, attention_share, fit_computation
+from search.cost.draws import NUM_REPLICAS, DrawnFits, LayerDraws, repeated
 from search.cost.fits import ComputeFit, fit_other_time, layer_memory, other_memory
 from search.cost.legality import legal_strategies
 from search.cost.memory import (
@@ -32,7 +34,7 @@ from search.cost.memory import (
     zero_transient_bytes,
 )
 from search.cost.redistribution import layout_of, layout_of_vocab, redistribution_s, send_s
-from search.cost.rows import Table, build_rows, table_arrays
+from search.cost.rows import Rows, Table, build_rows, table_arrays
 from search.cost.time import LayerTime, layer_time
 from search.cost.vocab import VocabModel, VocabRows, vocab_rows
 from search.options import SearchOptions
@@ -266,18 +268,7 @@ class CostModel:
         self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
         for name, largest in layer.fits.extrapolated(rows):
             self._said.note_batch(f"layer type {layer_type}, {name}", largest)
-        seconds: LayerTime = layer_time(
-            rows,
-            spec,
-            layer.fits,
-            layer.memory.parameter_count,
-            layer.attention_sample_s,
-            self.groups,
-            recipe,
-            options,
-            coefficient=self.hardware.overlap_coefficient,
-            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
-        )
+        seconds = self._layer_time(layer, rows, layer.fits)
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
@@ -359,6 +350,66 @@ class CostModel:
                 + ", ".join(map(str, found.unmeasured))
             )
         return found
+
+    @property
+    def has_computation_spread(self) -> bool:
+        """True when percentiles of computation were measured."""
+        return any(draws.has_spread for draws in self.draws)
+
+    @cached_property
+    def draws(self) -> tuple[LayerDraws, ...]:
+        """Replicas of the measured computation, by layer type."""
+        return tuple(
+            LayerDraws(k, profile, self.spec.layers[k].seq_length, self.options)
+            for k, profile in enumerate(self.model.layers)
+        )
+
+    def drawn_layer_s(
+        self, layer_type: int, strategies: Sequence[LayerStrategy], table: Table
+    ) -> tuple[F64, F64, F64]:
+        """Return forward, backward and tail of one layer type in every replica of computation.
+
+        Each of shape (NUM_REPLICAS, S); strategies without a price hold inf.
+        """
+        layer = self._layers[layer_type]
+        sp = self.options.sequence_parallel
+        kept = activation_bytes(layer.memory, strategies, sequence_parallel=sp)
+        rows = build_rows(
+            self.hardware.world_size,
+            strategies,
+            [table],
+            self.groups,
+            legal=legal_strategies(layer.spec, strategies, sequence_parallel=sp),
+            priceable=~np.isnan(kept.kept),
+            price_illegal=True,
+        )
+        fits = DrawnFits(
+            whole=layer.fits.whole,
+            measured=layer.fits.measured,
+            draws=self.draws[layer_type],
+            rows_per_replica=max(1, len(rows.batch)),
+        )
+        seconds = self._layer_time(layer, repeated(rows), fits)
+        result = []
+        for part in (seconds.forward, seconds.backward, seconds.step):
+            full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
+            full[:, rows.strategy] = _sum_of(part).reshape(NUM_REPLICAS, len(rows.batch))
+            result.append(full)
+        return result[0], result[1], result[2]
+
+    def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> LayerTime:
+        return layer_time(
+            rows,
+            layer.spec,
+            fits,
+            layer.memory.parameter_count,
+            layer.attention_sample_s,
+            self.groups,
+            self.recipe,
+            self.options,
+            coefficient=self.hardware.overlap_coefficient,
+            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
+        )
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:
         spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options

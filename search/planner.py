@@ -23,7 +23,7 @@ from search.core import StageSolution, TableChoice, TableSolution, solve_stage, 
 from search.cost.memory import reserved_bytes
 from search.options import SearchOptions
 from search.pins import Rules, parse_rules
-from search.predict import allocation_budget, predict
+from search.predict import allocation_budget, predict, probabilities_faster
 from search.restrict import finite, restrict, stage_mask
 from search.result import Alternative, Infeasibility, Prediction, SearchResult, SearchStats
 from search.space import SearchSpace, build_space, global_batches
@@ -260,8 +260,9 @@ class Planner:
         if best is None:
             return ()
         found = []
-        for choice in solution.alternatives:
-            other = self._plan(built, choice)
+        others = [self._plan(built, choice) for choice in solution.alternatives]
+        faster = probabilities_faster(self._cost, best, others)
+        for choice, other, probability in zip(solution.alternatives, others, faster, strict=True):
             speed = other.global_batch / choice.step_time_s
             found.append(
                 Alternative(
@@ -270,6 +271,7 @@ class Planner:
                     samples_per_s=speed,
                     bound_samples_per_s=speed,
                     differs_by=_difference(best, other),
+                    probability_faster=probability,
                 )
             )
         return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.errors import InputError
 from autopar.legality import violations
@@ -23,9 +24,12 @@ from search.cost.vocab import VocabRows
 from search.options import SearchOptions
 from search.result import LayerRun, Prediction, StagePrediction
 from search.simulate import replay
+from search.spread import drawn_step_times, interval_s, widest_cell
 from search.tables import PlanTables
 
-__all__ = ["allocation_budget", "predict", "strategy_label"]
+__all__ = ["allocation_budget", "predict", "probabilities_faster", "strategy_label"]
+
+F64 = NDArray[np.float64]
 
 
 def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:
@@ -111,6 +115,9 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
                 f"{format_bytes(stage.budget_bytes)}, {format_bytes(over)} too much"
             )
     seen = priced.evaluation
+    drawn = _drawn(cost, plan, priced)
+    communication = _communication_s(cost, plan, seen.step_time_s)
+    known = {"communication": communication, "computation": drawn}
     replayed = replay(
         seen.forward_s,
         seen.backward_s,
@@ -128,11 +135,13 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
         fits=all(s.reserved_bytes <= s.budget_bytes for s in stages),
         problems=tuple(problems),
         waterfall_s=_waterfall(plan, stages, seen, priced),
-        step_time_interval_s=_interval_s(cost, plan, seen.step_time_s),
+        step_time_interval_s=interval_s(seen.step_time_s, communication, drawn),
+        interval_of=tuple(name for name, found in known.items() if found is not None),
+        widest_cell=None if drawn is None else widest_cell(cost, drawn),
     )
 
 
-def _interval_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
+def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
     """Price the plan again with all communication at both ends of its measured spread."""
     if not cost.hardware.has_spread:
         return None
@@ -143,6 +152,41 @@ def _interval_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float,
     return (
         min(fast.evaluation.step_time_s, step_time_s),
         max(slow.evaluation.step_time_s, step_time_s),
+    )
+
+
+def _drawn(cost: CostModel, plan: Plan, priced: _Priced) -> F64 | None:
+    """Return T in every replica of computation, None where it has no spread."""
+    if not cost.has_computation_spread:
+        return None
+    return drawn_step_times(
+        cost,
+        priced.tables,
+        num_microbatches=plan.num_microbatches,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=priced.strategy_index,
+    )
+
+
+def probabilities_faster(
+    cost: CostModel, best: Plan, others: Sequence[Plan]
+) -> tuple[float | None, ...]:
+    """Return for each plan the share of replicas in which its throughput exceeds the best's.
+
+    The replicas of computation are the same for all; None where computation has no spread.
+    """
+
+    def speeds(plan: Plan) -> F64 | None:
+        priced = _price(cost, plan, [])
+        drawn = None if priced is None else _drawn(cost, plan, priced)
+        return None if drawn is None else plan.global_batch / drawn
+
+    if not others or not cost.has_computation_spread:
+        return (None,) * len(others)
+    reference = speeds(best)
+    return tuple(
+        None if reference is None or speed is None else float(np.mean(speed > reference))
+        for speed in map(speeds, others)
     )
 
 

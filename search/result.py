@@ -18,6 +18,7 @@ __all__ = [
     "SearchStats",
     "StagePrediction",
     "Status",
+    "WidestCell",
 ]
 
 Status = Literal["optimal", "infeasible", "time_limit"]
@@ -65,6 +66,16 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WidestCell:
+    """The measured time whose spread moves the step time most."""
+
+    name: str
+    """In words, e.g. `backward of layer type 0, batch 4, sequence length 2048`."""
+    share: float
+    """Of the variance of the step time that the spread of computation causes, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """A plan priced: the one objective T, its parts and the replay beside it."""
 
@@ -79,8 +90,12 @@ class Prediction:
     waterfall_s: Mapping[str, float] = field(default_factory=dict)
     """The step time split into named parts; sums to `step_time_s`."""
     step_time_interval_s: tuple[float, float] | None = None
-    """The step time with all communication at its 5th and at its 95th percentile; None where no
-    spread was measured."""
+    """The step time with all communication at its 5th and at its 95th percentile, widened by that
+    of the replicas of computation; None where no spread was measured."""
+    interval_of: tuple[str, ...] = ("communication",)
+    """What the interval is the measured spread of: communication, computation or both."""
+    widest_cell: WidestCell | None = None
+    """The measurement of computation to repeat first; None where computation has no spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +108,8 @@ class Alternative:
     bound_samples_per_s: float
     differs_by: str
     """What distinguishes it, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
+    probability_faster: float | None = None
+    """Share of the replicas of computation in which it beats the plan; None without spread."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,15 @@ from search.cost.fits import ComputeFit, fit_layer_time, fit_measured_time
 from search.cost.rows import Rows
 from search.options import SearchOptions
 
-__all__ = ["ComputeFits", "Pass", "attention_share", "fit_computation", "shard_name"]
+__all__ = [
+    "Cell",
+    "ComputeFits",
+    "Pass",
+    "attention_share",
+    "fit_computation",
+    "measured_cells",
+    "shard_name",
+]
 
 F64 = NDArray[np.float64]
 _Note = Callable[[str], None]
@@ -34,6 +42,18 @@ _STANDS_FOR = {
 """By sequence parallelism: the kind that a Megatron layer is, then what may stand for it. With
 sequence parallelism norms and residuals run over S/t tokens and without over S, so neither stands
 for the other; DTensor's layers have the same local matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measured time of a layer, in seconds for the whole batch."""
+
+    batch: int
+    seq_length: int
+    time_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,18 +82,18 @@ class ComputeFits:
         else:
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
-        for at, degree, fit in self._used(what, rows):
+        for at, degree, fit in self.used(what, rows):
             result[at] = fit.sharded_forward_s(rows.batch[at], rows.shards[at] / degree)
         return result
 
     def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
         """Yield the measurements that rows take beyond twice their largest batch, and that."""
         for what in _PASSES:
-            for at, degree, fit in self._used(what, rows):
+            for at, degree, fit in self.used(what, rows):
                 if rows.batch[at].max() > 2 * fit.largest_batch:
                     yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
 
-    def _used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
+    def used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
         """Yield rows that a measured fit prices, with its degree."""
         for ulysses in (False, True):
             if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
@@ -101,26 +121,56 @@ def fit_computation(
     """
     whole = fit_layer_time(kind, profile, seq_length, options, note)
     measured: dict[tuple[Pass, bool, int], ComputeFit] = {}
+    for (what, ulysses, degree), cells in measured_cells(kind, profile, options, note).items():
+        if what == "forward" and degree == 1:
+            continue  # fitted above
+        name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
+        times = [(c.batch, (c.seq_length,), c.time_s) for c in cells]
+        try:
+            fit = fit_measured_time(name, times, seq_length, options, note)
+        except InputError as error:
+            note(f"not used: {error}")
+            continue
+        for each in (False, True) if degree == 1 else (ulysses,):
+            measured[what, each, degree] = fit
+    return ComputeFits(whole=whole, measured=measured)
+
+
+def measured_cells(
+    kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
+) -> dict[tuple[Pass, bool, int], list[Cell]]:
+    """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
+
+    Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
+    """
+    result: dict[tuple[Pass, bool, int], list[Cell]] = {
+        ("forward", False, 1): [
+            Cell(
+                batch=p.batch,
+                seq_length=p.seq_length,
+                time_s=p.forward_s,
+                low_s=p.low_s,
+                high_s=p.high_s,
+            )
+            for p in profile.times
+        ]
+    }
     for (ulysses, degree), points in sorted(_by_shard(kind, profile, options, note).items()):
         for what in _PASSES:
-            if what == "forward" and degree == 1:
-                continue  # the documented forward wins
-            times = [
-                (p.batch, (p.seq_length,), time_s)
+            cells = [
+                Cell(
+                    batch=p.batch,
+                    seq_length=p.seq_length,
+                    time_s=time_s,
+                    low_s=getattr(p, f"{what}_low_s", None),
+                    high_s=getattr(p, f"{what}_high_s", None),
+                )
                 for p in points
                 if (time_s := getattr(p, f"{what}_s")) is not None
             ]
-            if not times:
-                continue
-            name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
-            try:
-                fit = fit_measured_time(name, times, seq_length, options, note)
-            except InputError as error:
-                note(f"not used: {error}")
-                continue
-            for each in (False, True) if degree == 1 else (ulysses,):
-                measured[what, each, degree] = fit
-    return ComputeFits(whole=whole, measured=measured)
+            if cells:
+                result.setdefault((what, ulysses, degree), cells)
+    return result
 
 
 def attention_share(spec: LayerSpec) -> float | None:

@@ -143,6 +143,15 @@ def show_explanation(
             _print(console, f"  {which} {run.label}")
             _print(console, "      time: " + _seconds(run.time_s))
             _print(console, "      memory: " + _gibibytes(run.memory_bytes))
+    if prediction.widest_cell is not None:
+        cell = prediction.widest_cell
+        console.print()
+        console.print("what to measure again", style="bold cyan")
+        _print(
+            console,
+            f"  {cell.name}: {cell.share * 100:.0f} % of what the spread of computation adds to "
+            "the step time's variance",
+        )
     if not perturbations:
         return
     console.print()

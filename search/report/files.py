@@ -201,9 +201,20 @@ def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict
     document: dict[str, object] = {}
     if prediction is not None and prediction.step_time_interval_s is not None:
         document["step_time_interval_s"] = _plain(prediction.step_time_interval_s)
+        document |= _computation(prediction)
     if synthetic:
         document["synthetic"] = True
     return document
+
+
+def _computation(prediction: Prediction) -> dict[str, object]:
+    """Return what the spread of computation adds, nothing where it is unknown."""
+    if "computation" not in prediction.interval_of:
+        return {}
+    return {
+        "interval_of": list(prediction.interval_of),
+        "widest_cell": _plain(prediction.widest_cell),
+    }
 
 
 def _memory(prediction: Prediction | None) -> list[object]:
@@ -219,11 +230,14 @@ def _memory(prediction: Prediction | None) -> list[object]:
 
 
 def _alternative(alternative: Alternative) -> dict[str, object]:
+    share = alternative.probability_faster
+    likely = {} if share is None else {"probability_faster": _number(share)}
     return {
         "differs_by": alternative.differs_by,
         "step_time_s": _number(alternative.step_time_s),
         "samples_per_s": _number(alternative.samples_per_s),
         "bound_samples_per_s": _number(alternative.bound_samples_per_s),
+        **likely,
         "plan": strategy_document(alternative.plan),
     }
 
@@ -234,6 +248,7 @@ def _prediction(plan: Plan | None, prediction: Prediction | None) -> object:
     ranks = plan.world_size // plan.num_stages
     return {
         "step_time_interval_s": _plain(prediction.step_time_interval_s),
+        **_computation(prediction),
         "waterfall_s": _plain(prediction.waterfall_s),
         "problems": list(prediction.problems),
         "stages": [_stage(stage, ranks) for stage in prediction.stages],

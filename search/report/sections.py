@@ -163,12 +163,17 @@ def show_alternatives(console: Console, result: SearchResult) -> None:
         return
     print_heading(console, "alternatives")
     best = result.prediction.samples_per_s
-    table = make_table("differs by", "samples/s", "vs best", "plan", left=1)
+    # how likely measuring again would put it first; only where computation's spread is known
+    likely = any(item.probability_faster is not None for item in result.alternatives)
+    columns = ["differs by", "samples/s", "vs best", *(["faster in"] if likely else []), "plan"]
+    table = make_table(*columns, left=1)
     for alternative in result.alternatives:
+        share = alternative.probability_faster
         table.add_row(
             escape(alternative.differs_by),
             f"{alternative.samples_per_s:.4g}",
             f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
+            *(["" if share is None else f"{share * 100:.0f} %"] if likely else []),
             escape(one_line(alternative.plan)),
         )
     console.print(table)

@@ -225,11 +225,14 @@ def _speed(prediction: Prediction) -> str:
 
 
 def _spread(console: Console, prediction: Prediction) -> None:
-    """Print between which step times the measured spread of communication leaves the plan."""
+    """Print between which step times the measured spread leaves the plan."""
     if prediction.step_time_interval_s is not None:
         fast, slow = map(format_seconds, prediction.step_time_interval_s)
         span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
-        print_line(console, f"step {span} within the measured spread of communication")
+        print_line(
+            console,
+            f"step {span} within the measured spread of {' and '.join(prediction.interval_of)}",
+        )
 
 
 def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:

@@ -1,0 +1,135 @@
+"""Computation drawn again within its measured spread: replicas of the fits of a layer type.
+
+Source: cost-model.md "Spread of computation". The draws of a cell depend on nothing but its place
+in the profile, so two plans see the same replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.model import LayerProfile
+from search.cost.computation import Cell, ComputeFits, Pass, measured_cells, shard_name
+from search.cost.fits import ComputeFit, fit_measured_time
+from search.cost.rows import Rows
+from search.options import SearchOptions
+
+__all__ = ["NUM_REPLICAS", "DrawnFits", "LayerDraws", "repeated"]
+
+F64 = NDArray[np.float64]
+_Key = tuple[Pass, bool, int]
+
+NUM_REPLICAS = 200
+_SEED = 20240229
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnFits(ComputeFits):
+    """The fits of a layer type with the coefficients of every replica, for `repeated` rows."""
+
+    draws: LayerDraws
+    rows_per_replica: int
+
+    def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
+        """Return the time of every row of every replica; as `ComputeFits.seconds`."""
+        replica = np.arange(len(rows.batch)) // self.rows_per_replica
+        if what == "forward":
+            launch, sample = self.draws.coefficients("forward", False, 1)
+            result = launch[replica] + rows.batch * sample[replica] / rows.shards
+        else:
+            assert otherwise is not None, "only forwards are always measured"
+            result = otherwise.copy()
+        for at, degree, _ in self.used(what, rows):
+            ulysses = bool(rows.ulysses[at[0]]) and degree > 1
+            launch, sample = self.draws.coefficients(what, ulysses, degree)
+            r = replica[at]
+            result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
+        return result
+
+
+class LayerDraws:
+    """Replicas of one layer type's cells, and the fits of them, made when they are needed."""
+
+    def __init__(
+        self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
+    ) -> None:
+        self._kind = kind
+        self._seq_length = seq_length
+        self._options = options
+        self._cells = measured_cells(kind, profile, options, _ignore)
+        generator = np.random.default_rng((_SEED, kind))
+        self._times: dict[_Key, F64] = {
+            key: np.stack([_draw(cell, generator) for cell in cells])
+            for key, cells in self._cells.items()
+        }
+        self._fitted: dict[_Key, tuple[F64, F64]] = {}
+
+    @property
+    def has_spread(self) -> bool:
+        """True when some cell is not the same in every replica."""
+        return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
+
+    def coefficients(self, what: Pass, ulysses: bool, degree: int) -> tuple[F64, F64]:
+        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,)."""
+        key = (what, ulysses, degree)
+        if key not in self._fitted:
+            cells, times = self._cells[key], self._times[key]
+            fits = []
+            # without spread all replicas are the first
+            for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
+                points = [
+                    (c.batch, (c.seq_length,), float(t)) for c, t in zip(cells, drawn, strict=True)
+                ]
+                name = f"layer type {self._kind}"
+                fits.append(
+                    fit_measured_time(name, points, self._seq_length, self._options, _ignore)
+                )
+            self._fitted[key] = _columns(fits)
+        return self._fitted[key]
+
+    def cells(self) -> Mapping[str, F64]:
+        """Return the replicas (NUM_REPLICAS,) of every cell that has spread, by its name."""
+        return {
+            f"{shard_name(*key)} of layer type {self._kind}, batch {cell.batch}, "
+            f"sequence length {cell.seq_length}": times
+            for key, cells in self._cells.items()
+            for cell, times in zip(cells, self._times[key], strict=True)
+            if np.ptp(times) > 0.0
+        }
+
+
+def repeated(rows: Rows) -> Rows:
+    """Return the rows once per replica, one replica after the other."""
+    tiled: dict[str, Any] = {
+        field.name: np.tile(getattr(rows, field.name), NUM_REPLICAS)
+        for field in fields(rows)
+        if field.name != "shape"
+    }
+    return replace(rows, **tiled)
+
+
+def _draw(cell: Cell, generator: np.random.Generator) -> F64:
+    """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
+    quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
+    low = cell.time_s if cell.low_s is None else cell.low_s
+    high = cell.time_s if cell.high_s is None else cell.high_s
+    drawn: F64 = np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
+    return drawn
+
+
+def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
+    launch = np.array([fit.launch_s for fit in fits])
+    sample = np.array([fit.sample_s for fit in fits])
+    return (
+        np.broadcast_to(launch, NUM_REPLICAS).copy(),
+        np.broadcast_to(sample, NUM_REPLICAS).copy(),
+    )
+
+
+def _ignore(_: str) -> None:
+    """Take no notes: the fit of the medians has taken them."""
