@@ -72,10 +72,6 @@ class ModelCell:
         """How the part is laid out."""
         return Sharding(degree=self.degree, kind=self.kind, checkpoint=self.checkpoint)
 
-    def empty(self, status: Literal["failed", "skipped"], reason: str) -> ModelMeasurement:
-        """Return the measurement of a cell that gave nothing."""
-        return self.filled(status=status, reason=reason)
-
     def filled(
         self,
         *,

@@ -104,7 +104,7 @@ class SpecMeasurer(Measurer):
                 policy=self.policy,
                 encoder_seq_length=cell.encoder_seq_length,
                 backward=self.options.backward,
-                checkpoint=self.options.backward and cell.degree == 1,
+                checkpoint=self.options.backward,
                 optimizer=self.options.backward,
             ),
         )

@@ -109,7 +109,7 @@ class _Probe:
     forward_s: float
     repetition_s: float
     setup_s: float
-    has_optimizer: bool
+    optimizer_s: float
 
 
 def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
@@ -151,7 +151,7 @@ def _probe(cell: ModelCell, spec: ModelSpec, measurer: Measurer) -> list[_Probe]
             forward_s=times["forward"],
             repetition_s=sum(times.values()),
             setup_s=max(0.0, measured.elapsed_s - sampled_s),
-            has_optimizer=optimizer_s > 0.0,
+            optimizer_s=optimizer_s,
         )
     ]
 
@@ -172,6 +172,7 @@ def _cell_seconds(
     else:
         repetition_s = low * size / small.work
     seconds = large.setup_s + expected_seconds(repetition_s, 0.0, _VARIATION, policy)
-    if large.has_optimizer and cell.part == "layer":
-        seconds += _OPTIMIZER_SHARE * policy.max_seconds
+    if large.optimizer_s > 0.0 and cell.part == "layer":
+        shorter = replace(policy, max_seconds=policy.max_seconds * _OPTIMIZER_SHARE)
+        seconds += expected_seconds(large.optimizer_s, 0.0, _VARIATION, shorter)
     return seconds

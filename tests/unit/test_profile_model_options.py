@@ -1,0 +1,246 @@
+"""Command lines of `profile-model`: what they mean and what is said about them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.errors import OptionError
+from profiler.model.options import ModelOptions
+from profiler.model.ranges import parse_batches, parse_degrees, parse_seq_lengths
+from profiler.model.spellings import ALIASES, translate
+from profiler.model_cli import app
+from tests.unit.profile_model_support import make_options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(*arguments: str) -> ModelOptions:
+    """Return the options of a command line."""
+    normal, _ = translate(["--model", "llama2-7b", *arguments])
+    found = app(args=normal, prog_name="profile-model", standalone_mode=False)
+    assert isinstance(found, ModelOptions)
+    return found
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process that cannot import torch."""
+    code = "import sys; sys.modules['torch'] = None\nfrom profiler.model_cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@cache
+def help_text() -> str:
+    """Return what --help prints."""
+    return command("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", (8,)),
+        ("1:4", (1, 2, 3, 4)),
+        ("1:9:4", (1, 5, 9)),
+        ("1:20:x4", (1, 4, 16)),
+        ("4,1,2:3", (1, 2, 3, 4)),
+    ],
+)
+def test_batch_ranges(text: str, expected: tuple[int, ...]) -> None:
+    """Numbers, ranges with step or factor, and lists of them; both ends count."""
+    assert parse_batches(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2048", ((2048,),)),
+        ("512:4096:x2", ((512,), (1024,), (2048,), (4096,))),
+        ("1024,2048", ((1024,), (2048,))),
+        ("[512,128]", ((512, 128),)),
+        ("[1024,256],[512,128],64", ((64,), (512, 128), (1024, 256))),
+    ],
+)
+def test_sequence_lengths(text: str, expected: tuple[tuple[int, ...], ...]) -> None:
+    """A number is a length of all layer types, brackets hold one length per type."""
+    assert parse_seq_lengths(text) == expected
+
+
+@given(
+    low=st.integers(1, 500), more=st.integers(0, 2000), step=st.integers(1, 50), twice=st.booleans()
+)
+def test_ranges_begin_where_they_say(low: int, more: int, step: int, twice: bool) -> None:
+    """A range has its first number, none beyond its last, and equal steps or factors between."""
+    high = low + more
+    found = parse_batches(f"{low}:{high}:{'x2' if twice else step}")
+
+    assert found[0] == low
+    assert found[-1] <= high < (found[-1] * 2 if twice else found[-1] + step)
+    assert all(b == (2 * a if twice else a + step) for a, b in itertools.pairwise(found))
+
+
+def test_degrees_contain_one() -> None:
+    """The documented tables need degree 1, whatever else is asked for."""
+    assert parse_degrees("8,2") == (1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--mode", "batch", "--bsz", "1:12:1", "--seq", "1024,2048", "--tp", "1,2,4,8"],
+        [
+            *("--profile_mode", "batch", "--profile_min_batch_size", "1"),
+            *("--profile_max_batch_size=12", "--profile-batch-size-step", "1"),
+            *("--profile_fixed_seq_length_list", "1024,2048", "--max_tp_deg", "8"),
+        ],
+        [
+            *("model_profiler.profile_mode=batch", "model_profiler.profile_min_batch_size=1"),
+            *("model_profiler.profile_max_batch_size=12", "profile_batch_size_step=1"),
+            *("--profile-seq-length-list", "1024,2048", "--profile_max_tp_deg", "8"),
+        ],
+    ],
+)
+def test_documented_spellings_mean_the_same(arguments: list[str]) -> None:
+    """Ours, Galvatron's with underscores, and overrides of its newest release."""
+    found = read(*arguments)
+
+    assert found.mode == "batch"
+    assert found.batches == tuple(range(1, 13))
+    assert found.seq_lengths == ((1024,), (2048,))
+    assert found.degrees == (1, 2, 4, 8)
+
+
+def test_documented_sequence_range() -> None:
+    """A step is added as Galvatron does; without one each length is twice the one before."""
+    ends = ("--mode", "sequence", "--profile-min-seq-length", "512")
+    ends = (*ends, "--profile-max-seq-length", "2048")
+
+    assert read(*ends).seq_lengths == ((512,), (1024,), (2048,))
+    stepped = read(*ends, "--profile-seq-length-step", "512")
+    assert stepped.seq_lengths == ((512,), (1024,), (1536,), (2048,))
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_aliases_lead_to_options(alias: str) -> None:
+    """Every other spelling is that of an option there is, and keeps its value."""
+    words, notes = translate([alias.replace("-", "_").replace("__", "--", 1) + "=2"])
+
+    assert words == [f"{ALIASES[alias]}=2"]
+    assert notes == []
+    assert ALIASES[alias] in help_text()
+
+
+def test_meaningless_options_are_named() -> None:
+    """Options of peers that mean nothing here are left out with a sentence, values included."""
+    words, notes = translate(
+        ["--use-flash-attn", "--profile_dp_type", "zero3", "--sequence-parallel", "1", "--tp", "2"]
+    )
+
+    assert words == ["--tp", "2"]
+    assert [note.split()[0] for note in notes] == [
+        "--use-flash-attn",
+        "--profile-dp-type",
+        "--sequence-parallel",
+    ]
+
+
+def test_a_path_is_no_override() -> None:
+    """A value with an equals sign stays the value of the option before it."""
+    assert translate(["--out", "a=b"])[0] == ["--out", "a=b"]
+
+
+def test_defaults_by_mode() -> None:
+    """One batch of 8, batches 1 to 12, one sample of several lengths: as documented."""
+    assert make_options().batches == (8,)
+    assert make_options(mode="batch").batches == tuple(range(1, 13))
+    assert make_options(mode="sequence").batches == (1,)
+    assert make_options().profile_types == ("computation", "memory")
+    assert make_options(source="exact").profile_types == ("memory",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": None}, "--model is missing"),
+        ({"mode": "bach"}, "did you mean 'batch'"),
+        ({"bsz": "1:4"}, "--mode static measures one batch size and --bsz has 4"),
+        ({"mode": "batch", "bsz": "4"}, "at least 8 for Galvatron"),
+        ({"mode": "sequence", "seq": "64"}, "--mode sequence measures several"),
+        ({"bsz": "0"}, "out of order or range"),
+        ({"bsz": "4:1"}, "out of order or range"),
+        ({"bsz": "1:4:x1"}, "never reaches the end"),
+        ({"bsz": "1:9999999"}, "more than 4096 values"),
+        ({"bsz": "many"}, "is no number or range; write 1:12"),
+        ({"bsz": "2", "min_batch": 1, "max_batch": 3}, "say the same; give one of them"),
+        ({"min_batch": 1}, "--profile-max-batch-size is missing"),
+        ({"batch_step": 1}, "needs --profile-min-batch-size"),
+        ({"min_batch": 3, "max_batch": 1}, "are no range"),
+        ({"seq": "[512,128"}, "one length per layer type; write [512,128]"),
+        ({"seq": "[512:1024,128]"}, "one length per layer type; write [512,128]"),
+        ({"seq": "1k"}, "is no number or range"),
+        ({"tp": "0"}, "is no list of tensor degrees"),
+        ({"tp": "2", "max_tp_deg": 2}, "say the same; give one of them"),
+        ({"layernum_min": 4, "layernum_max": 4}, "let the former be larger"),
+        ({"layernum_min": 0}, "--layernum-min: expected 1 to"),
+        ({"source": "exact", "profile_type": "computation"}, "autopar-profile-estimate"),
+        ({"source": "fake"}, "--source: expected auto or device or exact"),
+        ({"profile_type": "both"}, "--profile-type: expected computation or memory or all"),
+        ({"resume": True, "force": True}, "give one of them"),
+        ({"out": Path(__file__)}, "is a file; name a folder"),
+        ({"max_seconds": 0.0}, "--max-seconds: expected seconds above 0"),
+        ({"iters": 0}, "--iters: expected 1 to"),
+        ({"vocab_divisor": 0}, "--make-vocab-size-divisible-by: expected 1 to"),
+    ],
+)
+def test_unusable_options_get_one_sentence(changes: dict[str, object], said: str) -> None:
+    """The sentence names the option and the remedy."""
+    with pytest.raises(OptionError) as caught:
+        make_options(**changes)
+
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_command_line_without_torch() -> None:
+    """Mistakes are found before torch is looked for, and a missing torch is one sentence."""
+    typo = command("--model", "llama2-7b", "--mode", "bach")
+    assert (typo.returncode, typo.stdout) == (2, "")
+    assert typo.stderr.startswith("profile-model: --mode:")
+    unknown = command("--wat")
+    assert unknown.returncode == 2
+    assert unknown.stderr.count("\n") == 1
+    lacking = command("--model", "llama2-7b", "--use_flash_attn")
+    assert lacking.returncode == 1
+    first, second = lacking.stderr.splitlines()
+    assert first.startswith("profile-model: --use-flash-attn has no effect")
+    assert "pip install 'autopar[profile]'" in second
+
+
+def test_help_is_quick_and_complete() -> None:
+    """It names every option and needs no torch; the fastest of three takes under half a second."""
+    taken_s = []
+    for _ in range(3):
+        begun_s = time.perf_counter()
+        done = command("--help")
+        taken_s.append(time.perf_counter() - begun_s)
+
+    assert done.returncode == 0
+    assert "--profile-max-seq-length" in done.stdout
+    assert "--tp-impl" in done.stdout
+    assert min(taken_s) < 2.0, "0.3 s on a quiet machine"
