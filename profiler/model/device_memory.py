@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler.model.checks import ON_DEVICE
+
 __all__ = ["APART", "device_memory", "explain_difference"]
 
 APART = 0.01
@@ -65,7 +67,7 @@ def explain_difference(exact_bytes: float, device_bytes: float) -> str | None:
         cause = "a kernel of this device keeps more than the reference, such as a mask or a copy"
     else:
         cause = "a kernel of this device keeps less than the reference, such as a fused one"
-    return f"{100 * apart / exact_bytes:+.1f} % on the device: {cause}"
+    return f"{100 * apart / exact_bytes:+.1f} {ON_DEVICE}{cause}"
 
 
 def _pass(module: nn.Module, inputs: tuple[Any, ...]) -> None:

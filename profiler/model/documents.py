@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from autopar.computation_files import computation_keys
@@ -23,20 +22,30 @@ from autopar.model import (
     TimePoint,
 )
 from autopar.model_measurements import LayerTimes, ModelMeasurement, TensorKind
-from autopar.stats import summarize, warnings_of
+from autopar.stats import summarize
 from autopar.units import MS
-from profiler.model.options import GALVATRON_BATCHES, Mode
+from profiler.model.checks import (
+    Size,
+    device_differences,
+    few_batches,
+    forward_s,
+    layer_differences,
+    missing_cells,
+    unsteady_times,
+)
+from profiler.model.options import Mode
 from profiler.model.sizes import seqs_text
 
-__all__ = ["STATE_BYTES_PER_PARAMETER", "ModelDocument", "derive_computation", "derive_memory"]
+__all__ = [
+    "STATE_BYTES_PER_PARAMETER",
+    "ModelDocument",
+    "derive_computation",
+    "derive_memory",
+]
 
 STATE_BYTES_PER_PARAMETER = 16
 """Of the documented model states: weight, gradient and optimizer, whatever the precision."""
-_APART = 0.10
-"""A layer measured alone and one by difference may differ by so much without a warning."""
 _PARTS = ("only", "first", "last")
-_Size = tuple[int, int, int]
-"""Layer type, batch, sequence length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +78,7 @@ def derive_computation(
         for kind, points in enumerate(layers)
         for p in points
     }
-    others = {(tuple(m.seq_lengths), m.batch): _forward(m) for m in plain if m.part != "layer"}
+    others = {(tuple(m.seq_lengths), m.batch): forward_s(m) for m in plain if m.part != "layer"}
     for m in stacks:  # of a module of somebody's own, which does not say what its rest is
         rest = _rest(m, alone)
         if rest is not None:
@@ -87,9 +96,9 @@ def derive_computation(
     for m in stacks:
         counts = ",".join(map(str, m.num_layers or ()))
         seqs = seqs_text(tuple(m.seq_lengths))
-        data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = _forward(m) / MS
-    warnings = [*_missing(found), *_batch_warnings(layers, mode)]
-    warnings += _differences(stacks, alone) + _scatter(cells)
+        data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = forward_s(m) / MS
+    warnings = [*missing_cells(found), *few_batches(layers, mode)]
+    warnings += layer_differences(stacks, alone) + unsteady_times(cells)
     return ModelDocument(data=data, layer_times=_layer_times(cells), warnings=warnings)
 
 
@@ -116,16 +125,12 @@ def derive_memory(
             sequence_parallel=sequence_parallel,
         )
         data |= {key: table for key, table in memory_keys(profile).items() if table}
-    return ModelDocument(data=data, warnings=_missing(found))
-
-
-def _forward(measurement: ModelMeasurement) -> float:
-    return median(measurement.samples_s["forward"])
+    return ModelDocument(data=data, warnings=missing_cells(found) + device_differences(cells))
 
 
 def _points(cells: Iterable[ModelMeasurement], kind: int) -> tuple[TimePoint, ...]:
     points = (
-        TimePoint(batch=m.batch, seq_length=m.seq_lengths[0], forward_s=_forward(m))
+        TimePoint(batch=m.batch, seq_length=m.seq_lengths[0], forward_s=forward_s(m))
         for m in cells
         if m.part == "layer" and m.layer_type == kind
     )
@@ -225,80 +230,11 @@ def _by_degree(cells: Iterable[ModelMeasurement], kind: TensorKind) -> dict[int,
     }
 
 
-def _missing(found: Mapping[str, ModelMeasurement]) -> list[str]:
-    """Return sentences on cells that gave nothing, one per reason."""
-    by_reason: dict[str, list[str]] = {}
-    for m in found.values():
-        if m.status != "ok":
-            by_reason.setdefault(f"{m.status}: {m.reason}", []).append(m.key)
-    return [
-        f"{keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''} {reason}"
-        for reason, keys in by_reason.items()
-    ]
-
-
-def _batch_warnings(layers: list[tuple[TimePoint, ...]], mode: Mode) -> list[str]:
-    if mode != "batch" or not layers or not layers[0]:
-        return []
-    counts = {p.seq_length: 0 for p in layers[0]}
-    for point in layers[0]:
-        counts[point.seq_length] += 1
-    return [
-        f"{count} batch sizes were measured at sequence length {seq}, and Galvatron refuses batch "
-        f"mode with fewer than {GALVATRON_BATCHES}: measure with --resume --bsz "
-        f"1:{GALVATRON_BATCHES}"
-        for seq, count in counts.items()
-        if count < GALVATRON_BATCHES
-    ]
-
-
-def _rest(stack: ModelMeasurement, alone: Mapping[_Size, float]) -> float | None:
+def _rest(stack: ModelMeasurement, alone: Mapping[Size, float]) -> float | None:
     """Return the seconds of a whole forward that its layers do not explain, at least 0."""
     sizes = [(kind, stack.batch, seq) for kind, seq in enumerate(stack.seq_lengths)]
     if any(size not in alone for size in sizes):
         return None
     counts = stack.num_layers or []
     layers = sum(n * alone[size] for n, size in zip(counts, sizes, strict=True))
-    return max(0.0, _forward(stack) - layers)
-
-
-def _differences(stacks: list[ModelMeasurement], alone: Mapping[_Size, float]) -> list[str]:
-    """Return warnings where a layer alone takes much more or less than one among others."""
-    apart: list[tuple[float, str]] = []
-    checked = 0
-    by_size: dict[tuple[int, tuple[int, ...]], list[ModelMeasurement]] = {}
-    for m in stacks:
-        by_size.setdefault((m.batch, tuple(m.seq_lengths)), []).append(m)
-    for (batch, lengths), runs in by_size.items():
-        low = min(runs, key=lambda m: m.num_layers or [])
-        for kind, seq in enumerate(lengths):
-            direct = alone.get((kind, batch, seq))
-            more = max(runs, key=lambda m: (m.num_layers or [])[kind])
-            count = (more.num_layers or [])[kind] - (low.num_layers or [])[kind]
-            if direct is None or count < 1:
-                continue
-            checked += 1
-            ratio = (_forward(more) - _forward(low)) / count / direct
-            if abs(ratio - 1.0) > _APART:
-                name = f"layertype_{kind}_bsz{batch}_seq{seq}"
-                apart.append((abs(ratio - 1.0), f"{name} (x{ratio:.2f})"))
-    if not apart:
-        return []
-    text = (
-        f"{len(apart)} of {checked} layer times differ by more than {100 * _APART:.0f} % from the "
-        f"difference of whole forwards, most {max(apart)[1]}: is the machine busy with something "
-        "else?"
-    )
-    return [text]
-
-
-def _scatter(cells: list[ModelMeasurement]) -> list[str]:
-    suspicious = {
-        m.key: said[0]
-        for m in cells
-        if (said := warnings_of(m.samples_s["forward"])) and m.part == "layer" and m.degree == 1
-    }
-    if not suspicious:
-        return []
-    key, first = next(iter(suspicious.items()))
-    return [f"{len(suspicious)} layer times are unsteady; {key}: {first}"]
+    return max(0.0, forward_s(stack) - layers)

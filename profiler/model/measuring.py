@@ -192,7 +192,10 @@ class SpecMeasurer(Measurer):
             )
         measurement = found.measurement(key=cell.key, layer_type=cell.layer_type)
         if self.options.source == "device":
-            self._add_device_memory(cell, measurement)
+            try:
+                self._add_device_memory(cell, measurement)
+            except (RuntimeError, MemoryError) as error:  # the exact figures stand for themselves
+                measurement.notes.append(f"not measured on the device: {_reason(error)}")
         return measurement
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:

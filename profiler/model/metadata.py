@@ -22,6 +22,7 @@ _MODEL_ROWS = {
 }
 """Keys of the metadata beside those of `profiler.metadata`, and their meaning; equal in all runs
 of a file."""
+_TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
 """What exact counting depends on besides the model; no machine takes part in it."""
@@ -42,6 +43,8 @@ def model_metadata(
     info: RankInfo, argv: Sequence[str], options: ModelOptions, spec: ModelSpec
 ) -> Metadata:
     """Return the circumstances of a run of this process."""
+    import torch
+
     return {
         **machine_metadata([info], shlex.join(["profile-model", *argv])),
         "dtype": options.dtype,
@@ -49,6 +52,7 @@ def model_metadata(
         "unit": options.unit,
         "tp_impl": options.tp_impl,
         "mode": options.mode,
+        "threads": torch.get_num_threads() if info.device_uuid is None else None,
     }
 
 
@@ -58,11 +62,11 @@ def model_differences(
     now: Mapping[str, object],
 ) -> list[str]:
     """Return why cells of two runs may not stand in one file, one clause each."""
-    rows = _MODEL_ROWS
     if kind == "memory":
         rows = _MEMORY_ROWS
         found = comparable(_only_exact(earlier), _only_exact(now), resume=True)
     else:
+        rows = _TIME_ROWS
         found = comparable(earlier, now, resume=True)
     return [
         f"{meaning} ({key}): {earlier.get(key)} and {now.get(key)}"

@@ -184,6 +184,27 @@ def test_failed_cells_are_named_once_per_reason() -> None:
     assert warnings == ["memory_layertype_0_bsz1_seq128 and 1 more failed: made up"]
 
 
+def test_a_device_that_disagrees_is_named() -> None:
+    """Allocator and count within 1 % are fine; above it the cell says by how much, and why."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from profiler.model.device_memory import explain_difference
+
+    assert explain_difference(100e6, 100.9e6) is None
+    assert explain_difference(100e6, 90e6) == (
+        "-10.0 % on the device: a kernel of this device keeps less than the reference, such as a "
+        "fused one"
+    )
+    assert "rounds every tensor up" in str(explain_difference(10e3, 12e3))
+    said = str(explain_difference(100e6, 130e6))
+    found = cells_of(LLAMA)
+    key = "memory_layertype_0_bsz1_seq128"
+    found[key] = found[key].model_copy(update={"notes": [said]})
+
+    assert derive_memory(found, LLAMA, ("sp", "tp")).warnings == [
+        f"1 cells differ from their device by over 1 %; {key}: {said}"
+    ]
+
+
 def test_another_implementation_fills_the_same_tables() -> None:
     """DTensor's cells stand where Megatron's do, under the documented keys."""
     assert outline(memory(LLAMA, tp_impl="dtensor").data) == outline(memory(LLAMA).data)
