@@ -17,7 +17,14 @@ from search import cli, explain_cli
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/quickstart.md", "docs/cli.md", "docs/hardware.md", "docs/estimates.md")
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/cli.md",
+    "docs/hardware.md",
+    "docs/model.md",
+    "docs/estimates.md",
+)
 RUN = {
     "autopar-search": cli.run,
     "autopar-explain": explain_cli.run,
