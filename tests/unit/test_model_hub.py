@@ -19,7 +19,7 @@ from profiler.model.hub import hub_factory  # noqa: E402
 from profiler.model.module_source import module_source  # noqa: E402
 from profiler.model.sources import load_source  # noqa: E402
 from profiler.model.timing import time_module  # noqa: E402
-from tests.unit.small_models import Layer  # noqa: E402
+from tests.unit.own_modules import Layer  # noqa: E402
 
 CPU = torch.device("cpu")
 QUICK = Policy(iters=3, warmup=1, max_seconds=0.05)

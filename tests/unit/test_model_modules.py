@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  
 
 from profiler.model.counting import count_memory  # noqa: E402
 from profiler.model.modules import find_layers  # noqa: E402
-from tests.unit.small_models import Layer, Model, model_of, source_of  # noqa: E402
+from tests.unit.own_modules import Layer, Model, model_of, source_of  # noqa: E402
 
 
 @pytest.mark.parametrize("output", ["tensor", "pair", "logits", "loss"])
