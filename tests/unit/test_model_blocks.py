@@ -165,3 +165,13 @@ def test_weights_are_random_and_finite() -> None:
         y = layer(x)
         assert y.shape == x.shape
         assert math.isclose(y.detach().std(), x.detach().std(), rel_tol=0.5)
+
+
+def test_experts_with_biases_are_refused() -> None:
+    """Their biases would be missing from the counts, silently."""
+    from profiler.model.blocks import build_layer
+
+    layer = dataclasses.replace(LLAMA, num_experts=4, experts_per_token=2, biases=True)
+
+    with pytest.raises(InputError, match="experts with biases cannot be built"):
+        build_layer(layer, Sharding(), group=None, dtype=torch.float32, device="cpu")
