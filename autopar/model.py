@@ -111,6 +111,8 @@ class ShardedTime:
     """5th and 95th percentile of the samples."""
     backward_low_s: float | None = None
     backward_high_s: float | None = None
+    recompute_low_s: float | None = None
+    recompute_high_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,13 @@ class OtherTime:
     batch: int
     seq_lengths: tuple[int, ...]
     forward_s: float
+    backward_s: float | None = None
+    """None where only forwards are known; the planner then takes twice the forward."""
+    forward_low_s: float | None = None
+    forward_high_s: float | None = None
+    """5th and 95th percentile of the samples, where a sidecar has them."""
+    backward_low_s: float | None = None
+    backward_high_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

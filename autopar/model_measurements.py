@@ -14,7 +14,7 @@ from pydantic import Field
 from autopar.measurements import BytesOrZero, Seconds
 from autopar.patterns import StrictObject
 
-__all__ = ["LayerTimes", "ModelMeasurement", "Part", "TensorKind"]
+__all__ = ["LayerTimes", "ModelMeasurement", "OtherTimes", "Part", "TensorKind"]
 
 Part = Literal["layer", "only", "first", "last"]
 """A layer, or what surrounds the layers: on the only stage, the first or the last of several."""
@@ -71,6 +71,23 @@ class LayerTimes(StrictObject):
     recompute_s: Seconds | None = None
     """Forward again inside the backward, where the layer is checkpointed."""
     optimizer_s: Seconds | None = None
+    forward_low_s: Seconds | None = None
+    forward_high_s: Seconds | None = None
+    """5th and 95th percentile of the samples."""
+    backward_low_s: Seconds | None = None
+    backward_high_s: Seconds | None = None
+    recompute_low_s: Seconds | None = None
+    recompute_high_s: Seconds | None = None
+
+
+class OtherTimes(StrictObject):
+    """Median times of everything that is not a layer, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: list[int]
+    """Of all layer types."""
+    forward_s: Seconds
+    backward_s: Seconds | None = None
     forward_low_s: Seconds | None = None
     forward_high_s: Seconds | None = None
     """5th and 95th percentile of the samples."""

@@ -16,7 +16,7 @@ from autopar import __version__
 from autopar.errors import DocumentError
 from autopar.jsonio import load_object, shorten, write_json
 from autopar.measurements import Bytes, BytesOrZero, BytesPerSecond, CurveData, Measurement
-from autopar.model_measurements import LayerTimes, ModelMeasurement
+from autopar.model_measurements import LayerTimes, ModelMeasurement, OtherTimes
 from autopar.patterns import Quantity, StrictObject, key_error, validate_document
 
 __all__ = [
@@ -33,7 +33,8 @@ __all__ = [
 # History of the format; a reader upgrades older versions in `read_sidecar`.
 #   1  first version
 #   2  curves of strided groups and of transfers, spread and fit; measurements of a run; synthetic
-SIDECAR_VERSION = 2
+#   3  times of what is not a layer, spread of recomputation, fits
+SIDECAR_VERSION = 3
 
 DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory"]
 
@@ -96,6 +97,8 @@ class Sidecar(StrictObject):
     curves: list[CurveData] = Field(default_factory=list)
     layer_times: list[LayerTimes] = Field(default_factory=list)
     """Of a computation file: what was measured beside whole forwards."""
+    other_times: list[OtherTimes] = Field(default_factory=list)
+    """Of a computation file: embedding, head and loss, backward apart from forward."""
     runs: list[Run] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -134,7 +137,7 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
             remedy="update autopar or measure the file again",
         )
     if type(version) is int:
-        data = {**data, "version": SIDECAR_VERSION}  # version 2 only added keys
+        data = {**data, "version": SIDECAR_VERSION}  # later versions only added keys
     sidecar = validate_document(Sidecar, path, data)
     if kind is not None and sidecar.document != kind:
         raise DocumentError(

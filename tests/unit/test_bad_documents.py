@@ -262,7 +262,7 @@ def test_bad_layer_tables(tmp_path: Path, table: object, key: str) -> None:
         ),
         ({"document": "other"}, "key 'document'"),
         ({"unit": "s"}, "key 'unit': the value is 's', expected ms"),
-        ({"version": 3}, "key 'version': the value is 3, expected 1 to 2"),
+        ({"version": 99}, "key 'version': the value is 99, expected 1 to 3"),
         ({"version": "1"}, "key 'version'"),
         ({"estimated": "yes"}, "key 'estimated'"),
         ({"curves": [{}]}, "key 'curves.0.operation'"),

@@ -217,7 +217,7 @@ def test_a_newer_sidecar_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     sidecar_path(path).write_text(json.dumps({**SIDECAR, "version": 99}))
     with pytest.raises(
-        DocumentError, match="key 'version': the value is 99, expected 1 to 2; update"
+        DocumentError, match="key 'version': the value is 99, expected 1 to 3; update"
     ):
         read_sidecar(path)
     assert read_sidecar(tmp_path / "y.json") is None
