@@ -8,7 +8,7 @@ latter, `specs` the former.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.sources import Source
 
@@ -141,6 +141,9 @@ class LayerMemory:
     """By tensor degree, per sample of the tensor group's local batch."""
     checkpoint_bytes_per_sample: float | None
     """What a checkpointed layer keeps, unsharded; None when not measured."""
+    ulysses_activation_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
+    """By Ulysses degree, on a rank, where a sidecar has it; its all-to-alls keep more than the
+    unsharded activation over the degree."""
 
 
 @dataclass(frozen=True, kw_only=True)

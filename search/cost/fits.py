@@ -20,6 +20,7 @@ from search.options import SearchOptions
 __all__ = [
     "ComputeFit",
     "fit_layer_time",
+    "fit_measured_other_time",
     "fit_measured_time",
     "fit_other_time",
     "layer_memory",
@@ -84,7 +85,18 @@ def fit_other_time(
 ) -> ComputeFit:
     """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
     points = [(p.batch, p.seq_lengths, p.forward_s) for p in profile.other_times]
-    return _fit("embedding and head", points, seq_lengths, options, note, quadratic=False)
+    return fit_measured_other_time("embedding and head", points, seq_lengths, options, note)
+
+
+def fit_measured_other_time(
+    name: str,
+    points: Sequence[tuple[int, tuple[int, ...], float]],
+    seq_lengths: tuple[int, ...],
+    options: SearchOptions,
+    note: _Note,
+) -> ComputeFit:
+    """Return the fit of other times of embedding, head and loss, in the forms of their forward."""
+    return _fit(name, points, seq_lengths, options, note, quadratic=False)
 
 
 def _fit(
@@ -227,6 +239,9 @@ def layer_memory(
         parameter_count=table[min(table)].parameter_count,
         activation_bytes_per_sample=_scaled(entry.activation_bytes_per_sample, factor),
         checkpoint_bytes_per_sample=None if kept is None else kept * factor,
+        ulysses_activation_bytes_per_sample=_scaled(
+            entry.ulysses_activation_bytes_per_sample, factor
+        ),
     )
 
 
