@@ -19,7 +19,12 @@ from autopar.computation_files import (
 from autopar.documents import ComputationDocument, MemoryDocument
 from autopar.errors import DocumentError, InputError
 from autopar.jsonio import load_object, write_json
-from autopar.layer_times import layer_times_of, read_layer_times
+from autopar.layer_times import (
+    layer_times_of,
+    other_times_of,
+    read_layer_times,
+    read_other_times,
+)
 from autopar.locate import Content, locate, model_file_name
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
 from autopar.model import LayerProfile, ModelProfile, ModelSpec
@@ -69,6 +74,9 @@ def read_model_profile(
     layer_times, sharded_times, sidecar_notes = read_layer_times(
         times_file.path, times_file.sidecar, spec, layer_times
     )
+    other_times, other_notes = read_other_times(
+        times_file.path, times_file.sidecar, spec, other_times
+    )
     memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
     layer_memory, other_memory, memory_notes = read_memory(
         memory_file.path,
@@ -93,7 +101,14 @@ def read_model_profile(
         synthetic=any(sidecar.synthetic for sidecar in sidecars),
         logits_peak_bytes_per_sample=peak or 0.0,
         sources=(*times_file.sources, *memory_file.sources),
-        notes=(*times_file.notes, *time_notes, *sidecar_notes, *memory_file.notes, *memory_notes),
+        notes=(
+            *times_file.notes,
+            *time_notes,
+            *sidecar_notes,
+            *other_notes,
+            *memory_file.notes,
+            *memory_notes,
+        ),
     )
 
 
@@ -217,7 +232,12 @@ def _sidecar(
         name=spec.name,
     )
     if kind == "computation":
-        return common.model_copy(update={"layer_times": layer_times_of(profile.layers)})
+        return common.model_copy(
+            update={
+                "layer_times": layer_times_of(profile.layers),
+                "other_times": other_times_of(profile.other_times),
+            }
+        )
     return common.model_copy(
         update={
             "parameter_bytes": 4,
