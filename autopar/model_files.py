@@ -26,6 +26,7 @@ from autopar.layer_times import (
     read_other_times,
 )
 from autopar.locate import Content, locate, model_file_name
+from autopar.memory_cells import read_ulysses
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
 from autopar.model import LayerProfile, ModelProfile, ModelSpec
 from autopar.patterns import validate_document
@@ -86,6 +87,7 @@ def read_model_profile(
         parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
         detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
     )
+    layer_memory, ulysses_notes = read_ulysses(memory_file.path, memory_file.sidecar, layer_memory)
     sidecars = [f.sidecar for f in (times_file, memory_file) if f.sidecar is not None]
     peak = memory_file.sidecar.logits_peak_bytes_per_sample if memory_file.sidecar else None
     return ModelProfile(
@@ -108,6 +110,7 @@ def read_model_profile(
             *other_notes,
             *memory_file.notes,
             *memory_notes,
+            *ulysses_notes,
         ),
     )
 
@@ -187,7 +190,8 @@ def write_model_profile(
     """Write the two documented files of a profile and their sidecars; return their paths.
 
     The memory file holds the tables of `profile` and, so that one file serves both, those of
-    `other_variant` (measured with the opposite `sequence_parallel`).
+    `other_variant` (measured with the opposite `sequence_parallel`). Ulysses activations stand in
+    the raw cells of a measuring run, and are not written.
 
     Raises
     ------

@@ -7,6 +7,7 @@ append-only: writing a document again keeps the runs that were measured before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -20,11 +21,13 @@ from autopar.model_measurements import LayerTimes, ModelMeasurement, OtherTimes
 from autopar.patterns import Quantity, StrictObject, key_error, validate_document
 
 __all__ = [
+    "REPLACES",
     "SIDECAR_VERSION",
     "DocumentKind",
     "Run",
     "Sidecar",
     "append_run",
+    "newest_cells",
     "read_sidecar",
     "sidecar_path",
     "write_sidecar",
@@ -109,6 +112,23 @@ class Sidecar(StrictObject):
                 f"the value is {shorten(self.unit)}, expected {' or '.join(units)}", "unit"
             )
         return self
+
+
+REPLACES = "replaces"
+"""Key of a run's metadata: true where its cells of a model stand in the place of all earlier."""
+
+
+def newest_cells(runs: Iterable[Run]) -> dict[str, ModelMeasurement]:
+    """Return the cells of a model that count, by key: the newest ok one, else the newest."""
+    found: dict[str, ModelMeasurement] = {}
+    for run in runs:
+        if run.metadata.get(REPLACES):
+            found = {}
+        for m in run.model_measurements:
+            earlier = found.get(m.key)
+            if m.status == "ok" or earlier is None or earlier.status != "ok":
+                found[m.key] = m
+    return found
 
 
 def sidecar_path(document: Path | str) -> Path:

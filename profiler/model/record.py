@@ -17,7 +17,15 @@ from autopar.errors import DocumentError, InputError
 from autopar.jsonio import write_json
 from autopar.model import ModelSpec
 from autopar.model_measurements import ModelMeasurement, TensorKind
-from autopar.sidecar import SIDECAR_VERSION, Run, Sidecar, read_sidecar, sidecar_path
+from autopar.sidecar import (
+    REPLACES,
+    SIDECAR_VERSION,
+    Run,
+    Sidecar,
+    newest_cells,
+    read_sidecar,
+    sidecar_path,
+)
 from profiler.hardware.history import is_damage, next_run_id
 from profiler.hardware.storage import (
     DAMAGED,
@@ -38,8 +46,6 @@ from profiler.model.options import ModelOptions
 __all__ = ["Kind", "ModelRecord"]
 
 Kind = Literal["computation", "memory"]
-_REPLACES = "replaces"
-"""Key of a run's metadata: true where its cells stand in the place of all earlier ones."""
 _KIND_OF: dict[str, Kind] = {"time": "computation", "memory": "memory"}
 
 
@@ -121,7 +127,7 @@ class ModelRecord:
                 _check_present(file, options)
                 _check_comparable(file, metadata, options)
                 if options.force and file.earlier:
-                    described[_REPLACES] = True
+                    described[REPLACES] = True
             record = cls(
                 files,
                 spec,
@@ -182,15 +188,7 @@ class ModelRecord:
 
     def _found(self, file: _File) -> dict[str, ModelMeasurement]:
         """Return the measurements that count now, by cell: the newest ok one, else the newest."""
-        found: dict[str, ModelMeasurement] = {}
-        for run in (*file.earlier, self._own_run(file)):
-            if run.metadata.get(_REPLACES):
-                found = {}
-            for m in run.model_measurements:
-                earlier = found.get(m.key)
-                if m.status == "ok" or earlier is None or earlier.status != "ok":
-                    found[m.key] = m
-        return found
+        return newest_cells((*file.earlier, self._own_run(file)))
 
     def _own_run(self, file: _File) -> Run:
         return self._run.model_copy(update={"model_measurements": list(file.own.values())})
@@ -302,7 +300,7 @@ def _check_comparable(file: _File, metadata: Metadata, options: ModelOptions) ->
     if options.force:
         return
     found: dict[str, None] = {}
-    replacing = [n for n, run in enumerate(file.earlier) if run.metadata.get(_REPLACES)]
+    replacing = [n for n, run in enumerate(file.earlier) if run.metadata.get(REPLACES)]
     for run in file.earlier[replacing[-1] if replacing else 0 :]:
         if any(m.status == "ok" for m in run.model_measurements):
             found |= dict.fromkeys(model_differences(file.kind, run.metadata, metadata))
