@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autopar.model_files import read_model_profile
 from autopar.sidecar import read_sidecar
 from autopar.specs import load_spec
+from tests.e2e.launching import ROOT
+from tests.e2e.profiling import (
+    COMPUTATION,
+    LLAMA,
+    MEMORY,
+    SHORT,
+    T5,
+    measured_cells,
+    profiled,
+    started,
+    visible_names,
+    wait_for,
+    write_model,
+)
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = "from profiler.model_cli import main; main()"
-COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
-MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
-LAYER = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128}
-LLAMA = {
-    "format": "autopar-model",
-    "version": 1,
-    "name": "tiny-llama",
-    "layers": [{**LAYER, "num_layers": 8, "seq_length": 128, "num_kv_heads": 2, "gated_mlp": True}],
-    "vocab_size": 1000,
-}
-T5 = {
-    "format": "autopar-model",
-    "version": 1,
-    "name": "tiny-t5",
-    "layers": [
-        {**LAYER, "num_layers": 4, "seq_length": 64, "causal": False},
-        {
-            **LAYER,
-            "num_layers": 4,
-            "seq_length": 32,
-            "cross_attention": True,
-            "norm_parameters_per_hidden": 3,
-        },
-    ],
-    "vocab_size": 1000,
-    "tied_embeddings": True,
-}
-SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
 MODULE = """
 import torch
 from torch import nn
@@ -84,35 +66,6 @@ def build(num_layers, seq_length, dtype):
 """
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start the command in a folder."""
-    kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"}
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, *arguments],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def profiled(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    """Run the command in a folder; return what it printed."""
-    with started(folder, *arguments) as process:
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return out, err
-
-
-def write_model(folder: Path, model: dict[str, Any]) -> Path:
-    """Write a model where the command can read it."""
-    path = folder / f"{model['name']}.json"
-    path.write_text(json.dumps(model), encoding="utf-8")
-    return path
-
-
 def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
     """Check that the planner takes the two files, each with its sidecar."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -137,8 +90,9 @@ def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
 
 def check_files(files: Path, model: Path) -> None:
     """Check that all four files are there and that every cell was measured."""
-    names = {path.name for path in files.iterdir() if not path.name.startswith(".")}
-    assert names == {n for name in (COMPUTATION, MEMORY) for n in (name, f"{name}.meta.json")}
+    assert visible_names(files) == {
+        n for name in (COMPUTATION, MEMORY) for n in (name, f"{name}.meta.json")
+    }
     for name in (COMPUTATION, MEMORY):
         sidecar = read_sidecar(files / name)
         assert sidecar is not None
@@ -210,47 +164,95 @@ def test_an_encoder_and_a_decoder(tmp_path: Path) -> None:
     check_search(model, together, "static")
 
 
-def test_interrupted_and_resumed(tmp_path: Path) -> None:
-    """Ctrl-C keeps every finished cell and says one sentence; --resume adds the others."""
+RESUMED = ("--mode", "batch", "--bsz", "1:3", "--tp", "1,2", *SHORT)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that nobody disturbed, beside the model's file."""
+    folder = tmp_path_factory.mktemp("whole")
+    model = write_model(folder, LLAMA)
+    profiled(folder, "--model", model.name, *RESUMED, "--out", "whole")
+    return folder / "whole"
+
+
+@pytest.mark.parametrize(
+    ("number", "cell"),
+    [
+        (signal.SIGINT, "time_layertype_0_bsz3_seq128"),
+        (signal.SIGKILL, "time_layertype_0_bsz2_seq128"),
+        (signal.SIGKILL, "memory_layertype_0_bsz1_seq128_tp2_sp"),
+    ],
+)
+def test_interrupted_and_resumed(
+    number: signal.Signals, cell: str, whole: Path, tmp_path: Path
+) -> None:
+    """A run that is ended, politely or not, keeps every cell it reported; --resume adds the rest.
+
+    Times differ from run to run by nature: of them keys are compared, and the samples of kept
+    cells. Memory is counted: its documents are the same bytes.
+    """
     model = write_model(tmp_path, LLAMA)
-    options = ("--model", model.name, "--mode", "batch", "--bsz", "1:8", "--tp", "1,2", *SHORT)
-    with started(tmp_path, *options, "--out", "broken") as process:
+    options = ("--model", model.name, *RESUMED, "--out", "broken")
+    with started(tmp_path, *options) as process:
+        lines = wait_for(process, f"] {cell} ")
+        process.send_signal(number)
         assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if "] time_layertype_0_bsz3" in line:
-                process.send_signal(signal.SIGINT)
-                break
         rest = process.stderr.read().splitlines()
-        assert process.wait(timeout=60) == 130
-    assert rest[-1] == "profile-model: interrupted; the same command with --resume goes on"
-    assert not [line for line in rest[:-1] if not line.startswith("[")]
-    done = len(lines) + len(rest) - 1
-    kept = _cells(tmp_path / "broken")
-    assert len(kept) == done
+        code = process.wait(timeout=60)
+    if number == signal.SIGINT:
+        assert code == 130
+        assert rest.pop() == "profile-model: interrupted; the same command with --resume goes on"
+    else:
+        assert code == -signal.SIGKILL
+    reported = {line.split()[2 if line[1] == " " else 1] for line in lines + rest}
+    kept = measured_cells(tmp_path / "broken")
+    # a cell is written before it is reported
+    assert reported <= set(kept)
+    assert len(kept) - len(reported) <= (number == signal.SIGKILL)
+    missing = set(measured_cells(whole)) - set(kept)
+    assert missing
 
-    out, err = profiled(tmp_path, *options, "--out", "broken", "--resume")
+    out, err = profiled(tmp_path, *options, "--resume")
     assert len(out.splitlines()) == 4
-    first = next(line for line in err.splitlines() if line.startswith("["))
-    now = _cells(tmp_path / "broken")
-    assert f"/{len(now) - done}]" in first
+    assert f"{len(missing)}/{len(missing)}] " in err
+    check_files(tmp_path / "broken", model)
+    now, expected = measured_cells(tmp_path / "broken"), measured_cells(whole)
+    assert set(now) == set(expected)
     assert {key: now[key] for key in kept} == kept
-    profiled(tmp_path, *options, "--out", "whole")
-    memory = [(tmp_path / out / MEMORY).read_bytes() for out in ("broken", "whole")]
-    assert memory[0] == memory[1]
-    times = [json.loads((tmp_path / out / COMPUTATION).read_text()) for out in ("broken", "whole")]
+    for key, found in now.items():
+        assert set(found.samples_s) == set(expected[key].samples_s)
+        assert all(found.samples_s.values())
+        assert found.bytes == expected[key].bytes
+    documents = [folder / MEMORY for folder in (tmp_path / "broken", whole)]
+    assert documents[0].read_bytes() == documents[1].read_bytes()
+    times = [
+        json.loads((folder / COMPUTATION).read_text(encoding="utf-8"))
+        for folder in (tmp_path / "broken", whole)
+    ]
     assert list(times[0]) == list(times[1])
+    assert all(value > 0.0 for value in times[0].values())
 
 
-def _cells(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the cells of all runs in a folder."""
-    found = {}
-    for name in (COMPUTATION, MEMORY):
-        sidecar = read_sidecar(folder / name)
-        for run in sidecar.runs if sidecar is not None else ():
-            found.update({m.key: m.model_dump() for m in run.model_measurements})
-    return found
+def test_exact_memory_killed_and_resumed(whole: Path, tmp_path: Path) -> None:
+    """Memory alone, killed twice: the document is that of one run, byte for byte."""
+    model = write_model(tmp_path, LLAMA)
+    options = ("--model", model.name, "--source", "exact", "--dtype", "fp32", "--tp", "1,2")
+    for resume, cell in (((), "tp2_sp"), (("--resume",), "memory_other_first_bsz8_seq128")):
+        with started(tmp_path, *options, "--out", "broken", *resume) as process:
+            wait_for(process, f"{cell} ")
+            process.kill()
+            process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+    profiled(tmp_path, *options, "--out", "broken", "--resume")
+
+    runs = read_sidecar(tmp_path / "broken" / MEMORY)
+    assert runs is not None
+    assert len(runs.runs) == 3
+    assert (tmp_path / "broken" / MEMORY).read_bytes() == (whole / MEMORY).read_bytes()
+    found, expected = measured_cells(tmp_path / "broken"), measured_cells(whole)
+    assert set(found) == {key for key in expected if key.startswith("memory_")}
+    assert all(found[key].bytes == expected[key].bytes for key in found)
 
 
 def test_a_module_of_ones_own(tmp_path: Path) -> None:

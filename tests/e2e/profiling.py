@@ -1,0 +1,122 @@
+"""Starts `profile-model` as a real process on tiny models, to be read, disturbed and planned from.
+
+with started(folder, "--model", "tiny-llama.json") as process:
+    wait_for(process, "] time_layertype_0_bsz3")
+    process.kill()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autopar.model_measurements import ModelMeasurement
+from autopar.sidecar import read_sidecar
+from tests.e2e.launching import ROOT
+
+__all__ = [
+    "COMPUTATION",
+    "LLAMA",
+    "MEMORY",
+    "SHORT",
+    "T5",
+    "measured_cells",
+    "profiled",
+    "started",
+    "visible_names",
+    "wait_for",
+    "write_model",
+]
+
+COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
+MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
+SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
+_CODE = "from profiler.model_cli import main; main()"
+_LAYER = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128}
+LLAMA: dict[str, Any] = {
+    "format": "autopar-model",
+    "version": 1,
+    "name": "tiny-llama",
+    "layers": [
+        {**_LAYER, "num_layers": 8, "seq_length": 128, "num_kv_heads": 2, "gated_mlp": True}
+    ],
+    "vocab_size": 1000,
+}
+T5: dict[str, Any] = {
+    "format": "autopar-model",
+    "version": 1,
+    "name": "tiny-t5",
+    "layers": [
+        {**_LAYER, "num_layers": 4, "seq_length": 64, "causal": False},
+        {
+            **_LAYER,
+            "num_layers": 4,
+            "seq_length": 32,
+            "cross_attention": True,
+            "norm_parameters_per_hidden": 3,
+        },
+    ],
+    "vocab_size": 1000,
+    "tied_embeddings": True,
+}
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the command in a folder."""
+    kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"}
+    return subprocess.Popen(
+        [sys.executable, "-c", _CODE, *arguments],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def profiled(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run the command in a folder; return what it printed."""
+    with started(folder, *arguments) as process:
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> list[str]:
+    """Read stderr up to a line that contains the text; return its lines so far."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    for line in process.stderr:
+        lines.append(line.rstrip("\n"))
+        if text in line:
+            return lines
+    raise AssertionError(f"it ended before {text!r}:\n" + "\n".join(lines))
+
+
+def write_model(folder: Path, model: dict[str, Any]) -> Path:
+    """Write a model where the command can read it."""
+    path = folder / f"{model['name']}.json"
+    path.write_text(json.dumps(model), encoding="utf-8")
+    return path
+
+
+def measured_cells(folder: Path) -> dict[str, ModelMeasurement]:
+    """Return the cells of all runs in a folder by key; no key may be there twice."""
+    found: dict[str, ModelMeasurement] = {}
+    for name in (COMPUTATION, MEMORY):
+        sidecar = read_sidecar(folder / name)
+        for run in sidecar.runs if sidecar is not None else ():
+            for cell in run.model_measurements:
+                assert cell.key not in found, f"{cell.key} was measured twice"
+                found[cell.key] = cell
+    return found
+
+
+def visible_names(folder: Path) -> set[str]:
+    """Return the names in a folder, without the hidden ones of locks."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
