@@ -13,7 +13,8 @@ from autopar.hardware_checks import falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy
 from search.cost.comm import half_allreduces
-from search.cost.computation import ComputeFits, Pass, shard_name
+from search.cost.computation import OTHER, ComputeFits, OtherFits, Pass, shard_name
+from search.cost.optimizer import OptimizerLine
 from search.options import SearchOptions
 
 __all__ = ["Assumptions", "LayerModel"]
@@ -67,9 +68,11 @@ class Assumptions:
         hardware: HardwareProfile,
         options: SearchOptions,
         fits: Sequence[ComputeFits],
+        other: OtherFits,
+        optimizer: OptimizerLine | None,
     ) -> None:
         """Record what holds for every row; `fits` are those of the layer types."""
-        for text in _backward_defaults(fits):
+        for text in _backward_defaults(fits, other):
             self._default(text)
         self._default(
             f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
@@ -84,8 +87,17 @@ class Assumptions:
         for note in (*hardware.notes, falling_times(hardware), partial_spread(hardware)):
             if note is not None:
                 self.note(note)
-        if hardware.memory_bytes_per_s is None:
+        if optimizer is not None:
+            self._default(
+                "optimizer step is measured on layers; it follows the parameters of a ZeRO shard, "
+                "of embedding and head too"
+            )
+        if hardware.memory_bytes_per_s is None and optimizer is None:
             self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
+        elif hardware.memory_bytes_per_s is None:
+            self._default("memory bandwidth is unknown: look-up costs 0")
+        if any(layer.num_experts is not None for layer in spec.layers):
+            self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
         if spec.tied_embeddings and spec.vocab_size is None:
             self._default("vocabulary is unknown: tied weights are those of the first stage")
         for documents, name in (
@@ -103,12 +115,12 @@ class Assumptions:
         layer: LayerModel,
         strategies: Sequence[LayerStrategy],
         measured: NDArray[np.bool_],
-        derived: tuple[int, ...],
+        derived: tuple[str, ...],
     ) -> None:
         """Record what the strategies of one layer type need.
 
-        measured : (S,) whether memory was measured for a strategy; `derived` are the degrees
-        whose activations were taken from degree 1.
+        measured : (S,) whether memory was measured for a strategy; `derived` says of which degrees
+        the activations follow from those at another one.
         """
         spec, name = layer.spec, f"layer type {kind}"
         degrees = {s.tp for s in strategies if s.tp > 1}
@@ -122,8 +134,8 @@ class Assumptions:
             elif layer.fits.whole.attention_s is None:
                 self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
         self._record_shards(name, layer.fits, strategies)
-        for degree in derived:
-            self._default(f"{name}: activations at tp={degree} are those at tp=1 over {degree}")
+        for text in derived:
+            self._default(f"{name}: {text}")
         for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
             self.note(
                 f"left out: strategies of {name} at degree {missing} whose activation or "
@@ -155,23 +167,23 @@ class Assumptions:
         self._defaults[text] = None
 
 
-def _backward_defaults(fits: Sequence[ComputeFits]) -> list[str]:
-    """Return which layer types have measured backward and recomputation, and which do not."""
-    named = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
-    measured = [name for name, known in named.items() if ("backward", False, 1) in known]
-    assumed = [name for name in named if name not in measured]
-    again = [name for name, known in named.items() if ("recompute", False, 1) in known]
-    if not measured:
-        text = "backward is 2 x forward (not measured)"
-        if any(what == "backward" for f in fits for what, _, _ in f.measured):
-            text = "backward of whole layers, embedding and head is 2 x forward (not measured)"
-        lines = [text]
+def _backward_defaults(fits: Sequence[ComputeFits], other: OtherFits) -> list[str]:
+    """Return what has measured backward and recomputation, and what has not."""
+    layers = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
+    known = {name: ("backward", False, 1) in found for name, found in layers.items()}
+    known[OTHER] = other.backward is not None
+    measured = [name for name, has in known.items() if has]
+    assumed = [name for name, has in known.items() if not has]
+    again = [name for name, found in layers.items() if ("recompute", False, 1) in found]
+    lines = []
+    if measured:
+        if assumed:
+            lines.append(f"backward of {', '.join(assumed)} is 2 x forward (not measured)")
+        lines.append(f"backward of {', '.join(measured)} is measured")
+    elif any(what == "backward" for f in fits for what, _, _ in f.measured):
+        lines.append(f"backward of whole layers, {OTHER} is 2 x forward (not measured)")
     else:
-        rest = ", ".join([*assumed, "embedding and head"])
-        lines = [
-            f"backward of {rest} is 2 x forward (not measured)",
-            f"backward of {', '.join(measured)} is measured",
-        ]
+        lines.append("backward is 2 x forward (not measured)")
     if again:
         lines.append(f"recomputation of {', '.join(again)} is measured")
     return lines

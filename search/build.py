@@ -7,7 +7,7 @@ the planner reads, and everything that was assumed is written down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -19,11 +19,26 @@ from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.assumptions import Assumptions, LayerModel
 from search.cost.comm import Groups
-from search.cost.computation import ComputeFits, attention_share, fit_computation
-from search.cost.draws import NUM_REPLICAS, DrawnFits, LayerDraws, repeated
-from search.cost.fits import ComputeFit, fit_other_time, layer_memory, other_memory
+from search.cost.computation import (
+    OTHER,
+    ComputeFits,
+    attention_share,
+    fit_computation,
+    fit_other,
+)
+from search.cost.draws import (
+    NUM_REPLICAS,
+    DrawnFits,
+    DrawnOtherFits,
+    Draws,
+    LayerDraws,
+    OtherDraws,
+    repeated,
+)
+from search.cost.fits import ComputeFit, layer_memory, other_memory
 from search.cost.legality import legal_strategies
 from search.cost.memory import (
+    ActivationBytes,
     Recipe,
     activation_bytes,
     gathered_bytes,
@@ -33,65 +48,19 @@ from search.cost.memory import (
     to_bytes,
     zero_transient_bytes,
 )
+from search.cost.optimizer import fit_optimizer
 from search.cost.redistribution import layout_of, layout_of_vocab, redistribution_s, send_s
 from search.cost.rows import Rows, Table, build_rows, table_arrays
 from search.cost.time import LayerTime, layer_time
 from search.cost.vocab import VocabModel, VocabRows, vocab_rows
+from search.layer_rows import LayerRows, sum_of
 from search.options import SearchOptions
 from search.tables import POSITIONS, PlanTables
 
-__all__ = ["CostModel", "LayerRows"]
+__all__ = ["CostModel"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerRows:
-    """One layer type priced, axes (N tables, S strategies), split by category.
-
-    Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and 0 elsewhere.
-    """
-
-    valid: NDArray[np.bool_]
-    priced: NDArray[np.bool_]
-    """Also true for rows that only break a divisibility rule, when those were asked for."""
-    forward: dict[str, F64]
-    """Seconds of a micro-batch's forward: forward, tp, ulysses, cp, zero3."""
-    backward: dict[str, F64]
-    """Seconds of a micro-batch's backward: backward, recompute, tp, ulysses, cp, zero3, sync."""
-    step: dict[str, F64]
-    """Seconds once per step: tail, optimizer."""
-    states: I64
-    """(2, N, S)"""
-    activations: I64
-    """(N, S) per micro-batch in flight"""
-    transient: I64
-    """(2, N, S)"""
-    shared: I64
-
-    @property
-    def forward_s(self) -> F64:
-        """(N, S) sum of `forward`."""
-        return _sum_of(self.forward)
-
-    @property
-    def backward_s(self) -> F64:
-        """(N, S) sum of `backward`."""
-        return _sum_of(self.backward)
-
-    @property
-    def tail_s(self) -> F64:
-        """(N, S) sum of `step`."""
-        return _sum_of(self.step)
-
-    def time_s(self, table: int, strategy: int) -> dict[str, float]:
-        """Return the seconds of one row by category, per micro-batch and per step."""
-        result: dict[str, float] = {}
-        for part in (self.forward, self.backward, self.step):
-            for name, values in part.items():
-                result[name] = result.get(name, 0.0) + float(values[table, strategy])
-        return result
 
 
 class CostModel:
@@ -138,9 +107,16 @@ class CostModel:
         lengths = tuple(layer.seq_length for layer in spec.layers)
         self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
         positions = [name for name in POSITIONS if name in model.other_memory]
+        self._optimizer = fit_optimizer(
+            (
+                (profile, layer.memory.parameter_count)
+                for profile, layer in zip(model.layers, self._layers, strict=True)
+            ),
+            self._said.note,
+        )
         self._vocab = VocabModel(
             spec=spec,
-            fit=fit_other_time(model, lengths, options, self._said.note),
+            fits=fit_other(model, lengths, options, self._said.note),
             memory={
                 name: other_memory(
                     name, model.other_memory[name], lengths, options, self._said.note
@@ -148,8 +124,17 @@ class CostModel:
                 for name in positions
             },
             logits_peak_bytes_per_sample=_logits_peak_bytes(model, lengths[-1]),
+            optimizer=self._optimizer,
         )
-        self._said.record(spec, model, hardware, options, [layer.fits for layer in self._layers])
+        self._said.record(
+            spec,
+            model,
+            hardware,
+            options,
+            [layer.fits for layer in self._layers],
+            self._vocab.fits,
+            self._optimizer,
+        )
 
     @property
     def defaults_used(self) -> list[str]:
@@ -227,9 +212,9 @@ class CostModel:
             redistribute_backward_s=change_backward,
             send_s=send_s(layouts, sharded_bytes, stages, self.groups),
             vocab_valid=outer.valid,
-            vocab_forward_s=_sum_of(outer.forward),
-            vocab_backward_s=_sum_of(outer.backward),
-            vocab_tail_s=_sum_of(outer.step),
+            vocab_forward_s=sum_of(outer.forward),
+            vocab_backward_s=sum_of(outer.backward),
+            vocab_tail_s=sum_of(outer.step),
             vocab_static_bytes=outer.states,
             vocab_activation_bytes=outer.activations,
             vocab_transient_bytes=outer.transient,
@@ -253,9 +238,9 @@ class CostModel:
         layer, options, recipe = self._layers[layer_type], self.options, self.recipe
         spec = layer.spec
         sp = options.sequence_parallel
-        kept = activation_bytes(layer.memory, strategies, sequence_parallel=sp)
+        kept = self._activations(layer, strategies)
         measured = ~np.isnan(kept.kept)
-        self._said.record_layer(layer_type, layer, strategies, measured, kept.derived_degrees)
+        self._said.record_layer(layer_type, layer, strategies, measured, kept.derived)
         rows = build_rows(
             self.hardware.world_size,
             strategies,
@@ -330,20 +315,10 @@ class CostModel:
         price_illegal: bool = False,
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
-        found = vocab_rows(
-            self._vocab,
-            vocab,
-            tables,
-            self.hardware.world_size,
-            self.groups,
-            self.recipe,
-            self.options,
-            coefficient=self.hardware.overlap_coefficient,
-            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
-            estimated=self.hardware.estimated,
-            price_illegal=price_illegal,
-        )
-        self._note_batch("embedding and head", found.largest_batch, self._vocab.fit)
+        found = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
+        self._note_batch(OTHER, found.largest_batch, self._vocab.fits.forward)
+        if self._vocab.fits.backward is not None:
+            self._note_batch(f"{OTHER}, backward", found.largest_batch, self._vocab.fits.backward)
         if found.unmeasured:
             self._said.note(
                 "left out: embedding and head at degrees without an entry in the memory tables: "
@@ -354,7 +329,18 @@ class CostModel:
     @property
     def has_computation_spread(self) -> bool:
         """True when percentiles of computation were measured."""
-        return any(draws.has_spread for draws in self.draws)
+        return any(draws.has_spread for draws in self.all_draws)
+
+    @property
+    def all_draws(self) -> tuple[Draws, ...]:
+        """Replicas of the layer types, then those of embedding, head and loss."""
+        return (*self.draws, self.other_draws)
+
+    @cached_property
+    def other_draws(self) -> OtherDraws:
+        """Replicas of the measured embedding, head and loss."""
+        lengths = tuple(layer.seq_length for layer in self.spec.layers)
+        return OtherDraws(self.model.other_times, lengths, self.options)
 
     @cached_property
     def draws(self) -> tuple[LayerDraws, ...]:
@@ -373,7 +359,7 @@ class CostModel:
         """
         layer = self._layers[layer_type]
         sp = self.options.sequence_parallel
-        kept = activation_bytes(layer.memory, strategies, sequence_parallel=sp)
+        kept = self._activations(layer, strategies)
         rows = build_rows(
             self.hardware.world_size,
             strategies,
@@ -393,9 +379,58 @@ class CostModel:
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
-            full[:, rows.strategy] = _sum_of(part).reshape(NUM_REPLICAS, len(rows.batch))
+            full[:, rows.strategy] = sum_of(part).reshape(NUM_REPLICAS, len(rows.batch))
             result.append(full)
         return result[0], result[1], result[2]
+
+    def drawn_vocab_s(
+        self, vocab: Sequence[VocabStrategy], table: Table
+    ) -> tuple[F64, F64, F64] | None:
+        """Return forward, backward and tail of embedding and head in every replica.
+
+        Each of shape (NUM_REPLICAS, 3, E), as those of `PlanTables`; None where all are the same.
+        """
+        if not self.other_draws.has_spread:
+            return None
+        fits = self._vocab.fits
+        drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
+        found = self._vocab_rows(
+            replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
+        )
+        return sum_of(found.forward), sum_of(found.backward), sum_of(found.step)
+
+    def _vocab_rows(
+        self,
+        model: VocabModel,
+        vocab: Sequence[VocabStrategy],
+        tables: Sequence[Table],
+        *,
+        price_illegal: bool,
+    ) -> VocabRows:
+        return vocab_rows(
+            model,
+            vocab,
+            tables,
+            self.hardware.world_size,
+            self.groups,
+            self.recipe,
+            self.options,
+            coefficient=self.hardware.overlap_coefficient,
+            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
+            estimated=self.hardware.estimated,
+            price_illegal=price_illegal,
+        )
+
+    def _activations(
+        self, layer: LayerModel, strategies: Sequence[LayerStrategy]
+    ) -> ActivationBytes:
+        return activation_bytes(
+            layer.memory,
+            strategies,
+            layer.spec,
+            self.recipe,
+            sequence_parallel=self.options.sequence_parallel,
+        )
 
     def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> LayerTime:
         return layer_time(
@@ -409,6 +444,7 @@ class CostModel:
             self.options,
             coefficient=self.hardware.overlap_coefficient,
             memory_bytes_per_s=self.hardware.memory_bytes_per_s,
+            optimizer=self._optimizer,
         )
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:
@@ -438,12 +474,3 @@ def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:
     longest = max((key[-1] for table in model.other_memory.values() for key in table), default=0)
     peak = model.logits_peak_bytes_per_sample
     return peak * seq_length / longest if longest else peak
-
-
-def _sum_of(parts: dict[str, F64]) -> F64:
-    """Return the sum of the categories, in their order."""
-    values = iter(parts.values())
-    total = next(values).copy()
-    for value in values:
-        total += value
-    return total

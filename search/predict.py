@@ -17,10 +17,11 @@ from autopar.errors import InputError
 from autopar.legality import violations
 from autopar.plan import LayerStrategy, Plan
 from autopar.units import format_bytes
-from search.build import CostModel, LayerRows
+from search.build import CostModel
 from search.cost.memory import reserved_bytes
 from search.cost.pipeline import Evaluation, evaluate, vocab_position
 from search.cost.vocab import VocabRows
+from search.layer_rows import LayerRows
 from search.options import SearchOptions
 from search.result import LayerRun, Prediction, StagePrediction
 from search.simulate import replay

@@ -82,8 +82,6 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
     """
     spec, profile, hardware = load_inputs(inputs, options)
     options, defaults = fill_options(options, given, profile, hardware)
-    if any(layer.num_experts is not None for layer in spec.layers):
-        defaults += ("expert degree 1: experts are divided only by tp, pp and ZeRO",)
 
     from search.planner import Planner
 

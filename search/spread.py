@@ -47,11 +47,19 @@ def drawn_step_times(
         )
     ]
     forward, backward, tail = drawn
+    vocab = cost.drawn_vocab_s(tables.vocab, table)
     times = np.empty(NUM_REPLICAS)
     for r in range(NUM_REPLICAS):
         replica = replace(
             tables, forward_s=forward[r][None], backward_s=backward[r][None], tail_s=tail[r][None]
         )
+        if vocab is not None:
+            replica = replace(
+                replica,
+                vocab_forward_s=vocab[0][r][None],
+                vocab_backward_s=vocab[1][r][None],
+                vocab_tail_s=vocab[2][r][None],
+            )
         times[r] = evaluate(
             replica,
             table=0,
@@ -90,7 +98,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
         return None
     shares = {
         name: float(np.corrcoef(times, drawn)[0, 1] ** 2)
-        for draws in cost.draws
+        for draws in cost.all_draws
         for name, times in draws.cells().items()
     }
     name = max(shares, key=lambda cell: shares[cell])

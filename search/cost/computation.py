@@ -6,7 +6,7 @@ Ulysses degree of a row, c its context degree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,26 +14,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError
-from autopar.model import LayerProfile, LayerSpec, ShardedTime
-from search.cost.fits import ComputeFit, fit_layer_time, fit_measured_time
+from autopar.model import LayerProfile, LayerSpec, ModelProfile, OtherTime, ShardedTime
+from search.cost.fits import (
+    ComputeFit,
+    fit_layer_time,
+    fit_measured_other_time,
+    fit_measured_time,
+    fit_other_time,
+)
 from search.cost.rows import Rows
 from search.options import SearchOptions
 
 __all__ = [
+    "OTHER",
     "Cell",
     "ComputeFits",
+    "OtherFits",
     "Pass",
     "attention_share",
     "fit_computation",
+    "fit_other",
     "measured_cells",
+    "other_cells",
     "shard_name",
 ]
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 _Note = Callable[[str], None]
 
 Pass = Literal["forward", "backward", "recompute"]
 _PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
+
+OTHER = "embedding and head"
+"""What is no layer, in messages."""
 
 _STANDS_FOR = {
     True: ("sp", "dtensor_sp"),
@@ -49,7 +63,8 @@ class Cell:
     """One measured time of a layer, in seconds for the whole batch."""
 
     batch: int
-    seq_length: int
+    seq_lengths: tuple[int, ...]
+    """One for a layer; those of all layer types for what is no layer."""
     time_s: float
     low_s: float | None = None
     high_s: float | None = None
@@ -105,6 +120,23 @@ class ComputeFits:
                     yield np.flatnonzero(mine & (rows.tensor == degree)), *found
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherFits:
+    """Fitted times of embedding, head and loss, unsharded."""
+
+    forward: ComputeFit
+    backward: ComputeFit | None = None
+    """None where it was not measured."""
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row, (n,); None where it was not measured.
+
+        table : (n,) number of the row's table, to which the fits are the same.
+        """
+        fit = self.forward if what == "forward" else self.backward
+        return None if fit is None else fit.forward_s(batch)
+
+
 def shard_name(what: Pass, ulysses: bool, degree: int) -> str:
     """Return a name such as `backward at tp=4` or `recompute`."""
     name = "ulysses" if ulysses else "tp"
@@ -125,7 +157,7 @@ def fit_computation(
         if what == "forward" and degree == 1:
             continue  # fitted above
         name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
-        times = [(c.batch, (c.seq_length,), c.time_s) for c in cells]
+        times = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
         try:
             fit = fit_measured_time(name, times, seq_length, options, note)
         except InputError as error:
@@ -134,6 +166,53 @@ def fit_computation(
         for each in (False, True) if degree == 1 else (ulysses,):
             measured[what, each, degree] = fit
     return ComputeFits(whole=whole, measured=measured)
+
+
+def fit_other(
+    profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
+) -> OtherFits:
+    """Return the fits of embedding, head and loss, in the forms of `fit_other_time`.
+
+    A backward that cannot answer in the mode of the search is left out with a note; raises
+    InputError when the documented forwards cannot.
+    """
+    forward = fit_other_time(profile, seq_lengths, options, note)
+    cells = other_cells(profile.other_times).get("backward", [])
+    backward = None
+    if cells:
+        points = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
+        name = f"{OTHER}, backward"
+        try:
+            backward = fit_measured_other_time(name, points, seq_lengths, options, note)
+        except InputError as error:
+            note(f"not used: {error}")
+    return OtherFits(forward=forward, backward=backward)
+
+
+def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[Cell]]:
+    """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
+    result: dict[Pass, list[Cell]] = {"forward": []}
+    for p in times:
+        result["forward"].append(
+            Cell(
+                batch=p.batch,
+                seq_lengths=p.seq_lengths,
+                time_s=p.forward_s,
+                low_s=p.forward_low_s,
+                high_s=p.forward_high_s,
+            )
+        )
+        if p.backward_s is not None:
+            result.setdefault("backward", []).append(
+                Cell(
+                    batch=p.batch,
+                    seq_lengths=p.seq_lengths,
+                    time_s=p.backward_s,
+                    low_s=p.backward_low_s,
+                    high_s=p.backward_high_s,
+                )
+            )
+    return result
 
 
 def measured_cells(
@@ -147,7 +226,7 @@ def measured_cells(
         ("forward", False, 1): [
             Cell(
                 batch=p.batch,
-                seq_length=p.seq_length,
+                seq_lengths=(p.seq_length,),
                 time_s=p.forward_s,
                 low_s=p.low_s,
                 high_s=p.high_s,
@@ -160,10 +239,10 @@ def measured_cells(
             cells = [
                 Cell(
                     batch=p.batch,
-                    seq_length=p.seq_length,
+                    seq_lengths=(p.seq_length,),
                     time_s=time_s,
-                    low_s=getattr(p, f"{what}_low_s", None),
-                    high_s=getattr(p, f"{what}_high_s", None),
+                    low_s=getattr(p, f"{what}_low_s"),
+                    high_s=getattr(p, f"{what}_high_s"),
                 )
                 for p in points
                 if (time_s := getattr(p, f"{what}_s")) is not None

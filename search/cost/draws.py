@@ -1,4 +1,4 @@
-"""Computation drawn again within its measured spread: replicas of the fits of a layer type.
+"""Computation drawn again within its measured spread: replicas of its fits.
 
 Source: cost-model.md "Spread of computation". The draws of a cell depend on nothing but its place
 in the profile, so two plans see the same replicas.
@@ -6,26 +6,49 @@ in the profile, so two plans see the same replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.model import LayerProfile
-from search.cost.computation import Cell, ComputeFits, Pass, measured_cells, shard_name
-from search.cost.fits import ComputeFit, fit_measured_time
+from autopar.model import LayerProfile, OtherTime
+from search.cost.computation import (
+    OTHER,
+    Cell,
+    ComputeFits,
+    OtherFits,
+    Pass,
+    measured_cells,
+    other_cells,
+    shard_name,
+)
+from search.cost.fits import ComputeFit, fit_measured_other_time, fit_measured_time
 from search.cost.rows import Rows
 from search.options import SearchOptions
 
-__all__ = ["NUM_REPLICAS", "DrawnFits", "LayerDraws", "repeated"]
+__all__ = [
+    "NUM_REPLICAS",
+    "DrawnFits",
+    "DrawnOtherFits",
+    "Draws",
+    "LayerDraws",
+    "OtherDraws",
+    "repeated",
+]
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 _Key = tuple[Pass, bool, int]
+_Point = tuple[int, tuple[int, ...], float]
+"""(batch, lengths, seconds)."""
 
 NUM_REPLICAS = 200
 _SEED = 20240229
+_OTHER_PLACE = 1_000_000
+"""Of embedding, head and loss, behind any layer type."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,55 +62,80 @@ class DrawnFits(ComputeFits):
         """Return the time of every row of every replica; as `ComputeFits.seconds`."""
         replica = np.arange(len(rows.batch)) // self.rows_per_replica
         if what == "forward":
-            launch, sample = self.draws.coefficients("forward", False, 1)
+            launch, sample = self.draws.coefficients(("forward", False, 1))
             result = launch[replica] + rows.batch * sample[replica] / rows.shards
         else:
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
         for at, degree, _ in self.used(what, rows):
             ulysses = bool(rows.ulysses[at[0]]) and degree > 1
-            launch, sample = self.draws.coefficients(what, ulysses, degree)
+            launch, sample = self.draws.coefficients((what, ulysses, degree))
             r = replica[at]
             result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
         return result
 
 
-class LayerDraws:
-    """Replicas of one layer type's cells, and the fits of them, made when they are needed."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnOtherFits(OtherFits):
+    """The fits of embedding, head and loss with the coefficients of every replica.
 
-    def __init__(
-        self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
-    ) -> None:
-        self._kind = kind
-        self._seq_length = seq_length
-        self._options = options
-        self._cells = measured_cells(kind, profile, options, _ignore)
-        generator = np.random.default_rng((_SEED, kind))
+    For as many tables as there are replicas, of which each is priced in the next.
+    """
+
+    draws: OtherDraws
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row of every replica; as `OtherFits.seconds`."""
+        if super().seconds(what, batch, table) is None:
+            return None
+        launch, sample = self.draws.coefficients((what, False, 1))
+        result: F64 = launch[table] + batch * sample[table]
+        return result
+
+
+class Draws(ABC):
+    """Replicas of measured cells, and the fits of them, made when they are needed."""
+
+    def __init__(self, place: int, cells: Mapping[_Key, Sequence[Cell]]) -> None:
+        """Draw the cells; `place` is where they stand in the profile."""
+        self._cells = cells
+        generator = np.random.default_rng((_SEED, place))
         self._times: dict[_Key, F64] = {
-            key: np.stack([_draw(cell, generator) for cell in cells])
-            for key, cells in self._cells.items()
+            key: np.stack([_draw(cell, generator) for cell in group])
+            for key, group in cells.items()
         }
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
+
+    @abstractmethod
+    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
+        """Return the fit of a replica."""
+
+    @abstractmethod
+    def _name(self, key: _Key) -> str:
+        """Return what the cells of a fit measure, in words."""
 
     @property
     def has_spread(self) -> bool:
         """True when some cell is not the same in every replica."""
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
 
-    def coefficients(self, what: Pass, ulysses: bool, degree: int) -> tuple[F64, F64]:
-        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,)."""
-        key = (what, ulysses, degree)
+    def coefficients(self, key: _Key) -> tuple[F64, F64]:
+        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,).
+
+        key : pass, Ulysses or not, and degree.
+        """
         if key not in self._fitted:
             cells, times = self._cells[key], self._times[key]
             fits = []
             # without spread all replicas are the first
             for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
-                points = [
-                    (c.batch, (c.seq_length,), float(t)) for c, t in zip(cells, drawn, strict=True)
-                ]
-                name = f"layer type {self._kind}"
                 fits.append(
-                    fit_measured_time(name, points, self._seq_length, self._options, _ignore)
+                    self._fit(
+                        [
+                            (c.batch, c.seq_lengths, float(t))
+                            for c, t in zip(cells, drawn, strict=True)
+                        ]
+                    )
                 )
             self._fitted[key] = _columns(fits)
         return self._fitted[key]
@@ -95,12 +143,49 @@ class LayerDraws:
     def cells(self) -> Mapping[str, F64]:
         """Return the replicas (NUM_REPLICAS,) of every cell that has spread, by its name."""
         return {
-            f"{shard_name(*key)} of layer type {self._kind}, batch {cell.batch}, "
-            f"sequence length {cell.seq_length}": times
+            f"{self._name(key)}, batch {cell.batch}, "
+            f"sequence length {','.join(map(str, cell.seq_lengths))}": times
             for key, cells in self._cells.items()
             for cell, times in zip(cells, self._times[key], strict=True)
             if np.ptp(times) > 0.0
         }
+
+
+class LayerDraws(Draws):
+    """Replicas of one layer type's cells."""
+
+    def __init__(
+        self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
+    ) -> None:
+        super().__init__(kind, measured_cells(kind, profile, options, _ignore))
+        self._kind = kind
+        self._seq_length = seq_length
+        self._options = options
+
+    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
+        name = f"layer type {self._kind}"
+        return fit_measured_time(name, points, self._seq_length, self._options, _ignore)
+
+    def _name(self, key: _Key) -> str:
+        return f"{shard_name(*key)} of layer type {self._kind}"
+
+
+class OtherDraws(Draws):
+    """Replicas of the cells of embedding, head and loss."""
+
+    def __init__(
+        self, times: Sequence[OtherTime], seq_lengths: tuple[int, ...], options: SearchOptions
+    ) -> None:
+        cells = {(what, False, 1): found for what, found in other_cells(times).items()}
+        super().__init__(_OTHER_PLACE, cells)
+        self._seq_lengths = seq_lengths
+        self._options = options
+
+    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
+        return fit_measured_other_time(OTHER, points, self._seq_lengths, self._options, _ignore)
+
+    def _name(self, key: _Key) -> str:
+        return f"{key[0]} of {OTHER}"
 
 
 def repeated(rows: Rows) -> Rows:

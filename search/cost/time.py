@@ -15,6 +15,7 @@ from autopar.model import LayerSpec
 from search.cost.comm import Groups
 from search.cost.computation import ComputeFits
 from search.cost.memory import Recipe
+from search.cost.optimizer import OptimizerLine
 from search.cost.overlap import overlap_s, overlapped_backward_s
 from search.cost.rows import Rows
 from search.options import SearchOptions
@@ -191,11 +192,15 @@ def optimizer_s(
     sharded: NDArray[np.bool_],
     recipe: Recipe,
     memory_bytes_per_s: float | None,
+    measured: OptimizerLine | None,
 ) -> F64:
     """Return the optimizer step of the parameters on the ZeRO shard, in seconds.
 
-    26 bytes per parameter (28 with fp32 gradients) over the memory bandwidth; 0 when unknown.
+    The measured line; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
+    bandwidth, 0 when that is unknown.
     """
+    if measured is not None:
+        return measured.step_s(parameters / np.where(sharded, group_size, 1.0))
     if memory_bytes_per_s is None:
         return np.zeros_like(parameters)
     shard = parameters / np.where(sharded, group_size, 1.0)
@@ -215,11 +220,12 @@ def layer_time(
     *,
     coefficient: float,
     memory_bytes_per_s: float | None,
+    optimizer: OptimizerLine | None = None,
 ) -> LayerTime:
     """Return the time of every row by category, in seconds.
 
     attention_sample_s : attention part of one sample's unsharded forward, the ring's window;
-    coefficient : overlap coefficient k.
+    coefficient : overlap coefficient k; optimizer : its measured step, if there is one.
     """
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
@@ -272,7 +278,7 @@ def layer_time(
         step={
             "tail": (sync if options.async_grad_reduce else nothing) + gather_tail,
             "optimizer": optimizer_s(
-                parameters, rows.zero_size, sharded, recipe, memory_bytes_per_s
+                parameters, rows.zero_size, sharded, recipe, memory_bytes_per_s, optimizer
             ),
         },
     )

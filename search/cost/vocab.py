@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autopar.model import LayerSpec, ModelSpec, OtherMemory
 from autopar.plan import VocabStrategy
 from search.cost.comm import Groups
-from search.cost.fits import ComputeFit
+from search.cost.computation import OtherFits
 from search.cost.memory import (
     COMMUNICATOR_BYTES,
     Recipe,
@@ -23,6 +23,7 @@ from search.cost.memory import (
     to_bytes,
     zero_transient_bytes,
 )
+from search.cost.optimizer import OptimizerLine
 from search.cost.overlap import overlap_s
 from search.cost.rows import Table, table_arrays
 from search.cost.time import BACKWARD_FACTOR, gradient_sync_s, optimizer_s
@@ -44,10 +45,12 @@ class VocabModel:
     """What the vocabulary layers are: architecture, fitted time, memory by position."""
 
     spec: ModelSpec
-    fit: ComputeFit
+    fits: OtherFits
     memory: Mapping[str, OtherMemory]
     logits_peak_bytes_per_sample: float
     """Extra bytes per sample while the loss runs, over the vocabulary degree."""
+    optimizer: OptimizerLine | None = None
+    """The measured step of layers, which updates parameters of the embedding and head alike."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +84,7 @@ class VocabRows:
 class _Part:
     """The flat rows (n,) of one position."""
 
+    table: I64
     degree: F64
     ulysses: _Bool
     batch: F64
@@ -174,6 +178,7 @@ def vocab_rows(
         if not table.size:
             continue
         part = _Part(
+            table=table,
             degree=degree[which].astype(np.float64),
             ulysses=ulysses[which],
             batch=samples[table] / data[table, which],
@@ -270,9 +275,14 @@ def _time(
 ) -> None:
     """Fill the times of one position.
 
-    `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first.
+    `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
+    is 2x, or the measured one, of which the look-up takes 2x as well.
     """
-    total = model.fit.forward_s(part.batch) / part.degree
+    total = model.fits.seconds("forward", part.batch, part.table)
+    assert total is not None, "forwards are always measured"
+    total = total / part.degree
+    measured = model.fits.seconds("backward", part.batch, part.table)
+    shared = np.zeros_like(total)
     if position == "only":
         compute = total
     else:
@@ -290,6 +300,8 @@ def _time(
             else np.maximum(total - shared, 0.0)
         )
     backward = BACKWARD_FACTOR * compute
+    if measured is not None and position != "first":
+        backward = np.maximum(measured / part.degree - BACKWARD_FACTOR * shared, 0.0)
     tp_forward, tp_backward = _communication(position, part, model, groups, recipe, options)
 
     sharded = part.zero3 | part.zero2
@@ -310,7 +322,7 @@ def _time(
     out.backward["zero3"][at] = with_gather - backward
     out.step["tail"][at] = tail
     out.step["optimizer"][at] = optimizer_s(
-        parameters, part.zero_size, sharded, recipe, memory_bytes_per_s
+        parameters, part.zero_size, sharded, recipe, memory_bytes_per_s, model.optimizer
     )
 
 
