@@ -14,7 +14,7 @@ from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy
 from search.cost.comm import half_allreduces
 from search.cost.computation import OTHER, ComputeFits, OtherFits, Pass, shard_name
-from search.cost.optimizer import OptimizerLine
+from search.cost.optimizer import OptimizerCurve
 from search.options import SearchOptions
 
 __all__ = ["Assumptions", "LayerModel"]
@@ -69,7 +69,7 @@ class Assumptions:
         options: SearchOptions,
         fits: Sequence[ComputeFits],
         other: OtherFits,
-        optimizer: OptimizerLine | None,
+        optimizer: OptimizerCurve | None,
     ) -> None:
         """Record what holds for every row; `fits` are those of the layer types."""
         for text in _backward_defaults(fits, other):

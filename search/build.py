@@ -108,11 +108,8 @@ class CostModel:
         self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
         positions = [name for name in POSITIONS if name in model.other_memory]
         self._optimizer = fit_optimizer(
-            (
-                (profile, layer.memory.parameter_count)
-                for profile, layer in zip(model.layers, self._layers, strict=True)
-            ),
-            self._said.note,
+            (profile, layer.memory.parameter_count)
+            for profile, layer in zip(model.layers, self._layers, strict=True)
         )
         self._vocab = VocabModel(
             spec=spec,

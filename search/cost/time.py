@@ -15,7 +15,7 @@ from autopar.model import LayerSpec
 from search.cost.comm import Groups
 from search.cost.computation import ComputeFits
 from search.cost.memory import Recipe
-from search.cost.optimizer import OptimizerLine
+from search.cost.optimizer import OptimizerCurve
 from search.cost.overlap import overlap_s, overlapped_backward_s
 from search.cost.rows import Rows
 from search.options import SearchOptions
@@ -192,11 +192,11 @@ def optimizer_s(
     sharded: NDArray[np.bool_],
     recipe: Recipe,
     memory_bytes_per_s: float | None,
-    measured: OptimizerLine | None,
+    measured: OptimizerCurve | None,
 ) -> F64:
     """Return the optimizer step of the parameters on the ZeRO shard, in seconds.
 
-    The measured line; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
+    The measured curve; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
     bandwidth, 0 when that is unknown.
     """
     if measured is not None:
@@ -220,7 +220,7 @@ def layer_time(
     *,
     coefficient: float,
     memory_bytes_per_s: float | None,
-    optimizer: OptimizerLine | None = None,
+    optimizer: OptimizerCurve | None = None,
 ) -> LayerTime:
     """Return the time of every row by category, in seconds.
 

@@ -23,7 +23,7 @@ from search.cost.memory import (
     to_bytes,
     zero_transient_bytes,
 )
-from search.cost.optimizer import OptimizerLine
+from search.cost.optimizer import OptimizerCurve
 from search.cost.overlap import overlap_s
 from search.cost.rows import Table, table_arrays
 from search.cost.time import BACKWARD_FACTOR, gradient_sync_s, optimizer_s
@@ -49,7 +49,7 @@ class VocabModel:
     memory: Mapping[str, OtherMemory]
     logits_peak_bytes_per_sample: float
     """Extra bytes per sample while the loss runs, over the vocabulary degree."""
-    optimizer: OptimizerLine | None = None
+    optimizer: OptimizerCurve | None = None
     """The measured step of layers, which updates parameters of the embedding and head alike."""
 
 
