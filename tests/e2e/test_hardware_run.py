@@ -11,7 +11,7 @@ import pytest
 from autopar.hardware_files import hardware_file_name, read_hardware_dir
 from autopar.jsonio import load_object
 from autopar.sidecar import DocumentKind, read_sidecar, sidecar_path
-from tests.e2e.launching import ROOT, Finished, finished
+from tests.e2e.launching import ROOT, Finished, finished, measured
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -23,27 +23,11 @@ SHORT = (
 )
 
 
-def measured(num_ranks: int, out: Path) -> Finished:
-    """Measure everything.
-
-    On a busy machine the processes may take turns instead of overlapping, which fails those
-    cells; the command's own remedy is to try again.
-    """
-    done = finished(num_ranks, "--out", str(out), *SHORT)
-    for _ in range(2):
-        failed = [line for line in done.progress if " failed: " in line]
-        if done.code == 0 or not all("] overlap_" in line for line in failed):
-            break
-        done = finished(num_ranks, "--out", str(out), *SHORT, "--resume")
-    assert done.code == 0, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """Return the folder that two ranks measured into, and how they ended."""
     out = tmp_path_factory.mktemp("two") / "hardware"
-    return out, measured(2, out)
+    return out, measured(2, out, *SHORT)
 
 
 def expected_keys(num_ranks: int) -> dict[DocumentKind, set[str]]:
@@ -176,6 +160,6 @@ def test_one_rank_alone(tmp_path: Path) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     """Groups of four and of two, consecutive and strided, and pipelines of both lengths."""
     out = tmp_path / "hardware"
-    measured(4, out)
+    measured(4, out, *SHORT)
     check_files(out, 4)
     check_search(out, 4)
