@@ -7,7 +7,9 @@ and its tensors are replaced afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError
@@ -16,7 +18,21 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["made_here", "needs_values", "replace_tensors"]
+__all__ = ["fake_tensors", "made_here", "needs_values", "replace_tensors"]
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make tensors without contents meanwhile, whose failures are raised and not logged as well."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        log.disabled = before
 
 
 def needs_values() -> tuple[type[Exception], ...]:

@@ -109,6 +109,9 @@ class HubFactory:
                 values[key] = 0.0
         if "use_cache" in values:
             values["use_cache"] = False
+        if values.get("is_encoder_decoder") and values.get("decoder_start_token_id") is None:
+            # labels become the decoder's tokens behind it; which one it is changes no size
+            values["decoder_start_token_id"] = values.get("pad_token_id") or 0
         # older versions read the first, newer ones the second
         return {**values, "torch_dtype": dtype, "dtype": dtype}
 
@@ -116,10 +119,14 @@ class HubFactory:
         """Return the class that makes the model with its head: of what it was trained for."""
         if getattr(config, "is_encoder_decoder", False):
             return self.library.AutoModelForSeq2SeqLM
-        trained = getattr(config, "architectures", None) or ()
-        if any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in trained):
-            return self.library.AutoModelForMaskedLM
-        return self.library.AutoModelForCausalLM
+        trained = getattr(config, "architectures", None)
+        masked = getattr(self.library, "MODEL_FOR_MASKED_LM_MAPPING", None) or ()
+        if not trained:
+            encodes = type(config) in masked and not getattr(config, "is_decoder", False)
+        else:
+            encodes = any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in trained)
+        library = self.library
+        return library.AutoModelForMaskedLM if encodes else library.AutoModelForCausalLM
 
 
 def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
@@ -138,6 +145,9 @@ def hub_factory(name_or_path: str, *, library: Any = None) -> HubFactory:
                 f"transformers cannot be imported ({first_line(error)}), which hf: needs; install "
                 "it with `pip install 'autopar[hf]'`"
             ) from None
+    quiet = getattr(getattr(library, "logging", None), "set_verbosity_error", None)
+    if callable(quiet):
+        quiet()  # it advises on generating and on special tokens, which nothing here depends on
     try:
         config = library.AutoConfig.from_pretrained(
             name_or_path, local_files_only=True, trust_remote_code=False

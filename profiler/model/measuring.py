@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from profiler.model.timing import Timed
 
 __all__ = [
+    "ADAM_BYTES",
     "OUT_OF_MEMORY",
     "Measurer",
     "SpecMeasurer",
@@ -32,6 +33,7 @@ __all__ = [
     "is_out_of_memory",
     "make_policy",
     "needed_bytes",
+    "shortage",
 ]
 
 OUT_OF_MEMORY = "out of memory"
@@ -40,7 +42,7 @@ _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
 _MAX_LOOPS = 64
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_ADAM_BYTES = 16
+ADAM_BYTES = 16
 """Of a parameter: its copy in fp32, the gradient of that and two moments."""
 _LOGIT_BYTES = 12
 """Of a logit: itself, its wide copy and its gradient."""
@@ -241,13 +243,7 @@ class SpecMeasurer(Measurer):
         # the allocator of a CPU promises what it does not have, and then the process is killed
         if cell.quantity != "time" or self.device.type != "cpu":
             return None
-        needed, there = needed_bytes(self.spec, cell, self.options), available_bytes()
-        if needed <= there:
-            return None
-        return (
-            f"{OUT_OF_MEMORY}: about {format_bytes(needed)} are needed and "
-            f"{format_bytes(there)} are free"
-        )
+        return shortage(needed_bytes(self.spec, cell, self.options))
 
 
 def make_policy(options: ModelOptions, device_type: str) -> Policy:
@@ -266,6 +262,17 @@ def is_out_of_memory(measurement: ModelMeasurement) -> bool:
     return measurement.status == "failed" and (measurement.reason or "").startswith(OUT_OF_MEMORY)
 
 
+def shortage(needed: float) -> str | None:
+    """Return the reason of a cell whose bytes this host does not have, None where it has them."""
+    there = available_bytes()
+    if needed <= there:
+        return None
+    return (
+        f"{OUT_OF_MEMORY}: about {format_bytes(needed)} are needed and "
+        f"{format_bytes(there)} are free"
+    )
+
+
 def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> float:
     """Return roughly the bytes that timing a cell of a spec takes, in unsharded layers."""
     element = _ELEMENT_BYTES[options.dtype]
@@ -274,7 +281,7 @@ def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> flo
     total = 0.0
     for kind, seq in zip(types, cell.seq_lengths, strict=True):
         layer = replace(spec.layers[kind], seq_length=seq)
-        per_parameter = 2 * element + (_ADAM_BYTES if cell.part == "layer" else 0)
+        per_parameter = 2 * element + (ADAM_BYTES if cell.part == "layer" else 0)
         states = parameter_count(layer) * per_parameter
         kept = cell.batch * activation_bytes(layer, seq, 1, element_bytes=element)
         count = counts[0] if cell.part == "layer" else counts[kind]

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
+from autopar.errors import AutoparError
 from autopar.model_measurements import ModelMeasurement
 from profiler.model.cells import ModelCell
 from profiler.model.counting import ExactMemory, count_memory
-from profiler.model.measuring import Measurer, filled_with
+from profiler.model.device_memory import device_memory, explain_difference
+from profiler.model.fakes import fake_tensors
+from profiler.model.measuring import ADAM_BYTES, Measurer, filled_with, shortage
 from profiler.model.module_source import ModuleSource
-from profiler.model.modules import Built, call, main_output
+from profiler.model.modules import Built, call, first_line, main_output
 from profiler.model.options import ModelOptions
 from profiler.model.timing import time_module
 
@@ -40,6 +43,7 @@ class ModuleMeasurer(Measurer):
     def __init__(self, source: ModuleSource, options: ModelOptions, device: torch.device) -> None:
         super().__init__(options, device)
         self._source = source
+        self._counted: dict[tuple[object, ...], ExactMemory] = {}
 
     def _time(self, cell: ModelCell) -> ModelMeasurement:
         with warnings.catch_warnings():
@@ -53,7 +57,7 @@ class ModuleMeasurer(Measurer):
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            count = 1 if kind is not None else max(cell.num_layers or (1,))
+            count = max(cell.num_layers or (self._source.num_typical,))
             built = self._source.build(
                 count, seq_length=seq, dtype=self.options.dtype, device=self.device
             )
@@ -75,6 +79,28 @@ class ModuleMeasurer(Measurer):
             optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
         )
 
+    def _shortage(self, cell: ModelCell) -> str | None:
+        # the allocator of a CPU promises what it does not have, and then the process is killed
+        if cell.quantity != "time" or self.device.type != "cpu" or not self._source.fakeable:
+            return None
+        return shortage(self._needed_bytes(cell))
+
+    def _needed_bytes(self, cell: ModelCell) -> float:
+        """Return roughly the bytes that timing a cell takes, from a count of one sample."""
+        size = (cell.layer_type, cell.seq_lengths, cell.num_layers)
+        if size not in self._counted:
+            one = replace(cell, batch=1, degree=1, checkpoint="none")
+            if cell.layer_type is None:
+                self._counted[size] = self._whole(one)
+            else:
+                self._counted[size] = self._layers(one)[cell.layer_type]
+        counted = self._counted[size]
+        per_sample = counted.activation_bytes + counted.peak_bytes
+        states = 2.0 * counted.parameter_bytes
+        if cell.layer_type is not None:
+            states += ADAM_BYTES * counted.num_parameters
+        return (states + cell.batch * per_sample) / cell.degree
+
     def _memory(self, cell: ModelCell) -> ModelMeasurement:
         if cell.layer_type is not None:
             found = self._layers(cell)[cell.layer_type]
@@ -89,10 +115,49 @@ class ModuleMeasurer(Measurer):
             kind=cell.kind,
             checkpoint=cell.checkpoint,
         )
-        return found.measurement(key=cell.key, layer_type=cell.layer_type)
+        measurement = found.measurement(key=cell.key, layer_type=cell.layer_type)
+        if self.options.source == "device":
+            try:
+                self._add_device_memory(cell, measurement)
+            except (AutoparError, RuntimeError, MemoryError) as error:
+                # the exact figures stand for themselves
+                measurement.notes.append(f"not measured on the device: {first_line(error)}")
+        return measurement
+
+    def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
+        """Put what the device's allocator says beside the exact figures, where it tells them."""
+        if cell.part == "first":
+            return  # what it keeps are tokens, which no forward of its own tells
+        if cell.layer_type is not None:
+            figures = self._on_device(cell, cell.layer_type)
+        else:
+            layers = range(len(self._source.sizes.layers))
+            figures = self._on_device(cell, None)
+            kept = sum(self._on_device(cell, kind)["device_activation"] for kind in layers)
+            figures["device_activation"] -= kept * self._source.num_typical
+        measurement.bytes.update(figures)
+        said = explain_difference(measurement.bytes["activation"], figures["device_activation"])
+        if said is not None:
+            measurement.notes.append(said)
+
+    def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
+        """Return the device's figures of a layer type, or of a model with few layers."""
+        made: dict[str, Any] = {"inputs": ()}
+
+        def build() -> nn.Module:
+            built = self._built(cell, self.device)
+            if kind is None:
+                return _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
+            seq = max(cell.seq_lengths)
+            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
+            made["inputs"] = layer.inputs
+            return _Recomputed(layer.module) if cell.checkpoint == "full" else layer.module
+
+        return device_memory(build, lambda: made["inputs"], self.device)
 
     def _outer(self, cell: ModelCell) -> ExactMemory:
-        layers, whole = self._layers(cell), self._whole(cell)
+        # what an untypical first layer has beyond the others counts as not of the layers
+        layers, whole = self._layers(cell) * self._source.num_typical, self._whole(cell)
         parameters = whole.num_parameters - sum(layer.num_parameters for layer in layers)
         kept = max(0, whole.activation_bytes - sum(layer.activation_bytes for layer in layers))
         found = replace(
@@ -105,17 +170,24 @@ class ModuleMeasurer(Measurer):
             return found
         share, notes = self._embedding_parameters, (_SPLIT,)
         element = max(1, found.parameter_bytes // max(1, parameters))
+        tokens = cell.batch * sum(cell.seq_lengths) * _TOKEN_BYTES
         if cell.part == "first":
             return replace(
                 found,
                 num_parameters=share,
                 parameter_bytes=share * element,
-                activation_bytes=cell.batch * sum(cell.seq_lengths) * _TOKEN_BYTES,
+                activation_bytes=tokens,
                 peak_bytes=0,
                 notes=notes,
             )
         rest = parameters - share + self._tied_parameters
-        return replace(found, num_parameters=rest, parameter_bytes=rest * element, notes=notes)
+        return replace(
+            found,
+            num_parameters=rest,
+            parameter_bytes=rest * element,
+            activation_bytes=max(0, kept - tokens),
+            notes=notes,
+        )
 
     def _layers(self, cell: ModelCell) -> list[ExactMemory]:
         """Return the memory of one layer of each type."""
@@ -125,7 +197,7 @@ class ModuleMeasurer(Measurer):
             for one in self._source.layer_calls(
                 built, cell.batch, max(cell.seq_lengths), degree=cell.degree
             ):
-                counted = count_memory(one.module, one.inputs)
+                counted = count_memory(one.module, one.inputs, shared=one.shared)
                 if cell.checkpoint == "full":  # the input stays, the rest is made once more
                     kept = one.inputs[0].nbytes
                     more = counted.activation_bytes - kept
@@ -136,19 +208,24 @@ class ModuleMeasurer(Measurer):
         return found
 
     def _whole(self, cell: ModelCell) -> ExactMemory:
-        """Return the memory of a model with one layer of each type."""
+        """Return the memory of a model with as few layers of each type as are typical."""
         with self._mode():
             built = self._built(cell)
             self._split(built)
             whole = _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
             return count_memory(whole, ())
 
-    def _built(self, cell: ModelCell) -> Built:
-        return self._source.build(1, seq_length=max(cell.seq_lengths), dtype=self.options.dtype)
+    def _built(self, cell: ModelCell, device: torch.device | str = "cpu") -> Built:
+        return self._source.build(
+            max(cell.num_layers or (self._source.num_typical,)),
+            seq_length=max(cell.seq_lengths),
+            dtype=self.options.dtype,
+            device=device,
+        )
 
     def _mode(self) -> AbstractContextManager[Any]:
         # shapes that depend on values need values
-        return FakeTensorMode() if self._source.fakeable else nullcontext()
+        return fake_tensors() if self._source.fakeable else nullcontext()
 
     def _split(self, built: Built) -> None:
         """Remember how many parameters embeddings have, and how many of them the head shares."""
@@ -166,6 +243,18 @@ class ModuleMeasurer(Measurer):
         }
         self._embedding_parameters = sum(tables.values())
         self._tied_parameters = sum(count for one, count in tables.items() if one in heads)
+
+
+class _Recomputed(nn.Module):
+    """A layer that keeps its inputs alone and runs again in its backward."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Return the layer's output."""
+        return checkpoint(self.layer, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class _Whole(nn.Module):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.fakes import made_here, needs_values
+from profiler.hardware.session import available_bytes
+from profiler.model.fakes import fake_tensors, made_here, needs_values
 from profiler.model.modules import (
     Built,
     LayerCall,
@@ -25,6 +26,7 @@ from profiler.model.modules import (
     find_layers,
     first_line,
     main_output,
+    typical_layer,
 )
 from profiler.model.planned import parallelized
 from profiler.model.sources import Factory, ModelSource
@@ -50,7 +52,10 @@ class ModuleSource(ModelSource):
     known: ModelSpec
     plan: Mapping[str, Any] | None = None
     fakeable: bool = True
-    """Whether memory can be counted without a device; not where shapes depend on values."""
+    """Whether tensors without contents do to count memory; not where shapes depend on values."""
+    num_typical: int = 1
+    """Layers of a type that must be made for the last of them to be like most: 2 where the first
+    one has what others do not, such as a table that all share."""
     assumed: tuple[str, ...] = ()
 
     @property
@@ -99,7 +104,7 @@ class ModuleSource(ModelSource):
     def layer_calls(
         self, built: Built, batch: int, seq_length: int, *, degree: int = 1
     ) -> list[LayerCall]:
-        """Return one layer of every type, with the arguments that the model gives it.
+        """Return the typical layer of every type, with the arguments that the model gives it.
 
         degree : laid out by `parallelize_plan` as a rank of so many holds it, changing `built`.
         """
@@ -125,21 +130,13 @@ def module_source(
 
     text : what messages call it. label : its name. Raises InputError, one sentence.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
     assumed = []
-    fakeable = True
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            made, built, widths = _try(factory, text, num_layers, max(lengths), dtype)
-    except needs_values() as error:
-        fakeable = False
-        assumed.append(
-            f"{text}: memory cannot be counted without a device, its shapes depend on values "
-            f"({first_line(error)})"
-        )
-        made, built, widths = _try(factory, text, num_layers, min(lengths), dtype)
+    made, built, widths, flaw = _tried(factory, text, num_layers, lengths, dtype)
+    if flaw is not None:
+        assumed.append(f"{text}: memory is counted with contents, and takes that memory: {flaw}")
+    assumed += _frozen(built, text)
+    typical = all(typical_layer(of_type) is of_type[0] for of_type in built.layers)
     owners = (made, built.module, getattr(built.module, "config", None))
     heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
     if heads is None:
@@ -167,16 +164,41 @@ def module_source(
         factory=factory,
         known=ModelSpec(name=label, layers=tuple(layers)),
         plan=plan,
-        fakeable=fakeable,
+        fakeable=flaw is None,
+        num_typical=1 if typical else 2,
         assumed=tuple(assumed),
     )
 
 
-def _try(
-    factory: Factory, text: str, num_layers: int, seq_length: int, dtype: str
-) -> tuple[Any, Built, list[int]]:
-    """Return what the factory made and the width of its layer types, after one forward of each."""
-    made, built = _make(factory, text, num_layers, seq_length, dtype, "cpu")
+def _tried(
+    factory: Factory, text: str, num_layers: int, lengths: Sequence[int], dtype: str
+) -> tuple[Any, Built, list[int], str | None]:
+    """Return what the factory made, the model in it, the width of its layer types, and why not.
+
+    The last is a phrase on why tensors without contents do not do for it, None where they do.
+    """
+    made = built = None
+    try:
+        with fake_tensors():
+            made, built = _make(factory, text, num_layers, max(lengths), dtype, "cpu")
+            return made, built, _run_once(built, max(lengths), text), None
+    except needs_values() as error:
+        flaw = f"its shapes depend on values ({first_line(error)})"
+    except InputError as error:
+        # shapes of an operator may be unknown to torch, and its values not
+        if built is None or not isinstance(error.__cause__, RuntimeError):
+            raise
+        flaw = f"it does not run on tensors without contents ({first_line(error.__cause__)})"
+        if not _fits(built):
+            raise
+    if built is not None and not _fits(built):
+        raise InputError(f"{text}: {flaw}, and with contents it does not fit into memory here")
+    made, built = _make(factory, text, num_layers, min(lengths), dtype, "cpu")
+    return made, built, _run_once(built, min(lengths), text), flaw
+
+
+def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
+    """Return the width of the model's layer types, after one forward of each and of the whole."""
     check_positions(built.module, seq_length, text)
     widths = []
     for layer in capture_layers(built, 1, seq_length, text):
@@ -186,7 +208,24 @@ def _try(
     data = built.make_batch(1, seq_length)
     output = blamed(f"{text}: the forward", lambda: call(built.module, data))
     main_output(output, f"{text}: the module {type(built.module).__name__}")
-    return made, built, widths
+    return widths
+
+
+def _fits(built: Built) -> bool:
+    """Return whether the parameters of a model, twice, are less than the memory that is free."""
+    needed: float = 2.0 * sum(p.nbytes for p in built.module.parameters())
+    return needed < available_bytes()
+
+
+def _frozen(built: Built, text: str) -> list[str]:
+    """Return a warning where layers have parameters that are not trained."""
+    every = [p for of_type in built.layers for p in typical_layer(of_type).parameters()]
+    share = sum(p.numel() for p in every if not p.requires_grad) / sum(p.numel() for p in every)
+    said = (
+        f"{text}: {100 * share:.0f} % of a layer's parameters need no gradient; times and "
+        "activations are of that, and parameter_size counts them as if trained"
+    )
+    return [said] if share else []
 
 
 def _make(
@@ -231,6 +270,11 @@ def _make(
                 f"{text}: the factory was asked for {num_layers} layers and made "
                 f"{len(of_type)} of {type(of_type[0]).__name__}; let num_layers decide"
             )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError(
+            f"{text}: {type(module).__name__} has no parameter that needs a gradient, so that "
+            "there is no training to measure; let requires_grad be true for some"
+        )
     _check_dtype(layers, element, text)
     check_weights(module, text)
     return made, Built(module, _batches(own_batch, text, device, element), layers)

@@ -6,7 +6,7 @@ layer is measured with the arguments that the model itself gave it, captured fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.errors import AutoparError, InputError
@@ -27,6 +27,7 @@ __all__ = [
     "find_layers",
     "first_line",
     "main_output",
+    "typical_layer",
 ]
 
 
@@ -47,6 +48,8 @@ class LayerCall(NamedTuple):
     """The layer with all arguments but `inputs` bound to it; returns the hidden state alone."""
     inputs: tuple[torch.Tensor, ...]
     """Tensors that the backward passes through: the hidden state, encoder states."""
+    shared: tuple[torch.Tensor, ...] = ()
+    """What the layer gets beside its hidden state, and all layers share: positions, masks."""
 
 
 class _CapturedError(Exception):
@@ -72,7 +75,7 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
             raise
         if isinstance(error, needs_values()) or "out of memory" in str(error).lower():
             raise
-        raise InputError(f"{what} raised {first_line(error)}") from None
+        raise InputError(f"{what} raised {first_line(error)}") from error
 
 
 def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
@@ -166,23 +169,23 @@ def check_positions(module: nn.Module, seq_length: int, where: str) -> None:
 
 
 def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> list[LayerCall]:
-    """Return the first layer of every type as one forward of the model calls it.
+    """Return the typical layer of every type as one forward of the model calls it.
 
     The forward ends once all are known, so that the head costs nothing. Raises InputError where
     a layer is never called, or gets or returns no hidden state.
     """
     import torch
 
-    firsts = [layers[0] for layers in built.layers]
+    chosen = [typical_layer(layers) for layers in built.layers]
     found: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kind = next(k for k, first in enumerate(firsts) if first is module)
+        kind = next(k for k, one in enumerate(chosen) if one is module)
         found.setdefault(kind, (args, kwargs))
-        if len(found) == len(firsts):
+        if len(found) == len(chosen):
             raise _CapturedError
 
-    hooks = [first.register_forward_pre_hook(keep, with_kwargs=True) for first in firsts]
+    hooks = [one.register_forward_pre_hook(keep, with_kwargs=True) for one in chosen]
     data = built.make_batch(batch, seq_length)
     try:
         with torch.enable_grad():
@@ -193,14 +196,26 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
         for hook in hooks:
             hook.remove()
     calls = []
-    for kind, first in enumerate(firsts):
-        name = f"{where}: layer {type(first).__name__}"
+    for kind, one in enumerate(chosen):
+        name = f"{where}: layer {type(one).__name__}"
         if kind not in found:
             raise InputError(
                 f"{name} is not called by the model's forward; name the layers that are in .layers"
             )
-        calls.append(_bound(first, *found[kind], name))
+        calls.append(_bound(one, *found[kind], name))
     return calls
+
+
+def typical_layer(layers: Sequence[nn.Module]) -> nn.Module:
+    """Return the first of the layers, the last where the first has other parameters.
+
+    A first layer may hold what all of them use, such as the table of T5's relative positions.
+    """
+    shapes = [
+        [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
+        for layer in (layers[0], layers[-1])
+    ]
+    return layers[0] if shapes[0] == shapes[1] else layers[-1]
 
 
 def _bound(
@@ -209,6 +224,7 @@ def _bound(
     """Return the layer with its arguments bound but those that a backward passes through."""
     import torch
     from torch import nn
+    from torch.utils._pytree import tree_leaves
 
     values: dict[int | str, Any] = dict(enumerate(args))
     values.update(kwargs)
@@ -244,7 +260,10 @@ def _bound(
                 )
             return output
 
-    return LayerCall(Call(), tuple(floating[key].detach() for key in free))
+    # in the middle of a model gradients go on to the layer before
+    inputs = tuple(floating[key].detach().requires_grad_() for key in free)
+    shared = (*inputs[1:], *(x for x in tree_leaves(fixed) if isinstance(x, torch.Tensor)))
+    return LayerCall(Call(), inputs, shared)
 
 
 def _detached(value: Any) -> Any:

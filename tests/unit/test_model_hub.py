@@ -15,8 +15,12 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 from torch import nn  # noqa: E402
 
 from profiler.measure import Policy  # noqa: E402
+from profiler.model.cells import plan_cells  # noqa: E402
 from profiler.model.hub import hub_factory  # noqa: E402
+from profiler.model.measuring import SpecMeasurer  # noqa: E402
+from profiler.model.module_measuring import ModuleMeasurer  # noqa: E402
 from profiler.model.module_source import module_source  # noqa: E402
+from profiler.model.parse import build_options  # noqa: E402
 from profiler.model.sources import load_source  # noqa: E402
 from profiler.model.timing import time_module  # noqa: E402
 from tests.unit.own_modules import Layer  # noqa: E402
@@ -167,13 +171,92 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
     assert isinstance(caught.value, AutoparError)
 
 
-def test_a_real_configuration_of_transformers(tmp_path):
-    """With the library at hand, a small GPT-2 of it is measured from a local file."""
+def tiny(family, **more):
+    """Return what a configuration of so many heads, layers and tokens says in its family."""
+    values = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "intermediate_size": 176,
+        "max_position_embeddings": 64,
+    }
+    own = {
+        "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 64},
+        "t5": {"d_model": 64, "num_layers": 3, "num_heads": 8, "d_kv": 8, "d_ff": 256},
+    }
+    if family in ("llama", "mistral", "mixtral", "qwen2"):
+        values["num_key_value_heads"] = 4
+    return {**own.get(family, values), "model_type": family, "vocab_size": 512, **more}
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "factor"),
+    [
+        # what theirs keeps beside ours: norms in steps (wide copies), GELU in steps
+        ("llama", {}, (1.2, 1.4)),
+        ("mistral", {}, (1.2, 1.4)),
+        ("qwen2", {}, (1.2, 1.4)),
+        ("gpt2", {"bos_token_id": 0, "eos_token_id": 0}, (1.6, 1.9)),
+        ("gpt_neox", {}, (0.99, 1.2)),
+        ("t5", {"pad_token_id": 0}, (1.1, 2.4)),
+        ("bert", {}, (0.99, 1.0)),
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, (1.0, 1.3)),
+    ],
+)
+def test_layers_of_transformers_are_those_of_the_reference(family, more, factor, tmp_path):
+    """The same configuration, read by us and by the library: the same parameters everywhere."""
     pytest.importorskip("transformers", reason="needs the extra hf")
-    values = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **values}))
+    (tmp_path / "config.json").write_text(json.dumps(tiny(family, **more)), encoding="utf-8")
+    options = {"dtype": "bf16", "source": "exact", "tp": "1", "seq": "32"}
+    found = {}
+    for kind, name in (("theirs", f"hf:{tmp_path}"), ("ours", f"{tmp_path}/config.json")):
+        asked = build_options(model=name, **options)
+        source = load_source(name, seq_lengths=[32])
+        degrees = None if kind == "ours" else source.degrees
+        cells = plan_cells(source.sizes, asked, own_degrees=degrees)
+        measurer = (
+            SpecMeasurer(source.spec, asked, CPU)
+            if kind == "ours"
+            else ModuleMeasurer(source, asked, CPU)
+        )
+        chosen = [c for c in cells if c.part != "first" and c.checkpoint != "selective"]
+        found[kind] = {cell.key: measurer.measure(cell) for cell in chosen}
+    assert found["theirs"].keys() == found["ours"].keys()
+    for key, theirs in found["theirs"].items():
+        ours = found["ours"][key]
+        assert theirs.status == "ok", theirs.reason
+        if "_last_" not in key or family != "t5":  # biases by position: whose stage is a choice
+            assert theirs.num_parameters == ours.num_parameters, key
+        if "layertype" in key:
+            ratio = theirs.bytes["activation"] / ours.bytes["activation"]
+            low, high = factor if "full" not in key else (1.0, 1.0)
+            assert low <= ratio <= high, (key, ratio)
+
+
+@pytest.mark.parametrize("family", ["t5", "mixtral", "bert"])
+def test_layers_of_transformers_are_timed(family, tmp_path):
+    """Forward and backward run on this machine, two stacks and experts among them."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    (tmp_path / "config.json").write_text(json.dumps(tiny(family)), encoding="utf-8")
     source = load_source(f"hf:{tmp_path}", seq_lengths=[32], dtype="fp32")
-    assert (source.hidden_size, source.num_heads) == (64, 4)
-    built = source.build(3, dtype="fp32")
-    (layer,) = source.layer_calls(built, 2, 32)
-    assert time_module(layer.module, lambda: layer.inputs, QUICK, CPU).reason is None
+    built = source.build(source.num_typical, dtype="fp32")
+    calls = source.layer_calls(built, 2, 32)
+    assert len(calls) == (2 if family == "t5" else 1)
+    for layer in calls:
+        timed = time_module(layer.module, lambda layer=layer: layer.inputs, QUICK, CPU)
+        assert timed.reason is None
+        assert set(timed.samples_s) >= {"forward", "backward"}
+
+
+def test_what_transformers_refuses_is_one_sentence(tmp_path):
+    """A position beyond the table, and a family that the library does not know."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    (tmp_path / "config.json").write_text(json.dumps(tiny("gpt2")), encoding="utf-8")
+    with pytest.raises(InputError, match=r"65 tokens are more than the 64 rows of .*wpe"):
+        load_source(f"hf:{tmp_path}", seq_lengths=[65])
+    (tmp_path / "config.json").write_text('{"model_type": "wat"}', encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_source(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="no configuration 'no/such-model' on this machine"):
+        load_source("hf:no/such-model")

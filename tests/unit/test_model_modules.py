@@ -15,8 +15,12 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
 
+from profiler.model.cells import plan_cells  # noqa: E402
 from profiler.model.counting import count_memory  # noqa: E402
+from profiler.model.fakes import fake_tensors  # noqa: E402
+from profiler.model.module_measuring import ModuleMeasurer  # noqa: E402
 from profiler.model.modules import find_layers  # noqa: E402
+from profiler.model.parse import build_options  # noqa: E402
 from tests.unit.own_modules import Layer, Model, model_of, source_of  # noqa: E402
 
 
@@ -176,7 +180,7 @@ def test_experts_inside_layers_are_not_the_layers():
 
 
 def test_shapes_that_depend_on_values_are_tried_in_earnest():
-    """A module that asks for values is measured on a device alone, and the source says so."""
+    """A module that asks for values is measured with values alone, and the source says so."""
 
     class Sorting(Layer):
         def forward(self, x, scale=None):
@@ -190,7 +194,8 @@ def test_shapes_that_depend_on_values_are_tried_in_earnest():
 
     source = source_of(factory)
     assert not source.fakeable
-    assert any("memory cannot be counted without a device" in text for text in source.warnings)
+    (said,) = (text for text in source.warnings if "contents" in text)
+    assert "memory is counted with contents, and takes that memory: its shapes depend" in said
     assert len(source.build(2).layers[0]) == 2
 
 
@@ -258,10 +263,10 @@ def test_a_plan_lays_a_layer_out_as_a_rank_holds_it():
             with FakeTensorMode():
                 built = source.build(2, dtype="fp32")
                 (layer,) = source.layer_calls(built, 2, 8, degree=degree)
-                counted = count_memory(layer.module, layer.inputs)
+                counted = count_memory(layer.module, layer.inputs, shared=layer.shared)
             assert counted.num_parameters == (8 * 16 + 16 + 16 * 8) // degree + 8
-            # the input is 8 wide, the output of relu 16 and divided; the scale is one number
-            assert counted.activation_bytes == 4 * (2 * 8 * (8 + 16 // degree) + 1)
+            # the input is 8 wide, the output of relu 16 and divided; the scale is the model's
+            assert counted.activation_bytes == 4 * 2 * 8 * (8 + 16 // degree)
         bad = {"up": "sideways"}
         broken = source_of(stated(lambda m: [list(m.blocks)], parallelize_plan=bad))
         built = broken.build(2)
@@ -270,3 +275,89 @@ def test_a_plan_lays_a_layer_out_as_a_rank_holds_it():
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def test_a_layer_keeps_what_the_gradient_of_its_input_needs():
+    """In the middle of a model gradients go on; what all layers share is not a layer's own."""
+
+    class Squared(Layer):
+        def forward(self, x, scale=None):
+            return self.down(self.up(x * x)) * scale
+
+    def factory(num_layers, seq_length, dtype):
+        model = Model(0)
+        model.blocks = nn.ModuleList(Squared() for _ in range(num_layers))
+        return model
+
+    source = source_of(factory)
+    with fake_tensors():
+        (layer,) = source.layer_calls(source.build(1, dtype="fp32"), 2, 8)
+        counted = count_memory(layer.module, layer.inputs, shared=layer.shared)
+    assert layer.inputs[0].requires_grad
+    # x and x * x, 8 wide each, and the 16 in between
+    assert counted.activation_bytes == 4 * 2 * 8 * (8 + 8 + 16)
+
+
+def test_a_table_in_the_first_layer_is_not_of_the_others():
+    """Where a first layer holds what all use, one of the others is measured."""
+
+    class Holding(Layer):
+        def __init__(self, first):
+            super().__init__()
+            if first:
+                self.table = nn.Embedding(4, 8)
+
+        def forward(self, x, scale=None):
+            return super().forward(x + self.table.weight[0] if hasattr(self, "table") else x)
+
+    def factory(num_layers, seq_length, dtype):
+        model = Model(0)
+        model.blocks = nn.ModuleList(Holding(k == 0) for k in range(num_layers))
+        return model
+
+    options = build_options(model="py:x", dtype="fp32", source="exact", seq="8")
+    source = source_of(factory, dtype="fp32")
+    measurer = ModuleMeasurer(source, options, torch.device("cpu"))
+    cells = {c.key: c for c in plan_cells(source.sizes, options, own_degrees=source.degrees)}
+    found = {key: measurer.measure(cell).num_parameters for key, cell in cells.items()}
+    of_layer = 8 * 16 + 16 + 16 * 8 + 8
+    assert found["memory_layertype_0_bsz1_seq8"] == of_layer
+    assert found["memory_other_only_bsz8_seq8"] == 32 * 8 + 4 * 8
+
+
+def test_an_operator_without_known_shapes_is_run_in_earnest():
+    """Where tensors without contents fail and real ones do not, real ones are used."""
+
+    class Printing(Layer):
+        def forward(self, x, scale=None):
+            x.numpy(force=True)  # of a tensor without contents: a RuntimeError
+            return super().forward(x)
+
+    def factory(num_layers, seq_length, dtype):
+        model = Model(0)
+        model.blocks = nn.ModuleList(Printing() for _ in range(num_layers))
+        return model
+
+    source = source_of(factory, dtype="fp32")
+    assert not source.fakeable
+    assert "does not run on tensors without contents (RuntimeError" in source.warnings[0]
+
+
+def test_what_no_training_changes_is_said():
+    """A model without a gradient is refused; layers with some frozen weights are warned of."""
+
+    def factory(frozen):
+        def make(num_layers, seq_length, dtype):
+            model = Model(num_layers)
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad = not frozen(name)
+            return model
+
+        return make
+
+    with pytest.raises(InputError, match="Model has no parameter that needs a gradient"):
+        source_of(factory(lambda name: True))
+    source = source_of(factory(lambda name: ".up." in name))
+    assert any("51 % of a layer's parameters need no gradient" in w for w in source.warnings)
+    built = source.build(2)
+    assert not built.layers[0][0].up.weight.requires_grad
