@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from autopar.model_measurements import ModelMeasurement, Part, TensorKind
 from profiler.model.sharding import Checkpoint
 
-__all__ = ["ExactMemory", "count_memory"]
+__all__ = ["End", "ExactMemory", "count_memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def count_memory(
 
     with tracker:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            end = _End.apply(module(*inputs))
+            end = End.apply(module(*inputs))
         activation = sum(tracker.alive_bytes(number) for number in saved)
         end.backward(torch.empty_like(end))
     for parameter in parameters:
@@ -126,16 +126,18 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-class _End(torch.autograd.Function):
+class End(torch.autograd.Function):
     """Takes an output, lets go of it, and has a gradient for it, as the next layer would."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor, whose backward makes a gradient for `out`."""
         ctx.like = (out.shape, out.dtype, out.device)
         return out.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        """Return ones in the shape of the output."""
         shape, dtype, device = ctx.like
         return torch.ones(shape, dtype=dtype, device=device)
 

@@ -168,6 +168,16 @@ class SpecMeasurer(Measurer):
         )
 
     def _memory(self, cell: ModelCell) -> ModelMeasurement:
+        measurement = self._counted(cell)
+        if self.options.source == "device":
+            try:
+                self._add_device_memory(cell, measurement)
+            except (RuntimeError, MemoryError) as error:  # the exact figures stand for themselves
+                measurement.notes.append(f"not measured on the device: {_reason(error)}")
+        return measurement
+
+    def _counted(self, cell: ModelCell) -> ModelMeasurement:
+        """Return the exact figures of a memory cell."""
         from profiler.model.exact import layer_memory, outer_memory
 
         dtype = self.options.dtype
@@ -192,46 +202,21 @@ class SpecMeasurer(Measurer):
                 batch=cell.batch,
                 dtype=dtype,
             )
-        measurement = found.measurement(key=cell.key, layer_type=cell.layer_type)
-        if self.options.source == "device":
-            try:
-                self._add_device_memory(cell, measurement)
-            except (RuntimeError, MemoryError) as error:  # the exact figures stand for themselves
-                measurement.notes.append(f"not measured on the device: {_reason(error)}")
-        return measurement
+        return found.measurement(key=cell.key, layer_type=cell.layer_type)
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
         """Put what the device's allocator says beside the exact figures."""
-        from profiler.model.blocks import build_layer, layer_inputs
-        from profiler.model.device_memory import device_memory, explain_difference
-        from profiler.model.local_group import timed_group
-        from profiler.model.outer import build_outer, outer_inputs
-        from profiler.model.timing import torch_dtype
+        from profiler.model.device_memory import allocated_by, explain_difference, figures_of
+        from profiler.model.parts import cell_part
 
-        on: dict[str, Any] = {"dtype": torch_dtype(self.options.dtype), "device": self.device}
-        group = timed_group(cell.degree)
-        if cell.part == "layer":
-            layer = self._layer(cell)
-            more: dict[str, Any] = {
-                "batch": cell.batch,
-                "encoder_seq_length": cell.encoder_seq_length,
-            }
-            figures = device_memory(
-                lambda: build_layer(layer, cell.sharding, group=group, **on),
-                lambda: layer_inputs(layer, cell.sharding, **more, **on),
-                self.device,
-            )
-        else:
-            spec, part = with_seq_lengths(self.spec, cell.seq_lengths), cell.part
-            how: dict[str, Any] = {"degree": cell.degree, "kind": cell.kind, **on}
-            figures = device_memory(
-                lambda: build_outer(spec, part, group=group, **how),
-                lambda: outer_inputs(spec, part, batch=cell.batch, **how),
-                self.device,
-                shared=len(spec.layers) + 1,
-            )
-        measurement.bytes.update(figures)
-        said = explain_difference(measurement.bytes["activation"], figures["device_activation"])
+        part = cell_part(
+            self.spec, cell, unit=self.options.unit, dtype=self.options.dtype, device=self.device
+        )
+        found = allocated_by(part.build, part.make_inputs, self.device, shared=part.num_own)
+        measurement.bytes.update(figures_of(found))
+        said = explain_difference(
+            measurement.bytes["activation"], found.kept_bytes, found.requested_bytes
+        )
         if said is not None:
             measurement.notes.append(said)
 
