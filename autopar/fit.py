@@ -19,6 +19,7 @@ __all__ = [
     "LatencyBandwidth",
     "latency_bandwidth_fit",
     "nonnegative_fit",
+    "nonnegative_fits",
     "relative_weights",
     "rising_fit",
 ]
@@ -98,12 +99,11 @@ def rising_fit(times_s: F64) -> F64:
 def relative_weights(target: F64) -> F64:
     """Return weights 1/target, so that every measurement counts by its relative error.
 
-    target : (n,) non-negative; values below a thousandth of the largest are weighted as that.
+    target : (..., n) non-negative; values below a thousandth of the largest are weighted as that.
     """
-    scale = float(target.max(initial=0.0))
-    if scale <= 0.0:
-        return np.ones_like(target)
-    weights: F64 = 1.0 / np.maximum(target, 1e-3 * scale)
+    scale = target.max(axis=-1, initial=0.0, keepdims=True)
+    floor = np.where(scale > 0.0, 1e-3 * scale, 1.0)
+    weights: F64 = 1.0 / np.maximum(target, floor)
     return weights
 
 
@@ -135,5 +135,41 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
                 best_residual = residual
                 best = np.zeros(num_unknowns)
                 best[list(active)] = solution
+    fitted: F64 = best / scale
+    return fitted
+
+
+def nonnegative_fits(design: F64, targets: F64) -> F64:
+    """Return the relatively weighted `nonnegative_fit` of every row of targets, shape (r, k).
+
+    design : (n, k) with k <= 3; targets : (r, n). All rows are solved at once.
+    """
+    num_unknowns = design.shape[1]
+    assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
+    weights = relative_weights(targets)
+    matrix = design * weights[:, :, None]
+    goal = targets * weights
+    scale = np.sqrt((matrix * matrix).sum(axis=1))
+    scale[scale == 0.0] = 1.0
+    matrix = matrix / scale[:, None, :]
+    best = np.zeros((len(targets), num_unknowns))
+    best_residual = (goal * goal).sum(axis=1)
+    for count in range(1, num_unknowns + 1):
+        for active in combinations(range(num_unknowns), count):
+            columns = matrix[:, :, active]
+            usable = np.linalg.matrix_rank(columns) == count
+            if not usable.any():
+                continue
+            solution = np.zeros((len(targets), count))
+            orthogonal, upper = np.linalg.qr(columns[usable])
+            projected = orthogonal.transpose(0, 2, 1) @ goal[usable, :, None]
+            solution[usable] = np.linalg.solve(upper, projected)[:, :, 0]
+            error = (columns @ solution[:, :, None])[:, :, 0] - goal
+            residual = (error * error).sum(axis=1)
+            better = usable & (solution >= 0.0).all(axis=1)
+            better &= residual < best_residual * (1.0 - 1e-12)
+            best_residual[better] = residual[better]
+            best[better] = 0.0
+            best[np.ix_(better, active)] = solution[better]
     fitted: F64 = best / scale
     return fitted

@@ -19,6 +19,7 @@ __all__ = [
     "CurveData",
     "Measurement",
     "Seconds",
+    "SecondsOrZero",
     "Straggler",
 ]
 
@@ -49,7 +50,7 @@ BytesOrZero = Annotated[
 Seconds = Annotated[
     float, Quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
 ]
-_SecondsOrZero = Annotated[
+SecondsOrZero = Annotated[
     float,
     Quantity(
         what="a time",
@@ -82,9 +83,9 @@ class CurveData(StrictObject):
     """5th percentile of the samples."""
     high_s: list[Seconds] | None = None
     """95th percentile of the samples."""
-    latency_s: _SecondsOrZero | None = None
+    latency_s: SecondsOrZero | None = None
     """Intercept of the fit time = latency + size * seconds_per_byte."""
-    seconds_per_byte: _SecondsOrZero | None = None
+    seconds_per_byte: SecondsOrZero | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -143,5 +144,5 @@ class Measurement(StrictObject):
     """True when the operation's result was compared with the expected one."""
     emulated: bool = False
     """True when one device played both sides, such as a copy in place of a message."""
-    elapsed_s: _SecondsOrZero = 0.0
+    elapsed_s: SecondsOrZero = 0.0
     """Wall time that the cell took, set-up and warm-up included."""

@@ -17,7 +17,7 @@ from autopar import __version__
 from autopar.errors import DocumentError
 from autopar.jsonio import load_object, shorten, write_json
 from autopar.measurements import Bytes, BytesOrZero, BytesPerSecond, CurveData, Measurement
-from autopar.model_measurements import LayerTimes, ModelMeasurement, OtherTimes
+from autopar.model_measurements import LayerTimes, ModelMeasurement, OtherTimes, TimeFit
 from autopar.patterns import Quantity, StrictObject, key_error, validate_document
 
 __all__ = [
@@ -102,6 +102,8 @@ class Sidecar(StrictObject):
     """Of a computation file: what was measured beside whole forwards."""
     other_times: list[OtherTimes] = Field(default_factory=list)
     """Of a computation file: embedding, head and loss, backward apart from forward."""
+    fits: list[TimeFit] = Field(default_factory=list)
+    """Of a computation file: formulas through these times, with residuals and intervals."""
     runs: list[Run] = Field(default_factory=list)
 
     @model_validator(mode="after")

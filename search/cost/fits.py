@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InputError
-from autopar.fit import nonnegative_fit, relative_weights
 from autopar.model import LayerMemory, LayerProfile, ModelProfile, OtherMemory
+from autopar.model_measurements import Form
+from autopar.time_fits import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
 from search.options import SearchOptions
 
 __all__ = [
@@ -29,9 +30,6 @@ __all__ = [
 
 F64 = NDArray[np.float64]
 _Note = Callable[[str], None]
-
-_BAD_FIT = 0.1
-"""A fit that is farther than this from one of its times is noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,24 +122,19 @@ def _fit(
             f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
             f"or use --time-profile-mode sequence"
         )
-    batch = np.array([b for b, _, _ in here], dtype=np.float64)
-    time_s = np.array([t for _, _, t in here], dtype=np.float64)
-    columns = [batch]
-    if mode == "batch":
-        if len(set(batch.tolist())) < 2:
-            raise InputError(
-                f"{name}: only batch size {int(batch[0])} was measured at sequence length "
-                f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
-                f"profile more batch sizes or use --time-profile-mode static"
-            )
-        columns = [np.ones_like(batch), batch]
-    cells = [(b, lengths) for b, lengths, _ in here]
-    fitted = _checked_fit(name, cells, columns, time_s, mode, note)
+    batches = {batch for batch, _, _ in here}
+    if mode == "batch" and len(batches) < 2:
+        raise InputError(
+            f"{name}: only batch size {here[0][0]} was measured at sequence length "
+            f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
+            f"profile more batch sizes or use --time-profile-mode static"
+        )
+    fitted = _checked_fit(name, here, mode, note, quadratic=quadratic)
     return ComputeFit(
-        launch_s=float(fitted[0]) if len(columns) == 2 else 0.0,
-        sample_s=float(fitted[-1]),
+        launch_s=fitted.launch_s,
+        sample_s=fitted.sample_s(sum(seq_lengths)),
         attention_s=None,
-        largest_batch=int(batch.max()),
+        largest_batch=max(batches),
     )
 
 
@@ -154,66 +147,50 @@ def _fit_sequence(
     *,
     quadratic: bool,
 ) -> ComputeFit:
-    length = float(sum(seq_lengths))
-    measured = np.array([sum(lengths) for _, lengths, _ in points], dtype=np.float64)
-    batch = np.array([b for b, _, _ in points], dtype=np.float64)
-    time_s = np.array([t for _, _, t in points], dtype=np.float64)
-    several_lengths = len(set(measured.tolist())) > 1
-    if not several_lengths and length != measured[0]:
+    length = sum(seq_lengths)
+    measured = {sum(lengths) for _, lengths, _ in points}
+    if len(measured) == 1 and length not in measured:
         raise InputError(
-            f"{name}: only sequence length {int(measured[0])} was measured, "
-            f"--time-profile-mode sequence needs at least two to price {int(length)}; profile more"
+            f"{name}: only sequence length {max(measured)} was measured, "
+            f"--time-profile-mode sequence needs at least two to price {length}; profile more"
         )
-    if length > 2.0 * measured.max():
+    if length > REACH * max(measured):
         if not options.extrapolate:
             raise InputError(
-                f"{name}: sequence length {int(length)} is more than twice the largest measured "
-                f"one ({int(measured.max())}); profile longer sequences or pass --extrapolate"
+                f"{name}: sequence length {length} is more than twice the largest measured "
+                f"one ({max(measured)}); profile longer sequences or pass --extrapolate"
             )
-        note(f"extrapolated: {name} to sequence length {int(length)}, beyond twice the measured")
-    launch = len(set(batch.tolist())) > 1
-    columns = [np.ones_like(batch)] if launch else []
-    if quadratic:
-        columns.append(batch * measured)
-        if several_lengths:
-            columns.append(batch * measured**2)
-        powers = (length, length**2)[: 1 + several_lengths]
-    else:
-        if several_lengths:
-            columns.append(batch)
-        columns.append(batch * measured)
-        powers = (1.0, length)[-1 - several_lengths :]
-    cells = [(b, lengths) for b, lengths, _ in points]
-    fitted = _checked_fit(name, cells, columns, time_s, "sequence", note)
-    terms = fitted[1:] if launch else fitted
-    parts = [float(x) * power for x, power in zip(terms, powers, strict=True)]
+        note(f"extrapolated: {name} to sequence length {length}, beyond twice the measured")
+    fitted = _checked_fit(name, points, "sequence", note, quadratic=quadratic)
+    squared = fitted.coefficient("s_per_token_squared")
     return ComputeFit(
-        launch_s=float(fitted[0]) if launch else 0.0,
-        sample_s=sum(parts),
-        attention_s=parts[1] if quadratic and several_lengths else None,
-        largest_batch=int(batch.max()),
+        launch_s=fitted.launch_s,
+        sample_s=fitted.sample_s(length),
+        attention_s=squared * length**2 if "s_per_token_squared" in fitted.terms else None,
+        largest_batch=max(batch for batch, _, _ in points),
     )
 
 
 def _checked_fit(
     name: str,
-    cells: Sequence[tuple[int, tuple[int, ...]]],
-    columns: Sequence[F64],
-    time_s: F64,
-    mode: str,
+    points: Sequence[tuple[int, tuple[int, ...], float]],
+    form: Form,
     note: _Note,
-) -> F64:
-    """Return the non-negative fit of cells (batch, lengths), and note one that is far off."""
-    design = np.stack(columns, axis=1)
-    fitted = nonnegative_fit(design, time_s)
-    error = (design @ fitted - time_s) * relative_weights(time_s)
-    worst = int(np.abs(error).argmax())
-    if abs(error[worst]) > _BAD_FIT:
-        batch, lengths = cells[worst]
-        remedy = "; --time-profile-mode batch knows a launch cost" if mode == "static" else ""
+    *,
+    quadratic: bool,
+) -> FittedTimes:
+    """Return the fit of (batch, lengths, seconds), and note one that is far off."""
+    batches = [batch for batch, _, _ in points]
+    tokens = [sum(lengths) for _, lengths, _ in points]
+    terms = terms_of(form, batches, tokens, quadratic=quadratic)
+    fitted = fit_times(batches, tokens, [time_s for _, _, time_s in points], terms)
+    error = float(fitted.errors[fitted.worst])
+    if abs(error) > BAD_FIT:
+        batch, lengths, _ = points[fitted.worst]
+        remedy = "; --time-profile-mode batch knows a launch cost" if form == "static" else ""
         note(
-            f"bad fit: {name} in mode {mode} is off by {error[worst] * 100:+.3g} % at batch "
-            f"{batch}, sequence length {_lengths(lengths)}, the worst of {len(cells)} times{remedy}"
+            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch {batch}, "
+            f"sequence length {_lengths(lengths)}, the worst of {len(points)} times{remedy}"
         )
     return fitted
 
