@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from autopar.commands import guarded, one_line
+from autopar.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from autopar.hardware_files import BandwidthUnit
@@ -25,7 +27,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def show(
     path: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of hardware files, or one of them.")
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of hardware or model files, or one of them."),
     ],
     diff: Annotated[
         Path | None,
@@ -56,40 +59,30 @@ def show(
 ) -> int:
     """Show the profiles in DIR: where they were measured, tables, curves, and what went wrong.
 
-    DIR holds hardware files of one or several shapes, with or without sidecars. Exit codes: 0
-    done; 1 --diff found regressions, --validate found something, or matplotlib is missing; 2 an
-    input is unusable or two profiles are not comparable.
+    DIR holds hardware files of one or several shapes, with or without sidecars; of models the
+    times that `profile-model` measured are shown, with their fits. Exit codes: 0 done; 1 --diff
+    found regressions, --validate found something, or matplotlib is missing; 2 an input is
+    unusable or two profiles are not comparable.
     """
-    # heavy imports stay out of --help
-    from autopar.errors import AutoparError, OptionError
-
-    try:
-        if diff is not None and validate:
-            raise OptionError("--diff and --validate are two questions; give one of them")
-        if plot is not None and (diff is not None or validate):
-            raise OptionError("--plot draws what is shown; leave --diff and --validate out")
-        if curves not in ("time", "bandwidth", "none"):
-            raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
-        if not 0.0 <= threshold < 10.0:
-            raise OptionError(
-                f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %"
-            )
-        if anyway and diff is None:
-            raise OptionError("--anyway belongs to --diff OTHER, which is not given")
-        unit = _unit(bandwidth_unit)
-        if diff is not None:
-            return _diff(path, diff, unit, threshold, anyway=anyway)
-        if validate:
-            return _validate(path, unit)
-        return _show(path, unit, plot, _quantity(curves))
-    except AutoparError as error:
-        _talk(str(error))
-        return error.exit_code
+    if diff is not None and validate:
+        raise OptionError("--diff and --validate are two questions; give one of them")
+    if plot is not None and (diff is not None or validate):
+        raise OptionError("--plot draws what is shown; leave --diff and --validate out")
+    if curves not in ("time", "bandwidth", "none"):
+        raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
+    if not 0.0 <= threshold < 10.0:
+        raise OptionError(f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %")
+    if anyway and diff is None:
+        raise OptionError("--anyway belongs to --diff OTHER, which is not given")
+    unit = _unit(bandwidth_unit)
+    if diff is not None:
+        return _diff(path, diff, unit, threshold, anyway=anyway)
+    if validate:
+        return _validate(path, unit)
+    return _show(path, unit, plot, _quantity(curves))
 
 
 def _unit(text: str | None) -> BandwidthUnit | None:
-    from autopar.errors import OptionError
-
     units: dict[str | None, BandwidthUnit | None] = {
         None: None,
         "GB/s": "GB/s",
@@ -102,8 +95,6 @@ def _unit(text: str | None) -> BandwidthUnit | None:
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
     """Refuse a unit that no file was read in, since every one says another itself."""
-    from autopar.errors import OptionError
-
     files = [file for f in folders for p in f.profiles for file in p.files]
     bandwidths = [file for file in files if file.kind in ("allreduce", "p2p")]
     if unit is None or not bandwidths or any(file.unit == unit for file in bandwidths):
@@ -119,17 +110,25 @@ def _quantity(text: str) -> Quantity | None:
     return "time" if text == "time" else "bandwidth" if text == "bandwidth" else None
 
 
-def _load(path: Path, unit: BandwidthUnit | None, *, strict: bool = True) -> Folder:
-    from autopar.errors import InputError
+def _load(
+    path: Path, unit: BandwidthUnit | None, *, strict: bool = True, models: bool = False
+) -> Folder:
+    """Return what a path holds.
+
+    models : whether files of models with measured times are wanted too.
+    """
     from profiler.show.load import load_folder
+    from profiler.show.models import has_fits
 
     folder = load_folder(path, unit)
-    if folder.model_files:
-        names = ", ".join(file.name for file in folder.model_files[:4])
-        if not folder.profiles:
+    others = [file for file in folder.model_files if not (models and has_fits(file))]
+    if others:
+        names = ", ".join(file.name for file in others[:4])
+        if not folder.profiles and len(others) == len(folder.model_files):
             raise InputError(
                 f"{path}: only profiles of models are here ({names}), and this command shows those "
-                "of hardware; name a folder that `torchrun -m profiler.hardware` wrote"
+                "of hardware, and of models the times that have a sidecar; name a folder that "
+                "`torchrun -m profiler.hardware` or `profile-model` wrote"
             )
         _talk(f"profiles of models are not shown: {names}")
     if strict and folder.problems:
@@ -144,24 +143,28 @@ def _show(
     path: Path, unit: BandwidthUnit | None, plot: Path | None, quantity: Quantity | None
 ) -> int:
     from profiler.show.frame import make_console
+    from profiler.show.models import has_fits, show_model
     from profiler.show.picture import check_suffix, save_picture
     from profiler.show.report import show_folder
 
     if plot is not None:
         check_suffix(plot)
-    folder = _load(path, unit)
+    folder = _load(path, unit, models=True)
     _check_unit(unit, folder)
     if plot is not None:
         save_picture(folder, plot)
         _talk(f"wrote {plot}")
-    show_folder(make_console(sys.stdout), folder, quantity)
+    console = make_console(sys.stdout)
+    show_folder(console, folder, quantity)
+    for file in folder.model_files:
+        if has_fits(file):
+            show_model(console, file)
     return 0
 
 
 def _diff(
     path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
 ) -> int:
-    from autopar.errors import InputError
     from profiler.show.compare import circumstances, compare, obstacles, pairs
     from profiler.show.frame import make_console
     from profiler.show.report import show_comparison
@@ -221,25 +224,14 @@ def _validate(path: Path, unit: BandwidthUnit | None) -> int:
 
 
 def _talk(text: str) -> None:
-    typer.echo(f"{_COMMAND}: {' '.join(text.split())}", err=True)
+    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    try:
-        code = app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # the reader left (`| head`); the interpreter must not complain while it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if not callable(message):  # only typer's own usage errors are for the user
-            raise
-        _talk(str(message()).rstrip(".") + "; see --help")
-        return 2
-    return code if isinstance(code, int) else 0
+    return guarded(
+        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
+    )
 
 
 def main() -> None:

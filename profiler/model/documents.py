@@ -21,7 +21,13 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.model_measurements import LayerTimes, ModelMeasurement, TensorKind
+from autopar.model_measurements import (
+    LayerTimes,
+    ModelMeasurement,
+    OtherTimes,
+    TensorKind,
+    TimeFit,
+)
 from autopar.stats import summarize
 from autopar.units import MS
 from profiler.model.checks import (
@@ -33,6 +39,7 @@ from profiler.model.checks import (
     missing_cells,
     unsteady_times,
 )
+from profiler.model.fits import bad_fits, fit_cells
 from profiler.model.options import Mode
 from profiler.model.sizes import seqs_text
 
@@ -55,6 +62,8 @@ class ModelDocument:
     data: Mapping[str, Any]
     """Documented keys; empty when no cell gave one."""
     layer_times: list[LayerTimes] = field(default_factory=list)
+    other_times: list[OtherTimes] = field(default_factory=list)
+    fits: list[TimeFit] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -79,10 +88,12 @@ def derive_computation(
         for p in points
     }
     others = {(tuple(m.seq_lengths), m.batch): forward_s(m) for m in plain if m.part != "layer"}
+    rests: dict[tuple[tuple[int, ...], int], float] = {}
     for m in stacks:  # of a module of somebody's own, which does not say what its rest is
-        rest = _rest(m, alone)
-        if rest is not None:
-            others.setdefault((tuple(m.seq_lengths), m.batch), rest)
+        rest, size = _rest(m, alone), (tuple(m.seq_lengths), m.batch)
+        if rest is not None and size not in others:
+            rests.setdefault(size, rest)
+    others |= rests
     profile = ModelProfile(
         layers=tuple(LayerProfile(times=points, memory={}) for points in layers),
         other_times=tuple(
@@ -97,9 +108,16 @@ def derive_computation(
         counts = ",".join(map(str, m.num_layers or ()))
         seqs = seqs_text(tuple(m.seq_lengths))
         data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = forward_s(m) / MS
+    fits = fit_cells(cells, rests)
     warnings = [*missing_cells(found), *few_batches(layers, mode)]
-    warnings += layer_differences(stacks, alone) + unsteady_times(cells)
-    return ModelDocument(data=data, layer_times=_layer_times(cells), warnings=warnings)
+    warnings += layer_differences(stacks, alone) + unsteady_times(cells) + bad_fits(fits)
+    return ModelDocument(
+        data=data,
+        layer_times=_layer_times(cells),
+        other_times=_other_times(plain, rests),
+        fits=fits,
+        warnings=warnings,
+    )
 
 
 def derive_memory(
@@ -138,34 +156,55 @@ def _points(cells: Iterable[ModelMeasurement], kind: int) -> tuple[TimePoint, ..
 
 
 def _layer_times(cells: Iterable[ModelMeasurement]) -> list[LayerTimes]:
-    result = []
-    for m in cells:
-        if m.part != "layer" or m.layer_type is None or m.checkpoint != "none":
-            continue
-        summary = {name: summarize(samples) for name, samples in m.samples_s.items() if samples}
-        backward = summary.get("backward")
-        rest = {
-            f"{name}_s": summary[name].median_s
-            for name in ("recompute", "optimizer")
-            if name in summary
-        }
-        result.append(
-            LayerTimes(
-                layer_type=m.layer_type,
-                batch=m.batch,
-                seq_length=m.seq_lengths[0],
-                degree=m.degree,
-                kind=m.kind,
-                forward_s=summary["forward"].median_s,
-                forward_low_s=summary["forward"].low_s,
-                forward_high_s=summary["forward"].high_s,
-                backward_s=None if backward is None else backward.median_s,
-                backward_low_s=None if backward is None else backward.low_s,
-                backward_high_s=None if backward is None else backward.high_s,
-                **rest,
-            )
+    result = [
+        LayerTimes(
+            layer_type=m.layer_type,
+            batch=m.batch,
+            seq_length=m.seq_lengths[0],
+            degree=m.degree,
+            kind=m.kind,
+            **_summary(m, ("forward", "backward", "recompute")),
+            **_summary(m, ("optimizer",), spread=False),
         )
+        for m in cells
+        if m.part == "layer" and m.layer_type is not None and m.checkpoint == "none"
+    ]
     return sorted(result, key=lambda t: (t.layer_type, t.seq_length, t.batch, t.degree, t.kind))
+
+
+def _other_times(
+    plain: Iterable[ModelMeasurement], rests: Mapping[tuple[tuple[int, ...], int], float]
+) -> list[OtherTimes]:
+    """Return the times of what is not a layer; of a difference the forward alone, if it has one."""
+    result = [
+        OtherTimes(
+            batch=m.batch,
+            seq_lengths=m.seq_lengths,
+            **_summary(m, ("forward", "backward")),
+        )
+        for m in plain
+        if m.part != "layer"
+    ]
+    result += [
+        OtherTimes(batch=batch, seq_lengths=list(lengths), forward_s=time_s)
+        for (lengths, batch), time_s in rests.items()
+        if time_s > 0.0
+    ]
+    return sorted(result, key=lambda t: (t.seq_lengths, t.batch))
+
+
+def _summary(
+    cell: ModelMeasurement, names: Iterable[str], *, spread: bool = True
+) -> dict[str, float]:
+    """Return median, 5th and 95th percentile of the samples of these passes, by key."""
+    found: dict[str, float] = {}
+    for name in names:
+        if samples := cell.samples_s.get(name):
+            summary = summarize(samples)
+            found[f"{name}_s"] = summary.median_s
+            if spread:
+                found |= {f"{name}_low_s": summary.low_s, f"{name}_high_s": summary.high_s}
+    return found
 
 
 def _layer_memory(

@@ -16,7 +16,7 @@ from typing import Literal, Self
 from autopar.errors import DocumentError, InputError
 from autopar.jsonio import write_json
 from autopar.model import ModelSpec
-from autopar.model_measurements import ModelMeasurement, TensorKind
+from autopar.model_measurements import ModelMeasurement, TensorKind, TimeFit
 from autopar.sidecar import (
     REPLACES,
     SIDECAR_VERSION,
@@ -58,6 +58,8 @@ class _File:
     earlier: list[Run] = field(default_factory=list)
     damage: DocumentError | None = None
     exists: bool = False
+    complete: bool = True
+    """Whether its sidecar has all that this version derives; earlier ones knew less."""
     own: dict[str, ModelMeasurement] = field(default_factory=dict)
     written: Mapping[str, object] | None = None
     to_keep: list[Path] = field(default_factory=list)
@@ -186,6 +188,10 @@ class ModelRecord:
         """Return sentences on what the documents lack and on what looks wrong in them."""
         return [text for file in self._files.values() for text in self._derive(file).warnings]
 
+    def fits(self) -> list[TimeFit]:
+        """Return the fits of the times that count now."""
+        return [fit for file in self._files.values() for fit in self._derive(file).fits]
+
     def _found(self, file: _File) -> dict[str, ModelMeasurement]:
         """Return the measurements that count now, by cell: the newest ok one, else the newest."""
         return newest_cells((*file.earlier, self._own_run(file)))
@@ -221,6 +227,9 @@ class ModelRecord:
                 self.notes.append(f"{file.path} {state} and was derived again")
             elif data:
                 file.written = data
+                if not file.complete:
+                    self._write(file)
+                    self.notes.append(f"{sidecar_path(file.path)} lacked fits, which were added")
 
     def _write(self, file: _File) -> None:
         document = self._derive(file)
@@ -252,6 +261,8 @@ class ModelRecord:
             parameter_bytes=4 if file.kind == "memory" else None,
             memory_bytes=self._memory_bytes if file.kind == "computation" else None,
             layer_times=document.layer_times,
+            other_times=document.other_times,
+            fits=document.fits,
             runs=[*file.earlier, self._own_run(file)],
         )
 
@@ -274,6 +285,7 @@ def _read(kind: Kind, path: Path) -> _File:
         file.damage = error
     else:
         file.earlier = [] if sidecar is None else list(sidecar.runs)
+        file.complete = sidecar is None or kind == "memory" or bool(sidecar.fits)
     if not file.ours:
         file.to_keep = [p for p in (path, sidecar_path(path)) if p.exists()]
     return file

@@ -21,6 +21,7 @@ from autopar.units import format_bytes, format_seconds
 from profiler.environment import collect
 from profiler.hardware.progress import Progress, say
 from profiler.model.cells import ModelCell, plan_cells
+from profiler.model.fits import main_fits
 from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
 from profiler.model.metadata import model_metadata
 from profiler.model.options import ModelOptions
@@ -28,6 +29,8 @@ from profiler.model.predict import describe_forecast, forecast
 from profiler.model.record import Kind, ModelRecord
 from profiler.model.sizes import tensor_kinds
 from profiler.model.sources import ModelSource, load_source
+from profiler.show.fits import show_fits
+from profiler.show.frame import make_console
 
 __all__ = ["describe", "measure_cells", "profile_paths", "run"]
 
@@ -185,8 +188,9 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
 
 
 def _summary(record: ModelRecord, cells: Sequence[ModelCell]) -> int:
-    """Say what was written; return 1 if cells failed."""
+    """Say what was found and written; return 1 if cells failed."""
     statuses = record.statuses(cells)
+    show_fits(make_console(sys.stderr), main_fits(record.fits()))
     for warning in record.warnings():
         say(f"warning: {warning}")
     for path in record.paths():

@@ -103,7 +103,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """What a path holds: a profile per shape, and files that are not shown here."""
+    """What a path holds: a profile per shape, and the files of models."""
 
     path: Path
     profiles: tuple[Profile, ...]
