@@ -5,6 +5,7 @@
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
     |   `-- OptionError   (2)    ... on the command line: names the option and the remedy
     |-- InfeasibleError   (3)    the question is valid and has no answer
+    |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
 Every message is one sentence a user can act on. Programming errors stay `AssertionError`s.
@@ -13,11 +14,13 @@ Every message is one sentence a user can act on. Programming errors stay `Assert
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
     "AutoparError",
     "DocumentError",
     "InfeasibleError",
+    "InfeasibleExecution",
     "InputError",
     "InstallError",
     "OptionError",
@@ -63,6 +66,21 @@ class InfeasibleError(AutoparError):
     """The question is valid and has no answer, for example no plan fits in memory."""
 
     exit_code = 3
+
+
+class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented public name
+    """An execution of an analytic model that cannot run; `reason` says why in one sentence.
+
+    `kind` is 'input' where the execution contradicts itself (exit code 2), and 'infeasible' where
+    this application or system cannot run it (3).
+    """
+
+    def __init__(self, reason: str, kind: Literal["input", "infeasible"] = "infeasible") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = kind
+        if kind == "input":
+            self.exit_code = 2
 
 
 class InstallError(AutoparError):

@@ -1,0 +1,1 @@
+"""Closed-form models of one training step, for machines that need not exist."""

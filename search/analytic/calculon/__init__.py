@@ -1,0 +1,90 @@
+"""Time and memory of one training step in closed form, after Calculon (SC'23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import InfeasibleExecution
+from search.analytic.calculon.block import Machine, sum_block
+from search.analytic.calculon.checks import (
+    check_datatype,
+    check_execution,
+    check_memory,
+    check_shape,
+    published,
+)
+from search.analytic.calculon.documents import Application, Execution, System
+from search.analytic.calculon.layers import block_layers
+from search.analytic.calculon.outer import outer_of
+from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
+from search.analytic.calculon.shape import shape_of
+from search.analytic.calculon.step import step_statistics
+from search.analytic.calculon.tables import layer_table
+from search.analytic.documents import load_document
+
+__all__ = [
+    "COMPAT",
+    "CORRECT",
+    "Application",
+    "Execution",
+    "InfeasibleExecution",
+    "Quirks",
+    "System",
+    "evaluate",
+]
+
+
+def evaluate(
+    application: Application | Mapping[str, Any] | Path | str,
+    execution: Execution | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    layers: bool = False,
+) -> dict[str, Any]:
+    """Return the statistics of one execution by name, in seconds, bytes and FLOP.
+
+    compat : True for the published figures with their defects, or the defects to keep.
+    layers : add a row per operation of a block, under `layers`.
+
+    Raises
+    ------
+    InputError: a document is unusable.
+    InfeasibleExecution: the execution cannot run; its `reason` says why.
+    """
+    a = load_document(Application, application)
+    x = load_document(Execution, execution)
+    s = load_document(System, system)
+    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+    if compat is True:
+        a = published(a, x)
+    check_execution(a, x, s, quirks)
+    check_datatype(x, s, quirks)
+    shape = shape_of(a, x, quirks)
+    check_shape(a, x, shape, s)
+    matrix, vector = s.engine("matrix", x.datatype), s.engine("vector", x.datatype)
+    assert matrix is not None, "checked above"
+    assert vector is not None, "checked above"
+    first, second = s.memory(1), s.memory(2)
+    machine = Machine(
+        matrix=matrix,
+        vector=vector,
+        memory=first[1],
+        memory_bytes=first[0],
+        second_memory=second[1],
+        second_memory_bytes=second[0],
+        roofline=s.processing_mode == "roofline",
+        tensor=s.tiers[x.tensor_par_net],
+        pipeline=s.tiers[x.pipeline_par_net],
+        data=s.tiers[x.data_par_net],
+    )
+    operations = block_layers(shape)
+    block = sum_block(shape, operations, machine)
+    statistics = step_statistics(x, shape, block, machine, outer_of(shape, machine))
+    check_memory(1, statistics["proc_mem_tier1_cap_req"] or 0.0, machine.memory_bytes)
+    check_memory(2, statistics["proc_mem_tier2_cap_req"] or 0.0, machine.second_memory_bytes)
+    if layers:
+        statistics["layers"] = layer_table(shape, operations, machine)
+    return statistics

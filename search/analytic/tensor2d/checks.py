@@ -1,0 +1,113 @@
+"""What a candidate must satisfy before it is priced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import get_args
+
+from autopar.errors import InfeasibleExecution
+from autopar.jsonio import shorten
+from search.analytic.tensor2d.documents import Model, Strategy, System
+from search.analytic.tensor2d.step import Candidate
+
+__all__ = ["candidate_of", "check_candidate"]
+
+
+def candidate_of(
+    strategy: Strategy, config: Mapping[str, int], placement: Mapping[str, int]
+) -> Candidate:
+    """Return the candidate of published names.
+
+    Raises
+    ------
+    InfeasibleExecution: a name is missing, unknown, or its value no positive integer.
+    """
+    if strategy not in get_args(Strategy):
+        raise _contradiction(
+            f"strategy: the value is {shorten(strategy)}, expected one of "
+            f"{', '.join(get_args(Strategy))}"
+        )
+    flat = strategy == "1d"
+    degrees = ("dp", "tp", "pp", "mbs") if flat else ("dp", "tp1", "tp2", "pp", "mbs")
+    panels = ("nb",) if strategy == "2d" else ()
+    domains = ("nv_tp", "nv_dp", "nv_pp") if flat else ("nv_tp1", "nv_tp2", "nv_dp", "nv_pp")
+    _check_names("config", config, (*degrees, *panels), () if flat else ("tp",))
+    _check_names("placement", placement, domains, ())
+    if not flat and config.get("tp", config["tp1"] * config["tp2"]) != (
+        config["tp1"] * config["tp2"]
+    ):
+        raise _contradiction(
+            f"config.tp: {config['tp']} != tp1 * tp2 = {config['tp1']} * {config['tp2']}"
+        )
+    return Candidate(
+        data=config["dp"],
+        columns=config["tp" if flat else "tp1"],
+        rows=1 if flat else config["tp2"],
+        pipeline=config["pp"],
+        microbatch=config["mbs"],
+        panels=config["nb"] if panels else 1,
+        columns_in_domain=placement["nv_tp" if flat else "nv_tp1"],
+        rows_in_domain=1 if flat else placement["nv_tp2"],
+        data_in_domain=placement["nv_dp"],
+        pipeline_in_domain=placement["nv_pp"],
+    )
+
+
+def check_candidate(
+    model: Model, strategy: Strategy, c: Candidate, n_gpus: int, batch: int, system: System
+) -> None:
+    """Raise InfeasibleExecution where a candidate contradicts itself, the model or the system."""
+    dims = {"tp1": c.columns, "tp2": c.rows, "pp": c.pipeline, "dp": c.data}
+    if math.prod(dims.values()) != n_gpus:
+        product = " * ".join(f"{name}({size})" for name, size in dims.items())
+        raise _contradiction(f"n_gpus: {product} = {math.prod(dims.values())} != {n_gpus}")
+    for what, divisor, text in (
+        (model.h, c.columns, f"{model.h} heads over tp1 = {c.columns}"),
+        (model.e, c.columns, f"the hidden size {model.e} over tp1 = {c.columns}"),
+        (model.f, c.columns, f"the feed-forward width {model.f} over tp1 = {c.columns}"),
+        (model.depth, c.pipeline, f"{model.depth} layers over pp = {c.pipeline}"),
+        (batch, c.data * c.microbatch, f"a batch of {batch} over dp * mbs"),
+        (model.e if strategy == "2d" else c.rows, c.rows, f"the hidden size over tp2 = {c.rows}"),
+    ):
+        if what % divisor:
+            raise InfeasibleExecution(f"cannot divide {text} = {divisor} evenly")
+    if model.l < c.columns * c.rows:
+        raise InfeasibleExecution(
+            f"a sequence of {model.l} leaves some of tp1 * tp2 = {c.columns * c.rows} GPUs without"
+            " a row"
+        )
+    inside = {
+        "nv_tp1": (c.columns_in_domain, c.columns),
+        "nv_tp2": (c.rows_in_domain, c.rows),
+        "nv_dp": (c.data_in_domain, c.data),
+        "nv_pp": (c.pipeline_in_domain, c.pipeline),
+    }
+    for name, (part, dim) in inside.items():
+        if dim % part:
+            raise _contradiction(f"placement.{name}: {part} does not divide its group of {dim}")
+    used = math.prod(part for part, _ in inside.values())
+    if used > system.nvlink_size:
+        raise InfeasibleExecution(
+            f"a fast domain has {system.nvlink_size} GPUs and the placement puts {used} into one"
+        )
+
+
+def _check_names(
+    where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
+) -> None:
+    for name in given:
+        if name not in required and name not in optional:
+            raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
+    for name in required:
+        if name not in given:
+            raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise _contradiction(
+                f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
+            )
+
+
+def _contradiction(reason: str) -> InfeasibleExecution:
+    return InfeasibleExecution(reason, "input")

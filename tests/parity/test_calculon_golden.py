@@ -1,0 +1,94 @@
+"""The readable Calculon model against figures of the published tool, with its defects on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import InfeasibleExecution
+from search.analytic.calculon import evaluate
+
+TOLERANCE = 1e-9
+
+
+def close(ours: Any, theirs: Any) -> bool:
+    """Return whether two figures agree; infinity is text in the reference."""
+    if theirs is None or ours is None or isinstance(theirs, str):
+        return bool(ours == theirs or (theirs == "Infinity" and ours == float("inf")))
+    return bool(ours == theirs or abs(ours - theirs) <= TOLERANCE * abs(theirs))
+
+
+@pytest.fixture(scope="module")
+def inputs(cases_dir: Path) -> dict[str, Any]:
+    """Return applications and systems."""
+    data: dict[str, Any] = json.loads((cases_dir / "calculon" / "inputs.json").read_text())
+    return data
+
+
+@pytest.fixture(scope="module")
+def points(cases_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the named and the random points, each with its documents."""
+    folder = cases_dir / "calculon"
+    with gzip.open(folder / "named.json.gz") as file:
+        found = json.load(file)
+    with gzip.open(folder / "random.jsonl.gz") as file:
+        found += [json.loads(line) for line in file]
+    for point in found:
+        point.setdefault("application", inputs["models"][point["model"]])
+        point["system"] = inputs["systems"][point["system"]]
+    return list(found)
+
+
+def test_every_verdict_is_the_published_one(points: list[dict[str, Any]]) -> None:
+    """Feasible or not, and the same sentence where one is published."""
+    kinds = {"Llm.Error": "infeasible", "AssertionError": "input"}
+    assert len(points) == 170 + 1320
+    refused = [point for point in points if not point["ok"]]
+    assert len(refused) == 718 + 7
+    for point in refused:
+        with pytest.raises(InfeasibleExecution) as caught:
+            evaluate(point["application"], point["execution"], point["system"], compat=True)
+        assert kinds[point["error_kind"]] == caught.value.kind
+        assert point["error"] in ("", caught.value.reason)
+
+
+def test_every_statistic_of_every_point(points: list[dict[str, Any]]) -> None:
+    """All 96 statistics, in their order."""
+    for point in (p for p in points if p["ok"]):
+        ours = evaluate(point["application"], point["execution"], point["system"], compat=True)
+        theirs = {k: v for k, v in point["stats"].items() if k != "layers"}
+        assert list(ours) == list(theirs)
+        assert len(ours) == 96
+        wrong = {k: (ours[k], v) for k, v in theirs.items() if not close(ours[k], v)}
+        assert not wrong
+
+
+def test_every_row_of_the_layer_tables(points: list[dict[str, Any]]) -> None:
+    """All 48 figures of every operation."""
+    tables = [p for p in points if p["ok"] and "layers" in p["stats"]]
+    assert len(tables) == 24
+    for point in tables:
+        ours = evaluate(
+            point["application"], point["execution"], point["system"], compat=True, layers=True
+        )["layers"]
+        for mine, theirs in zip(ours, point["stats"]["layers"], strict=True):
+            assert list(mine) == list(theirs)
+            assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
+
+
+def test_the_ten_best_of_the_published_search(cases_dir: Path, inputs: dict[str, Any]) -> None:
+    """The rates of the documented search."""
+    found = json.loads((cases_dir / "calculon" / "turing530B_5128_top10.json").read_text())
+    assert len(found) == 10
+    for row in found.values():
+        ours = evaluate(
+            inputs["models"]["turing-530B"],
+            row["execution"],
+            inputs["systems"]["a100_80g"],
+            compat=True,
+        )
+        assert close(ours["sample_rate"], row["stats"]["sample_rate"])
