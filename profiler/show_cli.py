@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from autopar.commands import guarded, one_line
+from autopar.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from autopar.hardware_files import BandwidthUnit
@@ -62,36 +64,25 @@ def show(
     found regressions, --validate found something, or matplotlib is missing; 2 an input is
     unusable or two profiles are not comparable.
     """
-    # heavy imports stay out of --help
-    from autopar.errors import AutoparError, OptionError
-
-    try:
-        if diff is not None and validate:
-            raise OptionError("--diff and --validate are two questions; give one of them")
-        if plot is not None and (diff is not None or validate):
-            raise OptionError("--plot draws what is shown; leave --diff and --validate out")
-        if curves not in ("time", "bandwidth", "none"):
-            raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
-        if not 0.0 <= threshold < 10.0:
-            raise OptionError(
-                f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %"
-            )
-        if anyway and diff is None:
-            raise OptionError("--anyway belongs to --diff OTHER, which is not given")
-        unit = _unit(bandwidth_unit)
-        if diff is not None:
-            return _diff(path, diff, unit, threshold, anyway=anyway)
-        if validate:
-            return _validate(path, unit)
-        return _show(path, unit, plot, _quantity(curves))
-    except AutoparError as error:
-        _talk(str(error))
-        return error.exit_code
+    if diff is not None and validate:
+        raise OptionError("--diff and --validate are two questions; give one of them")
+    if plot is not None and (diff is not None or validate):
+        raise OptionError("--plot draws what is shown; leave --diff and --validate out")
+    if curves not in ("time", "bandwidth", "none"):
+        raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
+    if not 0.0 <= threshold < 10.0:
+        raise OptionError(f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %")
+    if anyway and diff is None:
+        raise OptionError("--anyway belongs to --diff OTHER, which is not given")
+    unit = _unit(bandwidth_unit)
+    if diff is not None:
+        return _diff(path, diff, unit, threshold, anyway=anyway)
+    if validate:
+        return _validate(path, unit)
+    return _show(path, unit, plot, _quantity(curves))
 
 
 def _unit(text: str | None) -> BandwidthUnit | None:
-    from autopar.errors import OptionError
-
     units: dict[str | None, BandwidthUnit | None] = {
         None: None,
         "GB/s": "GB/s",
@@ -104,8 +95,6 @@ def _unit(text: str | None) -> BandwidthUnit | None:
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
     """Refuse a unit that no file was read in, since every one says another itself."""
-    from autopar.errors import OptionError
-
     files = [file for f in folders for p in f.profiles for file in p.files]
     bandwidths = [file for file in files if file.kind in ("allreduce", "p2p")]
     if unit is None or not bandwidths or any(file.unit == unit for file in bandwidths):
@@ -128,7 +117,6 @@ def _load(
 
     models : whether files of models with measured times are wanted too.
     """
-    from autopar.errors import InputError
     from profiler.show.load import load_folder
     from profiler.show.models import has_fits
 
@@ -177,7 +165,6 @@ def _show(
 def _diff(
     path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
 ) -> int:
-    from autopar.errors import InputError
     from profiler.show.compare import circumstances, compare, obstacles, pairs
     from profiler.show.frame import make_console
     from profiler.show.report import show_comparison
@@ -237,25 +224,14 @@ def _validate(path: Path, unit: BandwidthUnit | None) -> int:
 
 
 def _talk(text: str) -> None:
-    typer.echo(f"{_COMMAND}: {' '.join(text.split())}", err=True)
+    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    try:
-        code = app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # the reader left (`| head`); the interpreter must not complain while it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if not callable(message):  # only typer's own usage errors are for the user
-            raise
-        _talk(str(message()).rstrip(".") + "; see --help")
-        return 2
-    return code if isinstance(code, int) else 0
+    return guarded(
+        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
+    )
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
-from autopar.errors import AutoparError
+from autopar import commands
 from search.cli_help import help_text
 from search.cli_options import OptionRow
 from search.cli_parse import normalise
@@ -17,11 +17,8 @@ from search.cli_parse import normalise
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["DEBUG_VARIABLE", "INTERRUPTED", "guarded", "leave", "make_app", "talk", "working"]
+__all__ = ["guarded", "leave", "make_app", "talk", "working"]
 
-DEBUG_VARIABLE = "AUTOPAR_DEBUG"
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 _Result = TypeVar("_Result")
 
 _TYPES: dict[str, Any] = {
@@ -80,7 +77,7 @@ def _wait(thread: threading.Thread, text: str) -> None:
 
 def leave(code: int) -> None:
     """End the process with an exit code, without waiting for a search that was interrupted."""
-    if code != INTERRUPTED:
+    if code != commands.INTERRUPTED:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -153,45 +150,17 @@ def guarded(
     ----------
     intro, usage : what `--help` says before the options.
     """
-    try:
+
+    def say(text: str) -> None:
+        talk(f"{command}: {text}")
+
+    def call() -> object:
         if {"--help", "-h"} & set(arguments):
             sys.stdout.write(help_text(f"{command} {usage}", intro, rows))
-            sys.stdout.flush()
             return 0
         normal, notices = normalise(arguments, rows)
         for notice in notices:
-            talk(f"{command}: {notice}")
-        code = app()(args=normal, prog_name=command, standalone_mode=False)
-        sys.stdout.flush()
-        if code == INTERRUPTED:  # typer makes an exit code of Ctrl-C, and says nothing
-            talk(f"{command}: interrupted")
-        return code if isinstance(code, int) else 0
-    except AutoparError as error:
-        if os.environ.get(DEBUG_VARIABLE):
-            raise
-        talk(f"{command}: {_sentence(str(error))}")
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader left (`| head`); the interpreter must not complain while it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        talk(f"{command}: interrupted")
-        return INTERRUPTED
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if callable(message):  # typer's own usage errors, whose classes it does not export
-            talk(f"{command}: {_sentence(message()).rstrip('.')}; see --help")
-            return 2
-        if os.environ.get(DEBUG_VARIABLE):
-            raise
-        text = _sentence(f"{type(error).__name__}: {error}")
-        talk(
-            f"{command}: internal error, please report it: {text} "
-            f"(set {DEBUG_VARIABLE}=1 for the traceback)"
-        )
-        return 1
+            say(notice)
+        return app()(args=normal, prog_name=command, standalone_mode=False)
 
-
-def _sentence(text: str) -> str:
-    return " ".join(text.split())
+    return commands.guarded(call, say)

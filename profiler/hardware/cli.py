@@ -7,199 +7,97 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from autopar.errors import AutoparError, InputError
+from autopar.commands import describe_failure, one_line, reader_left
+from autopar.errors import InputError
 from profiler.hardware.options import HardwareOptions
-from profiler.hardware.parse import DEFAULT_OUT, DEFAULT_SIZES, build_options, check_world
+from profiler.hardware.parse import build_options, check_world
+from profiler.option_table import DRY_RUN, FILES, HOW, REPETITIONS, OptionRow, make_app
 
 __all__ = ["app", "main", "run"]
 
 _COMMAND = "autopar"
 _PROGRAM = "torchrun ... -m profiler.hardware"
-_DEBUG_VARIABLE = "AUTOPAR_DEBUG"
-_INTERRUPTED = 130
 _LAUNCHER_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 _LAUNCHER_VARIABLES = (*_LAUNCHER_NUMBERS, "MASTER_ADDR")
 _GRACE_S = 2.0
 """torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
 say why."""
+_WHAT, _WHERE = "What to measure", "Machine"
 
-_WHAT, _HOW, _WHERE, _FILES = "What to measure", "How to measure", "Machine", "Files"
-
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+_OPTIONS = (
+    OptionRow(
+        "operations",
+        "OPERATION",
+        "allreduce, p2p, all2all, allgather, reducescatter, overlap; or all, the default.",
+    ),
+    OptionRow(
+        "sizes",
+        "SIZES",
+        "Message sizes: FROM:TO:xFACTOR or a comma list; K, M, G are powers of 1024.",
+        _WHAT,
+    ),
+    OptionRow("reference_size", "SIZE", "Size whose bandwidth the documented files hold.", _WHAT),
+    OptionRow(
+        "groups",
+        "SIZES",
+        "Group sizes such as 2,4,8, or all divisors of the number of ranks.",
+        _WHAT,
+    ),
+    OptionRow(
+        "dtype",
+        "auto|bf16|fp16|fp32",
+        "Elements of the messages; auto: bf16 on GPUs, fp32 on CPUs.",
+        _WHAT,
+    ),
+    OptionRow(
+        "isolated",
+        None,
+        "One group at a time; otherwise all groups of a size at once, as in training.",
+        _WHAT,
+    ),
+    *REPETITIONS,
+    OptionRow(
+        "timeout", "S", "A single operation that takes longer has failed, and ends the run.", HOW
+    ),
+    OptionRow(
+        "check", None, "Compare the result of every operation with the expected one, once.", HOW
+    ),
+    OptionRow(
+        "cuda_graph",
+        None,
+        "Launch from CUDA graphs, which takes the launch cost out of small messages.",
+        HOW,
+    ),
+    OptionRow(
+        "backend",
+        "auto|nccl|gloo",
+        "auto: nccl where torch finds a GPU, otherwise gloo on the CPU.",
+        _WHERE,
+    ),
+    OptionRow(
+        "allow_shared_gpu",
+        None,
+        "Run several ranks on one GPU to exercise the code; files are marked synthetic.",
+        _WHERE,
+    ),
+    OptionRow("out", "DIR", "Folder of the files, for --hardware of autopar-search.", FILES),
+    OptionRow("resume", None, "Measure only what DIR does not have yet.", FILES),
+    OptionRow("force", None, "Measure again and replace what DIR has.", FILES),
+    DRY_RUN,
 )
+_HELP = """
+Measure the communication of a cluster and write the files that autopar-search plans with.
 
+One process per GPU, started by torchrun on every machine:
 
-@app.command()
-def measure(
-    operations: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="OPERATION",
-            help="allreduce, p2p, all2all, allgather, reducescatter, overlap; or all, the default.",
-            show_default=False,
-        ),
-    ] = None,
-    sizes: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WHAT,
-            metavar="SIZES",
-            help="Message sizes: FROM:TO:xFACTOR or a comma list; K, M, G are powers of 1024.",
-        ),
-    ] = DEFAULT_SIZES,
-    reference_size: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WHAT,
-            metavar="SIZE",
-            help="Size whose bandwidth the documented files hold.",
-        ),
-    ] = "32M",
-    groups: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WHAT,
-            metavar="SIZES",
-            help="Group sizes such as 2,4,8, or all divisors of the number of ranks.",
-        ),
-    ] = "all",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WHAT,
-            metavar="auto|bf16|fp16|fp32",
-            help="Elements of the messages; auto: bf16 on GPUs, fp32 on CPUs.",
-        ),
-    ] = "auto",
-    isolated: Annotated[
-        bool,
-        typer.Option(
-            "--isolated",
-            rich_help_panel=_WHAT,
-            help="One group at a time; otherwise all groups of a size at once, as in training.",
-        ),
-    ] = False,
-    iters: Annotated[
-        int, typer.Option(rich_help_panel=_HOW, metavar="N", help="Most timed repetitions.")
-    ] = 50,
-    warmup: Annotated[
-        int, typer.Option(rich_help_panel=_HOW, metavar="N", help="Most untimed repetitions.")
-    ] = 5,
-    max_seconds: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_HOW,
-            metavar="S",
-            help="After so long no further repetition of the same measurement begins.",
-        ),
-    ] = 2.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_HOW,
-            metavar="S",
-            help="A single operation that takes longer has failed, and ends the run.",
-        ),
-    ] = 60.0,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            rich_help_panel=_HOW,
-            help="Compare the result of every operation with the expected one, once.",
-        ),
-    ] = True,
-    cuda_graph: Annotated[
-        bool,
-        typer.Option(
-            "--cuda-graph",
-            rich_help_panel=_HOW,
-            help="Launch from CUDA graphs, which takes the launch cost out of small messages.",
-        ),
-    ] = False,
-    backend: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WHERE,
-            metavar="auto|nccl|gloo",
-            help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU.",
-        ),
-    ] = "auto",
-    allow_shared_gpu: Annotated[
-        bool,
-        typer.Option(
-            "--allow-shared-gpu",
-            rich_help_panel=_WHERE,
-            help="Run several ranks on one GPU to exercise the code; files are marked synthetic.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=_FILES,
-            metavar="DIR",
-            help="Folder of the files, for --hardware of autopar-search.",
-        ),
-    ] = DEFAULT_OUT,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", rich_help_panel=_FILES, help="Measure only what DIR does not have yet."
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", rich_help_panel=_FILES, help="Measure again and replace what DIR has."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            rich_help_panel=_FILES,
-            help="Print what would be measured and how long it takes; write nothing.",
-        ),
-    ] = False,
-) -> HardwareOptions:
-    """Measure the communication of a cluster and write the files that autopar-search plans with.
+torchrun --standalone --nproc-per-node 8 -m profiler.hardware --out hardware
 
-    One process per GPU, started by torchrun on every machine:
+Exit codes: 0 done; 1 something failed, the rest is kept; 2 unusable option.
+Underscores and hyphens in the names of options mean the same.
+"""
 
-    torchrun --standalone --nproc-per-node 8 -m profiler.hardware --out hardware
-
-    Exit codes: 0 done; 1 something failed, the rest is kept; 2 unusable option.
-    Underscores and hyphens in the names of options mean the same.
-    """
-    return build_options(
-        operations=operations or (),
-        out=out,
-        sizes=sizes,
-        reference_size=reference_size,
-        iters=iters,
-        warmup=warmup,
-        max_seconds=max_seconds,
-        timeout=timeout,
-        backend=backend,
-        dtype=dtype,
-        groups=groups,
-        isolated=isolated,
-        check=check,
-        resume=resume,
-        force=force,
-        dry_run=dry_run,
-        cuda_graph=cuda_graph,
-        allow_shared_gpu=allow_shared_gpu,
-    )
+app = make_app(_OPTIONS, build_options, _HELP)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -226,26 +124,15 @@ def run(arguments: Sequence[str]) -> int:
         from profiler.hardware.run import run as measure_all
 
         return measure_all(options, list(arguments))
-    except AutoparError as error:
-        if os.environ.get(_DEBUG_VARIABLE):
-            raise
-        return _end(str(error), error.exit_code, speaks=speaks)
-    except KeyboardInterrupt:
-        return _end("interrupted", _INTERRUPTED, speaks=rank == 0)
-    except BrokenPipeError:  # the reader of --help left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if callable(message):  # typer's own usage errors, whose classes it does not export
-            return _end(f"{str(message()).rstrip('.')}; see --help", 2, speaks=speaks)
-        if os.environ.get(_DEBUG_VARIABLE):
-            raise
-        text = (
-            f"rank {rank}: internal error, please report it: {type(error).__name__}: {error} "
-            f"(set {_DEBUG_VARIABLE}=1 for the traceback)"
-        )
-        return _end(text, 1, speaks=True)
+    except BrokenPipeError:
+        return reader_left()
+    except (Exception, KeyboardInterrupt) as error:
+        failure = describe_failure(error)
+        if failure.internal:
+            return _end(f"rank {rank}: {failure.text}", failure.exit_code, speaks=True)
+        if isinstance(error, KeyboardInterrupt):
+            speaks = rank == 0
+        return _end(failure.text, failure.exit_code, speaks=speaks)
 
 
 def _launched(arguments: Sequence[str]) -> int:
@@ -288,7 +175,7 @@ def _hyphens(argument: str) -> str:
 
 def _end(text: str, code: int, *, speaks: bool) -> int:
     if speaks:
-        sys.stderr.write(f"{_COMMAND}: {' '.join(text.split())}\n")
+        sys.stderr.write(f"{_COMMAND}: {one_line(text)}\n")
         sys.stderr.flush()
     else:
         time.sleep(_GRACE_S)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
 
 from autopar.errors import OptionError
 from autopar.jsonio import shorten
 from autopar.units import GIB, MIB
 from profiler.hardware.cells import divisors
 from profiler.hardware.options import OPERATIONS, Backend, Dtype, HardwareOptions
+from profiler.option_values import check_files, choice, names, repetitions, seconds
 
 __all__ = [
     "DEFAULT_OUT",
@@ -34,14 +33,9 @@ MAX_BYTES = 1 << 40
 """No message is larger."""
 _ELEMENT_BYTES = 4
 """Of the largest element type; every size is whole elements of all of them."""
-_MAX_COUNT = 10**6
-_MAX_SECONDS = 1e5
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"(\d{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
 _FACTOR = re.compile(r"[x*](\d{1,6})", re.IGNORECASE)
-_BACKENDS: Mapping[str, Backend] = {name: name for name in get_args(Backend)}
-_DTYPES: Mapping[str, Dtype] = {name: name for name in get_args(Dtype)}
-_Choice = TypeVar("_Choice", bound=str)
 
 
 def build_options(
@@ -71,13 +65,8 @@ def build_options(
     ------
     OptionError: a value is unusable, or two options contradict each other.
     """
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"--out: {out} is a file; name a folder")
-    if resume and force:
-        raise OptionError(
-            "--resume keeps what is measured and --force measures it again; give one of them"
-        )
-    chosen_backend = _choice("--backend", backend, _BACKENDS)
+    check_files(out, resume=resume, force=force)
+    chosen_backend: Backend = choice("--backend", backend, names(Backend))
     if cuda_graph and chosen_backend == "gloo":
         raise OptionError(
             "--cuda-graph captures operations of a GPU, which --backend gloo has none of; "
@@ -90,12 +79,12 @@ def build_options(
         sizes_bytes=tuple(sorted({*parse_sizes(sizes), reference_bytes})),
         reference_bytes=reference_bytes,
         groups=parse_groups(groups),
-        iters=_count("--iters", iters),
-        warmup=_count("--warmup", warmup),
-        max_seconds=_seconds("--max-seconds", max_seconds),
-        timeout_s=_seconds("--timeout", timeout),
+        iters=repetitions("--iters", iters),
+        warmup=repetitions("--warmup", warmup),
+        max_seconds=seconds("--max-seconds", max_seconds),
+        timeout_s=seconds("--timeout", timeout),
         backend=chosen_backend,
-        dtype=_choice("--dtype", dtype, _DTYPES),
+        dtype=choice("--dtype", dtype, names(Dtype)),
         isolated=isolated,
         check=check,
         resume=resume,
@@ -235,24 +224,3 @@ def _factor(text: str) -> int:
             "write x2 or more"
         )
     return int(match[1])
-
-
-def _count(option: str, value: int) -> int:
-    if not 1 <= value <= _MAX_COUNT:
-        raise OptionError(f"{option}: expected 1 to {_MAX_COUNT} repetitions, got {value}")
-    return value
-
-
-def _seconds(option: str, value: float) -> float:
-    if not (math.isfinite(value) and 0 < value <= _MAX_SECONDS):
-        raise OptionError(f"{option}: expected seconds above 0 up to {_MAX_SECONDS:g}, got {value}")
-    return value
-
-
-def _choice(option: str, text: str, choices: Mapping[str, _Choice]) -> _Choice:
-    value = choices.get(text.lower())
-    if value is None:
-        near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OptionError(f"{option}: expected {' or '.join(choices)}, got {shorten(text)}{hint}")
-    return value

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
 
 from autopar.errors import OptionError
 from autopar.jsonio import shorten
@@ -28,6 +25,7 @@ from profiler.model.ranges import (
     parse_degrees,
     parse_seq_lengths,
 )
+from profiler.option_values import check_files, choice, count, names, repetitions, seconds
 
 __all__ = [
     "DEFAULT_BATCHES",
@@ -36,15 +34,12 @@ __all__ = [
 
 DEFAULT_BATCHES: Mapping[Mode, str] = {"static": "8", "batch": "1:12", "sequence": "1"}
 """Batch sizes by mode, as the documented commands have them."""
-_MAX_COUNT = 10**6
-_MAX_SECONDS = 1e5
 _MAX_LAYERS = 1024
 _PROFILE_TYPES: Mapping[str, tuple[ProfileType, ...]] = {
     "computation": ("computation",),
     "memory": ("memory",),
     "all": ("computation", "memory"),
 }
-_Choice = TypeVar("_Choice", bound=str)
 
 
 def build_options(
@@ -90,14 +85,9 @@ def build_options(
             "--model is missing; name a shipped model such as llama2-7b, a config.json, "
             "hf:NAME or py:package.module:factory"
         )
-    if out is not None and out.exists() and not out.is_dir():
-        raise OptionError(f"--out: {out} is a file; name a folder")
-    if resume and force:
-        raise OptionError(
-            "--resume keeps what is measured and --force measures it again; give one of them"
-        )
-    chosen_mode: Mode = _choice("--mode", mode, _names(Mode))
-    chosen_source: Source = _choice("--source", source, _names(Source))
+    check_files(out, resume=resume, force=force)
+    chosen_mode: Mode = choice("--mode", mode, names(Mode))
+    chosen_source: Source = choice("--source", source, names(Source))
     batch_text = _range_text(
         ("--bsz", bsz), "batch-size", min_batch, max_batch, batch_step, default_step=":1"
     )
@@ -119,28 +109,28 @@ def build_options(
         mode=chosen_mode,
         profile_types=types,
         source=chosen_source,
-        device=_choice("--device", device, _names(DeviceChoice)),
-        dtype=_choice("--dtype", dtype, _names(Dtype)),
+        device=choice("--device", device, names(DeviceChoice)),
+        dtype=choice("--dtype", dtype, names(Dtype)),
         degrees=_degrees(tp, max_tp_deg),
-        tp_impl=_choice("--tp-impl", tp_impl, _names(TensorImplementation)),
+        tp_impl=choice("--tp-impl", tp_impl, names(TensorImplementation)),
         batches=batches,
         seq_lengths=seq_lengths,
-        layernum_min=_count("--layernum-min", layernum_min, _MAX_LAYERS),
-        layernum_max=_count("--layernum-max", layernum_max, _MAX_LAYERS),
+        layernum_min=count("--layernum-min", layernum_min, _MAX_LAYERS),
+        layernum_max=count("--layernum-max", layernum_max, _MAX_LAYERS),
         backward=backward,
-        unit=_choice("--profile-unit", unit, _names(Unit)),
+        unit=choice("--profile-unit", unit, names(Unit)),
         vocab_divisor=(
             None
             if vocab_divisor is None
-            else _count("--make-vocab-size-divisible-by", vocab_divisor, MAX_NUMBER)
+            else count("--make-vocab-size-divisible-by", vocab_divisor, MAX_NUMBER)
         ),
         out=out,
         resume=resume,
         force=force,
         dry_run=dry_run,
-        iters=_count("--iters", iters, _MAX_COUNT),
-        warmup=_count("--warmup", warmup, _MAX_COUNT),
-        max_seconds=_seconds("--max-seconds", max_seconds),
+        iters=repetitions("--iters", iters),
+        warmup=repetitions("--warmup", warmup),
+        max_seconds=seconds("--max-seconds", max_seconds),
     )
 
 
@@ -148,7 +138,7 @@ def _degrees(tp: str | None, max_tp_deg: int | None) -> tuple[int, ...] | None:
     if tp is not None and max_tp_deg is not None:
         raise OptionError("--tp and --max-tp-deg say the same; give one of them")
     if max_tp_deg is not None:
-        _count("--max-tp-deg", max_tp_deg, MAX_DEGREE)
+        count("--max-tp-deg", max_tp_deg, MAX_DEGREE)
         return tuple(1 << k for k in range(max_tp_deg.bit_length()))
     return None if tp is None else parse_degrees(tp)
 
@@ -156,7 +146,7 @@ def _degrees(tp: str | None, max_tp_deg: int | None) -> tuple[int, ...] | None:
 def _profile_types(text: str | None, source: Source) -> tuple[ProfileType, ...]:
     if text is None:
         return ("memory",) if source == "exact" else _PROFILE_TYPES["all"]
-    types = _PROFILE_TYPES[_choice("--profile-type", text, {name: name for name in _PROFILE_TYPES})]
+    types = _PROFILE_TYPES[choice("--profile-type", text, {name: name for name in _PROFILE_TYPES})]
     if source == "exact" and "computation" in types:
         raise OptionError(
             "--source exact counts memory without a device, and --profile-type "
@@ -218,28 +208,3 @@ def _range_text(
             "let the former be at least 1 and the latter not below it"
         )
     return f"{low}:{high}{default_step if step is None else f':{step}'}"
-
-
-def _count(option: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
-        raise OptionError(f"{option}: expected 1 to {most}, got {value}")
-    return value
-
-
-def _seconds(option: str, value: float) -> float:
-    if not (math.isfinite(value) and 0 < value <= _MAX_SECONDS):
-        raise OptionError(f"{option}: expected seconds above 0 up to {_MAX_SECONDS:g}, got {value}")
-    return value
-
-
-def _names(choice: Any) -> dict[str, Any]:
-    return {name: name for name in get_args(choice)}
-
-
-def _choice(option: str, text: str, choices: Mapping[str, _Choice]) -> _Choice:
-    value = choices.get(text.lower())
-    if value is None:
-        near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OptionError(f"{option}: expected {' or '.join(choices)}, got {shorten(text)}{hint}")
-    return value

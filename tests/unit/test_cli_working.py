@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from autopar.commands import INTERRUPTED
 from autopar.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
 from search import cli, explain_cli
-from search.cli_app import INTERRUPTED, working
+from search.cli_app import working
 from search.cli_help import HELP_WIDTH
 from search.cli_options import OPTIONS
 from search.options import SearchOptions

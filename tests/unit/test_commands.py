@@ -1,0 +1,102 @@
+"""What a command says of an error that ends it, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autopar.commands import describe_failure
+from autopar.errors import AutoparError, InfeasibleError, InstallError, OptionError
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {
+    "autopar-profile-estimate": "autopar.estimate.cli",
+    "profile-show": "profiler.show_cli",
+    "profile-model": "profiler.model_cli",
+    "autopar-search": "search.cli",
+    "autopar-explain": "search.explain_cli",
+}
+
+
+@pytest.fixture(autouse=True)
+def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the traceback that the surroundings may ask for."""
+    monkeypatch.delenv("AUTOPAR_DEBUG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OptionError("a\n  b"), 2), (InfeasibleError("c"), 3), (InstallError("d"), 1)],
+)
+def test_errors_for_users_keep_their_words(error: AutoparError, code: int) -> None:
+    """The sentence is the error's, on one line, and the exit code its own."""
+    assert describe_failure(error) == (" ".join(str(error).split()), code, False)
+
+
+def test_other_errors_are_the_programs() -> None:
+    """They are named with a way to the traceback, and marked."""
+    failure = describe_failure(ValueError("x\ny"))
+
+    assert failure.text.startswith("internal error, please report it: ValueError: x y (set ")
+    assert (failure.exit_code, failure.internal) == (1, True)
+
+
+def test_interrupts_and_exits() -> None:
+    """Ctrl-C is 130 with the command's own words; what ends the interpreter goes on."""
+    assert describe_failure(KeyboardInterrupt(), interrupted="stopped") == ("stopped", 130, False)
+    with pytest.raises(SystemExit):
+        describe_failure(SystemExit(4))
+
+
+@pytest.mark.parametrize("error", [OptionError("a"), ValueError("b")])
+def test_tracebacks_on_request(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AUTOPAR_DEBUG the error itself comes back, but for Ctrl-C."""
+    monkeypatch.setenv("AUTOPAR_DEBUG", "1")
+    with pytest.raises(type(error)) as caught:
+        describe_failure(error)
+
+    assert caught.value is error
+    assert describe_failure(KeyboardInterrupt()).exit_code == 130
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_ends_in_one_sentence(command: str) -> None:
+    """Whatever a command runs into, a mistake of its own included, no traceback is shown."""
+    code = (
+        "import builtins, importlib, sys\n"
+        f"module = importlib.import_module({COMMANDS[command]!r})\n"
+        "real = builtins.__import__\n"
+        "def broken(name, *rest, **kwargs):\n"
+        "    if name in ('autopar.errors', 'autopar.estimate.hardware', 'profiler.environment',\n"
+        "                'search.session', 'profiler.show.load', 'search.report.explain'):\n"
+        "        raise RuntimeError('boom')\n"
+        "    return real(name, *rest, **kwargs)\n"
+        "builtins.__import__ = broken\n"
+        "module.main()"
+    )
+    arguments = {
+        "autopar-profile-estimate": ["--model", "llama2-7b", "--hardware", "h100:1x8"],
+        "profile-model": ["--model", "llama2-7b"],
+        "profile-show": ["."],
+        "autopar-search": [],
+        "autopar-explain": ["README.md"],
+    }[command]
+    if command == "autopar-profile-estimate":
+        arguments += ["--out", "nowhere"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    expected = "internal error, please report it: RuntimeError: boom"
+    assert done.stderr == f"{command}: {expected} (set AUTOPAR_DEBUG=1 for the traceback)\n"
