@@ -43,7 +43,10 @@ _OLDEST_TORCH = (2, 6)
 _REMEDY = "`pip install 'autopar[profile]'` installs one"
 _ALIKE = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "device": "the device"}
 """Fields of `RankInfo` in which all ranks must agree, and their names."""
-_VARIABLES = re.compile(r"(NCCL|TORCH_NCCL|GLOO|CUDA|OMP|UCX|FI)_[A-Z0-9_]+")
+_VARIABLES = re.compile(
+    r"((TORCH_)?NCCL|GLOO|CUDA|OMP|UCX|FI|CUBLAS(LT)?|CUDNN|PYTORCH|TORCH_(CUDNN|CUBLAS|BLAS|ALLOW))"
+    r"_[A-Z0-9_]+|NVIDIA_TF32_OVERRIDE"
+)
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$|_AUTH")
 _SECRET_VALUE = re.compile(
     r"\w://[^/\s]*:[^/\s]*@|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w-])"

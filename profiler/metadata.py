@@ -22,7 +22,10 @@ where one of the runs would speak for the other. Versions of software are of the
 a new driver or NCCL changes is a reason to compare two runs, and none to refuse it."""
 
 ENVIRONMENT_PREFIX = "env."
-_TUNING = re.compile(r"env\.((NCCL|GLOO|UCX|FI)_(?!DEBUG|HOSTID).*|CUDA_DEVICE_MAX_CONNECTIONS)")
+_TUNING = re.compile(
+    r"env\.((NCCL|GLOO|UCX|FI)_(?!DEBUG|HOSTID).*|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|TORCH_CUDNN_SDPA_\w+)"
+)
 """Variables that change times; compared as `resume`."""
 
 

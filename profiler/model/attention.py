@@ -10,8 +10,15 @@ import math
 from typing import Any
 
 import torch
+from torch.backends.cuda import (
+    SDPAParams,
+    can_use_cudnn_attention,
+    can_use_efficient_attention,
+    can_use_flash_attention,
+)
 from torch.nn import functional
 
+from autopar.errors import InputError
 from profiler.model.norms import statistics_like
 
 __all__ = ["attention", "open_attention", "rotary"]
@@ -129,20 +136,58 @@ class _FlashAttention(torch.autograd.Function):
         return (*_attention_backward(g.contiguous(), *ctx.saved_tensors, ctx.causal), None)
 
 
+_repeats: dict[tuple[Any, ...], bool] = {}
+"""What `_must_repeat` found out, by sizes: asking takes longer than a short kernel."""
+
+
+def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
+    """Return whether fused kernels of a CUDA device want as many key-value heads as query heads.
+
+    They do in fp32, and on devices before compute capability 8.0.
+    Which of the kernels runs is torch's choice; they keep the same. The kernel of last resort
+    keeps the matrix of scores, and takes times that nobody trains with: none is better than it.
+    """
+    key = (q.shape, k.shape, q.dtype, q.device, causal, dropout)
+    if key not in _repeats:
+        times = q.shape[1] // k.shape[1]
+        if _is_fused(q, k, v, causal, dropout):
+            _repeats[key] = False
+        elif times > 1 and _is_fused(
+            q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), causal, dropout
+        ):
+            _repeats[key] = True
+        else:
+            name = str(q.dtype).removeprefix("torch.")
+            raise InputError(
+                f"this device has no fused attention for heads of width {q.shape[-1]} in {name}; "
+                "choose another --dtype or another device"
+            )
+    return _repeats[key]
+
+
+def _is_fused(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
+    params = SDPAParams(q, k, v, None, dropout, causal, q.shape[1] != k.shape[1])
+    kernels = (can_use_flash_attention, can_use_cudnn_attention, can_use_efficient_attention)
+    return any(can_use(params) for can_use in kernels)
+
+
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, dropout: float = 0.0
 ) -> torch.Tensor:
     """Return attention that never holds the matrix of scores; keeps q, k, v, out, one sum a row.
 
     `q` is (sequence, batch, heads, width), `k` and `v` may have fewer heads and another sequence.
-    The dropout exists on CUDA alone: its mask is not kept, so it changes no memory.
+    The dropout exists on CUDA alone: its mask is not kept, so it changes no memory. Raises
+    InputError where a CUDA device has no fused kernel for it.
     """
     if not q.is_cuda:
         return _FlashAttention.apply(q, k, v, causal)
-    grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     heads = (_heads_first(q), _heads_first(k), _heads_first(v))
+    grouped = q.shape[2] != k.shape[2]
+    if _must_repeat(*heads, causal, dropout):
+        heads, grouped = (heads[0], _repeated(k, q), _repeated(v, q)), False
     out = functional.scaled_dot_product_attention(
-        *heads, dropout_p=dropout, is_causal=causal, **grouped
+        *heads, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
     )
     return out.permute(2, 0, 1, 3)
 

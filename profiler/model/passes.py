@@ -25,6 +25,7 @@ _ALLOCATION_FAILURES = (
     "can't allocate memory",  # torch's allocator on CPU
     "not enough memory",  # the same on Windows
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
 )
 
 

@@ -180,5 +180,6 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
         gc.collect()
         result = Timed(reason=f"out of memory at {where}")
     if device.type == "cuda":
+        gc.collect()  # what lies in cycles would be missing for a larger cell
         torch.cuda.empty_cache()
     return replace(result, elapsed_s=time.perf_counter() - began_s)

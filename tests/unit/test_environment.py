@@ -184,7 +184,7 @@ def test_hosts_are_shortened(hosts: list[str], expected: str) -> None:
 
 
 def test_environment_is_recorded_without_secrets() -> None:
-    """What communication libraries read is kept; what looks like a secret only by its name."""
+    """What communication and compute libraries read is kept; what looks like a secret only by its name."""
     environment = {
         "NCCL_ALGO": "Ring",
         "NCCL_SOCKET_IFNAME": "=eth0",
@@ -194,11 +194,18 @@ def test_environment_is_recorded_without_secrets() -> None:
         "OMP_NUM_THREADS": "1",
         "UCX_TLS": "rc,cuda_copy",
         "FI_PROVIDER": "efa",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         "NCCL_PLUGIN_TOKEN": "t",
         "UCX_API_KEY": "k",
         "FI_PROXY": "http://user:word@proxy:80/",
         "NCCL_TUNER": "a8" * 20,
         "HOME": "somewhere",
+        "TORCH_HOME": "somewhere",
+        "PYTORCH": "x",
         "MY_NCCL_ALGO": "Tree",
         "CUDA_lower": "x",
     }
@@ -207,7 +214,7 @@ def test_environment_is_recorded_without_secrets() -> None:
     hidden = {"NCCL_PLUGIN_TOKEN", "UCX_API_KEY", "FI_PROXY", "NCCL_TUNER"}
     assert {name for name, value in kept.items() if value == "(hidden)"} == hidden
     assert {k: v for k, v in kept.items() if k not in hidden} == {
-        name: environment[name] for name in list(environment)[:8]
+        name: environment[name] for name in list(environment)[:13]
     }
     assert list(kept) == sorted(kept)
 

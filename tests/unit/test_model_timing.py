@@ -210,6 +210,9 @@ def test_missing_memory_while_building_fails_the_cell() -> None:
 def test_only_missing_memory_counts_as_such() -> None:
     """Other failures of torch are not mistaken for it."""
     assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ..."))
+    assert out_of_memory(
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
+    )
     assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not out_of_memory(ValueError("out of memory"))
 
