@@ -16,6 +16,7 @@ from autopar.errors import InputError
 __all__ = [
     "card_names",
     "find_card",
+    "find_configs",
     "find_hardware",
     "find_model",
     "hardware_names",
@@ -57,6 +58,16 @@ def find_model(name: str) -> Path:
     raise InputError(
         f"no model {name!r}: neither a file nor a shipped model; {_nearest(name, shipped)}"
     )
+
+
+def find_configs(name: str) -> Path | None:
+    """Return the folder of the files that were measured of a shipped model, None for any other.
+
+    Raises InputError as `find_model`.
+    """
+    path = find_model(name).resolve()
+    shipped = _files("models", "*/model.json", lambda p: p.parent.name).values()
+    return next((p.parent / "configs" for p in shipped if p.resolve() == path), None)
 
 
 def find_card(name: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,14 +28,29 @@ from autopar.layer_times import (
 from autopar.locate import Content, locate, model_file_name
 from autopar.memory_cells import read_ulysses
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
-from autopar.model import LayerProfile, ModelProfile, ModelSpec
+from autopar.model import LayerMemory, LayerProfile, ModelProfile, ModelSpec, OtherMemory
 from autopar.patterns import validate_document
 from autopar.sidecar import SIDECAR_VERSION, Sidecar, read_sidecar, sidecar_path, write_sidecar
 from autopar.sources import Source
 
-__all__ = ["read_model_profile", "write_model_profile"]
+__all__ = ["ModelMemory", "read_model_memory", "read_model_profile", "write_model_profile"]
 
 _Document = TypeVar("_Document", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """Content of one memory file, in bytes."""
+
+    layers: tuple[Mapping[int, LayerMemory], ...]
+    """Of every layer type, by sequence length."""
+    other: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
+    """As `ModelProfile.other_memory`."""
+    logits_peak_bytes_per_sample: float
+    estimated: bool
+    synthetic: bool
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +93,49 @@ def read_model_profile(
     other_times, other_notes = read_other_times(
         times_file.path, times_file.sidecar, spec, other_times
     )
+    kept = read_model_memory(
+        memory,
+        spec=spec,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        parameter_bytes=parameter_bytes,
+    )
+    sidecar = times_file.sidecar
+    return ModelProfile(
+        layers=tuple(
+            LayerProfile(times=times, memory=table, sharded_times=sharded)
+            for times, table, sharded in zip(layer_times, kept.layers, sharded_times, strict=True)
+        ),
+        other_times=other_times,
+        other_memory=kept.other,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        estimated=kept.estimated or (sidecar is not None and sidecar.estimated),
+        synthetic=kept.synthetic or (sidecar is not None and sidecar.synthetic),
+        logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
+        sources=(*times_file.sources, *kept.sources),
+        notes=(
+            *times_file.notes,
+            *time_notes,
+            *sidecar_notes,
+            *other_notes,
+            *kept.notes,
+        ),
+    )
+
+
+def read_model_memory(
+    memory: Path,
+    *,
+    spec: ModelSpec,
+    sequence_parallel: bool,
+    precision: str,
+    parameter_bytes: Literal[4, 2] = 4,
+) -> ModelMemory:
+    """Return the tables of a memory file (or of the one in a directory), in bytes.
+
+    Parameters and errors are those of `read_model_profile`.
+    """
     memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
     layer_memory, other_memory, memory_notes = read_memory(
         memory_file.path,
@@ -88,30 +146,16 @@ def read_model_profile(
         detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
     )
     layer_memory, ulysses_notes = read_ulysses(memory_file.path, memory_file.sidecar, layer_memory)
-    sidecars = [f.sidecar for f in (times_file, memory_file) if f.sidecar is not None]
-    peak = memory_file.sidecar.logits_peak_bytes_per_sample if memory_file.sidecar else None
-    return ModelProfile(
-        layers=tuple(
-            LayerProfile(times=times, memory=table, sharded_times=sharded)
-            for times, table, sharded in zip(layer_times, layer_memory, sharded_times, strict=True)
-        ),
-        other_times=other_times,
-        other_memory=other_memory,
-        sequence_parallel=sequence_parallel,
-        precision=precision,
-        estimated=any(sidecar.estimated for sidecar in sidecars),
-        synthetic=any(sidecar.synthetic for sidecar in sidecars),
+    sidecar = memory_file.sidecar
+    peak = sidecar.logits_peak_bytes_per_sample if sidecar is not None else None
+    return ModelMemory(
+        layers=layer_memory,
+        other=other_memory,
         logits_peak_bytes_per_sample=peak or 0.0,
-        sources=(*times_file.sources, *memory_file.sources),
-        notes=(
-            *times_file.notes,
-            *time_notes,
-            *sidecar_notes,
-            *other_notes,
-            *memory_file.notes,
-            *memory_notes,
-            *ulysses_notes,
-        ),
+        estimated=sidecar is not None and sidecar.estimated,
+        synthetic=sidecar is not None and sidecar.synthetic,
+        sources=memory_file.sources,
+        notes=(*memory_file.notes, *memory_notes, *ulysses_notes),
     )
 
 

@@ -84,7 +84,8 @@ class Assumptions:
             )
         for text in half_allreduces(hardware):
             self._default(text)
-        for note in (*hardware.notes, falling_times(hardware), partial_spread(hardware)):
+        found = (falling_times(hardware), partial_spread(hardware))
+        for note in (*hardware.notes, *model.notes, *found):
             if note is not None:
                 self.note(note)
         if optimizer is not None:
@@ -100,9 +101,10 @@ class Assumptions:
             self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
         if spec.tied_embeddings and spec.vocab_size is None:
             self._default("vocabulary is unknown: tied weights are those of the first stage")
+        given = any(s.role == "memory" and not s.estimated for s in model.sources)
         for documents, name in (
             (hardware, f"hardware {hardware.name}"),
-            (model, f"profile of {spec.name}"),
+            (model, f"{'times' if given else 'profile'} of {spec.name}"),
         ):
             if documents.estimated:
                 self.note(f"estimated: {name}")

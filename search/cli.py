@@ -122,7 +122,7 @@ def _evaluate(request: Request, session: Session) -> int:
             estimated=session.estimated,
             synthetic=session.synthetic,
             defaults=defaults,
-            notes=session.hardware.notes,
+            notes=session.notes,
             sources=session.sources,
         )
     document = evaluation_document(plan, prediction, defaults=defaults, synthetic=session.synthetic)

@@ -90,7 +90,7 @@ def _execute(raw: dict[str, Any]) -> int:
         estimated=session.estimated,
         synthetic=session.synthetic,
         defaults=session.defaults,
-        notes=session.hardware.notes,
+        notes=session.notes,
         sources=session.sources,
     )
     show_explanation(console, prediction, perturbations=perturbations)

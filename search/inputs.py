@@ -248,6 +248,7 @@ def _model(
 ) -> tuple[ModelSpec, ModelProfile]:
     from autopar import estimate
     from autopar.model_files import read_model_profile
+    from autopar.shipped import with_shipped_memory
 
     computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
     if (computation is None) != (memory is None):
@@ -275,7 +276,7 @@ def _model(
         precision=options.mixed_precision,
         sequence_parallel=options.sequence_parallel,
     )
-    return spec, profile
+    return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
 
 
 def _spec(inputs: InputSpec) -> ModelSpec:

@@ -61,6 +61,12 @@ class Session:
         """Every input file."""
         return self.hardware.sources + self.profile.sources
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What readers derived, skipped or scaled; that an input is estimated stands elsewhere."""
+        notes = (*self.hardware.notes, *self.profile.notes)
+        return tuple(note for note in notes if not note.startswith("estimated: "))
+
     def rebuilt(
         self,
         *,
@@ -86,12 +92,12 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
     from search.planner import Planner
 
     unnamed = (
-        (inputs.uses_default_model, "--model", DEFAULT_MODEL),
-        (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE),
+        (inputs.uses_default_model, "--model", DEFAULT_MODEL, "times estimated"),
+        (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE, "estimated"),
     )
     notices = [
-        f"no {option} given, planning for the shipped {name} (estimated)"
-        for absent, option, name in unnamed
+        f"no {option} given, planning for the shipped {name} ({what})"
+        for absent, option, name, what in unnamed
         if absent
     ]
     if not _BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
@@ -107,7 +113,7 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
         planner=Planner.from_documents(spec, profile, hardware, options),
         notices=tuple(notices),
         defaults=defaults,
-        named={option.removeprefix("--"): name for absent, option, name in unnamed if absent},
+        named={option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent},
     )
 
 

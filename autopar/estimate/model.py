@@ -114,10 +114,7 @@ def estimate_model(
         )
         for position, value in found.items():
             others[position][lengths] = value
-    note = (
-        f"estimated, not measured: {spec.name} on card {device.name}, {precision}, "
-        f"{kernels} kernels"
-    )
+    note = f"estimated: {spec.name} on card {device.name}, {precision}, {kernels} kernels"
     return ModelProfile(
         layers=tuple(
             LayerProfile(times=tuple(t), memory=m) for t, m in zip(times, memory, strict=True)

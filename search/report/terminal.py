@@ -45,6 +45,8 @@ _NAMED = 6
 """Restricting options that a sentence names, at most."""
 _MODEL_ROLES = ("model", "computation", "memory")
 """What the roles of the inputs that describe the model begin with."""
+_COUNTED = "counted exactly"
+"""How the sidecar of a memory file that rests on no device begins to say where it comes from."""
 _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
@@ -288,6 +290,10 @@ def _title(
             "not on measurements",
             style="yellow",
         )
+    times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
+    counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
+    if times and counted:
+        print_line(console, "memory counted exactly, times estimated", style="yellow")
 
 
 def _whose(roles: Iterable[str]) -> str:

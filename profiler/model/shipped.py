@@ -1,0 +1,176 @@
+"""Counts the memory files that are shipped with models, for `make models`.
+
+What `profile-model --source exact` counts at the model's own length, and more of it: every tensor
+degree that the heads allow, and embedding and head at every vocabulary degree that a cluster may
+have and at shorter lengths. Only what the planner reads of single cells stays in the sidecar, and
+nothing of the machine, so that every machine writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autopar import catalog
+from autopar.errors import AutoparError, InputError
+from autopar.estimate.memory import tensor_degrees
+from autopar.estimate.model import VOCAB_DEGREES
+from autopar.jsonio import write_json
+from autopar.locate import model_file_name
+from autopar.model import ModelSpec
+from autopar.model_measurements import ModelMeasurement, TensorKind
+from autopar.shipped import SHIPPED_PRECISION
+from autopar.sidecar import SIDECAR_VERSION, Run, Sidecar, sidecar_path
+from autopar.specs import load_spec
+from profiler.environment import require_torch
+from profiler.model.cells import ModelCell, plan_cells
+from profiler.model.documents import derive_memory
+from profiler.model.metadata import describe_model
+from profiler.model.options import ModelOptions
+
+__all__ = ["ShippedMemory", "count_shipped", "main", "shipped_cells", "write_shipped"]
+
+_KINDS: tuple[TensorKind, TensorKind] = ("sp", "tp")
+"""Of the tables with and without `_sp`."""
+_SHARES = ((1, 16), (1, 4), (3, 4), (1, 1))
+"""Lengths of embedding and head, of the model's own. Their peak is not quite proportional to the
+tokens; and three quarters can be divided by 3, as clusters of 24 GPUs need it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedMemory:
+    """One memory file to ship, and its sidecar."""
+
+    file_name: str
+    data: dict[str, Any]
+    """Documented keys, MiB."""
+    sidecar: Sidecar
+
+
+def shipped_cells(spec: ModelSpec) -> tuple[ModelCell, ...]:
+    """Return everything that is counted of a model for its shipped file."""
+    own = tuple(layer.seq_length for layer in spec.layers)
+    cases = tuple(
+        tuple(length * part // whole for length in own)
+        for part, whole in _SHARES
+        if all(length * part >= whole for length in own)
+    )
+    options = _options(spec)
+    planned = plan_cells(spec, replace(options, seq_lengths=cases))
+    found: dict[str, ModelCell] = {}
+    for cell in planned:
+        if cell.part != "layer" or cell.layer_type is None:
+            sharded = _sharded_outer(spec, cell)
+        elif cell.seq_lengths == (own[cell.layer_type],):
+            sharded = _sharded_layer(spec, cell)
+        else:  # exactly proportional to the tokens
+            continue
+        found |= {one.key: one for one in (cell, *sharded)}
+    return tuple(found.values())
+
+
+def count_shipped(spec: ModelSpec) -> ShippedMemory:
+    """Return the memory file of a model, counted anew.
+
+    Raises
+    ------
+    InputError: a cell cannot be counted.
+    """
+    import torch
+
+    from profiler.model.measuring import SpecMeasurer
+
+    measurer = SpecMeasurer(spec, _options(spec), torch.device("cpu"))
+    found: dict[str, ModelMeasurement] = {}
+    for cell in shipped_cells(spec):
+        counted = measurer.measure(cell)
+        if counted.status != "ok":
+            raise InputError(f"model {spec.name!r}: {cell.key} was not counted: {counted.reason}")
+        found[cell.key] = counted.model_copy(update={"elapsed_s": 0.0})
+    document = derive_memory(dict(sorted(found.items())), spec, _KINDS)
+    layers = [found[key] for key in sorted(found) if found[key].part == "layer"]
+    metadata: dict[str, str | int | float | bool | None] = {
+        "torch": str(torch.__version__).split("+")[0],
+        "dtype": SHIPPED_PRECISION,
+        "model": describe_model(spec),
+        "unit": "all",
+        "tp_impl": "megatron",
+    }
+    return ShippedMemory(
+        file_name=model_file_name("memory", SHIPPED_PRECISION, spec),
+        data=dict(document.data),
+        sidecar=Sidecar(
+            version=SIDECAR_VERSION,
+            document="memory",
+            unit="MiB",
+            source="counted exactly by `python -m profiler.model.shipped`, megatron tensor "
+            "parallelism; single cells are those of layers",
+            name=spec.name,
+            parameter_bytes=4,
+            runs=[Run(metadata=metadata, model_measurements=layers)],
+        ),
+    )
+
+
+def write_shipped(name: str) -> Path:
+    """Count a shipped model and write its memory file and sidecar; return the former's path."""
+    counted = count_shipped(load_spec(name))
+    path = catalog.find_model(name).parent / "configs" / counted.file_name
+    sidecar = counted.sidecar.model_dump(exclude_defaults=True)
+    write_json(sidecar_path(path), {**sidecar, "tool": counted.sidecar.tool}, number_rows=True)
+    write_json(path, counted.data)
+    return path
+
+
+def _options(spec: ModelSpec) -> ModelOptions:
+    return ModelOptions(
+        model=spec.name,
+        profile_types=("memory",),
+        source="exact",
+        device="cpu",
+        dtype=SHIPPED_PRECISION,
+        degrees=(1,),
+    )
+
+
+def _sharded_layer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
+    layer = spec.layers[cell.layer_type or 0]
+    if cell.checkpoint != "none":  # what a checkpointed shard keeps follows from the whole
+        return
+    kinds: tuple[TensorKind, ...] = (*_KINDS, "ulysses")
+    for degree in tensor_degrees(layer)[1:]:
+        for kind in kinds:
+            sharded = replace(cell, degree=degree, kind=kind)
+            try:
+                sharded.sharding.check(layer)
+            except InputError:  # not legal for the planner either
+                continue
+            yield sharded
+
+
+def _sharded_outer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
+    own = {degree for layer in spec.layers for degree in tensor_degrees(layer)}
+    for degree in sorted({*own, *VOCAB_DEGREES} - {1}):
+        for kind in _KINDS:
+            if kind == "tp" or all(length % degree == 0 for length in cell.seq_lengths):
+                yield replace(cell, degree=degree, kind=kind)
+
+
+def main(names: Sequence[str] = ()) -> int:
+    """Write the memory files of these shipped models, all without names; return the exit code."""
+    try:
+        require_torch()
+        for name in names or catalog.model_names():
+            sys.stdout.write(f"{write_shipped(name)}\n")
+            sys.stdout.flush()
+    except AutoparError as error:
+        sys.stderr.write(f"profiler.model.shipped: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
