@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,10 @@ class Measurer(ABC):
         self.options = options
         self.device = device
         self.policy = make_policy(options, device.type)
+
+    def rehearse(self, cells: Sequence[ModelCell]) -> None:
+        """Raise InputError where the model cannot be measured; reference blocks always can."""
+        return
 
     def measure(self, cell: ModelCell) -> ModelMeasurement:
         """Return the figures of a cell; what goes wrong becomes its reason."""

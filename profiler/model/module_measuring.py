@@ -8,6 +8,7 @@ decided by class, since a module does not say it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,10 @@ from profiler.model.counting import ExactMemory, count_memory
 from profiler.model.device_memory import device_memory, explain_difference
 from profiler.model.fakes import fake_tensors
 from profiler.model.measuring import ADAM_BYTES, Measurer, filled_with, shortage
-from profiler.model.module_source import ModuleSource
-from profiler.model.modules import Built, call, first_line, main_output
+from profiler.model.module_source import ModuleSource, rehearse
+from profiler.model.modules import Built, blamed, call, first_line, main_output
 from profiler.model.options import ModelOptions
+from profiler.model.passes import out_of_memory
 from profiler.model.timing import time_module
 
 if TYPE_CHECKING:
@@ -45,11 +47,26 @@ class ModuleMeasurer(Measurer):
         self._source = source
         self._counted: dict[tuple[object, ...], ExactMemory] = {}
 
+    def rehearse(self, cells: Sequence[ModelCell]) -> None:
+        """Run the smallest layers that will be timed; raises InputError, one sentence."""
+        timed = [cell for cell in cells if cell.quantity == "time" and cell.layer_type is not None]
+        if not timed:
+            return
+        smallest = min(timed, key=lambda cell: (cell.batch, cell.seq_lengths))
+        if self._shortage(smallest) is None:
+            lengths = [max(cell.seq_lengths) for cell in timed]
+            try:
+                rehearse(self._source, lengths, self.options.dtype, self.device)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):  # a cell of that size will say it
+                    raise
+
     def _time(self, cell: ModelCell) -> ModelMeasurement:
         with warnings.catch_warnings():
             # of random operators on a mesh, which are initialisations here
             warnings.filterwarnings("ignore", "DTensor random operators", UserWarning)
-            return filled_with(cell, self._timed(cell))
+            timed: Timed = blamed(self._source.text, lambda: self._timed(cell))
+        return filled_with(cell, timed)
 
     def _timed(self, cell: ModelCell) -> Timed:
         seq, kind = max(cell.seq_lengths), cell.layer_type
@@ -83,17 +100,20 @@ class ModuleMeasurer(Measurer):
         # the allocator of a CPU promises what it does not have, and then the process is killed
         if cell.quantity != "time" or self.device.type != "cpu" or not self._source.fakeable:
             return None
-        return shortage(self._needed_bytes(cell))
+        try:
+            return shortage(self._needed_bytes(cell))
+        except (AutoparError, RuntimeError):
+            return None  # the cell says it better
 
     def _needed_bytes(self, cell: ModelCell) -> float:
         """Return roughly the bytes that timing a cell takes, from a count of one sample."""
         size = (cell.layer_type, cell.seq_lengths, cell.num_layers)
         if size not in self._counted:
-            one = replace(cell, batch=1, degree=1, checkpoint="none")
-            if cell.layer_type is None:
-                self._counted[size] = self._whole(one)
-            else:
-                self._counted[size] = self._layers(one)[cell.layer_type]
+            one, kind = replace(cell, batch=1, degree=1, checkpoint="none"), cell.layer_type
+            self._counted[size] = blamed(
+                self._source.text,
+                lambda: self._whole(one) if kind is None else self._layers(one)[kind],
+            )
         counted = self._counted[size]
         per_sample = counted.activation_bytes + counted.peak_bytes
         states = 2.0 * counted.parameter_bytes
@@ -102,10 +122,11 @@ class ModuleMeasurer(Measurer):
         return (states + cell.batch * per_sample) / cell.degree
 
     def _memory(self, cell: ModelCell) -> ModelMeasurement:
-        if cell.layer_type is not None:
-            found = self._layers(cell)[cell.layer_type]
-        else:
-            found = self._outer(cell)
+        kind = cell.layer_type
+        found: ExactMemory = blamed(
+            self._source.text,
+            lambda: self._outer(cell) if kind is None else self._layers(cell)[kind],
+        )
         found = replace(
             found,
             part=cell.part,
@@ -263,6 +284,7 @@ class _Whole(nn.Module):
     def __init__(self, built: Built, batch: int, seq_length: int, where: str) -> None:
         super().__init__()
         self.model = built.module
+        self.__class__ = type(type(built.module).__name__, (_Whole,), {})  # for messages
         self._data = built.make_batch(batch, seq_length)
         self._where = where
 

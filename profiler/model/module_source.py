@@ -34,7 +34,7 @@ from profiler.model.sources import Factory, ModelSource
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModuleSource", "module_source"]
+__all__ = ["ModuleSource", "module_source", "rehearse"]
 
 _LENGTH = 2048
 """Tokens of a sample where neither the run nor the factory says it."""
@@ -201,14 +201,52 @@ def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
     """Return the width of the model's layer types, after one forward of each and of the whole."""
     check_positions(built.module, seq_length, text)
     widths = []
-    for layer in capture_layers(built, 1, seq_length, text):
+    calls = capture_layers(built, 1, seq_length, text)
+    for layer, double in zip(calls, capture_layers(built, 2, seq_length, text), strict=True):
         name = f"{text}: layer {type(layer.module.layer).__name__}"
-        blamed(name, partial(layer.module, *layer.inputs))
-        widths.append(int(layer.inputs[0].shape[-1]))
+        _check_gradient(blamed(name, partial(layer.module, *layer.inputs)), name)
+        shapes = [tuple(one.inputs[0].shape) for one in (layer, double)]
+        if double.inputs[0].numel() != 2 * layer.inputs[0].numel():
+            raise InputError(
+                f"{name} gets a hidden state of shape {list(shapes[0])} for one sample and of "
+                f"{list(shapes[1])} for two; let make_batch(batch, seq_length) make so many samples"
+            )
+        widths.append(shapes[0][-1])
     data = built.make_batch(1, seq_length)
     output = blamed(f"{text}: the forward", lambda: call(built.module, data))
-    main_output(output, f"{text}: the module {type(built.module).__name__}")
+    name = f"{text}: the module {type(built.module).__name__}"
+    _check_gradient(main_output(output, name), name)
     return widths
+
+
+def _check_gradient(output: torch.Tensor, name: str) -> None:
+    """Refuse an output that no backward can start from."""
+    if not output.requires_grad:
+        raise InputError(
+            f"{name} returns a tensor that needs no gradient, so that there is no backward to "
+            "measure; let its forward run without torch.no_grad() and without detach()"
+        )
+
+
+def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: Any) -> None:
+    """Run a small model in earnest; raise InputError where values are what is wrong with it.
+
+    Tokens and positions beyond their tables, weights and outputs that are not finite, operators
+    that the device does not have: tensors without contents show none of them.
+    """
+    import torch
+
+    text = source.text
+    built = source.build(source.num_typical, seq_length=max(lengths), dtype=dtype, device=device)
+    capture_layers(built, 1, max(lengths), text)  # ends at the last layer, before the head
+    for layer in capture_layers(built, 1, min(lengths), text):
+        name = f"{text}: layer {type(layer.module.layer).__name__}"
+        output = blamed(name, partial(layer.module, *layer.inputs))
+        if not bool(torch.isfinite(output).all()):
+            raise InputError(
+                f"{name} returns NaN or infinite values for random tokens, and times of such "
+                "numbers are not those of training; initialise its weights, or use another --dtype"
+            )
 
 
 def _fits(built: Built) -> bool:
@@ -265,6 +303,11 @@ def _make(
     stated = None if made is module else getattr(made, "layers", None)
     layers = find_layers(module, text) if stated is None else _checked_layers(stated, text)
     for of_type in layers:
+        if next(of_type[-1].parameters(), None) is None:
+            raise InputError(
+                f"{text}: layer {type(of_type[0]).__name__} has no parameters, so that there is "
+                "nothing to train or to divide; name the layers that have some in .layers"
+            )
         if len(of_type) != num_layers:
             raise InputError(
                 f"{text}: the factory was asked for {num_layers} layers and made "
@@ -292,11 +335,22 @@ def _batches(
 ) -> Callable[[int, int], Any]:
     """Return `make_batch` whose tensors are made on the device and whose errors are sentences."""
 
+    import torch
+    from torch.utils._pytree import tree_leaves
+
     from profiler.model.blocks import made_of
 
     def make_batch(batch: int, seq_length: int) -> Any:
         with made_of(element, device):
-            return blamed(f"{text}: make_batch", lambda: own(batch, seq_length))
+            made = blamed(f"{text}: make_batch", lambda: own(batch, seq_length))
+        expected = torch.device(device).type
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and one.device.type != expected:
+                raise InputError(
+                    f"{text}: make_batch returned a tensor on {one.device.type} and the model is "
+                    f"on {expected}; leave out device=, the default one is set"
+                )
+        return made
 
     return make_batch
 

@@ -75,7 +75,12 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
             raise
         if isinstance(error, needs_values()) or "out of memory" in str(error).lower():
             raise
-        raise InputError(f"{what} raised {first_line(error)}") from error
+        hint = ""
+        if isinstance(error, IndexError):
+            hint = "; is a token or a position beyond its table?"
+        elif "in-place operation" in str(error):
+            hint = "; write x = x + y, since a layer before needs its output"
+        raise InputError(f"{what} raised {first_line(error)}{hint}") from error
 
 
 def find_layers(module: nn.Module, where: str, *, several: bool = False) -> list[list[nn.Module]]:
@@ -109,12 +114,13 @@ def call(module: nn.Module, batch: Any) -> Any:
 def main_output(output: Any, where: str) -> torch.Tensor:
     """Return the tensor that a backward starts from, or that goes into the next layer.
 
-    A tensor itself, `.loss`, `.logits` (attributes or keys), or the first element of a tuple.
+    A tensor itself, the first element of a tuple, or what is called `loss`, `logits`,
+    `last_hidden_state` or `hidden_states` (attribute or key).
     """
     import torch
 
     candidates: list[Any] = [output]
-    for name in ("loss", "logits"):
+    for name in ("loss", "logits", "last_hidden_state", "hidden_states"):
         candidates.append(getattr(output, name, None))
         if isinstance(output, Mapping):
             candidates.append(output.get(name))
@@ -123,14 +129,14 @@ def main_output(output: Any, where: str) -> torch.Tensor:
     for candidate in candidates:
         if isinstance(candidate, torch.Tensor) and candidate.is_floating_point():
             return candidate
-    what = type(output).__name__
+    what = "None" if output is None else f"a {type(output).__name__}"
     if isinstance(output, tuple | list):
         what += f" that starts with {type(output[0]).__name__}" if output else " without elements"
     elif isinstance(output, torch.Tensor):
-        what = f"tensor of {str(output.dtype).removeprefix('torch.')}"
+        what = f"a tensor of {str(output.dtype).removeprefix('torch.')}"
     raise InputError(
-        f"{where} returns a {what}; let it return the hidden state, a tuple that starts with it, "
-        "or an object with .logits or .loss"
+        f"{where} returns {what}; let it return the hidden state, a tuple that starts with it, or "
+        "a dict or object with loss, logits or hidden_states"
     )
 
 
@@ -261,6 +267,7 @@ def _bound(
             return output
 
     # in the middle of a model gradients go on to the layer before
+    Call.__name__ = type(layer).__name__  # what messages call it
     inputs = tuple(floating[key].detach().requires_grad_() for key in free)
     shared = (*inputs[1:], *(x for x in tree_leaves(fixed) if isinstance(x, torch.Tensor)))
     return LayerCall(Call(), inputs, shared)

@@ -63,6 +63,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     for warning in _source_warnings(source, options):
         say(f"profile-model: {warning}")
     measurer = _measurer(source, spec, options, device)
+    measurer.rehearse(cells)
     if options.dry_run:
         sys.stdout.write(describe_forecast(forecast(cells, spec, measurer)))
         sys.stdout.flush()

@@ -107,7 +107,7 @@ class ModelSource(ABC):
             return None
         return (
             f"model {self.name!r} says no parallelize_plan: at tensor degree {degree} nothing is "
-            f"measured, a rank is taken to need a {degree}th of the whole layer"
+            f"measured, a rank is taken to need 1/{degree} of the whole layer"
         )
 
 
@@ -210,7 +210,8 @@ def _spec_source(text: str, seq_lengths: Sequence[int] | None) -> SpecSource:
 def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
     """Return module, attribute and factory of `package.module:factory`."""
     module_name, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+    parts = (*module_name.split("."), attribute)
+    if parts[-2] == "py" or not all(part.isidentifier() for part in parts):
         raise OptionError(
             f"--model: {text!r} names no Python object; write {_FORM}, without .py or slashes"
         )

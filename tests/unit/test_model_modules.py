@@ -51,7 +51,7 @@ def test_outputs_that_contain_a_hidden_state_are_accepted(layer, output):
         ({"output": "dict"}, "the module Model returns a dict; let it return"),
         ({"output": "late"}, "the module Model returns a tuple that starts with FakeTensor"),
         ({"output": "tokens"}, "the module Model returns a tensor of int64"),
-        ({"output": "none"}, "the module Model returns a NoneType"),
+        ({"output": "none"}, "the module Model returns None; let it"),
     ],
 )
 def test_outputs_without_a_hidden_state_are_one_sentence(options, words):
