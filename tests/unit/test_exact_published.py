@@ -1,14 +1,9 @@
-"""Exact memory against the published measurement of llama2-7b, every difference explained.
+"""Exact memory against the published measurements of llama2-7b and gpt-6.7b, term by term.
 
-The published file is labelled with a sequence of 2048. Its raw figures are those of 4096 tokens a
-sample, the model's own maximum: all of them follow to the kilobyte at 4096, none at 2048. The
-trainer behind it keeps bf16 activations of fused kernels, as an exact count does, but for:
-
-    SwiGLU is one kernel, which keeps its two inputs: no separate silu(gate), S*f*2 bytes less
-    its norm keeps a mean beside the rstd: S*4 bytes per norm
-    flash attention keeps offsets and a random state: 2 blocks of 512 bytes
-    with several samples a rank, attention's output exists twice, in both layouts: S*h*2 per sample
-    the softmax of the loss stays in bf16, where ours is fp32: S*V*2 bytes less
+The comparison itself is `benchmarks.memory_vs_published`, which names a cause for every byte it
+can; here those causes are held to what they leave. The llama2-7b file is labelled with a sequence
+of 2048; its raw figures are those of 4096 tokens a sample, the model's own maximum. A second file,
+of one run, is of 2048 tokens indeed.
 """
 
 from __future__ import annotations
@@ -20,14 +15,31 @@ from typing import Any
 import pytest
 
 from autopar.specs import load_spec
+from autopar.units import MIB
 from profiler.model.sharding import Sharding
 
 pytest.importorskip("torch", reason="the profilers need torch")
 
-MIB, KIB = 2.0**20, 2.0**10
+KIB = 2.0**10
 TOKENS = 4096
 """Per sample, as the figures say; the file's keys say 2048."""
-HIDDEN, FFN, VOCAB = 4096, 11008, 32000
+LAYER = [f"layer, activation, tp {t}" for t in (1, 2, 4, 8)]
+AROUND = [f"around the layers, kept on a rank, vtp {t}" for t in (1, 2, 4, 8)]
+GPT = [
+    f"gpt-6.7b, {length} tokens: {what}"
+    for length in (512, 2048, 8192)
+    for what in ("parameter_size", "activation", "around the layers, kept")
+]
+
+
+@pytest.fixture(scope="module")
+def rows(cases_dir: Path) -> dict[str, Any]:
+    """Return the rows of the comparison by quantity."""
+    from benchmarks.memory_vs_published import gpt_rows
+    from benchmarks.published_llama import llama_rows
+
+    folder = cases_dir / "galvatron"
+    return {row.quantity: row for row in (*llama_rows(folder), *gpt_rows(folder))}
 
 
 @pytest.fixture(scope="module")
@@ -56,26 +68,65 @@ def exact(*, degree: int = 1, checkpoint: Any = "none", seq_length: int = TOKENS
     return layer_memory(spec, Sharding(degree=degree, checkpoint=checkpoint), batch=degree)
 
 
+@pytest.mark.parametrize("quantity", [*LAYER, "layer, checkpoint", *AROUND, *GPT])
+def test_explained_to_the_byte(rows: dict[str, Any], quantity: str) -> None:
+    """What a layer and its surroundings keep is ours after the named differences, to the byte."""
+    assert rows[quantity].rest_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "share"),
+    [
+        ("layer, parameter_size", 0.0001),
+        ("other_memory_pp_off, model_states", 0.0001),
+        ("other_memory_pp_on_first, model_states", 0.0013),
+        ("other_memory_pp_on_last, model_states", 0.0013),
+        ("other_memory_pp_off, activation", 0.0015),
+        ("other_memory_pp_on_last, activation", 0.003),
+        ("2048 tokens: one layer and what is around it, kept", 0.0001),
+        ("gpt-6.7b, 512 tokens: other_memory_pp_off", 0.00001),
+        ("gpt-6.7b, 2048 tokens: other_memory_pp_off", 0.00001),
+        ("gpt-6.7b, 8192 tokens: other_memory_pp_off", 0.00001),
+    ],
+)
+def test_explained_closely(rows: dict[str, Any], table: str, share: float) -> None:
+    """The other tables follow but for a small share, at every vocabulary degree."""
+    found = [row for quantity, row in rows.items() if quantity.startswith(table)]
+    assert len(found) == (4 if table.startswith("other") else 1)
+    for row in found:
+        assert abs(row.rest_bytes) <= share * row.published_bytes, row.quantity
+        assert not row.conjecture
+
+
+def test_first_stage_is_a_conjecture(rows: dict[str, Any]) -> None:
+    """Activations of the first stage are a layer's backward and its states; nothing is open."""
+    guesses = {quantity for quantity, row in rows.items() if row.conjecture}
+    assert guesses == {f"other_memory_pp_on_first, activation, vtp {t}" for t in (1, 2, 4, 8)}
+    assert not [row.quantity for row in rows.values() if row.verdict.startswith("open")]
+
+
+def test_backward_of_a_layer(published: dict[str, Any]) -> None:
+    """With twice the samples the first stage's peak grows by our peak of a layer, to 1 %.
+
+    Runs with 2 and 4 stages of one layer: `act_peak` less what is kept, and less the gradients
+    that `act_peak` has already been reduced by.
+    """
+
+    def above_kept(run: str, num_layers: int, shards: int) -> float:
+        gradients = 4 * (exact().num_parameters + 32000 * 4096) / shards
+        kept = raw(published, run, num_layers, "act")
+        return raw(published, run, num_layers, "act_peak") - kept + gradients
+
+    grown = above_kept("4_1_2_sp", 4, 2) - above_kept("2_1_4_sp", 2, 4)
+    assert grown / 2 == pytest.approx(exact().peak_bytes, rel=0.01)
+
+
 def test_checkpoint(published: dict[str, Any]) -> None:
     """A checkpointed layer keeps its bf16 input: equal at 4096 tokens, twice that at 2048."""
     values = published["layertype_0_sp"]["2048"]["tp_activation_per_bsz_dict"]
     assert per_layer(published, "1_1_8_c_sp", "act") == values["checkpoint"] * MIB
     assert exact(checkpoint="full").activation_bytes == 32 * MIB
     assert exact(checkpoint="full", seq_length=2048).activation_bytes == 16 * MIB
-
-
-@pytest.mark.parametrize(
-    ("run", "degree"),
-    [("1_1_8_sp", 1), ("1_2_4_vtp_sp", 2), ("1_4_2_vtp_sp", 4), ("1_8_1_vtp_sp", 8)],
-)
-def test_activations(published: dict[str, Any], run: str, degree: int) -> None:
-    """A layer's activations are the exact ones to the byte, after the known differences."""
-    fused = -TOKENS * FFN * 2
-    means = 2 * TOKENS * 4
-    flash = 2 * 512
-    second_layout = TOKENS * HIDDEN * 2 if degree > 1 else 0
-    expected = exact(degree=degree).activation_bytes + fused + means + flash + second_layout
-    assert per_layer(published, run, "act") == expected
 
 
 def test_processed_activations(published: dict[str, Any]) -> None:
@@ -105,41 +156,3 @@ def test_parameter_size(published: dict[str, Any], run: str, degree: int) -> Non
     size = published["layertype_0_sp"]["2048"]["parameter_size"]
     assert exact().num_parameters * 4 / MIB == 772.03125
     assert size == pytest.approx(772.03125, rel=0.01)
-
-
-def outer(part: Any, degree: int, batch: int = 1) -> Any:
-    """Return the exact memory of what surrounds the layers."""
-    from profiler.model.exact import outer_memory
-
-    spec = load_spec("llama2-7b", seq_length=[TOKENS])
-    return outer_memory(spec, part, degree=degree, batch=batch)
-
-
-@pytest.mark.parametrize(
-    ("run", "degree"),
-    [("1_1_8_sp", 1), ("1_2_4_vtp_sp", 2), ("1_4_2_vtp_sp", 4), ("1_8_1_vtp_sp", 8)],
-)
-def test_other_activations(published: dict[str, Any], run: str, degree: int) -> None:
-    """Embedding, head and loss keep the exact bytes, less half of the softmax, to 0.4 MiB."""
-    kept = raw(published, run, 1, "act") - per_layer(published, run, "act")
-    # its vocabulary is padded for one rank whatever the degree
-    padding = 4 * TOKENS * degree * (outer("last", degree).num_parameters // HIDDEN - 1)
-    softmax = 4 * TOKENS * VOCAB
-    expected = outer("only", degree, degree).activation_bytes - padding + softmax // 2
-    assert kept == pytest.approx(expected, abs=0.4 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("run", "degree"),
-    [("1_1_8_sp", 1), ("1_2_4_vtp_sp", 2), ("1_4_2_vtp_sp", 4), ("1_8_1_vtp_sp", 8)],
-)
-def test_other_states(published: dict[str, Any], run: str, degree: int) -> None:
-    """16 bytes a parameter, a causal mask of 4096 x 4096 and the buffer of gathered sequences."""
-    found = raw(published, run, 1, "ms") - per_layer(published, run, "ms")
-    states = 16 * (2 * VOCAB * HIDDEN + HIDDEN) / 8
-    mask = TOKENS * TOKENS
-    gathered = degree * TOKENS * HIDDEN * 2 if degree > 1 else 0
-    assert found == pytest.approx(states + mask + gathered, abs=0.9 * MIB)
-    values = published["other_memory_pp_off_sp"]["2048"]["model_states"]
-    assert values["1"] == pytest.approx(found * 8 / MIB if degree == 1 else values["1"])
-    assert outer("only", 1).num_parameters * 16 == 8 * states
