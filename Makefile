@@ -25,7 +25,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp asan e2e bench golden docs-schemas format clean
+.PHONY: help search setup build check test test-py test-cpp asan e2e bench golden models docs-schemas format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ bench: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## speed of the planner; see benc
 golden: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## rewrite the golden files and show what changed
 	$(PY) -m pytest -q -k golden --update-golden
 	git --no-pager diff --stat -- tests/golden
+
+models: $(TEST_READY) ## count the memory of the shipped models again (MODELS="..." for some)
+	$(PY) -m profiler.model.shipped $(MODELS)
 
 docs-schemas: $(VENV)/.stamp-built ## write the JSON Schemas of the documents to docs/schemas
 	$(PY) docs/make_schemas.py
