@@ -2,7 +2,9 @@
 
 `python -m benchmarks.held_out_fit [--model MODEL] [--device cpu|cuda] [--json LEDGER]`; a repeat
 is one `profile-model` over all lengths, of which the fits get those of `--seq` only. The planner's
-fit stands beside what it makes of one batch size, and beside the peer's fit.
+fit stands beside what it makes of one batch size, and beside the peer's fit. `--clock cpu` calls
+the profiler's timing itself and counts the seconds of this process on the CPU, in one thread: it
+asks whether the form is right where others keep the machine too busy for the wall's clock.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -23,16 +26,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.model import LayerProfile, ModelProfile
+from autopar.model import (
+    LayerProfile,
+    ModelProfile,
+    ModelSpec,
+    OtherTime,
+    ShardedTime,
+    TimePoint,
+)
 from autopar.model_files import read_model_profile
 from autopar.specs import load_spec
 from autopar.units import MS
 from benchmarks.metadata import ROOT, append
+from profiler.measure import Policy
 from search.cost.computation import fit_computation
 from search.cost.fits import ComputeFit, fit_other_time
 from search.options import SearchOptions
+from tests.unit.cpu_clock import CpuTimer, one_thread
 
-__all__ = ["FITS", "MODEL", "TARGETS", "Cell", "Part", "held_out", "main", "profiled"]
+__all__ = ["FITS", "MODEL", "TARGETS", "Cell", "Part", "counted", "held_out", "main", "profiled"]
 
 Part = Literal["forward", "backward", "other"]
 """Forward and backward of a whole layer; forward of embedding, head and loss."""
@@ -227,6 +239,66 @@ def profiled(model: str, folder: Path, options: Sequence[str], dtype: str) -> Mo
     )
 
 
+def counted(
+    spec: ModelSpec, sizes: Sequence[tuple[int, int]], dtype: str, policy: Policy, seed: int
+) -> ModelProfile:
+    """Return the times of these (batch, length) in seconds of this process, without memory.
+
+    Sizes are measured in random order, so that a machine that changes does so for all alike.
+    """
+    import torch
+
+    from profiler.model.sharding import Sharding
+    from profiler.model.timing import time_layer
+    from profiler.model.whole import time_outer
+
+    (layer,) = spec.layers
+    device = torch.device("cpu")
+    times, sharded, others = [], [], []
+    with one_thread():
+        for batch, seq_length in random.Random(seed).sample(sizes, len(sizes)):
+            found = time_layer(
+                replace(layer, seq_length=seq_length),
+                Sharding(),
+                batch=batch,
+                dtype=dtype,
+                device=device,
+                policy=policy,
+                checkpoint=False,
+                optimizer=False,
+                timer=CpuTimer(),
+            )
+            other = time_outer(
+                spec,
+                batch=batch,
+                seq_lengths=(seq_length,),
+                dtype=dtype,
+                device=device,
+                policy=policy,
+                backward=False,
+                optimizer=False,
+                timer=CpuTimer(),
+            )
+            forward_s, backward_s, other_s = (
+                statistics.median(samples_s)
+                for samples_s in (
+                    found.samples_s["forward"],
+                    found.samples_s["backward"],
+                    other.samples_s["forward"],
+                )
+            )
+            size: dict[str, Any] = {"batch": batch, "seq_length": seq_length}
+            times.append(TimePoint(**size, forward_s=forward_s))
+            sharded.append(
+                ShardedTime(**size, degree=1, kind="sp", forward_s=forward_s, backward_s=backward_s)
+            )
+            others.append(OtherTime(batch=batch, seq_lengths=(seq_length,), forward_s=other_s))
+    known = LayerProfile(times=tuple(times), memory={}, sharded_times=tuple(sharded))
+    return ModelProfile(
+        layers=(known,), other_times=tuple(others), other_memory={}, sequence_parallel=True
+    )
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in text.split(",")}))
 
@@ -235,6 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="anything with one length that profile-model takes by path")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
     parser.add_argument("--dtype", default="fp32", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--seq", type=_numbers, default=(128, 192, 256, 384, 512, 768))
     parser.add_argument("--unseen", type=_numbers, default=(160, 320, 640, 1536))
@@ -254,16 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--unseen: a length of --seq is not unseen")
     if len(given.seq) < 3 or 1 not in given.bsz:
         parser.error("three lengths in --seq and batch 1 in --bsz are the least that can be fitted")
-    options = ["--device", given.device, "--max-seconds", str(given.max_seconds)]
-    options += [
-        "--iters",
-        str(given.iters),
-        "--warmup",
-        "2",
-        "--bsz",
-        ",".join(map(str, given.bsz)),
-    ]
-    options += ["--seq", ",".join(map(str, sorted((*given.seq, *given.unseen))))]
+    if given.clock == "cpu" and given.device != "cpu":
+        parser.error("--clock cpu counts what a CPU computes; leave it out on another device")
+    lengths = sorted((*given.seq, *given.unseen))
+    sizes = [(batch, length) for length in lengths for batch in given.bsz]
+    policy = Policy(iters=given.iters, warmup=2, max_seconds=given.max_seconds)
+    options = ["--device", given.device, "--iters", str(policy.iters)]
+    options += ["--warmup", str(policy.warmup), "--max-seconds", str(policy.max_seconds)]
+    options += ["--bsz", ",".join(map(str, given.bsz)), "--seq", ",".join(map(str, lengths))]
     repeats: list[list[Cell]] = []
     loads = []
     with tempfile.TemporaryDirectory() as name:
@@ -272,11 +343,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model = str(Path(name) / f"{MODEL['name']}.json")
             Path(model).write_text(json.dumps(MODEL), encoding="utf-8")
         for number in range(given.repeats):
-            profile = profiled(model, Path(name) / f"repeat{number}", options, given.dtype)
+            if given.clock == "cpu":
+                profile = counted(load_spec(model), sizes, given.dtype, policy, seed=number)
+            else:
+                profile = profiled(model, Path(name) / f"repeat{number}", options, given.dtype)
             repeats.append(held_out(profile, given.seq))
             loads.append(os.getloadavg()[0])
     print(
-        f"{given.model or MODEL['name']} on {given.device}, {given.dtype}; fitted at "
+        f"{given.model or MODEL['name']} on {given.device}, {given.dtype}, {given.clock} clock; "
+        "fitted at "
         f"{', '.join(map(str, given.seq))} tokens and batches "
         f"{', '.join(map(str, given.bsz))}; {given.repeats} repeats, load "
         f"{min(loads):.1f} to {max(loads):.1f}"
@@ -288,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {
             "model": given.model or MODEL["name"],
             "device": given.device,
+            "clock": given.clock,
             "torch": importlib.metadata.version("torch"),
             "threads": os.environ.get("OMP_NUM_THREADS"),
             "load": loads,

@@ -74,7 +74,8 @@ def test_unseen_times_are_not_fitted(profile: ModelProfile) -> None:
             assert cell.error(fit) == pytest.approx(-0.5, abs=1e-6), (cell, fit)
 
 
-def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("clock", [pytest.param("wall", marks=pytest.mark.slow), "cpu"])
+def test_a_whole_run(clock: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command profiles a tiny model, prints every unseen cell and keeps the raw figures."""
     layer = {"num_layers": 2, "seq_length": 128, "hidden_size": 64, "num_heads": 4}
     model = {
@@ -87,7 +88,7 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path, ledger = tmp_path / "tiny.json", tmp_path / "ledger.json"
     path.write_text(json.dumps(model), encoding="utf-8")
     sizes = ("--seq", "16,32,64", "--unseen", "24,128", "--bsz", "1", "--repeats", "1")
-    short = ("--iters", "3", "--max-seconds", "0.02")
+    short = ("--iters", "3", "--max-seconds", "0.02", "--clock", clock)
     code = main(["--model", str(path), *sizes, *short, "--json", str(ledger)])
 
     said = capsys.readouterr()
