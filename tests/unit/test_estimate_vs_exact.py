@@ -20,7 +20,7 @@ def test_fused_estimates_of_layers_are_counts(name: str, sequence_parallel: bool
     assert len(exact) >= 6
     for values in exact:
         assert values
-        assert all(value == pytest.approx(1.0, abs=5e-5) for value in values.values())
+        assert all(value == pytest.approx(1.0, abs=6e-5) for value in values.values())
 
 
 def test_documented_ratios(
