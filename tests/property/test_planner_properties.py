@@ -74,7 +74,8 @@ def random_plan(session: Session, rng: random.Random) -> Plan | None:
         cuts = [layers * j // p for j in range(1, p)]
     sizes = tuple(b - a for a, b in itertools.pairwise([0, *cuts, layers]))
     m = rng.choice((p, p + 1, 2 * p, 3 * p + 1, 8 * p))
-    (known,) = session.profile.other_memory["only"].values()
+    lengths = tuple(layer.seq_length for layer in session.spec.layers)
+    known = session.profile.other_memory["only"][lengths]
     degree = rng.choice([t for t in divisors(ranks) if t in known.model_state_bytes])
     ulysses = degree > 1 and rng.random() < 0.3
     vocab = VocabStrategy(
