@@ -289,8 +289,9 @@ def _make(
     made = made_here(make, _module_of, device)
     module = _module_of(made)
     if not isinstance(module, nn.Module):
+        what = "None" if made is None else f"a {type(made).__name__}"
         raise InputError(
-            f"{text}: the factory returned a {type(made).__name__}; let it return an nn.Module, or "
+            f"{text}: the factory returned {what}; let it return an nn.Module, or "
             "an object with .module, .make_batch and .layers"
         )
     own_batch = getattr(made, "make_batch", None)
