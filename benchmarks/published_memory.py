@@ -159,4 +159,4 @@ class Row:
             return f"conjecture, leaves {left:.1%}"
         if abs(self.rest_bytes) < 1:
             return "to the byte"
-        return f"to {left:.3%}" if left < _CLOSED else f"open, leaves {left:.1%}"
+        return f"to {max(left, 1e-5):.3%}" if left < _CLOSED else f"open, leaves {left:.1%}"
