@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABI_VERSION: int
+calculon: Any
+"""Submodule of the closed-form engine; see search/analytic/calculon/engine.py."""
 
 def solve_stage(
     time_s: NDArray[np.float64],

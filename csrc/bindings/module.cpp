@@ -7,10 +7,12 @@ namespace py = pybind11;
 
 void register_stage(py::module_& m);
 void register_planner(py::module_& m);
+void register_calculon(py::module_& m);
 
 PYBIND11_MODULE(_autopar_core, m) {
   m.doc() = "Planner core of autopar; private, use search.planner";
   m.attr("ABI_VERSION") = autopar::kAbiVersion;
   register_stage(m);
   register_planner(m);
+  register_calculon(m);
 }

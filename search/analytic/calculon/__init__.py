@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import InfeasibleExecution
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InfeasibleExecution, InputError
 from search.analytic.calculon.block import Machine, sum_block
 from search.analytic.calculon.checks import (
     check_datatype,
     check_execution,
     check_memory,
+    check_published,
     check_shape,
-    published,
+    published_application,
 )
 from search.analytic.calculon.documents import Application, Execution, System
+from search.analytic.calculon.engine import EXECUTION, OUTCOME, native_model, pack_executions
 from search.analytic.calculon.layers import block_layers
 from search.analytic.calculon.outer import outer_of
 from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
+from search.analytic.calculon.reasons import REASONS
 from search.analytic.calculon.shape import shape_of
 from search.analytic.calculon.step import step_statistics
 from search.analytic.calculon.tables import layer_table
@@ -27,12 +33,15 @@ from search.analytic.documents import load_document
 __all__ = [
     "COMPAT",
     "CORRECT",
+    "EXECUTION",
+    "OUTCOME",
     "Application",
     "Execution",
     "InfeasibleExecution",
     "Quirks",
     "System",
     "evaluate",
+    "evaluate_many",
 ]
 
 
@@ -59,7 +68,8 @@ def evaluate(
     s = load_document(System, system)
     quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
     if compat is True:
-        a = published(a, x)
+        check_published(x)
+        a = published_application(a)
     check_execution(a, x, s, quirks)
     check_datatype(x, s, quirks)
     shape = shape_of(a, x, quirks)
@@ -88,3 +98,46 @@ def evaluate(
     if layers:
         statistics["layers"] = layer_table(shape, operations, machine)
     return statistics
+
+
+def evaluate_many(
+    application: Application | Mapping[str, Any] | Path | str,
+    executions: NDArray[Any] | Mapping[str, Any] | Iterable[Execution | Mapping[str, Any]],
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Return what is known of many executions, as a structured array in their order.
+
+    executions : an array of `EXECUTION`, columns by field name, or one document each.
+    threads : of the compiled engine; answers do not depend on their number.
+
+    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
+
+    Raises
+    ------
+    InputError: a document or a column is unusable.
+    """
+    if threads < 1:
+        raise InputError(f"threads: the value is {threads}, expected at least 1")
+    a = load_document(Application, application)
+    s = load_document(System, system)
+    packed = pack_executions(executions)
+    found, _ = _native(a, s, compat).evaluate_many(packed, threads, False)
+    result = np.empty(found.shape, dtype=OUTCOME)
+    for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
+        result[name] = found[name]
+    result["ok"] = found["ok"]
+    result["reason"] = _TEXTS[found["reason"]]
+    return result
+
+
+_TEXTS = np.array(REASONS, dtype=object)
+
+
+def _native(application: Application, system: System, compat: bool | Quirks) -> Any:
+    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+    known = published_application(application) if compat is True else application
+    return native_model(known, system, quirks, published=compat is True)

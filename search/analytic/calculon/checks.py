@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from autopar.errors import InfeasibleExecution
-from search.analytic.calculon.documents import DATATYPE_BYTES, Application, Execution, System
+from search.analytic.calculon.documents import (
+    CHOICES,
+    DATATYPE_BYTES,
+    Application,
+    Execution,
+    System,
+)
 from search.analytic.calculon.quirks import Quirks
 from search.analytic.calculon.shape import Shape
 
@@ -11,18 +17,10 @@ __all__ = [
     "check_datatype",
     "check_execution",
     "check_memory",
+    "check_published",
     "check_shape",
-    "published",
+    "published_application",
 ]
-
-
-_CHOICES = {
-    "attention_type": ("multihead", "multiquery", "flash"),
-    "activation_recompute": ("none", "attn_only", "full"),
-    "tensor_par_comm_type": ("ar", "p2p_rs_ag", "rs_ag"),
-    "tensor_par_overlap": ("none", "ring", "pipe"),
-    "structure_type": ("gpt", "llama"),
-}
 
 
 def check_execution(application: Application, x: Execution, system: System, quirks: Quirks) -> None:
@@ -144,18 +142,17 @@ def check_memory(tier: int, needed_bytes: float, capacity_bytes: float) -> None:
         )
 
 
-def published(application: Application, x: Execution) -> Application:
-    """Return what the published model knows of an application.
-
-    Raises
-    ------
-    InfeasibleExecution: the execution asks for something that it does not know.
-    """
+def check_published(x: Execution) -> None:
+    """Raise InfeasibleExecution where an execution asks for what the published model lacks."""
     for name, unknown in (("attention_type", "flash"), ("structure_type", "llama")):
         if getattr(x, name) == unknown:
             raise _contradiction(
                 f"{name}: {unknown!r} is not in the published model; leave compat out"
             )
+
+
+def published_application(application: Application) -> Application:
+    """Return what the published model knows of an application."""
     fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
     return application.model_copy(
         update={name: Application.model_fields[name].default for name in fields}
@@ -185,10 +182,9 @@ def _check_tiers(x: Execution, system: System, quirks: Quirks) -> None:
 
 
 def _check_choice(x: Execution, name: str) -> None:
-    if getattr(x, name) not in _CHOICES[name]:
+    if getattr(x, name) not in CHOICES[name]:
         raise _contradiction(
-            f"{name}: the value is {getattr(x, name)!r}, expected one of "
-            f"{', '.join(_CHOICES[name])}"
+            f"{name}: the value is {getattr(x, name)!r}, expected one of {', '.join(CHOICES[name])}"
         )
 
 

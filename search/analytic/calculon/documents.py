@@ -19,9 +19,18 @@ from autopar.patterns import StrictObject, key_error
 from autopar.units import GIB
 from search.analytic.machine import OPERATIONS, Collective, Rate, Tier
 
-__all__ = ["DATATYPE_BYTES", "Application", "Execution", "System"]
+__all__ = ["CHOICES", "DATATYPE_BYTES", "Application", "Execution", "System"]
 
 DATATYPE_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+CHOICES = {
+    "datatype": tuple(DATATYPE_BYTES),
+    "attention_type": ("multihead", "multiquery", "flash"),
+    "activation_recompute": ("none", "attn_only", "full"),
+    "tensor_par_comm_type": ("ar", "p2p_rs_ag", "rs_ag"),
+    "tensor_par_overlap": ("none", "ring", "pipe"),
+    "structure_type": ("gpt", "llama"),
+}
+"""Words of an execution, in the order of their codes in the compiled engine."""
 
 
 def _flag(value: object) -> object:

@@ -5,6 +5,7 @@ Source: Calculon (SC'23), doi 10.1145/3581784.3607102; corrections are named in 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from search.analytic.calculon.block import Block, Machine, Pair
@@ -273,13 +274,15 @@ def step_statistics(
         "fw_offload_exposed_time": exposed_fw_s,
         "bw_offload_exposed_time": exposed_bw_s,
         "total_time": total_s,
-        "act_offload_bw_req": stored / fw_window,
-        "weight_offload_bw_req": s.weight / fw_window,
+        "act_offload_bw_req": _ratio(stored, fw_window),
+        "weight_offload_bw_req": _ratio(s.weight, fw_window),
         "optim_offload_bw_req": (
-            (s.weight_gradient + s.optimizer) / bw_window if training else 0.0
+            _ratio(s.weight_gradient + s.optimizer, bw_window) if training else 0.0
         ),
         "offload_mem_bw_req": (
-            max(off_fw / fw_window, off_bw / bw_window) if training else off_fw / fw_window
+            max(_ratio(off_fw, fw_window), _ratio(off_bw, bw_window))
+            if training
+            else _ratio(off_fw, fw_window)
         ),
         "proc_mem_tier1_cap_req": tier1,
         "proc_mem_tier2_cap_req": tier2,
@@ -296,3 +299,10 @@ def step_statistics(
             "outer_space": outer_space,
         }
     return stats
+
+
+def _ratio(amount: float, window: float) -> float:
+    """Return what a window must hide per second; one that nothing is left of hides nothing."""
+    if window == 0.0:
+        return math.inf if amount > 0.0 else 0.0
+    return amount / window

@@ -1,0 +1,140 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autopar/analytic/calculon.hpp"
+
+namespace py = pybind11;
+using namespace autopar::analytic;
+using namespace autopar::analytic::calculon;
+
+namespace {
+
+using Steps = std::vector<std::pair<double, double>>;  // (smallest size, efficiency)
+
+Rate rate_of(double peak_per_s, const Steps& steps) {
+  Rate rate;
+  rate.peak_per_s = peak_per_s;
+  for (const auto& [smallest, efficiency] : steps) {
+    rate.smallest.push_back(smallest);
+    rate.per_s.push_back(peak_per_s * efficiency);
+  }
+  return rate;
+}
+
+Application application_of(const py::dict& d) {
+  Application a;
+  const auto get = [&](const char* name) { return d[name].cast<std::int64_t>(); };
+  a.hidden = get("hidden");
+  a.feedforward = get("feedforward");
+  a.seq = get("seq_size");
+  a.heads = get("attn_heads");
+  a.head_size = get("attn_size");
+  a.blocks = get("num_blocks");
+  a.kv_heads = get("attn_kv_heads");
+  a.vocab = get("vocab_size");
+  a.tied = get("tied_embeddings") != 0;
+  a.causal = get("causal") != 0;
+  return a;
+}
+
+Tier tier_of(const py::dict& d) {
+  Tier tier;
+  tier.bytes_per_s = d["bytes_per_s"].cast<double>();
+  tier.latency_s = d["latency_s"].cast<double>();
+  tier.size = d["size"].cast<long>();
+  tier.must_be_filled = d["must_be_filled"].cast<bool>();
+  tier.processor_usage = d["processor_usage"].cast<double>();
+  tier.scalar = d["scalar"].cast<std::array<double, kNumCollectives>>();
+  tier.offset = d["offset"].cast<std::array<double, kNumCollectives>>();
+  return tier;
+}
+
+System system_of(const py::dict& d) {
+  System system;
+  const auto rate = [](const py::handle& item) {
+    const auto [peak, steps] = item.cast<std::pair<double, Steps>>();
+    return rate_of(peak, steps);
+  };
+  for (const auto& [name, engines] :
+       {std::pair{"matrix", &system.matrix}, std::pair{"vector", &system.vector}})
+    for (const auto& [datatype, item] : d[name].cast<py::dict>())
+      (*engines)[datatype.cast<std::size_t>()] = rate(item);
+  system.first = {d["memory_bytes"][py::int_(0)].cast<double>(), rate(d["memory"][py::int_(0)])};
+  system.second = {d["memory_bytes"][py::int_(1)].cast<double>(), rate(d["memory"][py::int_(1)])};
+  system.roofline = d["roofline"].cast<bool>();
+  for (const auto& item : d["tiers"]) system.tiers.push_back(tier_of(item.cast<py::dict>()));
+  return system;
+}
+
+Quirks quirks_of(const py::dict& d) {
+  Quirks q;
+#define AUTOPAR_QUIRK(name) q.name = d[#name].cast<bool>()
+  AUTOPAR_QUIRK(running_recompute_totals);
+  AUTOPAR_QUIRK(pipe_tile_twice);
+  AUTOPAR_QUIRK(edge_overlaps_as_base);
+  AUTOPAR_QUIRK(recommunication_as_forward);
+  AUTOPAR_QUIRK(attention_input_dropped);
+  AUTOPAR_QUIRK(overlapped_activations);
+  AUTOPAR_QUIRK(dropout_gradient_bytes);
+  AUTOPAR_QUIRK(weight_gradient_bytes);
+  AUTOPAR_QUIRK(checkpoint_unsharded);
+  AUTOPAR_QUIRK(optimizer_per_microbatch);
+  AUTOPAR_QUIRK(overlap_requirements);
+  AUTOPAR_QUIRK(tail_windows);
+  AUTOPAR_QUIRK(latency_without_neighbour);
+  AUTOPAR_QUIRK(offload_sums);
+  AUTOPAR_QUIRK(divisor_fills_tier);
+  AUTOPAR_QUIRK(no_checkpoint_figure);
+  AUTOPAR_QUIRK(communication_flops);
+  AUTOPAR_QUIRK(unknown_datatype_ends_search);
+#undef AUTOPAR_QUIRK
+  return q;
+}
+
+using Executions = py::array_t<Execution, py::array::c_style>;
+
+}  // namespace
+
+void register_calculon(py::module_& parent) {
+  PYBIND11_NUMPY_DTYPE(Execution, num_procs, tensor_par, pipeline_par, data_par, tensor_par_net,
+                       pipeline_par_net, data_par_net, batch_size, microbatch_size,
+                       pipeline_interleaving, datatype, attention_type, activation_recompute,
+                       tensor_par_comm_type, tensor_par_overlap, structure_type, fused_activation,
+                       optimizer_sharding, seq_par_ag_redo, data_par_overlap, weight_offload,
+                       activations_offload, optimizer_offload, training);
+  PYBIND11_NUMPY_DTYPE(Outcome, ok, reason, total_time_s, tier1_bytes, tier2_bytes,
+                       sample_rate_per_s);
+  py::module_ m = parent.def_submodule("calculon");
+  m.attr("EXECUTION") = py::dtype::of<Execution>();
+  m.attr("NUM_STATISTICS") = kNumStatistics;
+  m.attr("NUM_REASONS") = static_cast<int>(kNumReasons);
+  py::class_<Model>(m, "Model")
+      .def(py::init([](const py::dict& application, const py::dict& system, const py::dict& quirks,
+                       bool published) {
+             return Model(application_of(application), system_of(system), quirks_of(quirks),
+                          published);
+           }),
+           py::arg("application"), py::arg("system"), py::arg("quirks"), py::arg("published"))
+      .def(
+          "evaluate_many",
+          [](const Model& model, const Executions& executions, int threads, bool statistics) {
+            const auto count = static_cast<std::size_t>(executions.size());
+            py::array_t<Outcome> outcomes(executions.size());
+            py::array_t<double> table(std::vector<py::ssize_t>{
+                statistics ? executions.size() : py::ssize_t{0}, kNumStatistics});
+            const Execution* in = executions.data();
+            Outcome* out = outcomes.mutable_data();
+            double* rows = statistics ? table.mutable_data() : nullptr;
+            {
+              py::gil_scoped_release release;
+              evaluate_many(model, in, count, threads, out, rows);
+            }
+            return py::make_tuple(outcomes, table);
+          },
+          py::arg("executions"), py::arg("threads"), py::arg("statistics"));
+}

@@ -1,0 +1,467 @@
+// The operations of one block and their sums, as search/analytic/calculon/{operations,layers,
+// block}.py have them.
+#include <optional>
+
+#include "autopar/analytic/calculon.hpp"
+
+namespace autopar::analytic::calculon {
+namespace {
+
+enum Stage { kFw, kAgrad, kWgrad, kOptim, kNumStages };
+enum Role : std::uint8_t { kComputes, kGathers, kReduces };
+
+constexpr double kDefault = -1.0;  // take the rule of most types
+
+// Numbers of one operation on one processor, in elements unless they end in `_bytes`.
+struct Kind {
+  bool matrix = false;
+  Role role = kComputes;
+  double fw_flops = 0, agrad_flops = 0, wgrad_flops = 0;
+  double inputs = 0, outputs = 0, parameters = 0, activation = 0, gradient = 0;
+  double fw_bytes = kDefault, agrad_bytes = kDefault, activation_bytes = kDefault,
+         gradient_bytes = kDefault;
+};
+
+struct Flags {
+  bool recomputed = false, recommunicated = false, reused = false, kept = true, output_kept = true;
+};
+
+// Adds operations to a block one by one, in the order of the forward.
+class Sum {
+ public:
+  Sum(const Shape& shape, const Quirks& quirks, const System& system, const Execution& x)
+      : s_(shape),
+        q_(quirks),
+        matrix_(system.matrix[x.datatype]),
+        vector_(system.vector[x.datatype]),
+        memory_(system.first.rate),
+        tier_(system.tiers[static_cast<std::size_t>(x.tensor_par_net)]),
+        roofline_(system.roofline),
+        n_(static_cast<double>(shape.tokens)),
+        h_(static_cast<double>(shape.hidden)),
+        whole_(static_cast<double>(shape.elements)) {}
+
+  Block run() {
+    entry();
+    projections();
+    s_.flash ? flash_attention() : written_attention();
+    reduced(static_cast<double>(s_.heads * s_.head_size));
+    leave();
+    entry();
+    feed_forward();
+    reduced(static_cast<double>(s_.feedforward));
+    leave();
+    if (s_.recompute_all) block_.stored = 0.0;
+    return block_;
+  }
+
+ private:
+  // ---- types of operations
+  Kind fork(double elements, double ways) const {
+    Kind k;
+    k.agrad_flops = ways * elements;
+    k.inputs = k.activation = elements;
+    k.fw_bytes = 0.0;
+    k.agrad_bytes = (ways + 1) * elements * s_.element_bytes;
+    return k;
+  }
+  Kind norm(double elements) const {
+    Kind k;
+    k.fw_flops = (s_.gated ? 4 : 9) * elements;
+    k.agrad_flops = (s_.gated ? 6 : 14) * elements;
+    k.wgrad_flops = (s_.gated ? 3 : 7) * elements;
+    k.inputs = k.outputs = k.activation = k.gradient = elements;
+    k.parameters = (s_.gated ? 1 : 2) * h_;
+    return k;
+  }
+  Kind linear(double inputs, double outputs) const {
+    Kind k;
+    k.matrix = true;
+    k.fw_flops = k.agrad_flops = k.wgrad_flops = 2 * n_ * inputs * outputs;
+    k.inputs = k.activation = n_ * inputs;
+    k.outputs = k.gradient = n_ * outputs;
+    k.parameters = inputs * outputs;
+    return k;
+  }
+  Kind product(double lanes, double rows, double inner, double columns) const {
+    Kind k;
+    k.matrix = true;
+    k.fw_flops = 2 * lanes * rows * inner * columns;
+    k.agrad_flops = 2 * k.fw_flops;
+    k.inputs = k.activation = lanes * (rows * inner + inner * columns);
+    k.outputs = k.gradient = lanes * rows * columns;
+    return k;
+  }
+  Kind softmax(double elements) const {
+    Kind k;
+    k.fw_flops = 5 * elements;
+    k.agrad_flops = 8 * elements;
+    k.inputs = k.outputs = k.activation = k.gradient = elements;
+    k.agrad_bytes = 2 * elements * s_.element_bytes;
+    return k;
+  }
+  Kind dropout(double elements) const {
+    const double e = s_.element_bytes;
+    Kind k;
+    k.fw_flops = k.agrad_flops = elements;
+    k.inputs = k.outputs = k.activation = k.gradient = elements;
+    k.fw_bytes = k.agrad_bytes = (2 * e + 1) * elements;
+    k.activation_bytes = elements;
+    k.gradient_bytes = (q_.dropout_gradient_bytes ? 1 : e) * elements;
+    return k;
+  }
+  Kind gelu(double elements) const {
+    Kind k;
+    k.fw_flops = 8 * elements;
+    k.agrad_flops = 13 * elements;
+    k.inputs = k.outputs = elements;
+    k.activation = k.gradient = s_.fused ? 0.0 : elements;
+    k.agrad_bytes = 2 * elements * s_.element_bytes;
+    return k;
+  }
+  Kind gated_silu(double elements) const {
+    Kind k;
+    k.fw_flops = 6 * elements;
+    k.agrad_flops = 10 * elements;
+    k.outputs = elements;
+    k.inputs = k.activation = k.gradient = 2 * elements;
+    k.agrad_bytes = 5 * elements * s_.element_bytes;
+    return k;
+  }
+  Kind flash() const {
+    const double e = s_.element_bytes, seq = static_cast<double>(s_.seq);
+    const double lanes = static_cast<double>(s_.microbatch * s_.heads) / s_.tensor;
+    const double d = static_cast<double>(s_.head_size);
+    const double scores = 2 * lanes * seq * seq * d * (s_.causal ? 0.5 : 1.0);
+    const double queries = lanes * seq * d;
+    const double keys = static_cast<double>(s_.microbatch * s_.seq) * s_.kv_width;
+    const double statistics = 4 * lanes * seq;
+    const double inputs = queries + 2 * keys;
+    Kind k;
+    k.matrix = true;
+    k.fw_flops = 2 * scores;
+    k.agrad_flops = 5 * scores;
+    k.inputs = k.activation = k.gradient = inputs;
+    k.outputs = queries;
+    k.fw_bytes = (inputs + queries) * e + statistics;
+    k.agrad_bytes = (2 * inputs + 2 * queries) * e + statistics;
+    k.activation_bytes = inputs * e + statistics;
+    return k;
+  }
+  Kind residual(double elements) const {
+    Kind k;
+    k.fw_flops = k.outputs = k.gradient = elements;
+    k.agrad_flops = k.inputs = k.activation = 2 * elements;
+    return k;
+  }
+  Kind collective(Role role) const {
+    Kind k;
+    k.role = role;
+    if (s_.tensor == 1) return k;
+    const bool forward = role == kReduces;
+    const double added = whole_ * (s_.tensor - 1) / s_.tensor;
+    const double bytes = whole_ * s_.element_bytes, shard = bytes / s_.tensor;
+    const double reduced = s_.rs ? shard : bytes, gathered = s_.rs ? shard : 0.0;
+    const double moved = 2.0 * bytes, moved_gathering = s_.rs ? moved : 0.0;
+    k.fw_flops = forward ? added : 0.0;
+    k.agrad_flops = forward ? 0.0 : added;
+    k.inputs = k.outputs = k.activation = k.gradient = whole_;
+    k.fw_bytes = forward ? moved : moved_gathering;
+    k.agrad_bytes = forward ? moved_gathering : moved;
+    k.activation_bytes = forward ? reduced : gathered;
+    k.gradient_bytes = forward ? gathered : reduced;
+    return k;
+  }
+  Kind tiled_gather(double inputs, double outputs) const {
+    const double t = s_.tensor;
+    Kind k;
+    k.matrix = true;
+    k.role = kGathers;
+    k.fw_flops = k.agrad_flops = k.wgrad_flops = 2 * n_ * inputs * outputs / t;
+    k.inputs = n_ * inputs;
+    k.outputs = n_ * outputs / t;
+    k.parameters = inputs * outputs / t;
+    k.activation = s_.rs ? n_ * inputs / t : n_ * inputs;
+    k.gradient = q_.overlapped_activations && !s_.rs ? 0.0 : n_ * outputs / t;
+    return k;
+  }
+  Kind tiled_reduce(double inputs, double outputs) const {
+    const double t = s_.tensor;
+    Kind k;
+    k.matrix = true;
+    k.role = kReduces;
+    k.fw_flops = k.agrad_flops = k.wgrad_flops = 2 * n_ * inputs * outputs / t;
+    k.inputs = n_ * inputs / t;
+    k.outputs = n_ * outputs;
+    k.parameters = inputs * outputs / t;
+    k.activation = n_ * inputs / t;
+    k.gradient = n_ * outputs;
+    if (q_.overlapped_activations) {
+      if (!s_.rs) k.activation = 0.0;
+      k.gradient = s_.rs ? 2 * n_ * outputs / t : 2 * n_ * outputs;
+    }
+    return k;
+  }
+
+  // ---- the sequence of operations
+  void entry() {
+    const bool full = s_.recompute_all;
+    add(fork(s_.local_elements, 2), {.recomputed = full});
+    add(norm(s_.local_elements), {.recomputed = full, .reused = true, .kept = false});
+  }
+  void leave() {
+    const bool full = s_.recompute_all;
+    if (!s_.gated) add(dropout(s_.local_elements), {.recomputed = full});
+    add(residual(s_.local_elements), {.recomputed = full, .reused = true, .kept = false});
+  }
+  void projections() {
+    const bool full = s_.recompute_all, again = s_.regather_attention;
+    const auto width = static_cast<double>(s_.heads * s_.head_size);
+    const Flags narrow{.recomputed = full, .reused = true, .kept = false};
+    const Flags tiled{.recomputed = full, .recommunicated = again};
+    if (!s_.tiled) {
+      const bool dropped = again && (s_.rs || q_.attention_input_dropped);
+      add(collective(kGathers), {.recommunicated = again});
+      add(fork(whole_, 3), {.recomputed = again, .kept = !dropped});
+      add(linear(h_, width / s_.tensor), narrow);
+    } else if (!s_.shared_kv) {
+      const auto kv = static_cast<double>(s_.kv_heads * s_.head_size);
+      add(tiled_gather(h_, width + 2 * kv), tiled);
+      return;
+    } else {
+      add(tiled_gather(h_, width), tiled);
+      add(fork(whole_, 2), {.recomputed = again, .kept = !again});
+    }
+    for (int i = 0; i < 2; ++i) add(linear(h_, s_.kv_width), narrow);
+  }
+  void written_attention() {
+    const bool att = s_.recompute_attention, full = s_.recompute_all;
+    const std::int64_t whole_lanes =
+        s_.microbatch * s_.heads / static_cast<std::int64_t>(s_.tensor);
+    const auto lanes = static_cast<double>(whole_lanes), seq = static_cast<double>(s_.seq);
+    const double scores = lanes * seq * seq, d = static_cast<double>(s_.head_size);
+    if (s_.gated) {  // without dropout, what the softmax made is what the sums keep
+      add(product(lanes, seq, d, seq), {.recomputed = att});
+      add(softmax(scores), {.recomputed = att, .reused = true, .kept = false, .output_kept = !att});
+    } else {
+      add(product(lanes, seq, d, seq), {.recomputed = att, .output_kept = !att});
+      add(softmax(scores), {.recomputed = att, .output_kept = !att});
+      add(dropout(scores), {.recomputed = att, .kept = !att});
+    }
+    add(product(lanes, seq, seq, d), {.recomputed = full});
+  }
+  // backward computes the scores again itself, so only full recomputation repeats it
+  void flash_attention() { add(flash(), {.recomputed = s_.recompute_all}); }
+  void feed_forward() {
+    const bool full = s_.recompute_all, again = s_.regather_mlp;
+    const double f = static_cast<double>(s_.feedforward), ways = s_.gated ? 2 : 1;
+    const double inner = f * n_ / s_.tensor;
+    if (s_.tiled) {
+      add(tiled_gather(h_, ways * f), {.recomputed = full, .recommunicated = again});
+    } else {
+      add(collective(kGathers), {.recommunicated = again});
+      add(linear(h_, ways * f / s_.tensor), {.recomputed = full, .kept = !again});
+    }
+    if (s_.gated)
+      add(gated_silu(inner), {.recomputed = full, .output_kept = !s_.fused});
+    else
+      add(gelu(inner), {.recomputed = full});
+  }
+  void reduced(double inputs) {
+    const bool full = s_.recompute_all;
+    if (s_.tiled) {
+      add(tiled_reduce(inputs, h_), {.recomputed = full, .recommunicated = full});
+    } else {
+      add(linear(inputs / s_.tensor, h_), {.recomputed = full});
+      add(collective(kReduces), {.recommunicated = full, .kept = false});
+    }
+  }
+
+  // ---- sums
+  double processing(double flops_s, double memory_s) const {
+    return roofline_ ? std::max(flops_s, memory_s) : flops_s + memory_s;
+  }
+
+  std::optional<Collective> operation(Role role, Stage stage, bool edge, bool repeated) const {
+    if (role == kComputes || s_.tensor == 1 || stage == kOptim) return std::nullopt;
+    if (stage == kWgrad && !repeated) return std::nullopt;
+    const bool split = s_.rs || (s_.rs_at_edges && edge);
+    const bool gathers = (role == kGathers) == (stage != kAgrad);
+    if (gathers) return split ? std::optional{kAllGather} : std::nullopt;
+    return split ? kReduceScatter : kAllReduce;
+  }
+
+  struct Link {
+    double bytes = 0, seconds = 0;
+  };
+  Link link(const Kind& k, Stage stage, bool edge, bool repeated, double alone_s) const {
+    Link result;
+    const auto op = operation(k.role, stage, edge, repeated);
+    if (op) {
+      result.bytes = whole_ * s_.element_bytes;
+      result.seconds = tier_.seconds(*op, result.bytes, s_.tensor);
+    }
+    if (stage == kFw || stage == kAgrad) {
+      if (!k.matrix)
+        result.seconds += alone_s;
+      else if (op && (*op == kAllReduce || *op == kReduceScatter))
+        result.seconds += vector_.seconds(whole_ * (s_.tensor - 1) / s_.tensor);
+    }
+    return result;
+  }
+
+  struct Tiles {
+    double processing_s, exposed_s;
+  };
+  Tiles tiles(double flops_s, double memory_s, double alone_s, double link_s) const {
+    if (link_s == 0.0) return {alone_s, 0.0};
+    const double t = s_.tensor, free = 1.0 - tier_.processor_usage;
+    const double slowed_s = processing(flops_s / free, memory_s);
+    const double over_s = link_s / t - flops_s / free / t;
+    Tiles result{};
+    if (over_s > 0.0)
+      result = {alone_s / t + (t - 1) * slowed_s / t, (t - 1) * over_s};
+    else
+      result = {alone_s + (t - 1) * tier_.processor_usage * link_s / t, 0.0};
+    if (s_.pipe) {
+      result.exposed_s += link_s / t;
+      if (q_.pipe_tile_twice) result.processing_s += link_s / t;
+    }
+    return result;
+  }
+
+  struct Timing {
+    double flops_s = 0, memory_s = 0, alone_s = 0;
+    double processing_s[2] = {0, 0}, exposed_s[2] = {0, 0};
+    Link links[2];
+  };
+  Timing time(const Kind& k, Stage stage, double flops, double bytes, bool repeated) const {
+    Timing r;
+    r.flops_s = (k.matrix && stage != kOptim ? matrix_ : vector_).seconds(flops);
+    r.memory_s = memory_.seconds(bytes);
+    r.alone_s = processing(r.flops_s, r.memory_s);
+    r.processing_s[0] = r.processing_s[1] = r.alone_s;
+    if (k.role == kComputes) return r;
+    for (const int j : {0, 1}) {
+      r.links[j] = link(k, stage, j == 1, repeated, r.alone_s);
+      if (!k.matrix) {
+        r.processing_s[j] = 0.0;
+        r.exposed_s[j] = r.links[j].seconds;
+        continue;
+      }
+      const double beside = q_.edge_overlaps_as_base ? r.links[0].seconds : r.links[j].seconds;
+      const Tiles tile = tiles(r.flops_s, r.memory_s, r.alone_s, beside);
+      r.processing_s[j] = tile.processing_s;
+      r.exposed_s[j] = tile.exposed_s;
+    }
+    return r;
+  }
+
+  static void pass(Work& work, const Timing& r, double flops, double bytes, bool counted,
+                   bool linked) {
+    if (counted) {
+      work.flops += flops;
+      work.flops_s += r.flops_s;
+      work.bytes += bytes;
+      work.memory_s += r.memory_s;
+    }
+    for (const int j : {0, 1}) {
+      work.time_s[j] += r.processing_s[j];
+      if (!linked) continue;
+      work.link_bytes[j] += r.links[j].bytes;
+      work.link_s[j] += r.links[j].seconds;
+      work.exposed_s[j] += r.exposed_s[j];
+    }
+  }
+
+  void require(const Kind& k, const Timing& r) {
+    if (!k.matrix || k.role == kComputes) return;
+    for (const int j : {0, 1})
+      block_.required_bytes_per_s =
+          std::max(block_.required_bytes_per_s,
+                   r.links[j].bytes * (1.0 - tier_.processor_usage) / r.flops_s);
+  }
+
+  void add(const Kind& k, const Flags& f) {
+    const double e = s_.element_bytes, p = k.parameters;
+    const bool counted = k.matrix || k.role == kComputes || q_.communication_flops;
+    const bool linked = k.role != kComputes;
+    const double backward_bytes = (p + k.activation + k.gradient) * e;
+    const double fw_bytes = k.fw_bytes == kDefault ? (k.inputs + k.outputs + p) * e : k.fw_bytes;
+    const double kept_bytes =
+        k.activation_bytes == kDefault ? k.activation * e : k.activation_bytes;
+    block_.weight += p * e;
+    if (!f.reused) block_.working += kept_bytes;
+    if (f.kept || !s_.training) block_.stored += kept_bytes;
+    if (!f.output_kept && s_.training) block_.stored -= k.outputs * e;
+
+    const Timing fw = time(k, kFw, k.fw_flops, fw_bytes, f.recommunicated);
+    pass(block_.fw, fw, k.fw_flops, fw_bytes, counted, linked);
+    require(k, fw);
+    if (!s_.training) return;
+    repeat_forward(k, f, fw, fw_bytes);
+    const double agrad_bytes = k.agrad_bytes == kDefault ? backward_bytes : k.agrad_bytes;
+    const Timing agrad = time(k, kAgrad, k.agrad_flops, agrad_bytes, f.recommunicated);
+    pass(block_.agrad, agrad, k.agrad_flops, agrad_bytes, counted, linked);
+    require(k, agrad);
+    block_.activation_gradient += k.gradient_bytes == kDefault ? k.gradient * e : k.gradient_bytes;
+    if (p > 0 || (linked && f.recommunicated)) {
+      const double wgrad_bytes = p > 0 ? backward_bytes : 0.0;
+      const Timing wgrad = time(k, kWgrad, k.wgrad_flops, wgrad_bytes, f.recommunicated);
+      pass(block_.wgrad, wgrad, k.wgrad_flops, wgrad_bytes, counted, false);
+      if (linked && f.recommunicated) repeat_link(k, fw, wgrad);
+    }
+    if (p > 0) {
+      const double optimizer = (e < 4 ? 12 : 8) * p / s_.shards, flops = 11 * p / s_.shards;
+      pass(block_.optim, time(k, kOptim, flops, optimizer, false), flops, optimizer, counted,
+           false);
+      block_.optimizer += optimizer;
+      block_.weight_gradient += p * (q_.weight_gradient_bytes ? e : 4) / s_.shards;
+      block_.whole_weight_gradient += p * 4;
+    }
+  }
+
+  void repeat_forward(const Kind& k, const Flags& f, const Timing& fw, double bytes) {
+    const double flops = k.fw_flops;
+    running_.flops += flops;
+    running_.flops_s += fw.flops_s;
+    running_.bytes += bytes;
+    running_.memory_s += fw.memory_s;
+    if (!f.recomputed) return;
+    Work& again = block_.again;
+    const bool totals = q_.running_recompute_totals;
+    again.flops += totals ? running_.flops : flops;
+    again.flops_s += totals ? running_.flops_s : fw.flops_s;
+    again.bytes += totals ? running_.bytes : bytes;
+    again.memory_s += totals ? running_.memory_s : fw.memory_s;
+    // the slowdown beside a repeated collective is counted with the weight gradient
+    const bool beside = k.matrix && k.role != kComputes && !q_.recommunication_as_forward;
+    for (const int j : {0, 1}) again.time_s[j] += beside ? fw.alone_s : fw.processing_s[j];
+  }
+
+  void repeat_link(const Kind& k, const Timing& fw, const Timing& wgrad) {
+    const bool as_forward = k.matrix && q_.recommunication_as_forward;
+    for (const int j : {0, 1}) {
+      block_.again_link.link_bytes[j] += wgrad.links[j].bytes;
+      block_.again_link.link_s[j] += wgrad.links[j].seconds;
+      block_.again_link.exposed_s[j] += (as_forward ? fw : wgrad).exposed_s[j];
+    }
+  }
+
+  const Shape& s_;
+  const Quirks& q_;
+  const Rate &matrix_, &vector_, &memory_;
+  const Tier& tier_;
+  bool roofline_;
+  double n_, h_, whole_;
+  Block block_;
+  Work running_;
+};
+
+}  // namespace
+
+Block Model::block(const Execution& x, const Shape& shape) const {
+  return Sum(shape, quirks_, system_, x).run();
+}
+
+}  // namespace autopar::analytic::calculon

@@ -1,0 +1,113 @@
+// Prices executions in any order, on several threads.
+#include <array>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "autopar/analytic/calculon.hpp"
+
+namespace autopar::analytic::calculon {
+namespace {
+
+// Everything that a block depends on; the rest of an execution is cheap to price.
+struct Key {
+  std::int32_t microbatch = -1, tensor = 0, net = 0, shards = 0;
+  std::array<std::uint8_t, 12> kinds{};
+
+  friend bool operator==(const Key&, const Key&) = default;
+
+  std::size_t hash() const {
+    std::uint64_t words[4];
+    static_assert(sizeof(Key) <= sizeof words);
+    words[3] = 0;
+    std::memcpy(words, this, sizeof(Key));
+    std::uint64_t h = 0x9e3779b97f4a7c15ULL;
+    for (const std::uint64_t word : words) h = (h ^ word) * 0xff51afd7ed558ccdULL;
+    return static_cast<std::size_t>(h ^ (h >> 32));
+  }
+};
+
+Key key_of(const Execution& x) {
+  Key key;
+  key.microbatch = x.microbatch_size;
+  key.tensor = x.tensor_par;
+  key.net = x.tensor_par_net;
+  key.shards = x.optimizer_sharding ? x.data_par : 1;
+  key.kinds = {x.datatype,
+               x.attention_type,
+               x.activation_recompute,
+               x.tensor_par_comm_type,
+               x.tensor_par_overlap,
+               x.structure_type,
+               x.fused_activation,
+               x.seq_par_ag_redo,
+               x.training,
+               0,
+               0,
+               0};
+  return key;
+}
+
+// The blocks that were computed last, found by their key.
+class Blocks {
+ public:
+  struct Entry {
+    Key key;
+    Block block;
+    Outer outer;
+  };
+
+  const Entry& find(const Model& model, const Execution& x, const Shape& shape) {
+    const Key key = key_of(x);
+    Entry& entry = entries_[key.hash() % kEntries];
+    if (!(entry.key == key)) {
+      entry.key = key;
+      entry.block = model.block(x, shape);
+      entry.outer = model.outer(x, shape);
+    }
+    return entry;
+  }
+
+ private:
+  static constexpr std::size_t kEntries = 1024;
+  std::vector<Entry> entries_{kEntries};
+};
+
+Reason price(const Model& model, const Execution& x, Blocks& blocks, Outcome& out,
+             double* statistics) {
+  if (const Reason reason = model.check(x); reason != kOk) return reason;
+  const Shape shape = model.shape(x);
+  const Blocks::Entry& entry = blocks.find(model, x, shape);
+  const Figures needed = model.memory(x, shape, entry.block, entry.outer);
+  out.tier1_bytes = needed.tier1_bytes;
+  out.tier2_bytes = needed.tier2_bytes;
+  if (const Reason reason = model.fits(needed); reason != kOk) return reason;
+  const Figures figures = model.step(x, shape, entry.block, entry.outer, statistics);
+  out.total_time_s = figures.total_time_s;
+  out.sample_rate_per_s = figures.sample_rate_per_s;
+  return kOk;
+}
+
+}  // namespace
+
+void evaluate_many(const Model& model, const Execution* executions, std::size_t count, int threads,
+                   Outcome* outcomes, double* statistics) {
+  const auto work = [&](std::size_t begin, std::size_t end) {
+    Blocks blocks;
+    for (std::size_t i = begin; i < end; ++i) {
+      Outcome& out = outcomes[i];
+      out = Outcome{};
+      double* row = statistics ? statistics + i * kNumStatistics : nullptr;
+      out.reason = price(model, executions[i], blocks, out, row);
+      out.ok = out.reason == kOk;
+    }
+  };
+  const std::size_t parts = std::max<std::size_t>(1, static_cast<std::size_t>(threads));
+  std::vector<std::thread> others;
+  for (std::size_t part = 1; part < parts; ++part)
+    others.emplace_back(work, count * part / parts, count * (part + 1) / parts);
+  work(0, count / parts);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace autopar::analytic::calculon

@@ -1,0 +1,181 @@
+"""Executions by the million: packs documents for the compiled engine and reads its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError
+from autopar.jsonio import shorten
+from search.analytic import native
+from search.analytic.calculon.documents import (
+    CHOICES,
+    DATATYPE_BYTES,
+    Application,
+    Execution,
+    System,
+)
+from search.analytic.calculon.quirks import Quirks
+from search.analytic.documents import load_document
+from search.analytic.machine import OPERATIONS, Rate
+
+__all__ = ["EXECUTION", "OUTCOME", "native_model", "pack_executions", "unpack_execution"]
+
+EXECUTION: np.dtype[Any] = native.calculon.EXECUTION
+"""Fields of one packed execution; words are codes into `CHOICES`."""
+OUTCOME = np.dtype(
+    [
+        ("ok", np.bool_),
+        ("reason", object),
+        ("total_time_s", np.float64),
+        ("tier1_bytes", np.float64),
+        ("tier2_bytes", np.float64),
+        ("sample_rate_per_s", np.float64),
+    ]
+)
+"""What is known of one execution; times are 0 where it cannot run."""
+_DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
+_NAMES: tuple[str, ...] = EXECUTION.names or ()
+
+
+def native_model(
+    application: Application, system: System, quirks: Quirks, *, published: bool
+) -> Any:
+    """Return the compiled model of an application on a system."""
+    a = application
+    fields = {
+        name: int(getattr(a, name))
+        for name in (
+            "hidden",
+            "feedforward",
+            "seq_size",
+            "attn_heads",
+            "attn_size",
+            "num_blocks",
+            "vocab_size",
+            "tied_embeddings",
+            "causal",
+        )
+    }
+    fields["attn_kv_heads"] = a.attn_kv_heads or a.attn_heads
+    memories = [system.memory(1), system.memory(2)]
+    machine = {
+        **{
+            name: {
+                code: _rate(engine)
+                for code, datatype in enumerate(DATATYPE_BYTES)
+                if (engine := system.engine(name, datatype)) is not None
+            }
+            for name in ("matrix", "vector")
+        },
+        "memory_bytes": [size for size, _ in memories],
+        "memory": [_rate(rate) for _, rate in memories],
+        "roofline": system.processing_mode == "roofline",
+        "tiers": [
+            {
+                "bytes_per_s": tier.bytes_per_s,
+                "latency_s": tier.latency_s,
+                "size": tier.size,
+                "must_be_filled": tier.must_be_filled,
+                "processor_usage": tier.processor_usage,
+                "scalar": [tier.collectives[name].scalar for name in OPERATIONS],
+                "offset": [tier.collectives[name].offset for name in OPERATIONS],
+            }
+            for tier in system.tiers
+        ],
+    }
+    return native.calculon.Model(fields, machine, asdict(quirks), published)
+
+
+def pack_executions(
+    executions: NDArray[Any] | Mapping[str, Any] | Iterable[Execution | Mapping[str, Any]],
+) -> NDArray[Any]:
+    """Return executions as an array of `EXECUTION`.
+
+    executions : such an array; columns by field name, numbers or words, broadcast to one length;
+        or one document each.
+
+    Raises
+    ------
+    InputError: a field is unknown or missing, or a value is not what it can hold.
+    """
+    if isinstance(executions, np.ndarray):
+        if executions.dtype != EXECUTION:
+            raise InputError(
+                f"executions: the array has fields {shorten(executions.dtype.names)}, expected "
+                "those of search.analytic.calculon.EXECUTION"
+            )
+        return np.ascontiguousarray(executions)
+    if isinstance(executions, Mapping):
+        return _pack_columns(executions)
+    documents = [load_document(Execution, x) for x in executions]
+    return _pack_columns({name: [getattr(x, name) for x in documents] for name in _NAMES})
+
+
+def unpack_execution(row: np.void) -> dict[str, Any]:
+    """Return one packed execution as a document."""
+    result: dict[str, Any] = {}
+    for name in Execution.model_fields:
+        value = row[name].item()
+        if name in CHOICES:
+            result[name] = CHOICES[name][value]
+        elif Execution.model_fields[name].annotation is int:
+            result[name] = value
+        else:
+            result[name] = bool(value)
+    return result
+
+
+def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
+    unknown = [name for name in columns if name not in _NAMES]
+    if unknown:
+        raise InputError(f"executions.{unknown[0]}: is unknown, expected {', '.join(_NAMES)}")
+    given: dict[str, Any] = {**_DEFAULTS, **columns}
+    degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
+    if "num_procs" not in given and all(name in given for name in degrees):
+        t, p, d = (np.asarray(given[name]) for name in degrees)
+        given["num_procs"] = t * p * d
+    missing = [name for name in _NAMES if name not in given]
+    if missing:
+        raise InputError(f"executions.{missing[0]}: is missing")
+    arrays = {name: _column(name, given[name]) for name in _NAMES}
+    try:
+        shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
+    except ValueError:
+        lengths = sorted({a.size for a in arrays.values()})
+        raise InputError(f"executions: columns have lengths {lengths}, expected one") from None
+    packed = np.empty(shape or (1,), dtype=EXECUTION)
+    for name, values in arrays.items():
+        packed[name] = values
+    return packed
+
+
+def _column(name: str, values: Any) -> NDArray[Any]:
+    array = np.asarray(values)
+    kind = EXECUTION[name]
+    if name in CHOICES and array.dtype.kind in "UO":
+        codes = {word: code for code, word in enumerate(CHOICES[name])}
+        wrong = [word for word in array.ravel().tolist() if word not in codes]
+        if wrong:
+            raise InputError(
+                f"executions.{name}: the value is {shorten(wrong[0])}, expected one of "
+                f"{', '.join(CHOICES[name])}"
+            )
+        array = np.array([codes[word] for word in array.ravel().tolist()]).reshape(array.shape)
+    largest = len(CHOICES[name]) - 1 if name in CHOICES else np.iinfo(kind).max
+    if array.dtype.kind not in "biu" or (
+        array.size and (array < 0).any() | (array > largest).any()
+    ):
+        raise InputError(
+            f"executions.{name}: the value is {shorten(array.ravel()[:1].tolist())}, expected "
+            f"integers from 0 to {largest}"
+        )
+    return array
+
+
+def _rate(rate: Rate) -> tuple[float, list[tuple[float, float]]]:
+    return rate.peak_per_s, list(rate.curve)
