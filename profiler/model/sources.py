@@ -19,6 +19,7 @@ from autopar.estimate.memory import tensor_degrees
 from autopar.model import ModelSpec
 from autopar.specs import load_spec
 from profiler.model.modules import Built, first_line
+from profiler.model.sharding import Sharding
 
 if TYPE_CHECKING:
     import torch
@@ -203,6 +204,19 @@ def _spec_source(text: str, seq_lengths: Sequence[int] | None) -> SpecSource:
         raise InputError(
             f"--seq: {longest} tokens are more than the {spec.learned_positions} rows of the "
             f"position table of model {spec.name!r}; choose shorter sequences"
+        )
+    for layer in spec.layers:
+        for name in ("num_heads", "ffn_hidden_size"):
+            if getattr(layer, name) is None:
+                raise InputError(
+                    f"--model: {text} says no {name}, which a layer is made from; add it to the "
+                    "file"
+                )
+        Sharding().check(layer)
+    if spec.vocab_size is None:
+        raise InputError(
+            f"--model: {text} says no vocab_size, which embedding and head are made from; add it "
+            "to the file"
         )
     return SpecSource(architecture=spec)
 
