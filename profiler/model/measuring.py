@@ -19,6 +19,7 @@ from profiler.measure import Policy
 from profiler.model.cells import ModelCell
 from profiler.model.options import ModelOptions
 from profiler.model.sizes import seqs_text, with_seq_lengths
+from profiler.model.timing import DEVICE_SAMPLE_S
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ __all__ = [
 
 OUT_OF_MEMORY = "out of memory"
 """How the reason of a cell begins for which there was no memory."""
-_SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
+_SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
 _MAX_LOOPS = 64
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Timed", "time_layer", "time_module", "torch_dtype"]
+__all__ = ["DEVICE_SAMPLE_S", "Timed", "time_layer", "time_module", "torch_dtype"]
 
 _LOG = logging.getLogger(__name__)
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_DEVICE_SAMPLE_S = 1e-2
+DEVICE_SAMPLE_S = 1e-2
 """A repetition on a GPU begins with an idle device: up to 50 us pass before its first kernel."""
 _OPTIMIZER_SHARE = 0.25
 """Of the seconds of a cell, in addition to them."""
@@ -155,7 +155,7 @@ def time_module(
     clock = timer if timer is not None else make_timer(device)
     own_policy = policy
     if device.type == "cuda":
-        own_policy = replace(policy, sample_s=max(policy.sample_s, _DEVICE_SAMPLE_S))
+        own_policy = replace(policy, sample_s=max(policy.sample_s, DEVICE_SAMPLE_S))
         with torch.cuda.device(device):
             return _guarded(measure, device, where)
     return _guarded(measure, device, where)
