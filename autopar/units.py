@@ -7,7 +7,7 @@ readers and writers use the factors below.
 
 from __future__ import annotations
 
-__all__ = ["GB", "GIB", "MIB", "MS", "format_bytes", "format_seconds"]
+__all__ = ["GB", "GIB", "MIB", "MS", "format_bytes", "format_duration", "format_seconds"]
 
 MS = 1e-3
 """Seconds in a millisecond."""
@@ -32,3 +32,11 @@ def format_seconds(time_s: float) -> str:
         if abs(time_s) >= factor:
             return f"{time_s / factor:.4g} {unit}"
     return f"{time_s / 1e-6:.4g} us"
+
+
+def format_duration(time_s: float) -> str:
+    """Return how long somebody has to wait: whole seconds, minutes from 10 min, then h and days."""
+    for factor, unit in ((86400.0, "days"), (3600.0, "h")):
+        if time_s >= 2.0 * factor:
+            return f"{time_s / factor:.1f} {unit}"
+    return f"{time_s / 60.0:.0f} min" if time_s >= 600.0 else f"{time_s:.0f} s"

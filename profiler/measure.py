@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.stats import median_half_width
+from autopar.units import format_duration
 
 __all__ = [
     "BLOCK",
     "Policy",
     "choose_loops",
     "expected_seconds",
+    "forecast_line",
     "next_block",
     "warmups",
 ]
@@ -161,3 +163,11 @@ def _normal_orders(count: int) -> NDArray[np.float64]:
     normal = NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
     return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
+
+
+def forecast_line(num_cells: int, seconds: float, probe_s: float) -> str:
+    """Return the last line of a dry run: how many cells take how long, and how long that took."""
+    return (
+        f"{num_cells} cells in about {format_duration(seconds)}; nothing was written "
+        f"(this forecast took {format_duration(probe_s)})"
+    )

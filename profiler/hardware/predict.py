@@ -18,7 +18,7 @@ from profiler.hardware.cells import Cell
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver
 from profiler.hardware.overlap import OVERLAP_WINDOW_S
 from profiler.hardware.session import Session
-from profiler.measure import Policy, expected_seconds
+from profiler.measure import Policy, expected_seconds, forecast_line
 
 __all__ = ["Forecast", "KindForecast", "describe_forecast", "forecast", "probe_policy"]
 
@@ -69,10 +69,7 @@ def describe_forecast(found: Forecast) -> str:
             f"{kind.seconds:>8.1f}{left_out}"
         )
     num_cells = sum(kind.num_cells for kind in found.kinds)
-    lines.append(
-        f"{num_cells} cells in about {found.seconds:.0f} s; nothing was written "
-        f"(this forecast took {found.probe_s:.0f} s)"
-    )
+    lines.append(forecast_line(num_cells, found.seconds, found.probe_s))
     return "\n".join(lines) + "\n"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.model import LayerSpec, ModelSpec
 from autopar.specs import head_dim, parameter_count
-from profiler.measure import Policy, expected_seconds
+from profiler.measure import Policy, expected_seconds, forecast_line
 from profiler.model.cells import ModelCell
 from profiler.model.measuring import Measurer
 
@@ -18,6 +19,8 @@ _PROBE_ITERS = 4
 _PROBE_SECONDS = 0.2
 _LONG_PROBE_S = 0.3
 """Longest repetition that is probed for what large cells take."""
+_SHORT_TOKENS = 64
+"""Sequence length that any device is through with in a moment."""
 _VARIATION = 0.05
 """Scatter that is assumed of every cell."""
 _OPTIMIZER_SHARE = 0.25
@@ -43,10 +46,7 @@ def describe_forecast(found: Forecast) -> str:
     width = max((len(cell.key) for cell, _ in found.cells), default=0)
     lines = [f"{'cell':<{width}s}  {'seconds':>8s}"]
     lines += [f"{cell.key:<{width}s}  {seconds:>8.1f}" for cell, seconds in found.cells]
-    lines.append(
-        f"{len(found.cells)} cells in about {found.seconds:.0f} s; nothing was written "
-        f"(this forecast took {found.probe_s:.0f} s)"
-    )
+    lines.append(forecast_line(len(found.cells), found.seconds, found.probe_s))
     return "\n".join(lines) + "\n"
 
 
@@ -122,18 +122,52 @@ def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
 
 
 def _probes(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> list[_Probe]:
-    """Return probes of the smallest layer and of the largest that is still quick."""
+    """Return probes of the smallest layer and of the largest that is still quick.
+
+    Where the smallest is not quick itself, of a short sequence and of a part that is quick.
+    """
     timed = [c for c in cells if c.quantity == "time" and c.part == "layer"]
     ordered = sorted(timed, key=lambda cell: work(spec, cell))
     if not ordered:
         return []
-    measurer.measure(ordered[0])  # loads what all need
-    found = _probe(ordered[0], spec, measurer)
+    short = _shorter(ordered[0], 1, _SHORT_TOKENS)
+    found = _probe(short, spec, measurer)  # loads what all need
+    if found and found[0].repetition_s < _LONG_PROBE_S:
+        found = _probe(short, spec, measurer)
+    limit = found[0].work * _LONG_PROBE_S / found[0].repetition_s if found else math.inf
+    if work(spec, ordered[0]) > limit:
+        # no real cell is quick, as on a CPU: parts of the smallest stand in for it
+        parts = _parts(ordered[0])
+        ordered = sorted({*parts, short}, key=lambda cell: work(spec, cell))
+    elif ordered[0] != short:
+        found = _probe(ordered[0], spec, measurer)
+        limit = found[0].work * _LONG_PROBE_S / found[0].repetition_s if found else 0.0
     if found:
-        small = found[0]
-        limit = small.work * _LONG_PROBE_S / small.repetition_s
-        larger = [cell for cell in ordered if small.work < work(spec, cell) <= limit]
+        larger = [cell for cell in ordered if found[0].work < work(spec, cell) <= limit]
         found += _probe(larger[-1], spec, measurer) if larger else []
+    return found
+
+
+def _shorter(cell: ModelCell, batch: int, tokens: int) -> ModelCell:
+    """Return a cell with a smaller batch and shorter sequences, where it has larger ones."""
+    return replace(
+        cell,
+        batch=min(cell.batch, batch),
+        seq_lengths=tuple(min(length, tokens) for length in cell.seq_lengths),
+        encoder_seq_length=cell.encoder_seq_length and min(cell.encoder_seq_length, tokens),
+    )
+
+
+def _parts(cell: ModelCell) -> list[ModelCell]:
+    """Return smaller and smaller parts of a cell: half the batch, then half the sequence."""
+    found = []
+    batch, tokens = cell.batch // 2, max(cell.seq_lengths)
+    while batch or tokens > _SHORT_TOKENS:
+        found.append(_shorter(cell, max(batch, 1), tokens))
+        if batch > 1:
+            batch //= 2
+        else:
+            batch, tokens = 0, max(tokens // 2, _SHORT_TOKENS)
     return found
 
 
