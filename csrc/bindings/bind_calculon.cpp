@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autopar/analytic/calculon.hpp"
+#include "autopar/analytic/calculon_explore.hpp"
 
 namespace py = pybind11;
 using namespace autopar::analytic;
@@ -98,6 +99,55 @@ Quirks quirks_of(const py::dict& d) {
 
 using Executions = py::array_t<Execution, py::array::c_style>;
 
+Space space_of(const py::dict& d) {
+  Space s;
+  s.num_procs = d["num_procs"].cast<std::int32_t>();
+  s.max_batch = d["max_batch"].cast<std::int32_t>();
+  s.datatype = d["datatype"].cast<std::uint8_t>();
+  s.attention = d["attention_type"].cast<std::uint8_t>();
+  s.structure = d["structure_type"].cast<std::uint8_t>();
+  s.fused_on = d["fused_on"].cast<bool>();
+  s.fused_off = d["fused_off"].cast<bool>();
+  s.fixed_batch = d["fixed_batch"].cast<bool>();
+  s.uneven = d["uneven"].cast<bool>();
+  s.tensor_overlap = d["tensor_overlap"].cast<bool>();
+  s.data_overlap = d["data_overlap"].cast<bool>();
+  s.offload = d["offload"].cast<bool>();
+  return s;
+}
+
+Want want_of(const py::dict& d) {
+  Want w;
+  w.top = d["top"].cast<int>();
+  w.objective = static_cast<Objective>(d["objective"].cast<int>());
+  w.all = d["all"].cast<bool>();
+  w.frontier = d["frontier"].cast<bool>();
+  w.duplicates = d["duplicates"].cast<bool>();
+  w.bound = d["bound"].cast<double>();
+  return w;
+}
+
+// Candidates as two arrays, executions and outcomes, row by row.
+py::tuple arrays_of(const std::vector<Candidate>& candidates) {
+  const auto count = static_cast<py::ssize_t>(candidates.size());
+  py::array_t<Execution> executions(count);
+  py::array_t<Outcome> outcomes(count);
+  Execution* x = executions.mutable_data();
+  Outcome* o = outcomes.mutable_data();
+  for (const Candidate& c : candidates) {
+    *x++ = c.execution;
+    *o++ = c.outcome;
+  }
+  return py::make_tuple(executions, outcomes);
+}
+
+py::dict counts_of(const Counts& c) {
+  using namespace py::literals;
+  return py::dict("considered"_a = c.considered, "network"_a = c.network, "layout"_a = c.layout,
+                  "memory_first"_a = c.memory_first, "memory_second"_a = c.memory_second,
+                  "feasible"_a = c.feasible);
+}
+
 }  // namespace
 
 void register_calculon(py::module_& parent) {
@@ -136,5 +186,37 @@ void register_calculon(py::module_& parent) {
             }
             return py::make_tuple(outcomes, table);
           },
-          py::arg("executions"), py::arg("threads"), py::arg("statistics"));
+          py::arg("executions"), py::arg("threads"), py::arg("statistics"))
+      .def(
+          "degree_pairs",
+          [](const Model& model, const py::dict& space) {
+            return degree_pairs(model, space_of(space));
+          },
+          py::arg("space"))
+      .def(
+          "explore",
+          [](const Model& model, const py::dict& space, std::int32_t tensor, std::int32_t pipeline,
+             const py::dict& want) {
+            const Space s = space_of(space);
+            const Want w = want_of(want);
+            py::gil_scoped_release release;
+            return explore(model, s, tensor, pipeline, w);
+          },
+          py::arg("space"), py::arg("tensor"), py::arg("pipeline"), py::arg("want"));
+  py::class_<Found>(m, "Found")
+      .def(py::init<>())
+      .def(
+          "absorb",
+          [](Found& found, const Found& part, const py::dict& want) {
+            absorb(found, part, want_of(want));
+          },
+          py::arg("part"), py::arg("want"))
+      .def(
+          "bound",
+          [](const Found& found, const py::dict& want) { return bound_of(found, want_of(want)); },
+          py::arg("want"))
+      .def_property_readonly("top", [](const Found& f) { return arrays_of(f.top); })
+      .def_property_readonly("frontier", [](const Found& f) { return arrays_of(f.frontier); })
+      .def_property_readonly("all", [](const Found& f) { return arrays_of(f.all); })
+      .def_property_readonly("counts", [](const Found& f) { return counts_of(f.counts); });
 }
