@@ -142,7 +142,7 @@ def _load(
 def _show(
     path: Path, unit: BandwidthUnit | None, plot: Path | None, quantity: Quantity | None
 ) -> int:
-    from profiler.show.frame import make_console
+    from autopar.console import make_console
     from profiler.show.models import has_fits, show_model
     from profiler.show.picture import check_suffix, save_picture
     from profiler.show.report import show_folder
@@ -165,8 +165,8 @@ def _show(
 def _diff(
     path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
 ) -> int:
+    from autopar.console import make_console
     from profiler.show.compare import circumstances, compare, obstacles, pairs
-    from profiler.show.frame import make_console
     from profiler.show.report import show_comparison
 
     new, old = _load(path, unit), _load(other, unit)
@@ -211,7 +211,7 @@ def _diff(
 
 
 def _validate(path: Path, unit: BandwidthUnit | None) -> int:
-    from profiler.show.frame import make_console
+    from autopar.console import make_console
     from profiler.show.report import show_findings
     from profiler.show.validate import validate
 

@@ -74,7 +74,8 @@ def _execute(request: Request) -> int:
         talk(f"{_COMMAND}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
     if request.output.json_path != "-":
-        from search.report.terminal import make_console, show_frontier, show_result
+        from autopar.console import make_console
+        from search.report.terminal import show_frontier, show_result
 
         console = make_console(sys.stdout)
         show_result(console, result, title=session.title)
@@ -111,7 +112,8 @@ def _evaluate(request: Request, session: Session) -> int:
     # Batch and data-parallel type are those of the file.
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
     if request.output.json_path != "-":
-        from search.report.terminal import make_console, show_evaluation
+        from autopar.console import make_console
+        from search.report.terminal import show_evaluation
 
         show_evaluation(
             make_console(sys.stdout),

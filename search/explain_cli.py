@@ -61,9 +61,10 @@ def _execute(raw: dict[str, Any]) -> int:
     request = build_request({**stored, **given})
     rules = _rules(why_not)
 
+    from autopar.console import make_console
     from search.evaluate_file import evaluate_file
     from search.report.explain import perturb, show_best, show_explanation, show_why_not
-    from search.report.terminal import make_console, show_evaluation
+    from search.report.terminal import show_evaluation
     from search.session import open_session
 
     session = open_session(request.inputs, request.options, request.given)

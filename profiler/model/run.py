@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar.console import make_console
 from autopar.errors import InputError, OptionError
 from autopar.locate import model_file_name
 from autopar.model import ModelSpec
@@ -30,7 +31,6 @@ from profiler.model.record import Kind, ModelRecord
 from profiler.model.sizes import tensor_kinds
 from profiler.model.sources import ModelSource, load_source
 from profiler.show.fits import show_fits
-from profiler.show.frame import make_console
 
 __all__ = ["describe", "measure_cells", "profile_paths", "run"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console
@@ -18,10 +15,8 @@ from autopar.units import GB, GIB, MIB
 
 __all__ = [
     "OPERATION_NAMES",
-    "WIDTH",
     "format_rate",
     "format_size",
-    "make_console",
     "make_table",
     "print_heading",
     "print_line",
@@ -30,7 +25,6 @@ __all__ = [
     "wrapped",
 ]
 
-WIDTH = 100
 _LABEL = 14
 
 OPERATION_NAMES = {
@@ -43,27 +37,6 @@ OPERATION_NAMES = {
     "memcopy": "memory copy",
 }
 """Operations as people call them."""
-
-
-class _Trimmed:
-    """A stream without the blanks that tables leave at the end of lines."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(re.sub(r" +(?=\n|$)", "", text))
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
-
-
-def make_console(stream: TextIO) -> Console:
-    """Return a console of at most 100 columns, plain when the stream is no terminal."""
-    if stream.isatty():
-        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-        return Console(file=stream, width=max(width, 70), highlight=False)
-    return Console(file=cast("TextIO", _Trimmed(stream)), width=WIDTH, highlight=False)
 
 
 def print_heading(console: Console, text: str) -> None:

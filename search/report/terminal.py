@@ -6,11 +6,8 @@ Reads `SearchResult` and `Prediction` only. Without a terminal the same text has
 from __future__ import annotations
 
 import math
-import re
 import shlex
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,15 +29,12 @@ from search.report.sections import (
 from search.result import Infeasibility, Prediction, SearchResult
 
 __all__ = [
-    "WIDTH",
     "infeasible_sentence",
-    "make_console",
     "show_evaluation",
     "show_frontier",
     "show_result",
 ]
 
-WIDTH = 100
 _NAMED = 6
 """Restricting options that a sentence names, at most."""
 _MODEL_ROLES = ("model", "computation", "memory")
@@ -49,26 +43,6 @@ _COUNTED = "counted exactly"
 """How the sidecar of a memory file that rests on no device begins to say where it comes from."""
 _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
-
-
-def make_console(stream: TextIO) -> Console:
-    """Return a console of at most 100 columns, plain when the stream is no terminal."""
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if stream.isatty() else WIDTH
-    file = stream if stream.isatty() else cast("TextIO", _Trimmed(stream))
-    return Console(file=file, width=max(width, 70), highlight=False, soft_wrap=False)
-
-
-class _Trimmed:
-    """A stream without the blanks that tables leave at the end of lines."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(re.sub(r" +(?=\n|$)", "", text))
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
 
 
 def show_result(console: Console, result: SearchResult, *, title: str) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autopar.console import make_console
 from autopar.jsonio import write_json
 from autopar.measurements import CurveData, Measurement, Straggler
 from autopar.operations import OPERATIONS
 from autopar.sidecar import SIDECAR_VERSION, DocumentKind, Run, Sidecar, write_sidecar
 from autopar.units import GB, MIB, MS
-from profiler.show.frame import make_console
 from profiler.show.load import Profile, load_folder
 
 Cells = dict[DocumentKind, list[Measurement]]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autopar.console import WIDTH, make_console
 from autopar.hardware import Curve
 from autopar.legality import violations
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
@@ -30,9 +31,7 @@ from search.report.files import (
 )
 from search.report.sections import one_line, plan_runs
 from search.report.terminal import (
-    WIDTH,
     infeasible_sentence,
-    make_console,
     show_evaluation,
     show_frontier,
     show_result,

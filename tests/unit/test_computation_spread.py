@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.console import make_console
 from autopar.model import ModelProfile, ShardedTime
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from search.build import CostModel
@@ -18,7 +19,7 @@ from search.planner import Planner
 from search.predict import predict, probabilities_faster
 from search.report.explain import show_explanation
 from search.report.files import evaluation_document, json_document, plan_document
-from search.report.terminal import make_console, show_result
+from search.report.terminal import show_result
 from search.result import Prediction
 from search.spread import interval_s
 from tests.cost_cases import toy_hardware, toy_model, toy_spec

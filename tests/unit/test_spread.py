@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.console import make_console
 from autopar.hardware import Curve, HardwareProfile, Speed
 from autopar.hardware_files import write_hardware
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
@@ -24,7 +25,7 @@ from search.options import SearchOptions
 from search.planner import Planner
 from search.predict import predict
 from search.report.files import evaluation_document, json_document, plan_document
-from search.report.terminal import make_console, show_evaluation, show_result
+from search.report.terminal import show_evaluation, show_result
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT
 
