@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError
 from autopar.hardware_files import hardware_file_name
 from autopar.measurements import Measurement
 from autopar.sidecar import DocumentKind, Run, Sidecar, read_sidecar, sidecar_path
 from profiler.hardware.cells import Cluster
 from profiler.hardware.options import HardwareOptions
 from profiler.hardware.routing import KINDS, kinds_of, newest_measurements
-from profiler.hardware.storage import DAMAGED
+from profiler.hardware.storage import DAMAGED, refuse_earlier
 from profiler.metadata import Metadata, comparable
 
 __all__ = [
@@ -156,17 +156,8 @@ def check_present(
         there = [path for path in (document, sidecar_path(document)) if path.exists()]
         if kind not in kinds or not there:
             continue
-        if not is_ours(document, kind, history):
-            raise InputError(
-                f"{there[0]}: this file was not measured by this command; --force replaces it and "
-                "keeps it under another name, or choose another --out"
-            )
-        if not options.resume:
-            raise InputError(
-                f"{there[0]}: an earlier run wrote this file; --resume measures what is missing, "
-                "--force measures again and keeps the earlier samples as history, or choose "
-                "another --out"
-            )
+        ours = is_ours(document, kind, history)
+        refuse_earlier(there[0], ours=ours, resume=options.resume)
 
 
 def differences(

@@ -20,6 +20,7 @@ __all__ = [
     "move_aside",
     "probe",
     "read_document",
+    "refuse_earlier",
     "remove_leftovers",
     "sentences",
 ]
@@ -140,3 +141,28 @@ def sentences(path: Path | None = None) -> Iterator[None]:
             f"{where}: the file cannot be written ({error.strerror}); free space there or make it "
             "writable, then the same command with --resume measures what is missing"
         ) from None
+
+
+def refuse_earlier(path: Path, *, ours: bool, resume: bool) -> None:
+    """Let a run that is not to replace a file go on only if it goes on with that file.
+
+    Parameters
+    ----------
+    ours : a run of the same command wrote it.
+    resume : what it holds is wanted.
+
+    Raises
+    ------
+    InputError: it is something else, or nobody asked to go on.
+    """
+    if not ours:
+        raise InputError(
+            f"{path}: this file was not measured by this command; --force replaces it and "
+            "keeps it under another name, or choose another --out"
+        )
+    if not resume:
+        raise InputError(
+            f"{path}: an earlier run wrote this file; --resume measures what is missing, "
+            "--force measures again and keeps the earlier samples as history, or choose "
+            "another --out"
+        )

@@ -34,6 +34,7 @@ from profiler.hardware.storage import (
     move_aside,
     probe,
     read_document,
+    refuse_earlier,
     remove_leftovers,
     sentences,
 )
@@ -293,19 +294,8 @@ def _read(kind: Kind, path: Path) -> _File:
 
 def _check_present(file: _File, options: ModelOptions) -> None:
     there = [path for path in (file.path, sidecar_path(file.path)) if path.exists()]
-    if options.force or not there:
-        return
-    if not file.ours:
-        raise InputError(
-            f"{there[0]}: this file was not measured by this command; --force replaces it and "
-            "keeps it under another name, or choose another --out"
-        )
-    if not options.resume:
-        raise InputError(
-            f"{there[0]}: an earlier run wrote this file; --resume measures what is missing, "
-            "--force measures again and keeps the earlier samples as history, or choose "
-            "another --out"
-        )
+    if there and not options.force:
+        refuse_earlier(there[0], ours=file.ours, resume=options.resume)
 
 
 def _check_comparable(file: _File, metadata: Metadata, options: ModelOptions) -> None:
