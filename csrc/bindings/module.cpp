@@ -8,6 +8,7 @@ namespace py = pybind11;
 void register_stage(py::module_& m);
 void register_planner(py::module_& m);
 void register_calculon(py::module_& m);
+void register_tensor2d(py::module_& m);
 
 PYBIND11_MODULE(_autopar_core, m) {
   m.doc() = "Planner core of autopar; private, use search.planner";
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_autopar_core, m) {
   register_stage(m);
   register_planner(m);
   register_calculon(m);
+  register_tensor2d(m);
 }

@@ -13,6 +13,7 @@ except ImportError as error:  # pragma: no cover - depends on the installation
         f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
     ) from error
 
-__all__ = ["calculon"]
+__all__ = ["calculon", "tensor2d"]
 
 calculon: Any = _core.calculon
+tensor2d: Any = _core.tensor2d

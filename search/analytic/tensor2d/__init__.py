@@ -5,28 +5,42 @@ Source: arXiv 2410.00273.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import InfeasibleExecution
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InfeasibleExecution, InputError
 from search.analytic.documents import load_document
 from search.analytic.tensor2d.checks import candidate_of, check_candidate
 from search.analytic.tensor2d.documents import STRATEGIES, Model, Strategy, System
+from search.analytic.tensor2d.engine import CANDIDATE, OUTCOME, native_engine, pack_candidates
+from search.analytic.tensor2d.exploration import Found, Objective, Survey, explore_space
 from search.analytic.tensor2d.quirks import COMPAT, CORRECT, Quirks
+from search.analytic.tensor2d.reasons import REASONS
 from search.analytic.tensor2d.step import Candidate, step_statistics
 
 __all__ = [
+    "CANDIDATE",
     "COMPAT",
     "CORRECT",
+    "OUTCOME",
     "STRATEGIES",
     "Candidate",
+    "Found",
     "InfeasibleExecution",
     "Model",
+    "Objective",
     "Quirks",
     "Strategy",
+    "Survey",
     "System",
     "evaluate",
+    "evaluate_many",
+    "explore",
+    "survey",
 ]
 
 
@@ -57,7 +71,118 @@ def evaluate(
     """
     m = load_document(Model, model)
     s = load_document(System, system)
-    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+    quirks = _quirks(compat)
     candidate = candidate_of(strategy, config, placement)
     check_candidate(m, strategy, candidate, n_gpus, global_batch_size, s)
     return step_statistics(m, strategy, candidate, global_batch_size, s, quirks)
+
+
+def evaluate_many(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    candidates: NDArray[Any] | Mapping[str, Any] | Iterable[Mapping[str, int]],
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Return what is known of many candidates, as a structured array in their order.
+
+    candidates : an array of `CANDIDATE`; columns by published name; or one mapping each, with the
+        names of `config` and `placement` in one.
+    threads : of the compiled engine; answers do not depend on their number.
+
+    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    `memory_bytes` and `sample_rate_per_s`. One that needs more memory than a GPU has is not `ok`,
+    and has its figures all the same.
+
+    Raises
+    ------
+    InputError: a document or a column is unusable.
+    """
+    if type(threads) is not int or threads < 1:
+        raise InputError(f"threads: the value is {threads}, expected at least 1")
+    m = load_document(Model, model)
+    s = load_document(System, system)
+    engine = native_engine(strategy, m, n_gpus, global_batch_size, s, _quirks(compat))
+    found, _ = engine.evaluate_many(pack_candidates(strategy, candidates), threads, False)
+    result = np.zeros(found.shape, dtype=OUTCOME)
+    result["ok"] = found["ok"]
+    result["reason"] = _TEXTS[found["reason"]]
+    result["total_time_s"] = found["time_s"]
+    result["memory_bytes"] = found["memory_gb"] * 1e9
+    priced = found["time_s"] > 0
+    result["sample_rate_per_s"][priced] = global_batch_size / found["time_s"][priced]
+    return result
+
+
+def explore(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    top: int = 10,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    objective: Objective = "rate",
+) -> list[Found]:
+    """Return the best candidates of the whole space, best first; `survey` says more."""
+    return survey(
+        strategy,
+        model,
+        n_gpus,
+        global_batch_size,
+        system,
+        top=top,
+        compat=compat,
+        threads=threads,
+        objective=objective,
+    ).best
+
+
+def survey(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    top: int = 10,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    objective: Objective = "rate",
+    keep_all: bool = False,
+) -> Survey:
+    """Return the best candidates of the whole space, and how many there are of which kind.
+
+    top : how many, exactly the best ones, none twice.
+    objective : `rate` and `time` are one order, as the batch is given; `memory` is the least.
+    keep_all : add every feasible candidate with its time and memory; none is then skipped.
+
+    Raises
+    ------
+    InputError: a document or a number is unusable.
+    """
+    return explore_space(
+        strategy,
+        load_document(Model, model),
+        n_gpus,
+        global_batch_size,
+        load_document(System, system),
+        _quirks(compat),
+        top=top,
+        threads=threads,
+        objective=objective,
+        keep_all=keep_all,
+    )
+
+
+_TEXTS = np.array(REASONS, dtype=object)
+
+
+def _quirks(compat: bool | Quirks) -> Quirks:
+    return compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)

@@ -62,21 +62,22 @@ def check_candidate(
     if math.prod(dims.values()) != n_gpus:
         product = " * ".join(f"{name}({size})" for name, size in dims.items())
         raise _contradiction(f"n_gpus: {product} = {math.prod(dims.values())} != {n_gpus}")
-    for what, divisor, text in (
-        (model.h, c.columns, f"{model.h} heads over tp1 = {c.columns}"),
-        (model.e, c.columns, f"the hidden size {model.e} over tp1 = {c.columns}"),
-        (model.f, c.columns, f"the feed-forward width {model.f} over tp1 = {c.columns}"),
-        (model.depth, c.pipeline, f"{model.depth} layers over pp = {c.pipeline}"),
-        (batch, c.data * c.microbatch, f"a batch of {batch} over dp * mbs"),
-        (model.e if strategy == "2d" else c.rows, c.rows, f"the hidden size over tp2 = {c.rows}"),
-    ):
-        if what % divisor:
-            raise InfeasibleExecution(f"cannot divide {text} = {divisor} evenly")
     if model.l < c.columns * c.rows:
         raise InfeasibleExecution(
             f"a sequence of {model.l} leaves some of tp1 * tp2 = {c.columns * c.rows} GPUs without"
             " a row"
         )
+    hidden = model.e if strategy == "2d" else c.rows
+    for what, divisor, text in (
+        (model.h, c.columns, f"{model.h} heads over tp1"),
+        (model.e, c.columns, f"the hidden size {model.e} over tp1"),
+        (model.f, c.columns, f"the feed-forward width {model.f} over tp1"),
+        (hidden, c.rows, f"the hidden size {hidden} over tp2"),
+        (model.depth, c.pipeline, f"{model.depth} layers over pp"),
+        (batch, c.data * c.microbatch, f"a batch of {batch} over dp * mbs"),
+    ):
+        if what % divisor:
+            raise InfeasibleExecution(f"cannot divide {text} = {divisor} evenly")
     inside = {
         "nv_tp1": (c.columns_in_domain, c.columns),
         "nv_tp2": (c.rows_in_domain, c.rows),

@@ -81,11 +81,13 @@ class Sizes:
         object.__setattr__(self, "heads_width", self.model.e // self.model.h)
 
     @property
-    def local_seq(self) -> int:
+    def local_seq(self) -> float:
         """Return the tokens of a sample that a row of GPUs has."""
-        return self.model.l // self.rows
+        if self.quirks.dropped_rows:
+            return self.model.l // self.rows
+        return self.model.l / self.rows
 
-    def scattered(self, seq: int, columns: int) -> float:
+    def scattered(self, seq: float, columns: int) -> float:
         """Return the tokens of the micro-batch that a GPU of the columns has between layers."""
         if self.quirks.dropped_rows:
             return self.batch * (seq // columns)
@@ -422,7 +424,7 @@ def _summa_attend(s: Sizes) -> Row:
     )
 
 
-def _summa_attention(s: Sizes) -> tuple[int, int, int, int]:
+def _summa_attention(s: Sizes) -> tuple[float, int, float, int]:
     m, p = s.model, s.heads_width // s.columns
     lanes = s.batch * m.h
     return lanes * s.local_seq * m.l, lanes * m.l * p, lanes * s.local_seq * p, p

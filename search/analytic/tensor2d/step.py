@@ -17,9 +17,9 @@ from search.analytic.tensor2d.quirks import Quirks
 
 __all__ = ["Candidate", "PassTime", "RowTime", "row_time", "sizes_of", "step_statistics"]
 
-EFFICIENCY = 0.8
+_EFFICIENCY = 0.8
 """Share of the peak that every operation reaches."""
-LAUNCH_S = 20e-6
+_LAUNCH_S = 20e-6
 """Latency of one kernel."""
 
 
@@ -80,7 +80,7 @@ def row_time(row: Row, system: System, quirks: Quirks) -> RowTime:
 
 def _pass_time(row: Row, one: Pass, system: System, quirks: Quirks) -> PassTime:
     peak = system.matrix_flops_fp16 if row.matrix else system.vector_flops_fp16
-    compute_s = LAUNCH_S + one.flops * system.flops_units / (EFFICIENCY * peak)
+    compute_s = _LAUNCH_S + one.flops * system.flops_units / (_EFFICIENCY * peak)
     traffic_s = one.traffic * system.element_size / system.hbm_bandwidth
     roof_s = max(compute_s, traffic_s)
 

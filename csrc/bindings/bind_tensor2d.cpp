@@ -1,0 +1,121 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "autopar/analytic/tensor2d.hpp"
+
+namespace py = pybind11;
+using namespace autopar::analytic::tensor2d;
+
+namespace {
+
+Model model_of(const py::dict& d) {
+  const auto get = [&](const char* name) { return d[name].cast<std::int64_t>(); };
+  return {get("l"), get("e"), get("h"), get("depth"), get("f")};
+}
+
+System system_of(const py::dict& d) {
+  const auto get = [&](const char* name) { return d[name].cast<double>(); };
+  System s;
+  s.matrix_flops = get("matrix_flops_fp16");
+  s.vector_flops = get("vector_flops_fp16");
+  s.hbm_bandwidth = get("hbm_bandwidth");
+  s.hbm_capacity = get("hbm_capacity");
+  s.fast_bandwidth = get("nvlink_bandwidth") * get("nvlink_eff");
+  s.fast_latency = get("nvlink_latency");
+  s.slow_bandwidth = get("ib_bandwidth") * get("ib_eff");
+  s.slow_latency = get("ib_latency");
+  s.adapters = get("nic_factor");
+  s.domain = d["nvlink_size"].cast<std::int64_t>();
+  s.element_size = get("element_size");
+  s.mask_element_size = get("mask_element_size");
+  s.flops_units = get("flops_units");
+  return s;
+}
+
+Quirks quirks_of(const py::dict& d) {
+  Quirks q;
+#define AUTOPAR_QUIRK(name) q.name = d[#name].cast<bool>()
+  AUTOPAR_QUIRK(single_allreduce);
+  AUTOPAR_QUIRK(free_slow_links);
+  AUTOPAR_QUIRK(norm_width_of_sequence);
+  AUTOPAR_QUIRK(norm_gradient_group);
+  AUTOPAR_QUIRK(extra_panel);
+  AUTOPAR_QUIRK(bias_shapes);
+  AUTOPAR_QUIRK(one_adapter);
+  AUTOPAR_QUIRK(flash_traffic);
+  AUTOPAR_QUIRK(dropped_rows);
+  AUTOPAR_QUIRK(recompute_time_only);
+  AUTOPAR_QUIRK(repeated_panels);
+#undef AUTOPAR_QUIRK
+  return q;
+}
+
+template <class T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  py::array_t<T> array(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), array.mutable_data());
+  return array;
+}
+
+using Candidates = py::array_t<Candidate, py::array::c_style>;
+
+py::tuple evaluate(const Engine& engine, const Candidates& candidates, int threads,
+                   bool statistics) {
+  py::array_t<Outcome> outcomes(candidates.size());
+  py::array_t<double> table(
+      std::vector<py::ssize_t>{statistics ? candidates.size() : py::ssize_t{0}, kNumStatistics});
+  const auto count = static_cast<std::size_t>(candidates.size());
+  const Candidate* in = candidates.data();
+  Outcome* out = outcomes.mutable_data();
+  double* rows = statistics ? table.mutable_data() : nullptr;
+  {
+    py::gil_scoped_release release;
+    evaluate_many(engine, in, count, threads, out, rows);
+  }
+  return py::make_tuple(outcomes, table);
+}
+
+py::dict search(const Engine& engine, std::size_t top, bool memory, bool all, int threads) {
+  Exploration found;
+  {
+    py::gil_scoped_release release;
+    found = explore(engine, top, memory ? kMemory : kTime, all, threads);
+  }
+  py::dict d;
+  d["best"] = array_of(found.best);
+  d["all"] = array_of(found.all);
+  d["candidates"] = found.candidates;
+  d["feasible"] = found.feasible;
+  d["bounded"] = found.bounded;
+  d["rejected"] =
+      array_of(std::vector<std::uint64_t>(found.rejected.begin(), found.rejected.end()));
+  return d;
+}
+
+}  // namespace
+
+void register_tensor2d(py::module_& parent) {
+  PYBIND11_NUMPY_DTYPE(Candidate, dp, tp1, tp2, pp, mbs, nb, nv_tp1, nv_tp2, nv_dp, nv_pp);
+  PYBIND11_NUMPY_DTYPE(Outcome, ok, reason, time_s, memory_gb);
+  PYBIND11_NUMPY_DTYPE(Found, candidate, time_s, memory_gb);
+  py::module_ m = parent.def_submodule("tensor2d");
+  m.attr("CANDIDATE") = py::dtype::of<Candidate>();
+  m.attr("NUM_STATISTICS") = kNumStatistics;
+  m.attr("NUM_REASONS") = static_cast<int>(kNumReasons);
+  py::class_<Engine>(m, "Engine")
+      .def(py::init([](const py::dict& model, const py::dict& system, const py::dict& quirks,
+                       int strategy, std::int64_t num_gpus, std::int64_t batch) {
+             return Engine(model_of(model), system_of(system), quirks_of(quirks),
+                           static_cast<Strategy>(strategy), num_gpus, batch);
+           }),
+           py::arg("model"), py::arg("system"), py::arg("quirks"), py::arg("strategy"),
+           py::arg("num_gpus"), py::arg("batch"))
+      .def("evaluate_many", &evaluate, py::arg("candidates"), py::arg("threads"),
+           py::arg("statistics"))
+      .def("explore", &search, py::arg("top"), py::arg("memory"), py::arg("all"),
+           py::arg("threads"));
+}

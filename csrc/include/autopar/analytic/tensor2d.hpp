@@ -1,0 +1,158 @@
+// Time and memory of one training step in closed form, with tensor parallelism over one or two
+// dimensions, after arXiv 2410.00273.
+// search/analytic/tensor2d is the readable model and the oracle of this one: same names, same
+// order of operations, so that figures agree to rounding.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace autopar::analytic::tensor2d {
+
+struct Model {
+  std::int64_t seq = 0, hidden = 0, heads = 0, depth = 0, feedforward = 0;
+};
+
+// GB, GB/s, seconds, and peaks in the unit that `flops_units` makes of a FLOP.
+struct System {
+  double matrix_flops = 0, vector_flops = 0, hbm_bandwidth = 0, hbm_capacity = 0;
+  double fast_bandwidth = 0, fast_latency = 0;  // efficiency included
+  double slow_bandwidth = 0, slow_latency = 0, adapters = 1;
+  std::int64_t domain = 1;
+  double element_size = 0, mask_element_size = 0, flops_units = 0;
+};
+
+// Defects to reproduce; search/analytic/tensor2d/quirks.py says what each is.
+struct Quirks {
+  bool single_allreduce = false, free_slow_links = false, norm_width_of_sequence = false,
+       norm_gradient_group = false, extra_panel = false, bias_shapes = false, one_adapter = false,
+       flash_traffic = false, dropped_rows = false, recompute_time_only = false,
+       repeated_panels = false;
+};
+
+enum Strategy : std::uint8_t { k1d, k2d, k2dSeqp, kNumStrategies };
+enum Objective : std::uint8_t { kTime, kMemory };
+
+// One way to run a model. A NumPy row: order and types are part of the interface.
+struct Candidate {
+  std::int32_t dp, tp1, tp2, pp, mbs, nb;
+  std::int32_t nv_tp1, nv_tp2, nv_dp, nv_pp;
+
+  friend auto operator<=>(const Candidate&, const Candidate&) = default;
+};
+
+// Why a candidate cannot run; search/analytic/tensor2d/reasons.py has the sentences.
+enum Reason : std::uint8_t {
+  kOk,
+  kCounts,
+  kProduct,
+  kHeads,
+  kHidden,
+  kFeedforward,
+  kDepth,
+  kBatch,
+  kRows,
+  kSequence,
+  kPlacement,
+  kDomain,
+  kMemoryFull,
+  kNumReasons
+};
+
+// A group of ranks of which `in_domain` share a fast domain: what a collective over it costs.
+struct Group {
+  int ranks = 1;
+  double share = 0;  // of a gathered tensor that a rank does not have yet
+  double bandwidth = 1, latency_s = 0, allreduce_moves = 1, allreduce_latencies = 1;
+};
+
+enum Operation : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kReduce, kBroadcast };
+
+// Sums over the operations of one layer, for one micro-batch on one GPU.
+struct Layer {
+  double forward_s = 0, backward_s = 0, compute_s = 0, memory_s = 0, link_s = 0;
+  double weights = 0, kept = 0, hop = 0, flops = 0;  // elements and FLOP; hop: to the next stage
+};
+
+// What matters of a step.
+struct Figures {
+  double time_s = 0, memory_gb = 0;
+};
+
+inline constexpr int kNumStatistics = 19;  // without the placement
+
+class Engine {
+ public:
+  Engine(Model model, System system, Quirks quirks, Strategy strategy, std::int64_t num_gpus,
+         std::int64_t batch)
+      : model_(model),
+        system_(system),
+        quirks_(quirks),
+        strategy_(strategy),
+        num_gpus_(num_gpus),
+        batch_(batch) {}
+
+  // Everything that can be told without pricing.
+  Reason check(const Candidate& c) const;
+  // What is wrong with a division of tensors whatever else a candidate is.
+  Reason check_tensors(std::int64_t columns, std::int64_t rows) const;
+
+  // Reads tp1, tp2, mbs and nb; collectives are over `columns` and `rows`. Without `links` they
+  // take no time: a bound for every placement.
+  Layer layer(const Candidate& c, const Group& columns, const Group& rows, bool links = true) const;
+  double memory_gb(const Candidate& c, const Layer& layer) const;
+  // `statistics`: room for kNumStatistics numbers, or null.
+  Figures step(const Candidate& c, const Layer& layer, double* statistics = nullptr) const;
+  // Not more than the time of any candidate that differs in placement alone.
+  double least_s(const Candidate& c, const Layer& without_links) const;
+
+  Group group(std::int64_t ranks, std::int64_t in_domain) const;
+  double collective_s(Operation operation, double volume_gb, const Group& group) const;
+  double transfer_s(double volume_gb, bool fast) const;
+
+  const Model& model() const { return model_; }
+  const System& system() const { return system_; }
+  Strategy strategy() const { return strategy_; }
+  std::int64_t num_gpus() const { return num_gpus_; }
+  std::int64_t batch() const { return batch_; }
+
+ private:
+  double hop_s(const Candidate& c, double volume_gb) const;
+
+  Model model_;
+  System system_;
+  Quirks quirks_;
+  Strategy strategy_;
+  std::int64_t num_gpus_, batch_;
+};
+
+struct Outcome {
+  std::uint8_t ok, reason;
+  double time_s, memory_gb;
+};
+
+// Prices candidates in any order; layers that repeat are computed once. `statistics`: a row of
+// kNumStatistics for each, or null.
+void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
+                   int threads, Outcome* outcomes, double* statistics);
+
+struct Found {
+  Candidate candidate;
+  double time_s, memory_gb;
+};
+
+struct Exploration {
+  std::vector<Found> best;  // first is best; ties by the other figure, then by the candidate
+  std::vector<Found> all;   // every feasible one, in the order of `Candidate`
+  std::uint64_t candidates = 0, feasible = 0;
+  std::uint64_t bounded = 0;  // feasible, not priced because of a bound; differs with threads
+  std::array<std::uint64_t, kNumReasons> rejected{};
+};
+
+// Searches every candidate of the engine's strategy, GPUs and batch; exact for any `top`.
+Exploration explore(const Engine& engine, std::size_t top, Objective objective, bool all,
+                    int threads);
+
+}  // namespace autopar::analytic::tensor2d

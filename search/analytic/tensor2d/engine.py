@@ -1,0 +1,173 @@
+"""Candidates by the million: packs them for the compiled engine and reads its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError
+from autopar.jsonio import shorten
+from search.analytic import native
+from search.analytic.tensor2d.documents import STRATEGIES, Model, Strategy, System
+from search.analytic.tensor2d.quirks import Quirks
+
+__all__ = [
+    "CANDIDATE",
+    "LARGEST",
+    "OUTCOME",
+    "STATISTICS",
+    "native_engine",
+    "pack_candidates",
+    "unpack_candidate",
+]
+
+CANDIDATE: np.dtype[Any] = native.tensor2d.CANDIDATE
+"""Fields of one packed candidate; `1d` has `tp1` for its `tp`, and `tp2` = 1."""
+OUTCOME = np.dtype(
+    [
+        ("ok", np.bool_),
+        ("reason", object),
+        ("total_time_s", np.float64),
+        ("memory_bytes", np.float64),
+        ("sample_rate_per_s", np.float64),
+    ]
+)
+"""What is known of one candidate; figures are 0 where it contradicts itself."""
+_PARTS = ("comp", "mem", "tp_comm", "dp_comm", "pp_comm", "bubble")
+STATISTICS: tuple[str, ...] = (
+    "t",
+    "flops_per_gpu",
+    "mem",
+    *(f"t_{name}" for name in _PARTS),
+    *(f"{name}_frac" for name in _PARTS),
+    "wts_mem",
+    "wts_grad_mem",
+    "wts_optimizer_states_mem",
+    "acts_mem",
+)
+"""Published names of the engine's statistics, in its order; the placement follows them."""
+LARGEST = 2**31 - 1
+"""Of GPUs, of a batch, and of every field of a candidate."""
+_NAMES: tuple[str, ...] = CANDIDATE.names or ()
+
+
+def native_engine(
+    strategy: Strategy, model: Model, n_gpus: int, batch: int, system: System, quirks: Quirks
+) -> Any:
+    """Return the compiled engine of a model on a system."""
+    for name, value in (("n_gpus", n_gpus), ("batch", batch)):
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise InputError(
+                f"{name}: the value is {shorten(value)}, expected an integer from 1 to {LARGEST}"
+            )
+    if strategy not in STRATEGIES:
+        raise InputError(
+            f"strategy: the value is {shorten(strategy)}, expected one of {', '.join(STRATEGIES)}"
+        )
+    return native.tensor2d.Engine(
+        model.model_dump(),
+        system.model_dump(),
+        asdict(quirks),
+        STRATEGIES.index(strategy),
+        n_gpus,
+        batch,
+    )
+
+
+def pack_candidates(
+    strategy: Strategy,
+    candidates: NDArray[Any] | Mapping[str, Any] | Iterable[Mapping[str, int]],
+) -> NDArray[Any]:
+    """Return candidates as an array of `CANDIDATE`.
+
+    candidates : such an array; columns by published name, broadcast to one length; or one mapping
+        each, the configuration and the placement in one.
+
+    Raises
+    ------
+    InputError: a name is unknown or missing, or a value is not what it can hold.
+    """
+    if isinstance(candidates, np.ndarray):
+        if candidates.dtype != CANDIDATE:
+            raise InputError(
+                f"candidates: the array has fields {shorten(candidates.dtype.names)}, expected "
+                "those of search.analytic.tensor2d.CANDIDATE"
+            )
+        return np.ascontiguousarray(candidates)
+    expected = _published(strategy)
+    if isinstance(candidates, Mapping):
+        return _pack_columns(strategy, expected, candidates)
+    rows = list(candidates)
+    for n, row in enumerate(rows):
+        for name in expected:
+            if name not in row:
+                raise InputError(f"candidates[{n}].{name}: is missing")
+    names = dict.fromkeys(name for row in rows for name in row if name not in expected)
+    return _pack_columns(
+        strategy,
+        expected,
+        {name: [row[name] for row in rows] for name in expected}
+        | {name: [row.get(name, 0) for row in rows] for name in names},
+    )
+
+
+def unpack_candidate(strategy: Strategy, row: np.void) -> tuple[dict[str, int], dict[str, int]]:
+    """Return configuration and placement of one packed candidate under their published names."""
+    values = {name: int(row[name]) for name in _NAMES}
+    found = {name: values[packed] for name, packed in _published(strategy).items()}
+    config = {name: value for name, value in found.items() if not name.startswith("nv_")}
+    if strategy != "1d":
+        config["tp"] = values["tp1"] * values["tp2"]
+    return config, {name: value for name, value in found.items() if name.startswith("nv_")}
+
+
+def _published(strategy: Strategy) -> dict[str, str]:
+    """Return the published names of a candidate, and the fields that hold them."""
+    flat = strategy == "1d"
+    degrees = ("tp1",) if flat else ("tp1", "tp2")
+    panels = ("nb",) if strategy == "2d" else ()
+    domains = tuple(f"nv_{name}" for name in degrees)
+    fields = ("dp", *degrees, "pp", "mbs", *panels, *domains, "nv_dp", "nv_pp")
+    return {name.replace("tp1", "tp") if flat else name: name for name in fields}
+
+
+def _pack_columns(
+    strategy: Strategy, expected: Mapping[str, str], columns: Mapping[str, Any]
+) -> NDArray[Any]:
+    given = dict(columns)
+    if strategy != "1d" and "tp" in given and {"tp1", "tp2"} <= given.keys():
+        tp = _column("tp", given.pop("tp"))
+        if not np.all(tp == _column("tp1", given["tp1"]) * _column("tp2", given["tp2"])):
+            raise InputError("candidates.tp: is not tp1 * tp2 everywhere")
+    for name in given:
+        if name not in expected:
+            raise InputError(f"candidates.{name}: is unknown, expected {', '.join(expected)}")
+    for name in expected:
+        if name not in given:
+            raise InputError(f"candidates.{name}: is missing")
+    arrays = {packed: _column(name, given[name]) for name, packed in expected.items()}
+    try:
+        shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
+    except ValueError:
+        lengths = sorted({a.size for a in arrays.values()})
+        raise InputError(f"candidates: columns have lengths {lengths}, expected one") from None
+    packed = np.ones(shape or (1,), dtype=CANDIDATE)
+    for name, values in arrays.items():
+        packed[name] = values
+    return packed
+
+
+def _column(name: str, values: Any) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu" or (array < 0).any() or (array > LARGEST).any():
+        raise InputError(
+            f"candidates.{name}: the value is {shorten(array.ravel()[:1].tolist())}, expected "
+            f"integers from 0 to {LARGEST}"
+        )
+    return array.astype(np.int64)

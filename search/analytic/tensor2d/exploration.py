@@ -1,0 +1,109 @@
+"""The whole space of candidates for a number of GPUs, searched by the compiled engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import InputError
+from autopar.jsonio import shorten
+from search.analytic.tensor2d.documents import Model, Strategy, System
+from search.analytic.tensor2d.engine import STATISTICS, native_engine, unpack_candidate
+from search.analytic.tensor2d.quirks import Quirks
+from search.analytic.tensor2d.reasons import REASONS
+
+__all__ = ["Found", "Objective", "Survey", "explore_space"]
+
+Objective = Literal["rate", "time", "memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One candidate of those that were asked for."""
+
+    throughput: float
+    """Samples per second."""
+    mem: float
+    """1e9 bytes of one GPU."""
+    config: dict[str, int]
+    placement: dict[str, int]
+    statistics: dict[str, Any]
+    """As `evaluate` returns them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Survey:
+    """What a search has seen; `candidates` are `feasible` and `rejected` ones."""
+
+    best: list[Found]
+    """Best first; equal ones by the other figure, then by dp, tp1, tp2, pp, mbs, nb, placement."""
+    candidates: int
+    feasible: int
+    bounded: int
+    """Feasible ones that a bound excludes before they are priced; differs with threads."""
+    rejected: dict[str, int]
+    """Numbers by reason."""
+    all: NDArray[Any]
+    """Fields `candidate`, `time_s` and `memory_gb` of every feasible one, where asked for."""
+
+
+def explore_space(
+    strategy: Strategy,
+    model: Model,
+    n_gpus: int,
+    batch: int,
+    system: System,
+    quirks: Quirks,
+    *,
+    top: int,
+    threads: int,
+    objective: Objective,
+    keep_all: bool,
+) -> Survey:
+    """Return the `top` best of every candidate, exactly, and the numbers of all.
+
+    Raises
+    ------
+    InputError: a number or a word is not what it can be.
+    """
+    for name, value, least in (("top", top, 0), ("threads", threads, 1)):
+        if type(value) is not int or value < least:
+            raise InputError(f"{name}: the value is {shorten(value)}, expected at least {least}")
+    if objective not in get_args(Objective):
+        raise InputError(
+            f"objective: the value is {shorten(objective)}, expected one of "
+            f"{', '.join(get_args(Objective))}"
+        )
+    engine = native_engine(strategy, model, n_gpus, batch, system, quirks)
+    # a batch is given: the fewest seconds are the most samples per second
+    found = engine.explore(top, objective == "memory", keep_all, threads)
+    packed = np.ascontiguousarray(found["best"]["candidate"])
+    _, rows = engine.evaluate_many(packed, 1, True)
+    best = []
+    for row, figures in zip(packed, rows, strict=True):
+        config, placement = unpack_candidate(strategy, row)
+        statistics = dict(zip(STATISTICS, figures.tolist(), strict=True)) | placement
+        best.append(
+            Found(
+                throughput=batch / statistics["t"],
+                mem=statistics["mem"],
+                config=config,
+                placement=placement,
+                statistics=statistics,
+            )
+        )
+    return Survey(
+        best=best,
+        candidates=found["candidates"],
+        feasible=found["feasible"],
+        bounded=found["bounded"],
+        rejected={
+            reason: int(count)
+            for reason, count in zip(REASONS, found["rejected"], strict=True)
+            if count
+        },
+        all=found["all"],
+    )
