@@ -69,7 +69,7 @@ def normalise(
             result.append(token)
             continue
         name = written.replace("_", "-").lower()
-        name = ALIASES.get(name, name)
+        name = name if name in table else ALIASES.get(name, name)
         negated = name.startswith("no-") and table.get(name[3:], _NO_ROW).kind == "switch"
         if negated:
             name = name[3:]

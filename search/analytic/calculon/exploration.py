@@ -96,6 +96,8 @@ class Exploration:
     """What nothing else beats in both time per sample and memory, fastest first."""
     counts: Mapping[str, int]
     """Points that were considered, refused by reason, and feasible."""
+    complete: bool = True
+    """False where `stop` ended the search: then this is what was found until then."""
 
 
 def explore(
@@ -111,6 +113,7 @@ def explore(
     duplicates: bool | None = None,
     each: Callable[[NDArray[Any], NDArray[Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Exploration:
     """Return the best executions of a space; exact, and independent of the threads.
 
@@ -118,6 +121,7 @@ def explore(
     each : called with the arrays (`EXECUTION`, outcomes) of all feasible executions, in parts, in
         the order of their tensor and pipeline degrees.
     progress : called with the parts that are done and all.
+    stop : asked before every part; once it is true, the rest is left out.
 
     Raises
     ------
@@ -142,11 +146,12 @@ def explore(
         "frontier": frontier,
         "duplicates": compat is True if duplicates is None else duplicates,
     }
-    found = _parts(model, space.native(), want, threads, each, progress)
+    found, complete = _parts(model, space.native(), want, threads, each, progress, stop)
     return Exploration(
         top=_rows(found.top),
         frontier=_rows(found.frontier),
         counts=found.counts,
+        complete=complete,
     )
 
 
@@ -157,8 +162,12 @@ def _parts(
     threads: int,
     each: Callable[[NDArray[Any], NDArray[Any]], None] | None,
     progress: Callable[[int, int], None] | None,
-) -> Any:
-    """Search the pairs of degrees, each with the bound that those before it left."""
+    stop: Callable[[], bool] | None,
+) -> tuple[Any, bool]:
+    """Search the pairs of degrees, each with the bound that those before it left.
+
+    Returns what was found, and whether all pairs were searched.
+    """
     pairs = model.degree_pairs(space)
     lock = Lock()
     found = native.calculon.Found()
@@ -166,6 +175,8 @@ def _parts(
 
     def one(pair: tuple[int, int]) -> Any:
         nonlocal done
+        if stop is not None and stop():
+            return None
         with lock:
             bound = found.bound(want | {"bound": np.inf})
         part = model.explore(space, *pair, want | {"bound": bound})
@@ -178,9 +189,9 @@ def _parts(
 
     with ThreadPoolExecutor(threads) as pool:
         for rows in map(one, pairs) if threads == 1 else pool.map(one, pairs):
-            if each is not None:
+            if each is not None and rows is not None:
                 each(*rows)
-    return found
+    return found, done == len(pairs)
 
 
 def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Found, ...]:
