@@ -114,13 +114,11 @@ Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Ou
   const double off_fw = std::max(weights_moved, activations_moved);
   double off_bw = 0.0;
   if (training) {
-    const double inward = weights_moved + activations_moved;
-    if (q.offload_sums) {
-      off_bw = inward + (x.optimizer_offload ? b.optimizer : 0.0);
-    } else {
-      const double moved = x.optimizer_offload ? b.weight_gradient + b.optimizer : 0.0;
-      off_bw = std::max(inward + moved, moved);
-    }
+    const double states = x.optimizer_offload ? b.optimizer : 0.0,
+                 gradients = x.optimizer_offload ? b.weight_gradient : 0.0;
+    off_bw = weights_moved + activations_moved + states;
+    // in: what backward and the optimizer read; out: what they leave
+    if (!q.offload_sums) off_bw = std::max(off_bw, weights_moved + gradients + states);
   }
 
   // base and edge blocks

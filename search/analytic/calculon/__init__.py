@@ -20,7 +20,7 @@ from search.analytic.calculon.checks import (
     published_application,
 )
 from search.analytic.calculon.documents import Application, Execution, System
-from search.analytic.calculon.engine import EXECUTION, OUTCOME, native_model, pack_executions
+from search.analytic.calculon.engine import EXECUTION, OUTCOME, open_model, pack_executions
 from search.analytic.calculon.layers import block_layers
 from search.analytic.calculon.outer import outer_of
 from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
@@ -125,7 +125,7 @@ def evaluate_many(
     a = load_document(Application, application)
     s = load_document(System, system)
     packed = pack_executions(executions)
-    found, _ = _native(a, s, compat).evaluate_many(packed, threads, False)
+    found, _ = open_model(a, s, compat).evaluate_many(packed, threads, False)
     result = np.empty(found.shape, dtype=OUTCOME)
     for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
         result[name] = found[name]
@@ -135,9 +135,3 @@ def evaluate_many(
 
 
 _TEXTS = np.array(REASONS, dtype=object)
-
-
-def _native(application: Application, system: System, compat: bool | Quirks) -> Any:
-    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
-    known = published_application(application) if compat is True else application
-    return native_model(known, system, quirks, published=compat is True)

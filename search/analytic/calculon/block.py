@@ -52,6 +52,27 @@ class Pair:
     base: float = 0.0
     edge: float = 0.0
 
+    def __add__(self, other: Pair | float) -> Pair:
+        return self._with(other, float.__add__)
+
+    def __sub__(self, other: Pair | float) -> Pair:
+        return self._with(other, float.__sub__)
+
+    def _with(self, other: Pair | float, operation: Callable[[float, float], float]) -> Pair:
+        right = other if isinstance(other, Pair) else Pair(base=other, edge=other)
+        return Pair(
+            base=operation(float(self.base), float(right.base)),
+            edge=operation(float(self.edge), float(right.edge)),
+        )
+
+    def positive(self) -> Pair:
+        """Return both figures, at least 0."""
+        return Pair(base=max(0.0, self.base), edge=max(0.0, self.edge))
+
+    def chunk(self, blocks: int) -> float:
+        """Return the sum over a chunk of so many blocks, of which one is the edge block."""
+        return (blocks - 1) * self.base + self.edge
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:

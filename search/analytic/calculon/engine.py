@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autopar.errors import InputError
 from autopar.jsonio import shorten
 from search.analytic import native
+from search.analytic.calculon.checks import published_application
 from search.analytic.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
@@ -19,11 +20,18 @@ from search.analytic.calculon.documents import (
     Execution,
     System,
 )
-from search.analytic.calculon.quirks import Quirks
+from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
 from search.analytic.documents import load_document
 from search.analytic.machine import OPERATIONS, Rate
 
-__all__ = ["EXECUTION", "OUTCOME", "native_model", "pack_executions", "unpack_execution"]
+__all__ = [
+    "EXECUTION",
+    "OUTCOME",
+    "native_model",
+    "open_model",
+    "pack_executions",
+    "unpack_execution",
+]
 
 EXECUTION: np.dtype[Any] = native.calculon.EXECUTION
 """Fields of one packed execution; words are codes into `CHOICES`."""
@@ -40,6 +48,13 @@ OUTCOME = np.dtype(
 """What is known of one execution; times are 0 where it cannot run."""
 _DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
 _NAMES: tuple[str, ...] = EXECUTION.names or ()
+
+
+def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
+    """Return the compiled model with the defects of `evaluate`'s `compat`."""
+    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+    known = published_application(application) if compat is True else application
+    return native_model(known, system, quirks, published=compat is True)
 
 
 def native_model(

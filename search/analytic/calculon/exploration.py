@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from autopar.errors import InputError
 from autopar.jsonio import shorten
 from search.analytic import native
-from search.analytic.calculon.checks import published_application
 from search.analytic.calculon.documents import CHOICES, Application, System
-from search.analytic.calculon.engine import native_model, unpack_execution
-from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
+from search.analytic.calculon.engine import open_model, unpack_execution
+from search.analytic.calculon.quirks import Quirks
 from search.analytic.documents import load_document
 
 __all__ = ["OBJECTIVES", "Exploration", "Found", "Objective", "Space", "explore"]
@@ -135,10 +134,7 @@ def explore(
         if type(value) is not int or value < 1:
             raise InputError(f"{name}: the value is {shorten(value)}, expected at least 1")
     a, s = load_document(Application, application), load_document(System, system)
-    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
-    if compat is True:
-        a = published_application(a)
-    model = native_model(a, s, quirks, published=compat is True)
+    model = open_model(a, s, compat)
     want: dict[str, Any] = {
         "top": top,
         "objective": OBJECTIVES.index(objective),
