@@ -17,6 +17,7 @@ __all__ = [
     "card_names",
     "find_card",
     "find_configs",
+    "find_document",
     "find_hardware",
     "find_model",
     "hardware_names",
@@ -103,6 +104,25 @@ def find_hardware(name: str) -> Path:
         f"no hardware {name!r}: neither a folder nor a shipped set; {_nearest(name, shipped)}, "
         f"or estimate one from a card ({cards})"
     )
+
+
+def find_document(folder: str, what: str, name: str) -> Path:
+    """Return a file of a folder of `hardware_configs`: an existing path, or a shipped name.
+
+    A name of a card leads to the document of that card; `what` is what it is called in errors.
+    Raises InputError, with the nearest names, when there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = _files(f"hardware_configs/{folder}", "*.json", lambda p: p.stem)
+    cards = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
+    aliases = {alias: path.stem for path in cards.values() for alias in _aliases(path)}
+    found = shipped.get(name.lower()) or shipped.get(aliases.get(name.lower(), ""))
+    if found is None:
+        raise InputError(
+            f"no {what} {name!r}: neither a file nor a shipped {what}; {_nearest(name, shipped)}"
+        )
+    return found
 
 
 def _files(folder: str, pattern: str, key: Callable[[Path], str]) -> dict[str, Path]:
