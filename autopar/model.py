@@ -144,6 +144,11 @@ class LayerMemory:
     ulysses_activation_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
     """By Ulysses degree, on a rank, where a sidecar has it; its all-to-alls keep more than the
     unsharded activation over the degree."""
+    backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
+    """By tensor degree, on a rank, where a sidecar has it: what the layer's backward needs for a
+    moment above what the layer keeps."""
+    ulysses_backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
+    """The same by Ulysses degree, above 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

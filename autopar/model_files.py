@@ -26,7 +26,7 @@ from autopar.layer_times import (
     read_other_times,
 )
 from autopar.locate import Content, locate, model_file_name
-from autopar.memory_cells import read_ulysses
+from autopar.memory_cells import read_cells
 from autopar.memory_files import MAKE_MEMORY, memory_content, memory_keys, read_memory
 from autopar.model import LayerMemory, LayerProfile, ModelProfile, ModelSpec, OtherMemory
 from autopar.patterns import validate_document
@@ -145,7 +145,12 @@ def read_model_memory(
         parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
         detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
     )
-    layer_memory, ulysses_notes = read_ulysses(memory_file.path, memory_file.sidecar, layer_memory)
+    layer_memory, cell_notes = read_cells(
+        memory_file.path,
+        memory_file.sidecar,
+        layer_memory,
+        sequence_parallel=sequence_parallel,
+    )
     sidecar = memory_file.sidecar
     peak = sidecar.logits_peak_bytes_per_sample if sidecar is not None else None
     return ModelMemory(
@@ -155,7 +160,7 @@ def read_model_memory(
         estimated=sidecar is not None and sidecar.estimated,
         synthetic=sidecar is not None and sidecar.synthetic,
         sources=memory_file.sources,
-        notes=(*memory_file.notes, *memory_notes, *ulysses_notes),
+        notes=(*memory_file.notes, *memory_notes, *cell_notes),
     )
 
 

@@ -133,6 +133,8 @@ def _scaled_layer(memory: LayerMemory, factor: float) -> LayerMemory:
         ulysses_activation_bytes_per_sample=_times(
             memory.ulysses_activation_bytes_per_sample, factor
         ),
+        backward_bytes_per_sample=_times(memory.backward_bytes_per_sample, factor),
+        ulysses_backward_bytes_per_sample=_times(memory.ulysses_backward_bytes_per_sample, factor),
     )
 
 

@@ -18,6 +18,7 @@ from autopar.hardware import HardwareProfile, Speed
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.assumptions import Assumptions, LayerModel
+from search.cost.activations import ActivationBytes, activation_bytes
 from search.cost.comm import Groups
 from search.cost.computation import (
     OTHER,
@@ -38,9 +39,7 @@ from search.cost.draws import (
 from search.cost.fits import ComputeFit, layer_memory, other_memory
 from search.cost.legality import legal_strategies
 from search.cost.memory import (
-    ActivationBytes,
     Recipe,
-    activation_bytes,
     gathered_bytes,
     layer_shared_bytes,
     stage_fixed_bytes,
@@ -254,7 +253,7 @@ class CostModel:
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
-        passing = rows.batch * kept.recomputed[rows.strategy]
+        passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy]
         if not options.global_memory_buffer:
             passing = passing + gathered_bytes(
                 rows, spec.seq_length, spec.hidden_size, recipe, options

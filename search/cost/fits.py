@@ -219,6 +219,8 @@ def layer_memory(
         ulysses_activation_bytes_per_sample=_scaled(
             entry.ulysses_activation_bytes_per_sample, factor
         ),
+        backward_bytes_per_sample=_scaled(entry.backward_bytes_per_sample, factor),
+        ulysses_backward_bytes_per_sample=_scaled(entry.ulysses_backward_bytes_per_sample, factor),
     )
 
 

@@ -1,35 +1,29 @@
-"""Memory of a layer on a rank, in bytes: states, activations, transient peaks, shared buffers.
+"""Memory of a layer on a rank, in bytes: states, transient peaks, shared buffers.
 
-Source: cost-model.md "Memory of a rank". Every function works on flat arrays of rows; layers,
-embedding and head share the formulas of states and ZeRO transients.
+Source: cost-model.md "Memory of a rank"; activations are in `activations`. Every function works on
+flat arrays of rows; layers, embedding and head share the formulas of states and ZeRO transients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.model import LayerMemory, LayerSpec
-from autopar.plan import LayerStrategy
 from autopar.units import MIB
 from search.cost.rows import Rows
 from search.options import SearchOptions
 
 __all__ = [
     "COMMUNICATOR_BYTES",
-    "ActivationBytes",
     "Recipe",
-    "activation_bytes",
     "gathered_bytes",
     "layer_shared_bytes",
     "reserved_bytes",
     "stage_fixed_bytes",
     "state_bytes",
     "to_bytes",
-    "ulysses_bytes",
     "zero_transient_bytes",
 ]
 
@@ -109,94 +103,6 @@ def zero_transient_bytes(
     whole = np.where((zero3 | zero2) & sharded, recipe.gradient if shard_gradients else 0.0, 0.0)
     result: F64 = parameters * (gathered + whole)
     return result
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ActivationBytes:
-    """(S,) bytes per sample that a layer's strategy keeps, and recomputes; nan: not measured."""
-
-    kept: F64
-    recomputed: F64
-    derived: tuple[str, ...]
-    """Sentences on degrees whose activations follow from those at another one."""
-
-
-def activation_bytes(
-    memory: LayerMemory,
-    strategies: Sequence[LayerStrategy],
-    spec: LayerSpec,
-    recipe: Recipe,
-    *,
-    sequence_parallel: bool,
-) -> ActivationBytes:
-    """Return the activation bytes per sample of every strategy.
-
-    tp: table[t], with SP a missing t is table[1]/t, without SP it stays unknown; Ulysses:
-    `ulysses_bytes`; all over c. Checkpointed input: entry /t with SP or Ulysses, /c.
-    """
-    table = memory.activation_bytes_per_sample
-    kept = np.full(len(strategies), np.nan)
-    recomputed = np.zeros(len(strategies))
-    derived: dict[tuple[bool, int], str] = {}
-    for k, s in enumerate(strategies):
-        split = s.ulysses or sequence_parallel
-        if s.ulysses:
-            full, source = ulysses_bytes(memory, s.tp, spec, recipe)
-        else:
-            full, source = table.get(s.tp), ""
-            if full is None and split and 1 in table:
-                full, source = table[1] / s.tp, f"those at tp=1 over {s.tp}"
-        if full is None:
-            continue
-        if source:
-            name = "ulysses" if s.ulysses else "tp"
-            derived[s.ulysses, s.tp] = f"activations at {name}={s.tp} are {source}"
-        if not s.checkpoint:
-            kept[k] = full / s.cp
-        elif memory.checkpoint_bytes_per_sample is not None:
-            kept[k] = memory.checkpoint_bytes_per_sample / ((s.tp if split else 1) * s.cp)
-            recomputed[k] = full / s.cp
-    return ActivationBytes(
-        kept=kept, recomputed=recomputed, derived=tuple(derived[key] for key in sorted(derived))
-    )
-
-
-def ulysses_bytes(
-    memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Recipe
-) -> tuple[float | None, str]:
-    """Return what a Ulysses layer keeps of a sample, in bytes, and from where it was derived.
-
-    Counted degrees are as counted (''), without any it is table[1]/t. Over all t ranks a layer
-    never keeps less at a larger degree, and grows by nothing but copies of k and v: so up to the
-    largest counted degree the next counted t1 gives t1*A(t1)/t, and beyond it the largest t0
-    gives (t0*A(t0) + copies)/t, at most A(t0), which is all that is known without heads.
-    """
-    table, counted = memory.activation_bytes_per_sample, memory.ulysses_activation_bytes_per_sample
-    if degree == 1 or not counted:
-        whole = table.get(1)
-        known = whole is None or degree == 1
-        return (
-            None if whole is None else whole / degree,
-            "" if known else f"those at tp=1 over {degree}, without what its all-to-alls keep",
-        )
-    if degree in counted:
-        return counted[degree], ""
-    larger = [t for t in counted if t > degree]
-    if larger:
-        above = min(larger)
-        text = f"those at ulysses={above} times {above}/{degree} (an upper bound)"
-        return counted[above] * above / degree, text
-    below = max(counted)
-    heads = spec.num_heads
-    if heads is None:
-        return counted[below], f"those at ulysses={below} (an upper bound)"
-    key_value = spec.num_kv_heads or heads
-    head_bytes = spec.seq_length * (spec.head_dim or spec.hidden_size // heads) * recipe.element
-    attentions = 2.0 if spec.cross_attention else 1.0
-    more = max(key_value, degree) - max(key_value, below)
-    total = counted[below] * below + attentions * 2.0 * more * head_bytes
-    text = f"those at ulysses={below} times {below}/{degree}, and copies of k and v"
-    return min(counted[below], total / degree), text
 
 
 def gathered_bytes(

@@ -16,6 +16,10 @@ from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 N = 3_000_000
 TOKENS = 1024 * 512 * 2
+BACKWARD = 5 * TOKENS
+"""What one sample's backward needs by the rule of a plain MLP four times as wide as the layer."""
+SPLIT = BACKWARD * 7 // 10
+"""The same on two ranks with sequence parallelism: 1 + 5/2, since a gradient is gathered."""
 
 
 def row(
@@ -112,8 +116,30 @@ def test_states(
 def test_transient(
     strategy: LayerStrategy, default: str, options: dict[str, Any], transient: list[int]
 ) -> None:
-    """Gathered weights, unsharded gradients, the reduce buffer and the recompute peak add up."""
-    assert row(strategy, default=default, **options)["transient"] == transient
+    """Gathered weights, gradients, the reduce buffer, recomputed and backward bytes add up."""
+    backward = 2 * BACKWARD if strategy.tp == 1 else 4 * SPLIT
+    found = row(strategy, default=default, **options)["transient"]
+
+    assert found == [value + backward for value in transient]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "units"),
+    [
+        (LayerStrategy(), {}, 2 * 5),
+        (LayerStrategy(), {"mixed_precision": "fp32"}, 2 * 5 * 2),
+        (LayerStrategy(cp=2), {}, 4 * 5 / 2),
+        (LayerStrategy(tp=4), {}, 8 * (1 + 5 / 4)),
+        (LayerStrategy(tp=4), {"sequence_parallel": False}, 8 * 2),
+        (LayerStrategy(tp=2), {"sequence_parallel": False}, 4 * (1 + 4 / 2)),
+        (LayerStrategy(tp=4, ulysses=True), {}, 8 * 5 / 4),
+    ],
+)
+def test_the_backward_of_a_layer_is_transient(
+    strategy: LayerStrategy, options: dict[str, Any], units: float
+) -> None:
+    """Of the samples of one micro-batch, by the rule of `autopar.backward_memory`."""
+    assert row(strategy, **options)["transient"] == [units * TOKENS] * 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +147,7 @@ def test_transient(
     [
         (LayerStrategy(), True, 2 * 8_000_000),
         (LayerStrategy(tp=2), True, 4 * 4_500_000),
-        (LayerStrategy(tp=8), True, 16 * 1_000_000),  # derived: 8 MB / 8
+        (LayerStrategy(tp=8), True, 16 * 1_250_000),  # derived: 2.5 MB at tp=4, over 2
         (LayerStrategy(tp=4, ulysses=True), True, 8 * 2_000_000),
         (LayerStrategy(cp=4), True, 8 * 2_000_000),
         (LayerStrategy(tp=2, cp=2), True, 8 * 2_250_000),

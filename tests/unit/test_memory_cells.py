@@ -15,7 +15,8 @@ from autopar.model_files import read_model_profile
 from autopar.plan import LayerStrategy
 from autopar.sidecar import sidecar_path
 from search.build import CostModel
-from search.cost.memory import Recipe, ulysses_bytes
+from search.cost.activations import ulysses_bytes
+from search.cost.memory import Recipe
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.documents_support import DOCUMENTS, SPEC, write
@@ -232,8 +233,9 @@ def test_counted_activations_are_planned_with() -> None:
     rows = cost.layer_rows(0, strategies, [(1, 16, "ddp")])
 
     assert rows.activations[0].tolist() == [20e6, 20e6, 4 * 1e6 / 2, 4 * 4.5e6]
-    assert rows.transient[1, 0, 2] == 20e6
-    assert not any("ulysses=2" in text for text in cost.defaults_used)
+    backward = 4 * 5 / 2 * 1024 * 512 * 2
+    assert rows.transient[1, 0].tolist()[:3] == [backward, backward, 20e6 + backward]
+    assert not any("activations at ulysses=2" in text for text in cost.defaults_used)
 
 
 def test_without_counts_the_share_is_used_and_listed() -> None:
