@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from search.analytic.tensor2d.documents import Model, Strategy, System
-from search.analytic.tensor2d.layers import Link, Pass, Row, Sizes, layer_rows
+from search.analytic.tensor2d.layers import layer_rows
 from search.analytic.tensor2d.links import collective_s, transfer_s
 from search.analytic.tensor2d.quirks import Quirks
+from search.analytic.tensor2d.rows import Link, Pass, Row, Sizes
 
 __all__ = ["Candidate", "PassTime", "RowTime", "row_time", "sizes_of", "step_statistics"]
 

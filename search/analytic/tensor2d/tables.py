@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search.analytic.tensor2d.documents import System
-from search.analytic.tensor2d.layers import Pass, Row
+from search.analytic.tensor2d.rows import Pass, Row
 from search.analytic.tensor2d.step import PassTime, RowTime
 
 __all__ = ["row_table"]

@@ -1,0 +1,198 @@
+"""The operations of attention, as rows of the table of a layer: flash, plain, and in SUMMA.
+
+Source: arXiv 2410.00273; corrections are named in `quirks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from search.analytic.tensor2d.rows import (
+    Link,
+    Pass,
+    Row,
+    Sizes,
+    dropout_row,
+    over_columns,
+    over_rows,
+    panel_writes,
+)
+
+__all__ = ["flash_row", "plain_attention_rows"]
+
+
+def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -> tuple[Row, ...]:
+    """Return the four rows of attention that writes its scores, 'plain' or 'summa'."""
+    m, b, l2 = s.model, s.batch, s.local_seq
+    if attention == "summa":
+        dropped = b * m.h * l2 * (m.l // s.columns)
+        rows = [
+            _summa_logits(s),
+            _summa_softmax(s),
+            dropout_row(s, "dpr_at", dropped),
+            _summa_attend(s),
+        ]
+    else:
+        heads = m.h // s.columns
+        scores = b * heads * l2 * m.l
+        rows = [
+            _logits(s),
+            _softmax("softmax", scores, b * heads * l2),
+            dropout_row(s, "dpr_at", scores),
+            _attend(s),
+        ]
+    if not recompute:
+        return tuple(rows)
+    logits, softmax, dropout, attend = (replace(row, recomputed=True) for row in rows)
+    # what the softmax made is the first part of what the last product keeps
+    return (
+        logits,
+        replace(softmax, kept=0.0),
+        replace(dropout, kept=0.0),
+        replace(attend, kept=attend.kept - softmax.kept, recomputed=False),
+    )
+
+
+def flash_row(s: Sizes) -> Row:
+    """Return attention that keeps no scores."""
+    l, seq, q, rho = s.model.l, s.local_seq, s.heads_width, s.matrix_per_vector  # noqa: E741
+    h = s.batch * (s.model.h // s.columns)
+    z, r, queries, keys = h * seq * l, h * seq, h * seq * q, h * l * q
+    forward, backward = _gathered(s, 2 * keys)
+    local = s.quirks.flash_traffic
+    return Row(
+        name="fusedla",
+        matrix=True,
+        kept=4 * queries + 2 * r,
+        forward=Pass(
+            flops=z * (2 * q - 1) + queries * (2 * l - 1) + rho * (4 * z - r),
+            traffic=2 * queries + 2 * keys + r,
+            links=forward,
+        ),
+        backward=Pass(
+            flops=2 * z * (2 * q - 1)
+            + queries * (2 * l - 1)
+            + 2 * keys * (2 * seq - 1)
+            + rho * (9 * z - 2 * r),
+            traffic=(6 * queries + 2 * keys if local else 4 * queries + 4 * keys) + 2 * r,
+            links=backward,
+        ),
+    )
+
+
+def _logits(s: Sizes) -> Row:
+    l, seq, q = s.model.l, s.local_seq, s.heads_width  # noqa: E741
+    h = s.batch * (s.model.h // s.columns)
+    z, queries, keys = h * seq * l, h * seq * q, h * l * q
+    forward, backward = _gathered(s, keys)
+    return Row(
+        name="logits",
+        matrix=True,
+        kept=2 * queries,
+        forward=Pass(flops=z * (2 * q - 1), traffic=queries + keys + z, links=forward),
+        backward=Pass(
+            flops=queries * (2 * l - 1) + keys * (2 * seq - 1),
+            traffic=3 * queries + keys + 2 * z,
+            links=backward,
+        ),
+    )
+
+
+def _softmax(name: str, z: float, r: float, link: Sequence[Link] = ()) -> Row:
+    return Row(
+        name=name,
+        matrix=False,
+        kept=z,
+        forward=Pass(flops=3 * z - r, traffic=2 * z, links=tuple(link)),
+        backward=Pass(flops=4 * z - r, traffic=3 * z, links=tuple(link)),
+    )
+
+
+def _attend(s: Sizes) -> Row:
+    l, seq, q = s.model.l, s.local_seq, s.heads_width  # noqa: E741
+    h = s.batch * (s.model.h // s.columns)
+    z, queries, keys = h * seq * l, h * seq * q, h * l * q
+    forward, backward = _gathered(s, keys)
+    return Row(
+        name="attend",
+        matrix=True,
+        kept=z + queries,
+        forward=Pass(flops=queries * (2 * l - 1), traffic=z + keys + queries, links=forward),
+        backward=Pass(
+            flops=z * (2 * q - 1) + keys * (2 * seq - 1),
+            traffic=3 * queries + 2 * z + keys,
+            links=backward,
+        ),
+    )
+
+
+def _summa_logits(s: Sizes) -> Row:
+    scores, keys, outputs, p = _summa_attention(s)
+    bk, rk = over_rows(s, "broadcast", keys), over_rows(s, "reduce", keys)
+    bs, rs = over_columns(s, "broadcast", scores), over_columns(s, "reduce", scores)
+    writes = panel_writes(s, outputs)
+    return Row(
+        name="logits",
+        matrix=True,
+        kept=2 * outputs,
+        forward=Pass(
+            flops=scores * (2 * p - 1),
+            traffic=keys + scores + writes,
+            links=(bk, rs),
+            loops=((bk, rs),),
+        ),
+        backward=Pass(
+            flops=outputs * (2 * s.model.l - 1) + keys * (2 * s.local_seq - 1),
+            traffic=2 * (keys + scores + writes),
+            links=(bs, bk, bs, rk),
+            loops=((bs, bk), (bs, rk)),
+        ),
+        panels=s.panels,
+    )
+
+
+def _summa_softmax(s: Sizes) -> Row:
+    r = s.batch * s.model.h * s.local_seq
+    return _softmax("softmax", r * (s.model.l // s.columns), r, (over_columns(s, "allreduce", r),))
+
+
+def _summa_attend(s: Sizes) -> Row:
+    scores, keys, outputs, p = _summa_attention(s)
+    l = s.model.l  # noqa: E741
+    bk, rk = over_rows(s, "broadcast", keys), over_rows(s, "reduce", keys)
+    bs, rs = over_columns(s, "broadcast", scores), over_columns(s, "reduce", scores)
+    writes = panel_writes(s, outputs)
+    per_output = 2 * l if s.quirks.repeated_panels else 2 * l - 1
+    return Row(
+        name="attend",
+        matrix=True,
+        kept=s.batch * s.model.h * s.local_seq * (l // s.columns) + outputs,
+        forward=Pass(
+            flops=outputs * per_output,
+            traffic=scores + keys + writes,
+            links=(bs, bk),
+            loops=((bs, bk),),
+        ),
+        backward=Pass(
+            flops=scores * (2 * p - 1) + keys * (2 * s.local_seq - 1),
+            traffic=2 * (scores + keys + writes),
+            links=(bk, rs, bs, rk),
+            loops=((bk, rs), (bs, rk)),
+        ),
+        panels=s.panels,
+    )
+
+
+def _summa_attention(s: Sizes) -> tuple[float, int, float, int]:
+    m, p = s.model, s.heads_width // s.columns
+    lanes = s.batch * m.h
+    return lanes * s.local_seq * m.l, lanes * m.l * p, lanes * s.local_seq * p, p
+
+
+def _gathered(s: Sizes, volume: float) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+    """Return the collectives of keys and values whose sequence is divided, forward, backward."""
+    if s.strategy == "1d":
+        return (), ()
+    gather = over_rows(s, "allgather", volume)
+    return (gather,), (gather, over_rows(s, "reducescatter", volume))
