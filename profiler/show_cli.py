@@ -125,10 +125,11 @@ def _load(
     if others:
         names = ", ".join(file.name for file in others[:4])
         if not folder.profiles and len(others) == len(folder.model_files):
+            shown = "times of models are shown where they have a sidecar, and" if models else ""
             raise InputError(
-                f"{path}: only profiles of models are here ({names}), and this command shows those "
-                "of hardware, and of models the times that have a sidecar; name a folder that "
-                "`torchrun -m profiler.hardware` or `profile-model` wrote"
+                f"{path}: only profiles of models are here ({names}); {shown} --diff and "
+                "--validate read those of hardware: name a folder that "
+                f"`torchrun -m profiler.hardware`{' or `profile-model`' if models else ''} wrote"
             )
         _talk(f"profiles of models are not shown: {names}")
     if strict and folder.problems:

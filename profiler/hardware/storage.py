@@ -28,7 +28,7 @@ __all__ = [
 DAMAGED = ".damaged"
 """What the name of a damaged file that was moved aside ends in, but for a number."""
 _BEFORE = ".before"
-_LOCK_NAME = ".profiler-hardware.lock"
+_LOCK_NAME = ".profiler.lock"
 
 
 class Lock:
@@ -68,7 +68,7 @@ def probe(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out, prefix=".profiler-hardware.") as stream:
+        with tempfile.NamedTemporaryFile(dir=out, prefix=".profiler.") as stream:
             stream.write(b"\0" * 4096)
             stream.flush()
     except OSError as error:

@@ -160,7 +160,10 @@ def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str
     assert "does not exist" in sentence(tmp_path / "nowhere")
     assert "`torchrun -m profiler.hardware` makes them" in sentence(tmp_path / "empty")
     assert "only profiles of models" in sentence(tmp_path / "models")
-    assert "only profiles of models" in sentence(tmp_path / "models", "--validate")
+    said = sentence(tmp_path / "models", "--validate")
+    assert "only profiles of models" in said
+    assert "--diff and --validate read those of hardware" in said
+    assert "have a sidecar" not in said
     assert "name the document beside it" in sentence(box / "overlap_coefficient.json.meta.json")
     assert "--curves must be" in sentence(box, "--curves", "size")
     assert "GB/s or MiB/ms" in sentence(box, "--bandwidth-unit", "Gbit/s")
