@@ -293,6 +293,7 @@ class Sum {
 
   struct Link {
     double bytes = 0, seconds = 0;
+    double required = 0;  // bytes that a bandwidth is required for: ring traffic
   };
   Link link(const Kind& k, Stage stage, bool edge, bool repeated, double alone_s) const {
     Link result;
@@ -300,6 +301,8 @@ class Sum {
     if (op) {
       result.bytes = whole_ * s_.element_bytes;
       result.seconds = tier_.seconds(*op, result.bytes, s_.tensor);
+      result.required =
+          result.bytes * (q_.overlap_requirements ? 1.0 : tier_.traffic(*op, s_.tensor));
     }
     if (stage == kFw || stage == kAgrad) {
       if (!k.matrix)
@@ -379,7 +382,7 @@ class Sum {
     for (const int j : {0, 1})
       block_.required_bytes_per_s =
           std::max(block_.required_bytes_per_s,
-                   r.links[j].bytes * (1.0 - tier_.processor_usage) / r.flops_s);
+                   r.links[j].required * (1.0 - tier_.processor_usage) / r.flops_s);
   }
 
   void add(const Kind& k, const Flags& f) {

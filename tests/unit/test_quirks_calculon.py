@@ -254,6 +254,16 @@ def test_b11_overlap_requirements() -> None:
     assert found[1][tail] / found[0][tail] == pytest.approx((2 - 1) / 2 * ring)
 
 
+def test_b11_tiles_require_the_traffic_of_a_ring() -> None:
+    """An all-reduce over four moves 1.5 times its buffer; the narrowest product sets the need."""
+    found = both("overlap_requirements", system(usage=0.2), tensor_par=4, tensor_par_overlap="ring")
+    computed_s = 2 * S * H * H / 4 / MATRIX
+
+    wrong, right = (x["tp_bw_overlap_req"] for x in found)
+    assert wrong == pytest.approx(A * E * (1 - 0.2) / computed_s)
+    assert right == pytest.approx(2 * (1 - 1 / 4) * A * E * (1 - 0.2) / computed_s)
+
+
 @pytest.mark.parametrize("usage", [0.0, 0.5])
 def test_b12_tail_windows(usage: float) -> None:
     """Memory traffic left the window twice; only one of three blocks was slowed down."""

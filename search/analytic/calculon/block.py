@@ -338,9 +338,18 @@ def _spaces(shape: Shape, layers: tuple[Layer, ...]) -> Spaces:
 def _required(shape: Shape, layers: tuple[Layer, ...], machine: Machine, times: _Times) -> float:
     free = 1.0 - machine.tensor.processor_usage
     stages: tuple[Stage, ...] = ("fw", "agrad") if shape.training else ("fw",)
+
+    def traffic(layer: Layer, stage: Stage, edge: bool, size: float) -> float:
+        operation = _collective(shape, layer, stage, edge)
+        if operation is None or shape.quirks.overlap_requirements:
+            return size
+        return machine.tensor.collectives[operation].traffic_bytes(size, shape.tensor)
+
     return max(
         (
-            times[n, stage, edge].link_bytes * free / times[n, stage, edge].flops_s
+            traffic(layer, stage, edge, times[n, stage, edge].link_bytes)
+            * free
+            / times[n, stage, edge].flops_s
             for n, layer in enumerate(layers)
             if layer.tiled
             for stage in stages
