@@ -254,6 +254,10 @@ class CostModel:
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
         passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy]
+        backward_peak = np.zeros(rows.shape, dtype=np.int64)
+        backward_peak[rows.table, rows.strategy] = to_bytes(
+            rows.batch * kept.backward[rows.strategy]
+        )
         if not options.global_memory_buffer:
             passing = passing + gathered_bytes(
                 rows, spec.seq_length, spec.hidden_size, recipe, options
@@ -300,6 +304,7 @@ class CostModel:
             states=states,
             activations=activations,
             transient=transient,
+            backward_peak=backward_peak,
             shared=shared,
         )
 

@@ -35,6 +35,8 @@ class LayerRows:
     """(N, S) per micro-batch in flight"""
     transient: I64
     """(2, N, S)"""
+    backward_peak: I64
+    """(N, S), a part of `transient`: what a layer's backward needs above what is kept."""
     shared: I64
 
     @property

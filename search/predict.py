@@ -332,7 +332,8 @@ def _runs(
                 memory_bytes={
                     "states": float(rows.states[now, 0, s]) * len(members),
                     "activations": float(rows.activations[0, s]) * len(members) * flight,
-                    "transient": float(rows.transient[now, 0, s]),
+                    "backward": float(rows.backward_peak[0, s]),
+                    "transient": float(rows.transient[now, 0, s] - rows.backward_peak[0, s]),
                     "shared": float(rows.shared[0, s]),
                 },
             )

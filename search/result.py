@@ -37,7 +37,8 @@ class LayerRun:
     """Seconds of one micro-batch by category (forward, backward, recompute, tp, ulysses, cp,
     zero3, redistribution) and, per step, `tail` and `optimizer`; sums over the run."""
     memory_bytes: Mapping[str, float]
-    """Bytes by category (states, activations, transient, shared) on this stage."""
+    """Bytes by category (states, activations, backward, transient, shared) on this stage; backward
+    and transient are one layer's, and the largest sum of both is the stage's `transient`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,48 @@ def test_damage_is_refused(tmp_path: Path, changes: dict[str, Any], text: str) -
     assert "memory_layertype_0_bsz1_seq2048_tp2_ulysses" in str(caught.value)
 
 
+def backwards(profile: ModelProfile) -> tuple[dict[int, float], dict[int, float]]:
+    """Return what backwards need in MiB, by tensor and by Ulysses degree."""
+    memory = profile.layers[0].memory[2048]
+    tables = (memory.backward_bytes_per_sample, memory.ulysses_backward_bytes_per_sample)
+    return tuple({t: value / MIB for t, value in table.items()} for table in tables)  # type: ignore[return-value]
+
+
+def peak(degree: int, value: float, **changes: Any) -> dict[str, Any]:
+    """Return a counted cell of a layer that keeps 80 MiB over the degree, with this peak."""
+    found = cell(degree, 80.0 / degree, **changes)
+    found["key"] += str(changes)
+    return {**found, "bytes": {**found["bytes"], "peak": value * MIB}}
+
+
+def test_backwards_are_read_by_kind_and_degree(tmp_path: Path) -> None:
+    """Per sample; of the kind of the tables, where DTensor stands in; not of checkpoints."""
+    profile = load(
+        tmp_path,
+        run(
+            peak(1, 20.0),
+            peak(2, 28.0, kind="sp", batch=2),
+            peak(2, 99.0, kind="tp"),
+            peak(2, 99.0, kind="dtensor_sp"),
+            peak(4, 9.0, kind="dtensor_sp"),
+            peak(2, 11.0),
+            peak(8, 99.0, kind="sp", checkpoint="full"),
+            cell(8, 10.0, kind="sp", key="without a peak"),
+        ),
+    )
+
+    assert backwards(profile) == ({1: 20.0, 2: 14.0, 4: 9.0}, {2: 11.0})
+
+
+def test_backwards_of_an_edited_table_are_never_lowered(tmp_path: Path) -> None:
+    """The documented 80 MiB beside 100 counted leave them, beside 40 they double."""
+    less = load(tmp_path, run(peak(1, 20.0, bytes={"activation": 100.0 * MIB}), peak(2, 11.0)))
+    more = load(tmp_path, run(peak(1, 20.0, bytes={"activation": 40.0 * MIB}), peak(2, 11.0)))
+
+    assert backwards(less) == ({1: 20.0}, {2: 11.0})
+    assert backwards(more) == ({1: 40.0}, {2: 22.0})
+
+
 # --- between degrees ---
 
 

@@ -219,6 +219,12 @@ def test_other_lengths_are_scaled(share: tuple[int, int]) -> None:
         t: kept * share[0] / share[1]
         for t, kept in counted.ulysses_activation_bytes_per_sample.items()
     }
+    for scaled, own_bytes in (
+        (memory.backward_bytes_per_sample, counted.backward_bytes_per_sample),
+        (memory.ulysses_backward_bytes_per_sample, counted.ulysses_backward_bytes_per_sample),
+    ):
+        assert 2 in scaled
+        assert scaled == {t: need * share[0] / share[1] for t, need in own_bytes.items()}
     assert memory.checkpoint_bytes_per_sample == length * 4096 * 2
     (note,) = (n for n in profile.notes if n.startswith("scaled: "))
     assert f"linearly from sequence length 4096 to {length}, which is exact" in note
