@@ -7,7 +7,7 @@
 namespace autopar::analytic::calculon {
 namespace {
 
-enum Stage { kFw, kAgrad, kWgrad, kOptim, kNumStages };
+enum Stage { kFw, kAgrad, kWgrad };
 enum Role : std::uint8_t { kComputes, kGathers, kReduces };
 
 constexpr double kDefault = -1.0;  // take the rule of most types
@@ -42,6 +42,22 @@ class Sum {
         whole_(static_cast<double>(shape.elements)) {}
 
   Block run() {
+    const bool full = s_.recompute_all;
+    const Flags first{.recomputed = full};
+    const Flags second{.recomputed = full, .reused = true, .kept = false};
+    // attention and MLP begin and end with the same operations, which are priced once
+    const Priced branch = price(fork(s_.local_elements, 2), first),
+                 normed = price(norm(s_.local_elements), second),
+                 summed = price(residual(s_.local_elements), second);
+    const auto dropped = s_.gated ? Priced{} : price(dropout(s_.local_elements), first);
+    const auto entry = [&] {
+      add(branch);
+      add(normed);
+    };
+    const auto leave = [&] {
+      if (!s_.gated) add(dropped);
+      add(summed);
+    };
     entry();
     projections();
     s_.flash ? flash_attention() : written_attention();
@@ -204,16 +220,6 @@ class Sum {
   }
 
   // ---- the sequence of operations
-  void entry() {
-    const bool full = s_.recompute_all;
-    add(fork(s_.local_elements, 2), {.recomputed = full});
-    add(norm(s_.local_elements), {.recomputed = full, .reused = true, .kept = false});
-  }
-  void leave() {
-    const bool full = s_.recompute_all;
-    if (!s_.gated) add(dropout(s_.local_elements), {.recomputed = full});
-    add(residual(s_.local_elements), {.recomputed = full, .reused = true, .kept = false});
-  }
   void projections() {
     const bool full = s_.recompute_all, again = s_.regather_attention;
     const auto width = static_cast<double>(s_.heads * s_.head_size);
@@ -232,7 +238,9 @@ class Sum {
       add(tiled_gather(h_, width), tiled);
       add(fork(whole_, 2), {.recomputed = again, .kept = !again});
     }
-    for (int i = 0; i < 2; ++i) add(linear(h_, s_.kv_width), narrow);
+    const Priced keys = price(linear(h_, s_.kv_width), narrow);
+    add(keys);
+    add(keys);  // the values
   }
   void written_attention() {
     const bool att = s_.recompute_attention, full = s_.recompute_all;
@@ -283,7 +291,7 @@ class Sum {
   }
 
   std::optional<Collective> operation(Role role, Stage stage, bool edge, bool repeated) const {
-    if (role == kComputes || s_.tensor == 1 || stage == kOptim) return std::nullopt;
+    if (role == kComputes || s_.tensor == 1) return std::nullopt;
     if (stage == kWgrad && !repeated) return std::nullopt;
     const bool split = s_.rs || (s_.rs_at_edges && edge);
     const bool gathers = (role == kGathers) == (stage != kAgrad);
@@ -333,19 +341,31 @@ class Sum {
     return result;
   }
 
-  struct Timing {
+  struct Alone {
     double flops_s = 0, memory_s = 0, alone_s = 0;
+  };
+  Alone alone(const Kind& k, double flops, double bytes) const {
+    Alone r;
+    r.flops_s = (k.matrix ? matrix_ : vector_).seconds(flops);
+    r.memory_s = memory_.seconds(bytes);
+    r.alone_s = processing(r.flops_s, r.memory_s);
+    return r;
+  }
+
+  // ... of an operation that communicates, in base and edge blocks.
+  struct Timing : Alone {
     double processing_s[2] = {0, 0}, exposed_s[2] = {0, 0};
     Link links[2];
   };
   Timing time(const Kind& k, Stage stage, double flops, double bytes, bool repeated) const {
-    Timing r;
-    r.flops_s = (k.matrix && stage != kOptim ? matrix_ : vector_).seconds(flops);
-    r.memory_s = memory_.seconds(bytes);
-    r.alone_s = processing(r.flops_s, r.memory_s);
-    r.processing_s[0] = r.processing_s[1] = r.alone_s;
-    if (k.role == kComputes) return r;
+    Timing r{alone(k, flops, bytes), {0, 0}, {0, 0}, {}};
     for (const int j : {0, 1}) {
+      if (j == 1 && !s_.rs_at_edges) {  // both blocks communicate alike
+        r.links[1] = r.links[0];
+        r.processing_s[1] = r.processing_s[0];
+        r.exposed_s[1] = r.exposed_s[0];
+        break;
+      }
       r.links[j] = link(k, stage, j == 1, repeated, r.alone_s);
       if (!k.matrix) {
         r.processing_s[j] = 0.0;
@@ -360,6 +380,13 @@ class Sum {
     return r;
   }
 
+  static void pass(Work& work, const Alone& r, double flops, double bytes) {
+    work.flops += flops;
+    work.flops_s += r.flops_s;
+    work.bytes += bytes;
+    work.memory_s += r.memory_s;
+    for (double& time_s : work.time_s) time_s += r.alone_s;
+  }
   static void pass(Work& work, const Timing& r, double flops, double bytes, bool counted,
                    bool linked) {
     if (counted) {
@@ -378,68 +405,107 @@ class Sum {
   }
 
   void require(const Kind& k, const Timing& r) {
-    if (!k.matrix || k.role == kComputes) return;
+    if (!k.matrix) return;
     for (const int j : {0, 1})
       block_.required_bytes_per_s =
           std::max(block_.required_bytes_per_s,
                    r.links[j].required * (1.0 - tier_.processor_usage) / r.flops_s);
   }
 
+  // An operation without communication, with its times; some are summed twice.
+  struct Priced {
+    Kind kind;
+    Flags flags;
+    double fw_bytes = 0, agrad_bytes = 0, wgrad_bytes = 0;
+    Alone fw, agrad, wgrad;
+  };
+  Priced price(const Kind& k, const Flags& f) const {
+    Priced o;
+    o.kind = k;
+    o.flags = f;
+    o.fw_bytes = fw_bytes(k);
+    o.fw = alone(k, k.fw_flops, o.fw_bytes);
+    if (!s_.training) return o;
+    o.agrad_bytes = agrad_bytes(k);
+    o.agrad = alone(k, k.agrad_flops, o.agrad_bytes);
+    if (k.parameters == 0) return o;
+    o.wgrad_bytes = backward_bytes(k);
+    o.wgrad = alone(k, k.wgrad_flops, o.wgrad_bytes);
+    return o;
+  }
+  void add(const Priced& o) {
+    const Kind& k = o.kind;
+    add_sizes(k, o.flags);
+    pass(block_.fw, o.fw, k.fw_flops, o.fw_bytes);
+    if (!s_.training) return;
+    repeat_forward(k, o.flags, o.fw, o.fw_bytes);
+    pass(block_.agrad, o.agrad, k.agrad_flops, o.agrad_bytes);
+    if (k.parameters > 0) pass(block_.wgrad, o.wgrad, k.wgrad_flops, o.wgrad_bytes);
+  }
+
   void add(const Kind& k, const Flags& f) {
+    if (k.role == kComputes) return add(price(k, f));
+    const bool counted = k.matrix || q_.communication_flops;
+    add_sizes(k, f);
+    const double forward_bytes = fw_bytes(k);
+    const Timing fw = time(k, kFw, k.fw_flops, forward_bytes, f.recommunicated);
+    pass(block_.fw, fw, k.fw_flops, forward_bytes, counted, true);
+    require(k, fw);
+    if (!s_.training) return;
+    repeat_forward(k, f, fw, forward_bytes);
+    const Timing agrad = time(k, kAgrad, k.agrad_flops, agrad_bytes(k), f.recommunicated);
+    pass(block_.agrad, agrad, k.agrad_flops, agrad_bytes(k), counted, true);
+    require(k, agrad);
+    if (k.parameters == 0 && !f.recommunicated) return;
+    const double bytes = k.parameters > 0 ? backward_bytes(k) : 0.0;
+    const Timing wgrad = time(k, kWgrad, k.wgrad_flops, bytes, f.recommunicated);
+    pass(block_.wgrad, wgrad, k.wgrad_flops, bytes, counted, false);
+    if (f.recommunicated) repeat_link(k, fw, wgrad);
+  }
+
+  double fw_bytes(const Kind& k) const {
+    return k.fw_bytes == kDefault ? (k.inputs + k.outputs + k.parameters) * s_.element_bytes
+                                  : k.fw_bytes;
+  }
+  double backward_bytes(const Kind& k) const {
+    return (k.parameters + k.activation + k.gradient) * s_.element_bytes;
+  }
+  double agrad_bytes(const Kind& k) const {
+    return k.agrad_bytes == kDefault ? backward_bytes(k) : k.agrad_bytes;
+  }
+
+  void add_sizes(const Kind& k, const Flags& f) {
     const double e = s_.element_bytes, p = k.parameters;
-    const bool counted = k.matrix || k.role == kComputes || q_.communication_flops;
-    const bool linked = k.role != kComputes;
-    const double backward_bytes = (p + k.activation + k.gradient) * e;
-    const double fw_bytes = k.fw_bytes == kDefault ? (k.inputs + k.outputs + p) * e : k.fw_bytes;
     const double kept_bytes =
         k.activation_bytes == kDefault ? k.activation * e : k.activation_bytes;
     block_.weight += p * e;
     if (!f.reused) block_.working += kept_bytes;
     if (f.kept || !s_.training) block_.stored += kept_bytes;
-    if (!f.output_kept && s_.training) block_.stored -= k.outputs * e;
-
-    const Timing fw = time(k, kFw, k.fw_flops, fw_bytes, f.recommunicated);
-    pass(block_.fw, fw, k.fw_flops, fw_bytes, counted, linked);
-    require(k, fw);
     if (!s_.training) return;
-    repeat_forward(k, f, fw, fw_bytes);
-    const double agrad_bytes = k.agrad_bytes == kDefault ? backward_bytes : k.agrad_bytes;
-    const Timing agrad = time(k, kAgrad, k.agrad_flops, agrad_bytes, f.recommunicated);
-    pass(block_.agrad, agrad, k.agrad_flops, agrad_bytes, counted, linked);
-    require(k, agrad);
+    if (!f.output_kept) block_.stored -= k.outputs * e;
     block_.activation_gradient += k.gradient_bytes == kDefault ? k.gradient * e : k.gradient_bytes;
-    if (p > 0 || (linked && f.recommunicated)) {
-      const double wgrad_bytes = p > 0 ? backward_bytes : 0.0;
-      const Timing wgrad = time(k, kWgrad, k.wgrad_flops, wgrad_bytes, f.recommunicated);
-      pass(block_.wgrad, wgrad, k.wgrad_flops, wgrad_bytes, counted, false);
-      if (linked && f.recommunicated) repeat_link(k, fw, wgrad);
-    }
-    if (p > 0) {
-      const double optimizer = (e < 4 ? 12 : 8) * p / s_.shards, flops = 11 * p / s_.shards;
-      pass(block_.optim, time(k, kOptim, flops, optimizer, false), flops, optimizer, counted,
-           false);
-      block_.optimizer += optimizer;
-      block_.weight_gradient += p * (q_.weight_gradient_bytes ? e : 4) / s_.shards;
-      block_.whole_weight_gradient += p * 4;
-    }
+    if (p == 0) return;
+    block_.parameters[block_.num_parameters++] = p;
+    block_.whole_weight_gradient += p * 4;
   }
 
-  void repeat_forward(const Kind& k, const Flags& f, const Timing& fw, double bytes) {
-    const double flops = k.fw_flops;
-    running_.flops += flops;
+  void repeat_forward(const Kind& k, const Flags& f, const Alone& fw, double bytes) {
+    running_.flops += k.fw_flops;
     running_.flops_s += fw.flops_s;
     running_.bytes += bytes;
     running_.memory_s += fw.memory_s;
     if (!f.recomputed) return;
-    Work& again = block_.again;
-    const bool totals = q_.running_recompute_totals;
-    again.flops += totals ? running_.flops : flops;
-    again.flops_s += totals ? running_.flops_s : fw.flops_s;
-    again.bytes += totals ? running_.bytes : bytes;
-    again.memory_s += totals ? running_.memory_s : fw.memory_s;
+    if (q_.running_recompute_totals)
+      pass(block_.again, {running_.flops_s, running_.memory_s, fw.alone_s}, running_.flops,
+           running_.bytes);
+    else
+      pass(block_.again, fw, k.fw_flops, bytes);
+  }
+  void repeat_forward(const Kind& k, const Flags& f, const Timing& fw, double bytes) {
+    repeat_forward(k, f, static_cast<const Alone&>(fw), bytes);
     // the slowdown beside a repeated collective is counted with the weight gradient
-    const bool beside = k.matrix && k.role != kComputes && !q_.recommunication_as_forward;
-    for (const int j : {0, 1}) again.time_s[j] += beside ? fw.alone_s : fw.processing_s[j];
+    if (!f.recomputed || (k.matrix && !q_.recommunication_as_forward)) return;
+    for (const int j : {0, 1}) block_.again.time_s[j] += fw.processing_s[j] - fw.alone_s;
   }
 
   void repeat_link(const Kind& k, const Timing& fw, const Timing& wgrad) {
@@ -464,7 +530,29 @@ class Sum {
 }  // namespace
 
 Block Model::block(const Execution& x, const Shape& shape) const {
-  return Sum(shape, quirks_, system_, x).run();
+  Block block = Sum(shape, quirks_, system_, x).run();
+  share_optimizer(x, shape, block);
+  return block;
+}
+
+void Model::share_optimizer(const Execution& x, const Shape& s, Block& block) const {
+  const Rate &vector = system_.vector[x.datatype], &memory = system_.first.rate;
+  Work work;
+  block.optimizer = block.weight_gradient = 0.0;
+  for (std::size_t i = 0; i < block.num_parameters; ++i) {
+    const double e = s.element_bytes, p = block.parameters[i];
+    const double bytes = (e < 4 ? 12 : 8) * p / s.shards, flops = 11 * p / s.shards;
+    const double flops_s = vector.seconds(flops), memory_s = memory.seconds(bytes);
+    work.flops += flops;
+    work.flops_s += flops_s;
+    work.bytes += bytes;
+    work.memory_s += memory_s;
+    work.time_s[0] += system_.roofline ? std::max(flops_s, memory_s) : flops_s + memory_s;
+    block.optimizer += bytes;
+    block.weight_gradient += p * (quirks_.weight_gradient_bytes ? e : 4) / s.shards;
+  }
+  work.time_s[1] = work.time_s[0];
+  block.optim = work;
 }
 
 }  // namespace autopar::analytic::calculon

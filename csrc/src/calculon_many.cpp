@@ -9,17 +9,17 @@
 namespace autopar::analytic::calculon {
 namespace {
 
-// Everything that a block depends on; the rest of an execution is cheap to price.
+// Everything that a block depends on but the shards of its optimizer; the rest of an execution is
+// cheap to price.
 struct Key {
-  std::int32_t microbatch = -1, tensor = 0, net = 0, shards = 0;
+  std::int32_t microbatch = -1, tensor = 0, net = 0;
   std::array<std::uint8_t, 12> kinds{};
 
   friend bool operator==(const Key&, const Key&) = default;
 
   std::size_t hash() const {
-    std::uint64_t words[4];
-    static_assert(sizeof(Key) <= sizeof words);
-    words[3] = 0;
+    std::uint64_t words[3];
+    static_assert(sizeof(Key) == sizeof words);
     std::memcpy(words, this, sizeof(Key));
     std::uint64_t h = 0x9e3779b97f4a7c15ULL;
     for (const std::uint64_t word : words) h = (h ^ word) * 0xff51afd7ed558ccdULL;
@@ -32,7 +32,6 @@ Key key_of(const Execution& x) {
   key.microbatch = x.microbatch_size;
   key.tensor = x.tensor_par;
   key.net = x.tensor_par_net;
-  key.shards = x.optimizer_sharding ? x.data_par : 1;
   key.kinds = {x.datatype,
                x.attention_type,
                x.activation_recompute,
@@ -48,29 +47,43 @@ Key key_of(const Execution& x) {
   return key;
 }
 
-// The blocks that were computed last, found by their key.
+// Blocks by their key. When there are too many, all are forgotten.
 class Blocks {
  public:
   struct Entry {
     Key key;
+    double shards;
     Block block;
     Outer outer;
   };
 
   const Entry& find(const Model& model, const Execution& x, const Shape& shape) {
     const Key key = key_of(x);
-    Entry& entry = entries_[key.hash() % kEntries];
-    if (!(entry.key == key)) {
-      entry.key = key;
-      entry.block = model.block(x, shape);
-      entry.outer = model.outer(x, shape);
+    std::size_t slot = key.hash() % kSlots;
+    for (; slots_[slot] != kFree; slot = (slot + 1) % kSlots) {
+      Entry& entry = entries_[slots_[slot]];
+      if (!(entry.key == key)) continue;
+      if (entry.shards != shape.shards) {
+        entry.shards = shape.shards;
+        model.share_optimizer(x, shape, entry.block);
+        entry.outer = model.outer(x, shape);
+      }
+      return entry;
     }
-    return entry;
+    if (entries_.size() == kMostEntries) {
+      entries_.clear();
+      slots_.assign(kSlots, kFree);
+      slot = key.hash() % kSlots;
+    }
+    slots_[slot] = static_cast<std::uint16_t>(entries_.size());
+    return entries_.emplace_back(key, shape.shards, model.block(x, shape), model.outer(x, shape));
   }
 
  private:
-  static constexpr std::size_t kEntries = 1024;
-  std::vector<Entry> entries_{kEntries};
+  static constexpr std::size_t kSlots = 16384, kMostEntries = 8192;  // some 6 MB
+  static constexpr std::uint16_t kFree = 0xffff;
+  std::vector<Entry> entries_;
+  std::vector<std::uint16_t> slots_ = std::vector<std::uint16_t>(kSlots, kFree);
 };
 
 Reason price(const Model& model, const Execution& x, Blocks& blocks, Outcome& out,

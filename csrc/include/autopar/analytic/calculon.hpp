@@ -107,6 +107,8 @@ struct Block {
   double weight = 0, working = 0, stored = 0, weight_gradient = 0, whole_weight_gradient = 0,
          activation_gradient = 0, optimizer = 0;
   double required_bytes_per_s = 0;
+  std::array<double, 8> parameters{};  // of every operation that has some
+  std::size_t num_parameters = 0;
 };
 
 // What everything else is made of: one microbatch on a processor of the first stage.
@@ -142,6 +144,8 @@ class Model {
   Reason check(const Execution& x) const;
   Shape shape(const Execution& x) const;
   Block block(const Execution& x, const Shape& shape) const;
+  // Sums the optimizer's work and states again: all of a block that its shards change.
+  void share_optimizer(const Execution& x, const Shape& shape, Block& block) const;
   Outer outer(const Execution& x, const Shape& shape) const;
   // Needs no times: only sizes of the block are read.
   Figures memory(const Execution& x, const Shape& shape, const Block& block,
