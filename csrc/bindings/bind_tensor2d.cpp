@@ -14,7 +14,19 @@ namespace {
 
 Model model_of(const py::dict& d) {
   const auto get = [&](const char* name) { return d[name].cast<std::int64_t>(); };
-  return {get("l"), get("e"), get("h"), get("depth"), get("f")};
+  Model m;
+  m.seq = get("l");
+  m.hidden = get("e");
+  m.heads = get("h");
+  m.depth = get("depth");
+  m.feedforward = get("f");
+  m.kv_heads = get("kv_heads");
+  m.vocab = get("vocab");
+  m.causal = d["causal"].cast<bool>();
+  m.gpt = d["gpt"].cast<bool>();
+  m.tied = d["tied"].cast<bool>();
+  m.gradients = d["gradients"].cast<double>();
+  return m;
 }
 
 System system_of(const py::dict& d) {

@@ -177,7 +177,7 @@ class Search {
   void search(const Part& part, std::int64_t microbatch, Reason reason) {
     Candidate c{1, narrow(part.columns), narrow(part.rows), 1, narrow(microbatch), 1, 1, 1, 1, 1};
     std::vector<const Stage*> fitting;
-    Layer sizes;
+    Work sizes;
     bool sized = false;
     for (const Stage& stage : part.stages) {
       if (engine_.batch() / stage.data % microbatch) continue;
@@ -185,7 +185,7 @@ class Search {
       result.candidates += count;
       if (count == 0) continue;
       if (reason == kOk && !sized) {
-        sizes = engine_.layer(c, Group{}, Group{}, false);  // panels do not change memory
+        sizes = engine_.work(c, Group{}, Group{}, false);  // panels do not change memory
         sized = true;
       }
       if (reason != kOk || !fits(c, stage, sizes)) {
@@ -202,14 +202,14 @@ class Search {
     }
   }
 
-  bool fits(Candidate& c, const Stage& stage, const Layer& sizes) const {
+  bool fits(Candidate& c, const Stage& stage, const Work& sizes) const {
     c.pp = narrow(stage.pipeline);
     c.dp = narrow(stage.data);
     return engine_.memory_gb(c, sizes) <= engine_.system().hbm_capacity;
   }
 
   void search(const Part& part, Candidate c, const std::vector<const Stage*>& fitting) {
-    const Layer bound = engine_.layer(c, Group{}, Group{}, false);
+    const Work bound = engine_.work(c, Group{}, Group{}, false);
     std::vector<const Stage*> alive;
     for (const Stage* stage : fitting) {
       c.pp = narrow(stage->pipeline);
@@ -226,15 +226,15 @@ class Search {
       const Corner& corner = part.corners[i];
       c.nv_tp1 = narrow(corner.columns);
       c.nv_tp2 = narrow(corner.rows);
-      const Layer layer = engine_.layer(c, engine_.group(part.columns, corner.columns),
-                                        engine_.group(part.rows, corner.rows));
+      const Work work = engine_.work(c, engine_.group(part.columns, corner.columns),
+                                     engine_.group(part.rows, corner.rows));
       for (const Stage* stage : alive) {
         c.pp = narrow(stage->pipeline);
         c.dp = narrow(stage->data);
         for (const std::int64_t near : stage->data_in_domain[i]) {
           c.nv_dp = narrow(near);
           c.nv_pp = corner.left ? narrow(corner.left / near) : c.pp;
-          const Figures figures = engine_.step(c, layer);
+          const Figures figures = engine_.step(c, work);
           const Found found{c, figures.time_s, figures.memory_gb};
           best.offer(found);
           if (all_) result.all.push_back(found);

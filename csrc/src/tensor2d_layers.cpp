@@ -2,6 +2,7 @@
 // table of search/analytic/tensor2d/layers.py with flash attention. Volumes are in elements.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "autopar/analytic/tensor2d.hpp"
 
@@ -24,9 +25,9 @@ struct Pass {
   std::array<Link, 4> links{};
 };
 
-class Sums {
+class Adder {
  public:
-  Sums(const Engine& engine, const Quirks& quirks, bool links)
+  Adder(const Engine& engine, const Quirks& quirks, bool links)
       : engine_(engine), system_(engine.system()), quirks_(quirks), links_(links) {}
 
   void add(bool matrix, double weights, double kept, const Pass& forward, const Pass& backward,
@@ -38,7 +39,7 @@ class Sums {
     sums.flops += forward.flops + backward.flops;
   }
 
-  Layer sums;
+  Sums sums;
 
  private:
   double links_s(const Pass& pass, int first, int last, int parts) const {
@@ -105,7 +106,7 @@ class Rows {
         rho_(engine.system().matrix_flops / engine.system().vector_flops),
         sums_(engine, quirks, links) {}
 
-  Layer sum() {
+  Sums layer() {
     const std::int64_t e = m_.hidden, f = m_.feedforward;
     const double wide = real(f / m1_), middle = b_ * l2_ * wide;
     const bool panels = strategy_ == k2d;
@@ -113,9 +114,9 @@ class Rows {
     double residual = b_ * l2_ * narrow;
     if (!panels) residual = scattered(real(m_.seq), m1_ * m2_) * e_;
     const double whole = b_ * l2_, shard = scattered(l2_, m1_);
-    product(e, f, false);
+    product(e, m_.gpt ? f : 2 * f, false);
     bias(whole, wide);
-    activation(middle);
+    m_.gpt ? activation(middle) : gated(middle);
     dropout(middle);
     product(f, e, true);
     if (panels) {
@@ -125,7 +126,7 @@ class Rows {
     }
     dropout(residual);
     norm();
-    product(e, 3 * e, false);
+    product(e, qkv_width(), false);
     flash();
     product(e, e, true);
     if (panels) {
@@ -137,10 +138,48 @@ class Rows {
     }
     dropout(residual);
     norm();
-    return sums_.sums;
+    return taken();
   }
 
+  // The look-up, which backward adds its gradients to.
+  Sums embedding() {
+    const bool panels = strategy_ == k2d;
+    const double columns = real(m1_), whole = b_ * l2_ * e_;
+    const double n = panels ? whole / columns : whole;
+    const double volume = panels ? whole * real(m2_) / columns : whole;
+    const Group& group = panels ? rows_ : columns_;
+    sums_.add(false, real(local_vocab()) * real(m_.hidden / (panels ? m2_ : 1)), 0.0,
+              {0.0, 2 * n, 1, {Link{kReduceScatter, volume, &group}}},
+              {n, 3 * n, 1, {Link{kAllGather, volume, &group}}});
+    return taken();
+  }
+
+  // The last norm, the product with the output matrix, and the loss.
+  Sums head() {
+    norm();
+    product(m_.hidden, local_vocab() * m1_, false);
+    const double r = b_ * l2_, n = r * real(local_vocab());
+    const Link exchange = over_columns(kAllReduce, kWord * r);
+    sums_.add(false, 0.0, (1 + kWord) * n,
+              {5 * n, (1 + kWord) * n, 3, {exchange, exchange, exchange}},
+              {2 * n, (1 + kWord) * n});
+    return taken();
+  }
+
+  double hop() const { return hop_; }
+
  private:
+  static constexpr double kWord = 2;  // elements of a 4-byte number
+
+  Sums taken() { return std::exchange(sums_.sums, Sums{}); }
+
+  std::int64_t local_vocab() const { return (m_.vocab + m1_ - 1) / m1_; }
+  std::int64_t key_heads() const { return std::max<std::int64_t>(m_.key_heads() / m1_, 1); }
+  std::int64_t qkv_width() const {
+    if (m_.kv_heads == 0) return 3 * m_.hidden;
+    return m_.hidden + 2 * key_heads() * m1_ * (m_.hidden / m_.heads);
+  }
+
   // Tokens of the micro-batch that a GPU of the columns has between layers.
   double scattered(double seq, std::int64_t columns) const {
     if (quirks_.dropped_rows) return b_ * real(static_cast<std::int64_t>(seq) / columns);
@@ -189,6 +228,7 @@ class Rows {
   }
 
   void bias(double rows, double outputs) {
+    if (!m_.gpt) return;
     const double n = rows * outputs;
     const Pass one{n, n + outputs};
     sums_.add(false, outputs, 0.0, one, one);
@@ -196,20 +236,31 @@ class Rows {
 
   void activation(double n) { sums_.add(false, 0.0, n, {8 * n, 2 * n}, {13 * n, 3 * n}); }
 
+  // SiLU of one half times the other half, which backward needs both.
+  void gated(double n) { sums_.add(false, 0.0, 2 * n, {6 * n, 3 * n}, {10 * n, 5 * n}); }
+
   void dropout(double n) {
+    if (!m_.gpt) return;
     const Pass one{n, (2 + mask_) * n};
     sums_.add(false, 0.0, mask_ * n, one, one);
   }
 
   void norm() { strategy_ == k2d ? norm_of_columns() : norm_of_rows(); }
 
+  // Parameters of a column, and statistics of a row; FLOP of an RMS norm: squares, their sum and
+  // two scalings.
+  double norm_width() const { return m_.gpt ? 2 : 1; }
+  double norm_forward(double n) const { return m_.gpt ? 9 * n : 4 * n; }
+  double norm_backward(double n, double rows) const { return m_.gpt ? 12 * n - 4 * rows : 9 * n; }
+
   // Whole rows, scattered over the columns.
   void norm_of_rows() {
     const double r = scattered(l2_, m1_), n = r * e_, whole = b_ * l2_ * e_;
-    sums_.sums.hop = n;
-    sums_.add(false, 2 * e_, n,
-              {9 * n, 2 * n + 2 * r + 2 * e_, 1, {over_columns(kAllGather, whole)}},
-              {12 * n - 4 * r, 5 * n + 2 * e_, 1, {over_columns(kReduceScatter, whole)}});
+    const double k = norm_width();
+    hop_ = n;
+    sums_.add(false, k * e_, n,
+              {norm_forward(n), 2 * n + k * r + k * e_, 1, {over_columns(kAllGather, whole)}},
+              {norm_backward(n, r), 5 * n + k * e_, 1, {over_columns(kReduceScatter, whole)}});
   }
 
   // Rows that are divided: statistics are reduced over the columns.
@@ -217,32 +268,38 @@ class Rows {
     const double r = b_ * l2_;
     const double w = real((quirks_.norm_width_of_sequence ? m_.seq : m_.hidden) / m1_);
     const double n = r * w;
-    sums_.sums.hop = n;
-    Pass backward{12 * n - 4 * r, 5 * n + 2 * w};
+    const double k = norm_width();
+    hop_ = n;
+    Pass backward{norm_backward(n, r), 5 * n + k * w};
     if (quirks_.norm_gradient_group) {
-      const auto batch = static_cast<std::int64_t>(b_);
+      const auto batch = static_cast<std::int64_t>(b_), width = static_cast<std::int64_t>(k);
       backward.num_links = 1;
-      backward.links[0] =
-          over_columns(kAllReduce, real((2 * m_.hidden) / m1_ + (2 * batch * m_.seq) / m2_));
+      backward.links[0] = over_columns(
+          kAllReduce, real((width * m_.hidden) / m1_ + (width * batch * m_.seq) / m2_));
     } else {
       backward.num_links = 2;
-      backward.links[0] = over_rows(kAllReduce, 2 * e_ / real(m1_));
-      backward.links[1] = over_columns(kAllReduce, 2 * b_ * real(m_.seq) / real(m2_));
+      backward.links[0] = over_rows(kAllReduce, k * e_ / real(m1_));
+      backward.links[1] = over_columns(kAllReduce, k * b_ * real(m_.seq) / real(m2_));
     }
-    sums_.add(false, 2 * w, n, {9 * n, 2 * n + 2 * r + 2 * w, 1, {over_columns(kAllReduce, 2 * r)}},
+    sums_.add(false, k * w, n,
+              {norm_forward(n), 2 * n + k * r + k * w, 1, {over_columns(kAllReduce, k * r)}},
               backward);
   }
 
   void flash() {
     const double l = real(m_.seq), q = real(m_.hidden / m_.heads);
-    const double h = b_ * real(m_.heads / m1_);
-    const double z = h * l2_ * l, r = h * l2_, queries = h * l2_ * q, keys = h * l * q;
-    const double moved = quirks_.flash_traffic ? 6 * queries + 2 * keys : 4 * queries + 4 * keys;
-    Pass forward{z * (2 * q - 1) + queries * (2 * l - 1) + rho_ * (4 * z - r),
+    const std::int64_t heads = m_.heads / m1_;
+    const double h = b_ * real(heads), lanes = b_ * real(key_heads()), keys = lanes * l * q;
+    const double shared = real(heads / key_heads());
+    const double seen = m_.causal ? (l + 1) / 2 : l, met = shared * l2_ * seen / l;
+    const double z = h * l2_ * seen, r = h * l2_, queries = h * l2_ * q, parts = lanes * l2_ * q;
+    const double again = quirks_.flash_traffic ? 2 * parts + 2 * keys : 4 * keys;
+    const double drops = m_.gpt ? 1 : 0;
+    Pass forward{z * (2 * q - 1) + queries * (2 * seen - 1) + rho_ * ((3 + drops) * z - r),
                  2 * queries + 2 * keys + r};
-    Pass backward{2 * z * (2 * q - 1) + queries * (2 * l - 1) + 2 * keys * (2 * l2_ - 1) +
-                      rho_ * (9 * z - 2 * r),
-                  moved + 2 * r};
+    Pass backward{2 * z * (2 * q - 1) + queries * (2 * seen - 1) + 2 * keys * (2 * met - 1) +
+                      rho_ * ((7 + 2 * drops) * z - 2 * r),
+                  4 * queries + again + 2 * r};
     if (strategy_ != k1d) {
       const Link gather = over_rows(kAllGather, 2 * keys);
       forward.num_links = 1;
@@ -250,7 +307,7 @@ class Rows {
       backward.num_links = 2;
       backward.links = {gather, over_rows(kReduceScatter, 2 * keys)};
     }
-    sums_.add(true, 0.0, 4 * queries + 2 * r, forward, backward);
+    sums_.add(true, 0.0, 2 * queries + 2 * parts + (1 + drops) * r, forward, backward);
   }
 
   const Model& m_;
@@ -261,13 +318,22 @@ class Rows {
   int panels_;
   std::int64_t m1_, m2_;
   double b_, l2_, e_, mask_, rho_;
-  Sums sums_;
+  Adder sums_;
+  double hop_ = 0;
 };
 
 }  // namespace
 
-Layer Engine::layer(const Candidate& c, const Group& columns, const Group& rows, bool links) const {
-  return Rows(*this, quirks_, c, columns, rows, links).sum();
+Work Engine::work(const Candidate& c, const Group& columns, const Group& rows, bool links) const {
+  Rows table(*this, quirks_, c, columns, rows, links);
+  Work work;
+  work.layer = table.layer();
+  work.hop = table.hop();
+  if (model_.vocab) {
+    work.first = table.embedding();
+    work.last = table.head();
+  }
+  return work;
 }
 
 }  // namespace autopar::analytic::tensor2d

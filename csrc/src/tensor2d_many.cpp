@@ -8,10 +8,10 @@
 namespace autopar::analytic::tensor2d {
 namespace {
 
-// The layers that were summed last, found by all that they depend on.
-class Layers {
+// What was summed last, found by all that they depend on.
+class Works {
  public:
-  const Layer& find(const Engine& engine, const Candidate& c) {
+  const Work& find(const Engine& engine, const Candidate& c) {
     const std::array<std::int32_t, 6> key{c.tp1, c.tp2, c.mbs, c.nb, c.nv_tp1, c.nv_tp2};
     std::uint64_t h = 0x9e3779b97f4a7c15ULL;
     for (const std::int32_t part : key)
@@ -19,15 +19,15 @@ class Layers {
     Entry& entry = entries_[(h ^ (h >> 32)) % kEntries];
     if (entry.key != key) {
       entry.key = key;
-      entry.layer = engine.layer(c, engine.group(c.tp1, c.nv_tp1), engine.group(c.tp2, c.nv_tp2));
+      entry.work = engine.work(c, engine.group(c.tp1, c.nv_tp1), engine.group(c.tp2, c.nv_tp2));
     }
-    return entry.layer;
+    return entry.work;
   }
 
  private:
   struct Entry {
     std::array<std::int32_t, 6> key{};  // a candidate has no zero
-    Layer layer;
+    Work work;
   };
   static constexpr std::size_t kEntries = 1024;
   std::vector<Entry> entries_{kEntries};
@@ -38,7 +38,7 @@ class Layers {
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
                    int threads, Outcome* outcomes, double* statistics) {
   const auto work = [&](std::size_t begin, std::size_t end) {
-    Layers layers;
+    Works works;
     for (std::size_t i = begin; i < end; ++i) {
       const Candidate& c = candidates[i];
       Outcome& out = outcomes[i];
@@ -47,7 +47,7 @@ void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_
       if (row) std::fill_n(row, kNumStatistics, 0.0);
       out.reason = engine.check(c);
       if (out.reason != kOk) continue;
-      const Figures figures = engine.step(c, layers.find(engine, c), row);
+      const Figures figures = engine.step(c, works.find(engine, c), row);
       out.time_s = figures.time_s;
       out.memory_gb = figures.memory_gb;
       if (figures.memory_gb > engine.system().hbm_capacity) out.reason = kMemoryFull;

@@ -1,6 +1,5 @@
 // Collectives, checks, and what a step makes of the sums over one layer.
 #include <algorithm>
-#include <utility>
 
 #include "autopar/analytic/tensor2d.hpp"
 
@@ -57,6 +56,7 @@ double Engine::hop_s(const Candidate& c, double volume_gb) const {
 
 Reason Engine::check_tensors(std::int64_t columns, std::int64_t rows) const {
   if (model_.seq < columns * rows) return kSequence;
+  if (model_.key_heads() % columns && columns % model_.key_heads()) return kKvHeads;
   if (model_.heads % columns) return kHeads;
   if (model_.hidden % columns) return kHidden;
   if (model_.feedforward % columns) return kFeedforward;
@@ -97,67 +97,134 @@ struct Repeats {
         pipeline(static_cast<double>(c.pp)) {}
 };
 
-struct Memory {
-  double weights, optimizer, activations;
+// What a stage has around its layers, as the slower of the first and the last one has it.
+struct Edge {
+  Sums sums;
+  double waiting_s;  // of the slower for the other, once
 
-  double total() const { return 2 * weights + optimizer + activations; }
+  Edge(const Candidate& c, const Work& work) : waiting_s(0.0) {
+    const double first_s = work.first.time_s(), last_s = work.last.time_s();
+    if (c.pp == 1) {
+      sums = work.first.plus(work.last);
+    } else {
+      sums = last_s >= first_s ? work.last : work.first;
+      waiting_s = std::min(first_s, last_s);
+    }
+  }
 };
 
-Memory memory_of(const Candidate& c, const Layer& layer, const Repeats& n, double element_size,
-                 Strategy strategy) {
-  const double weights = layer.weights * element_size * n.layers;
-  const double shards = static_cast<double>(c.dp) * (strategy == k2dSeqp ? c.tp2 : 1);
-  return {weights, 6 * weights / shards,
-          layer.kept * element_size * n.layers * std::min(n.pipeline, n.steps)};
+struct Memory {
+  double weights, gradients, optimizer, activations;
+
+  double total() const { return weights + gradients + optimizer + activations; }
+};
+
+// The stage that needs more; shards are of the optimizer's states.
+Memory memory_of(const Model& model, const Candidate& c, const Work& work, const Repeats& n,
+                 double element_size, double shards) {
+  const auto stage = [&](double kept, double weights, double in_flight) -> Memory {
+    const double all = (work.layer.weights * n.layers + weights) * element_size;
+    return {all, all * model.gradients, 6 * all / shards,
+            (work.layer.kept * n.layers * in_flight + kept) * element_size};
+  };
+  const double in_flight = std::min(n.pipeline, n.steps);
+  if (c.pp == 1) {
+    const double shared = model.tied ? work.first.weights : 0.0;
+    return stage(work.first.kept + work.last.kept, work.first.weights + work.last.weights - shared,
+                 in_flight);
+  }
+  const Memory first = stage(work.first.kept, work.first.weights, in_flight);
+  const Memory last = stage(work.last.kept, work.last.weights, 1.0);
+  return last.total() > first.total() ? last : first;
+}
+
+double shards_of(const Candidate& c, Strategy strategy) {
+  return static_cast<double>(c.dp) * (strategy == k2dSeqp ? c.tp2 : 1);
+}
+
+// In one order of operations for bounds and for times, so that rounding keeps them apart.
+double time_of(const Work& work, const Edge& edge, const Repeats& n, double pp_s, double dp_s,
+               double* bubble_s) {
+  const double layers_s = work.layer.time_s() * n.both;
+  const double steady_s = layers_s + edge.sums.time_s() * n.steps;
+  *bubble_s = (n.pipeline - 1) * (layers_s + pp_s) / n.steps + edge.waiting_s;
+  return steady_s + pp_s + *bubble_s + dp_s;
 }
 
 }  // namespace
 
-double Engine::memory_gb(const Candidate& c, const Layer& layer) const {
-  return memory_of(c, layer, Repeats(c, model_.depth, batch_), system_.element_size, strategy_)
+Sums Sums::plus(const Sums& other) const {
+  Sums sums = *this;
+  sums.forward_s += other.forward_s;
+  sums.backward_s += other.backward_s;
+  sums.compute_s += other.compute_s;
+  sums.memory_s += other.memory_s;
+  sums.link_s += other.link_s;
+  sums.weights += other.weights;
+  sums.kept += other.kept;
+  sums.flops += other.flops;
+  return sums;
+}
+
+double Engine::memory_gb(const Candidate& c, const Work& work) const {
+  return memory_of(model_, c, work, Repeats(c, model_.depth, batch_), system_.element_size,
+                   shards_of(c, strategy_))
       .total();
 }
 
-double Engine::least_s(const Candidate& c, const Layer& without_links) const {
-  const Repeats n(c, model_.depth, batch_);
-  const double layers_s = (without_links.forward_s + without_links.backward_s) * n.both;
-  // the same operations as in a step, in the same order: rounding cannot lift it above one
-  return layers_s + (n.pipeline - 1) * layers_s / n.steps;
+double Engine::least_s(const Candidate& c, const Work& without_links) const {
+  double bubble_s = 0.0;
+  return time_of(without_links, Edge(c, without_links), Repeats(c, model_.depth, batch_), 0.0, 0.0,
+                 &bubble_s);
 }
 
-Figures Engine::step(const Candidate& c, const Layer& layer, double* statistics) const {
-  const Repeats n(c, model_.depth, batch_);
-  const double tf = layer.forward_s, tb = layer.backward_s;
-  const double weights = layer.weights * system_.element_size;
-
+// What nothing hides: a layer hides that of the next one, and what is around them is one more.
+double Engine::data_s(const Candidate& c, const Work& work) const {
   const bool spread = strategy_ == k2dSeqp;  // weights are whole on every row
   const Group data = group(static_cast<std::int64_t>(c.dp) * (spread ? c.tp2 : 1),
                            static_cast<std::int64_t>(c.nv_dp) * (spread ? c.nv_tp2 : 1));
-  double dp_s = 0.0;
-  for (const auto& [operation, hidden] :
-       {std::pair{kAllGather, tf}, std::pair{kReduceScatter, tb}}) {
-    const double one = collective_s(operation, weights, data);
-    dp_s += one + std::max(one - hidden, 0.0) * (n.layers - 1);
-  }
-  const double pp_s = 2 * n.steps * hop_s(c, layer.hop * system_.element_size);
-  const double bubble_s = (n.pipeline - 1) * ((tf + tb) * n.both + pp_s) / n.steps;
-  const double time_s = (tf + tb) * n.both + pp_s + bubble_s + dp_s;
-  const Memory memory = memory_of(c, layer, n, system_.element_size, strategy_);
+  const auto layers = static_cast<double>(model_.depth / c.pp);
+  const double first = work.first.weights, last = work.last.weights;
+  double around = std::max(first, last);
+  if (c.pp == 1) around = model_.tied ? last : first + last;
+  const auto exposed_s = [&](Operation operation, double scale, double hidden) {
+    const double one = collective_s(operation, work.layer.weights * scale, data);
+    const double edge = collective_s(operation, around * scale, data);
+    return one + std::max(one - hidden, 0.0) * (layers - 1) + std::max(edge - hidden, 0.0);
+  };
+  const double size = system_.element_size, gradient = model_.gradients * size;
+  double seconds = exposed_s(kAllGather, size, work.layer.forward_s);
+  seconds += exposed_s(kReduceScatter, gradient, work.layer.backward_s);
+  if (model_.tied && c.pp > 1)
+    seconds += collective_s(kAllReduce, first * gradient, group(2, c.nv_pp == c.pp ? 2 : 1));
+  return seconds;
+}
+
+Figures Engine::step(const Candidate& c, const Work& work, double* statistics) const {
+  const Repeats n(c, model_.depth, batch_);
+  const Edge edge(c, work);
+  const double dp_s = data_s(c, work);
+  const double pp_s = 2 * n.steps * hop_s(c, work.hop * system_.element_size);
+  double bubble_s = 0.0;
+  const double time_s = time_of(work, edge, n, pp_s, dp_s, &bubble_s);
+  const Memory memory =
+      memory_of(model_, c, work, n, system_.element_size, shards_of(c, strategy_));
   if (statistics) {
-    const double parts[] = {n.both * layer.compute_s,
-                            n.both * layer.memory_s,
-                            n.both * layer.link_s,
+    const Sums &layer = work.layer, &around = edge.sums;
+    const double parts[] = {n.both * layer.compute_s + n.steps * around.compute_s,
+                            n.both * layer.memory_s + n.steps * around.memory_s,
+                            n.both * layer.link_s + n.steps * around.link_s,
                             dp_s,
                             pp_s,
                             bubble_s};
     double* out = statistics;
     *out++ = time_s;
-    *out++ = layer.flops * system_.flops_units * n.both;
+    *out++ = (layer.flops * n.both + around.flops * n.steps) * system_.flops_units;
     *out++ = memory.total();
     for (const double part : parts) *out++ = part;
     for (const double part : parts) *out++ = part / time_s;
     *out++ = memory.weights;
-    *out++ = memory.weights;
+    *out++ = memory.gradients;
     *out++ = memory.optimizer;
     *out++ = memory.activations;
   }

@@ -81,6 +81,15 @@ def random_point(
         "hbm_bandwidth": rng.choice([50, 1500]),
     }
     model = MODEL | {"l": rng.choice([2000, 2048, 1001, 30])}
+    if rng.random() < 0.7:
+        model |= {
+            "kv_heads": rng.choice([None, 1, 2, 4, 12]),
+            "causal": rng.random() < 0.5,
+            "structure": rng.choice(["gpt", "llama"]),
+            "vocab": rng.choice([0, 1000, 50257]),
+            "tied": rng.random() < 0.5,
+            "gradient_bytes": rng.choice([2, 4]),
+        }
     return strategy, config, placement, dp * tp1 * tp2 * pp, batch, model, system
 
 
@@ -107,6 +116,8 @@ def both(rng: random.Random, quirks: Quirks) -> bool:
     assert ours.keys() == expected.keys()
     wrong = {k: (ours[k], v) for k, v in expected.items() if ours[k] != pytest.approx(v, rel=1e-11)}
     assert not wrong
+    parts = [ours[f"{name}_frac"] for name in ("comp", "mem", "tp_comm", "dp_comm", "pp_comm")]
+    assert sum(parts) + ours["bubble_frac"] == pytest.approx(1.0)
     assert outcomes["time_s"][0] == ours["t"]
     assert outcomes["memory_gb"][0] == ours["mem"]
     return True
@@ -145,6 +156,7 @@ def test_every_reason_has_a_sentence() -> None:
         ({"tp": 8, "dp": 1, "nv_tp": 1, "nv_dp": 1}, "heads"),
         ({"pp": 16, "dp": 1, "tp": 1, "nv_tp": 1, "nv_dp": 1}, "layers"),
         ({"mbs": 3}, "batch"),
+        ({"tp": 6, "dp": 1, "pp": 1, "nv_tp": 1, "nv_dp": 1, "n": 6, "kv": 4}, "kv_heads"),
         ({"nv_dp": 3}, "placement does not divide"),
         ({"nv_pp": 2, "nv_dp": 4}, "fast domain"),
         ({"mbs": 16}, "memory"),
@@ -154,7 +166,9 @@ def test_every_reason_has_a_sentence() -> None:
 def test_a_reason_for_every_verdict(change: dict[str, int], word: str) -> None:
     """The sentence is that of what is wrong, and figures are there where there is a step."""
     fine = {"dp": 4, "tp": 2, "pp": 2, "mbs": 1, "nv_tp": 2, "nv_dp": 2, "nv_pp": 1}
-    row = evaluate_many("1d", MODEL, [fine | change], 16, 64, SYSTEM)[0]
+    candidate = fine | change
+    gpus, model = candidate.pop("n", 16), MODEL | {"kv_heads": candidate.pop("kv", None)}
+    row = evaluate_many("1d", model, [candidate], gpus, 64, SYSTEM)[0]
     assert word in row["reason"]
     assert bool(word) == bool(row["reason"])
     assert row["ok"] == (not word)
@@ -221,18 +235,22 @@ def test_the_space_is_that_of_the_readable_model(strategy: Strategy, gpus: int) 
         assert again == pytest.approx(ours.statistics, rel=1e-11)
 
 
+LLAMA: dict[str, Any] = MODEL | {"kv_heads": 4, "causal": True, "structure": "llama", "vocab": 9000}
+
+
 @pytest.mark.parametrize("objective", ["rate", "time", "memory"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_bounds_change_no_answer(objective: Any, threads: int) -> None:
+@pytest.mark.parametrize("model", [MODEL, LLAMA], ids=["published", "llama"])
+def test_bounds_change_no_answer(objective: Any, threads: int, model: dict[str, Any]) -> None:
     """With and without them, on any number of threads, for every number of answers."""
     options: dict[str, Any] = {"objective": objective}
     system = SYSTEM | {"hbm_capacity": 6}
     for strategy in STRATEGIES:
-        whole = survey(strategy, MODEL, 96, 96, system, top=200, keep_all=True, **options)
+        whole = survey(strategy, model, 96, 96, system, top=200, keep_all=True, **options)
         assert whole.bounded == 0
         assert len(whole.best) > 20
         for top in (0, 1, 20, 200):
-            bounded = survey(strategy, MODEL, 96, 96, system, top=top, threads=threads, **options)
+            bounded = survey(strategy, model, 96, 96, system, top=top, threads=threads, **options)
             assert bounded.best == whole.best[:top]
             assert (bounded.candidates, bounded.feasible) == (whole.candidates, whole.feasible)
             assert bounded.rejected == whole.rejected

@@ -60,7 +60,8 @@ def evaluate(
     config : `dp`, `tp`, `pp`, `mbs`; two-dimensional strategies also `tp1`, `tp2`, and `2d` `nb`.
     placement : ranks of each group in one fast domain: `nv_tp` (or `nv_tp1`, `nv_tp2`), `nv_dp`,
         `nv_pp`.
-    compat : True for the published figures with their defects, or the defects to keep.
+    compat : True for the published model with its defects, which knows only the five sizes; or
+        the defects to keep.
 
     Memory is not tested: `mem` is for comparison with the system's `hbm_capacity`.
 
@@ -69,7 +70,7 @@ def evaluate(
     InputError: a document is unusable.
     InfeasibleExecution: the candidate cannot run; its `reason` says why.
     """
-    m = load_document(Model, model)
+    m = _model(model, compat)
     s = load_document(System, system)
     quirks = _quirks(compat)
     candidate = candidate_of(strategy, config, placement)
@@ -104,7 +105,7 @@ def evaluate_many(
     """
     if type(threads) is not int or threads < 1:
         raise InputError(f"threads: the value is {threads}, expected at least 1")
-    m = load_document(Model, model)
+    m = _model(model, compat)
     s = load_document(System, system)
     engine = native_engine(strategy, m, n_gpus, global_batch_size, s, _quirks(compat))
     found, _ = engine.evaluate_many(pack_candidates(strategy, candidates), threads, False)
@@ -169,7 +170,7 @@ def survey(
     """
     return explore_space(
         strategy,
-        load_document(Model, model),
+        _model(model, compat),
         n_gpus,
         global_batch_size,
         load_document(System, system),
@@ -186,3 +187,8 @@ _TEXTS = np.array(REASONS, dtype=object)
 
 def _quirks(compat: bool | Quirks) -> Quirks:
     return compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+
+
+def _model(model: Model | Mapping[str, Any] | Path | str, compat: bool | Quirks) -> Model:
+    known = load_document(Model, model)
+    return known.published() if compat is True else known

@@ -43,6 +43,8 @@ def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -
             _attend(s),
         ]
     if not recompute:
+        if not s.gpt:  # without dropout, what the softmax made is what the last product keeps
+            rows[1] = replace(rows[1], kept=0.0)
         return tuple(rows)
     logits, softmax, dropout, attend = (replace(row, recomputed=True) for row in rows)
     # what the softmax made is the first part of what the last product keeps
@@ -56,44 +58,56 @@ def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -
 
 def flash_row(s: Sizes) -> Row:
     """Return attention that keeps no scores."""
-    l, seq, q, rho = s.model.l, s.local_seq, s.heads_width, s.matrix_per_vector  # noqa: E741
-    h = s.batch * (s.model.h // s.columns)
-    z, r, queries, keys = h * seq * l, h * seq, h * seq * q, h * l * q
+    seq, q, rho = s.local_seq, s.heads_width, s.matrix_per_vector
+    h, shared, keys = _heads(s)
+    seen = (s.model.l + 1) / 2 if s.model.causal else float(s.model.l)
+    z, r, queries = h * seq * seen, h * seq, h * seq * q
+    parts = s.batch * s.key_heads * seq * q
     forward, backward = _gathered(s, 2 * keys)
-    local = s.quirks.flash_traffic
+    again = 2 * parts + 2 * keys if s.quirks.flash_traffic else 4 * keys
+    drops = 1 if s.gpt else 0
+    # the queries that a key meets, on a GPU
+    met = shared * seq * seen / s.model.l
     return Row(
         name="fusedla",
         matrix=True,
-        kept=4 * queries + 2 * r,
+        kept=2 * queries + 2 * parts + (1 + drops) * r,
         forward=Pass(
-            flops=z * (2 * q - 1) + queries * (2 * l - 1) + rho * (4 * z - r),
+            flops=z * (2 * q - 1) + queries * (2 * seen - 1) + rho * ((3 + drops) * z - r),
             traffic=2 * queries + 2 * keys + r,
             links=forward,
         ),
         backward=Pass(
             flops=2 * z * (2 * q - 1)
-            + queries * (2 * l - 1)
-            + 2 * keys * (2 * seq - 1)
-            + rho * (9 * z - 2 * r),
-            traffic=(6 * queries + 2 * keys if local else 4 * queries + 4 * keys) + 2 * r,
+            + queries * (2 * seen - 1)
+            + 2 * keys * (2 * met - 1)
+            + rho * ((7 + 2 * drops) * z - 2 * r),
+            traffic=4 * queries + again + 2 * r,
             links=backward,
         ),
     )
 
 
+def _heads(s: Sizes) -> tuple[int, int, int]:
+    """Return queries' heads times samples, heads that share a key, and elements of all keys."""
+    heads = s.model.h // s.columns
+    keys = s.batch * s.key_heads * s.model.l * s.heads_width
+    return s.batch * heads, heads // s.key_heads, keys
+
+
 def _logits(s: Sizes) -> Row:
     l, seq, q = s.model.l, s.local_seq, s.heads_width  # noqa: E741
-    h = s.batch * (s.model.h // s.columns)
-    z, queries, keys = h * seq * l, h * seq * q, h * l * q
+    h, shared, keys = _heads(s)
+    z, queries, parts = h * seq * l, h * seq * q, s.batch * s.key_heads * seq * q
     forward, backward = _gathered(s, keys)
     return Row(
         name="logits",
         matrix=True,
-        kept=2 * queries,
+        kept=queries + parts,
         forward=Pass(flops=z * (2 * q - 1), traffic=queries + keys + z, links=forward),
         backward=Pass(
-            flops=queries * (2 * l - 1) + keys * (2 * seq - 1),
-            traffic=3 * queries + keys + 2 * z,
+            flops=queries * (2 * l - 1) + keys * (2 * shared * seq - 1),
+            traffic=2 * queries + parts + keys + 2 * z,
             links=backward,
         ),
     )
@@ -111,8 +125,8 @@ def _softmax(name: str, z: float, r: float, link: Sequence[Link] = ()) -> Row:
 
 def _attend(s: Sizes) -> Row:
     l, seq, q = s.model.l, s.local_seq, s.heads_width  # noqa: E741
-    h = s.batch * (s.model.h // s.columns)
-    z, queries, keys = h * seq * l, h * seq * q, h * l * q
+    h, shared, keys = _heads(s)
+    z, queries, parts = h * seq * l, h * seq * q, s.batch * s.key_heads * seq * q
     forward, backward = _gathered(s, keys)
     return Row(
         name="attend",
@@ -120,22 +134,22 @@ def _attend(s: Sizes) -> Row:
         kept=z + queries,
         forward=Pass(flops=queries * (2 * l - 1), traffic=z + keys + queries, links=forward),
         backward=Pass(
-            flops=z * (2 * q - 1) + keys * (2 * seq - 1),
-            traffic=3 * queries + 2 * z + keys,
+            flops=z * (2 * q - 1) + keys * (2 * shared * seq - 1),
+            traffic=2 * queries + parts + 2 * z + keys,
             links=backward,
         ),
     )
 
 
 def _summa_logits(s: Sizes) -> Row:
-    scores, keys, outputs, p = _summa_attention(s)
+    scores, keys, outputs, p, shared = _summa_attention(s)
     bk, rk = over_rows(s, "broadcast", keys), over_rows(s, "reduce", keys)
     bs, rs = over_columns(s, "broadcast", scores), over_columns(s, "reduce", scores)
     writes = panel_writes(s, outputs)
     return Row(
         name="logits",
         matrix=True,
-        kept=2 * outputs,
+        kept=outputs + outputs / shared,
         forward=Pass(
             flops=scores * (2 * p - 1),
             traffic=keys + scores + writes,
@@ -143,7 +157,7 @@ def _summa_logits(s: Sizes) -> Row:
             loops=((bk, rs),),
         ),
         backward=Pass(
-            flops=outputs * (2 * s.model.l - 1) + keys * (2 * s.local_seq - 1),
+            flops=outputs * (2 * s.model.l - 1) + keys * (2 * shared * s.local_seq - 1),
             traffic=2 * (keys + scores + writes),
             links=(bs, bk, bs, rk),
             loops=((bs, bk), (bs, rk)),
@@ -158,7 +172,7 @@ def _summa_softmax(s: Sizes) -> Row:
 
 
 def _summa_attend(s: Sizes) -> Row:
-    scores, keys, outputs, p = _summa_attention(s)
+    scores, keys, outputs, p, shared = _summa_attention(s)
     l = s.model.l  # noqa: E741
     bk, rk = over_rows(s, "broadcast", keys), over_rows(s, "reduce", keys)
     bs, rs = over_columns(s, "broadcast", scores), over_columns(s, "reduce", scores)
@@ -175,7 +189,7 @@ def _summa_attend(s: Sizes) -> Row:
             loops=((bs, bk),),
         ),
         backward=Pass(
-            flops=scores * (2 * p - 1) + keys * (2 * s.local_seq - 1),
+            flops=scores * (2 * p - 1) + keys * (2 * shared * s.local_seq - 1),
             traffic=2 * (scores + keys + writes),
             links=(bk, rs, bs, rk),
             loops=((bk, rs), (bs, rk)),
@@ -184,10 +198,11 @@ def _summa_attend(s: Sizes) -> Row:
     )
 
 
-def _summa_attention(s: Sizes) -> tuple[float, int, float, int]:
+def _summa_attention(s: Sizes) -> tuple[float, int, float, int, int]:
     m, p = s.model, s.heads_width // s.columns
     lanes = s.batch * m.h
-    return lanes * s.local_seq * m.l, lanes * m.l * p, lanes * s.local_seq * p, p
+    keys = s.batch * m.key_heads * m.l * p
+    return lanes * s.local_seq * m.l, keys, lanes * s.local_seq * p, p, m.h // m.key_heads
 
 
 def _gathered(s: Sizes, volume: float) -> tuple[tuple[Link, ...], tuple[Link, ...]]:

@@ -68,6 +68,10 @@ def check_candidate(
             " a row"
         )
     hidden = model.e if strategy == "2d" else c.rows
+    if model.key_heads % c.columns and c.columns % model.key_heads:
+        raise InfeasibleExecution(
+            f"neither of {model.key_heads} kv_heads and tp1 = {c.columns} divides the other"
+        )
     for what, divisor, text in (
         (model.h, c.columns, f"{model.h} heads over tp1"),
         (model.e, c.columns, f"the hidden size {model.e} over tp1"),

@@ -21,13 +21,28 @@ _Latency = Annotated[float, Field(ge=0)]
 
 
 class Model(StrictObject):
-    """A transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f."""
+    """A transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
+
+    The other fields are not in the published model; as they are, none changes a figure.
+    """
 
     l: _Count  # noqa: E741
     e: _Count
     h: _Count
     depth: _Count
     f: _Count
+    kv_heads: _Count | None = None
+    """Heads of keys and values (grouped-query attention); as many as h without."""
+    causal: bool = False
+    """Flash attention skips what a causal mask hides, evenly over the GPUs that divide it."""
+    structure: Literal["gpt", "llama"] = "gpt"
+    """'llama' for RMSNorm and a gated SiLU of width f, without biases and dropout."""
+    vocab: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
+    tied: bool = False
+    """Embedding and output matrix are one."""
+    gradient_bytes: Literal[2, 4] = 2
+    """Of a parameter's gradient: 16 or 18 bytes a parameter with weight and optimizer states."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,6 +50,23 @@ class Model(StrictObject):
         if isinstance(data, dict) and "f" not in data and type(data.get("e")) is int:
             return {**data, "f": 4 * data["e"]}
         return data
+
+    @model_validator(mode="after")
+    def _groups(self) -> Model:
+        if self.h % self.key_heads:
+            raise key_error(
+                f"the value is {self.kv_heads}, expected a divisor of h = {self.h}", "kv_heads"
+            )
+        return self
+
+    @property
+    def key_heads(self) -> int:
+        """Return the heads of keys and values."""
+        return self.kv_heads or self.h
+
+    def published(self) -> Model:
+        """Return what the published model knows of this one."""
+        return Model(l=self.l, e=self.e, h=self.h, depth=self.depth, f=self.f)
 
 
 class System(StrictObject):

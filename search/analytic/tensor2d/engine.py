@@ -69,7 +69,12 @@ def native_engine(
             f"strategy: the value is {shorten(strategy)}, expected one of {', '.join(STRATEGIES)}"
         )
     return native.tensor2d.Engine(
-        model.model_dump(),
+        model.model_dump()
+        | {
+            "kv_heads": model.kv_heads or 0,
+            "gpt": model.structure == "gpt",
+            "gradients": model.gradient_bytes / 2,
+        },
         system.model_dump(),
         asdict(quirks),
         STRATEGIES.index(strategy),

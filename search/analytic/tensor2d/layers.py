@@ -21,7 +21,9 @@ from search.analytic.tensor2d.rows import (
     rank_link,
 )
 
-__all__ = ["layer_rows"]
+__all__ = ["layer_rows", "norm_row", "product_row"]
+
+_GPT_ONLY = ("fc1-bias", "dpr1", "fc2-bias", "dpr2", "dpr_at", "vproj-bias", "dpr_v")
 
 
 def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -> tuple[Row, ...]:
@@ -31,14 +33,13 @@ def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -
     """
     m, f, e = s.model, s.model.f, s.model.e
     l2, m1 = s.local_seq, s.columns
-    product = partial(_summa, s) if s.strategy == "2d" else partial(_linear, s)
+    product = partial(product_row, s)
     wide = f // m1
     middle = s.batch * l2 * wide
     if s.strategy == "2d":
         residual = float(s.batch * l2 * (e // m1))
         bias1 = _bias(s, "fc2-bias", s.batch * l2, e // m1)
         bias2 = _bias(s, "vproj-bias", s.batch * l2, e // m1)
-        norms = [_norm2(s, "ln1"), _norm2(s, "ln2")]
     else:
         residual = s.scattered(m.l, m1 * s.rows) * e
         shard = s.scattered(l2, m1)
@@ -50,24 +51,38 @@ def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -
         else:
             bias1 = _bias(s, "fc2-bias", shard, e)
             bias2 = _bias(s, "vproj-bias", *((whole, e // m1) if q6 else (shard, e)))
-        norms = [_norm(s, "ln1"), _norm(s, "ln2")]
     rows = [
-        product("fc1", e, f),
+        product("fc1", e, f if s.gpt else 2 * f),
         _bias(s, "fc1-bias", s.batch * l2, wide),
-        _activation("act1", middle),
+        _activation("act1", middle) if s.gpt else _gated(middle),
         dropout_row(s, "dpr1", middle),
         product("fc2", f, e),
         bias1,
         dropout_row(s, "dpr2", residual),
-        norms[0],
-        product("qkv", e, 3 * e),
+        norm_row(s, "ln1"),
+        product("qkv", e, s.qkv_width),
     ]
     if attention == "flash":
         rows.append(flash_row(s))
     else:
         rows += plain_attention_rows(s, attention, recompute=recompute)
-    rows += [product("vproj", e, e), bias2, dropout_row(s, "dpr_v", residual), norms[1]]
-    return tuple(rows)
+    rows += [
+        product("vproj", e, e),
+        bias2,
+        dropout_row(s, "dpr_v", residual),
+        norm_row(s, "ln2"),
+    ]
+    return tuple(row for row in rows if s.gpt or row.name not in _GPT_ONLY)
+
+
+def product_row(s: Sizes, name: str, inputs: int, outputs: int) -> Row:
+    """Return a product of the strategy; columns divide the outputs but for fc2 and vproj."""
+    return (_summa if s.strategy == "2d" else _linear)(s, name, inputs, outputs)
+
+
+def norm_row(s: Sizes, name: str) -> Row:
+    """Return a norm of the strategy, with what it gathers or reduces."""
+    return (_norm2 if s.strategy == "2d" else _norm)(s, name)
 
 
 def _linear(s: Sizes, name: str, inputs: int, outputs: int) -> Row:
@@ -139,23 +154,43 @@ def _activation(name: str, n: float) -> Row:
     )
 
 
+def _gated(n: float) -> Row:
+    """Return SiLU of one half times the other half, which backward needs both."""
+    return Row(
+        name="act1",
+        matrix=False,
+        kept=2 * n,
+        forward=Pass(flops=6 * n, traffic=3 * n),
+        backward=Pass(flops=10 * n, traffic=5 * n),
+    )
+
+
+def _norm_work(s: Sizes, n: float, rows: float) -> tuple[int, float, float]:
+    """Return the parameters of a column, as many as statistics of a row, and FLOP of both passes.
+
+    An RMS norm has squares, their sum and two scalings.
+    """
+    return (2, 9 * n, 12 * n - 4 * rows) if s.gpt else (1, 4 * n, 9 * n)
+
+
 def _norm(s: Sizes, name: str) -> Row:
     e, seq = s.model.e, s.local_seq
     r = s.scattered(seq, s.columns)
     n = r * e
+    k, forward_flops, backward_flops = _norm_work(s, n, r)
     return Row(
         name=name,
         matrix=False,
-        weights=2 * e,
+        weights=k * e,
         kept=n,
         forward=Pass(
-            flops=9 * n,
-            traffic=2 * n + 2 * r + 2 * e,
+            flops=forward_flops,
+            traffic=2 * n + k * r + k * e,
             links=(over_columns(s, "allgather", s.batch * seq * e),),
         ),
         backward=Pass(
-            flops=12 * n - 4 * r,
-            traffic=5 * n + 2 * e,
+            flops=backward_flops,
+            traffic=5 * n + k * e,
             links=(over_columns(s, "reducescatter", s.batch * seq * e),),
         ),
     )
@@ -166,23 +201,24 @@ def _norm2(s: Sizes, name: str) -> Row:
     r = b * s.local_seq
     w = (m.l if s.quirks.norm_width_of_sequence else m.e) // m1
     n = r * w
+    k, forward_flops, backward_flops = _norm_work(s, n, r)
     backward: tuple[Link, ...]
     if s.quirks.norm_gradient_group:
-        backward = (over_columns(s, "allreduce", (2 * m.e) // m1 + (2 * b * m.l) // m2),)
+        backward = (over_columns(s, "allreduce", (k * m.e) // m1 + (k * b * m.l) // m2),)
     else:
         backward = (
-            over_rows(s, "allreduce", 2 * m.e / m1),
-            over_columns(s, "allreduce", 2 * b * m.l / m2),
+            over_rows(s, "allreduce", k * m.e / m1),
+            over_columns(s, "allreduce", k * b * m.l / m2),
         )
     return Row(
         name=name,
         matrix=False,
-        weights=2 * w,
+        weights=k * w,
         kept=n,
         forward=Pass(
-            flops=9 * n,
-            traffic=2 * n + 2 * r + 2 * w,
-            links=(over_columns(s, "allreduce", 2 * r),),
+            flops=forward_flops,
+            traffic=2 * n + k * r + k * w,
+            links=(over_columns(s, "allreduce", k * r),),
         ),
-        backward=Pass(flops=12 * n - 4 * r, traffic=5 * n + 2 * w, links=backward),
+        backward=Pass(flops=backward_flops, traffic=5 * n + k * w, links=backward),
     )

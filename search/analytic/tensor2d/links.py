@@ -10,7 +10,7 @@ from typing import Literal
 from search.analytic.tensor2d.documents import System
 from search.analytic.tensor2d.quirks import Quirks
 
-__all__ = ["Operation", "collective_s", "transfer_s"]
+__all__ = ["Operation", "collective_s", "hop_s", "transfer_s"]
 
 Operation = Literal["allgather", "reducescatter", "allreduce", "reduce", "broadcast", "p2p"]
 
@@ -50,3 +50,17 @@ def transfer_s(system: System, quirks: Quirks, volume_gb: float, *, fast: bool) 
         return system.nvlink_latency + volume_gb / (system.nvlink_bandwidth * system.nvlink_eff)
     gain = 1.0 if quirks.one_adapter else max(1.0, system.nic_factor)
     return system.ib_latency + volume_gb / (system.ib_bandwidth * system.ib_eff * gain)
+
+
+def hop_s(system: System, quirks: Quirks, volume_gb: float, pipeline: int, in_domain: int) -> float:
+    """Return the mean seconds of a transfer to the next stage, over stages of which some share."""
+    if pipeline == 1:
+        return 0.0
+    if in_domain == 1:
+        return transfer_s(system, quirks, volume_gb, fast=False)
+    slow_links = int(pipeline / in_domain - 1)
+    fast_links = pipeline - 1 - slow_links
+    seconds = fast_links * transfer_s(system, quirks, volume_gb, fast=True)
+    if not quirks.free_slow_links:
+        seconds += slow_links * transfer_s(system, quirks, volume_gb, fast=False)
+    return seconds / (pipeline - 1)

@@ -94,6 +94,23 @@ class Sizes:
             return self.model.l // self.rows
         return self.model.l / self.rows
 
+    @property
+    def key_heads(self) -> int:
+        """Return the heads of keys and values on a GPU; columns share one where there are fewer."""
+        return max(self.model.key_heads // self.columns, 1)
+
+    @property
+    def qkv_width(self) -> int:
+        """Return the outputs of the qkv product over all columns."""
+        if self.model.kv_heads is None:
+            return 3 * self.model.e
+        return self.model.e + 2 * self.key_heads * self.columns * self.heads_width
+
+    @property
+    def gpt(self) -> bool:
+        """Return whether blocks have biases, dropout, a shift in norms, and no gate."""
+        return self.model.structure == "gpt"
+
     def scattered(self, seq: float, columns: int) -> float:
         """Return the tokens of the micro-batch that a GPU of the columns has between layers."""
         if self.quirks.dropped_rows:

@@ -7,16 +7,26 @@ published rows: seconds, 1e9 bytes, 1e12 FLOP.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from search.analytic.tensor2d.documents import Model, Strategy, System
+from search.analytic.tensor2d.edges import embedding_rows, head_rows
 from search.analytic.tensor2d.layers import layer_rows
-from search.analytic.tensor2d.links import collective_s, transfer_s
+from search.analytic.tensor2d.links import collective_s, hop_s
 from search.analytic.tensor2d.quirks import Quirks
 from search.analytic.tensor2d.rows import Link, Pass, Row, Sizes
 
-__all__ = ["Candidate", "PassTime", "RowTime", "row_time", "sizes_of", "step_statistics"]
+__all__ = [
+    "Candidate",
+    "PassTime",
+    "RowTime",
+    "Sums",
+    "row_time",
+    "sizes_of",
+    "step_statistics",
+    "sum_rows",
+]
 
 _EFFICIENCY = 0.8
 """Share of the peak that every operation reaches."""
@@ -137,6 +147,46 @@ def sizes_of(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Over the rows of a layer, or of what surrounds the layers, for one micro-batch."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    link_s: float = 0.0
+    weights: float = 0.0
+    kept: float = 0.0
+    flops: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """Return the time of both passes."""
+        return self.forward_s + self.backward_s
+
+    def plus(self, other: Sums) -> Sums:
+        """Return the sums over both."""
+        return Sums(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)}
+        )
+
+
+def sum_rows(rows: Iterable[RowTime]) -> Sums:
+    """Return the sums over rows; what is recomputed is in them as `row_time` counts it."""
+    times = list(rows)
+    return Sums(
+        forward_s=sum(r.forward.time_s for r in times),
+        backward_s=sum(r.backward.time_s for r in times),
+        compute_s=sum(r.forward.compute_s + r.backward.compute_s for r in times),
+        memory_s=sum(r.forward.memory_s + r.backward.memory_s for r in times),
+        link_s=sum(r.forward.link_s + r.backward.link_s for r in times),
+        weights=sum(r.row.weights for r in times),
+        kept=sum(r.row.kept for r in times),
+        flops=sum(r.row.forward.flops + r.row.backward.flops for r in times),
+    )
+
+
 def step_statistics(
     model: Model,
     strategy: Strategy,
@@ -145,54 +195,74 @@ def step_statistics(
     system: System,
     quirks: Quirks,
 ) -> dict[str, Any]:
-    """Return the statistics of a candidate under their published names."""
+    """Return the statistics of a candidate under their published names.
+
+    With a vocabulary, times and FLOP are those of the slower of the first and the last stage, the
+    bubble has what the other one adds, and memory is that of the stage which needs more.
+    """
     c = candidate
     sizes = sizes_of(model, strategy, c, system, quirks)
     rows = [row_time(row, system, quirks) for row in layer_rows(sizes)]
-    size = system.element_size
-    tf = sum(r.forward.time_s for r in rows)
-    tb = sum(r.backward.time_s for r in rows)
-    weights = sum(r.row.weights for r in rows) * size
+    layer = sum_rows(rows)
+    first, last = Sums(), Sums()
+    if model.vocab:
+        first = sum_rows(row_time(row, system, quirks) for row in embedding_rows(sizes))
+        last = sum_rows(row_time(row, system, quirks) for row in head_rows(sizes))
+    table = first.weights
+    if c.pipeline == 1:
+        edge, waiting_s = first.plus(last), 0.0
+    else:
+        edge = last if last.time_s >= first.time_s else first
+        waiting_s = min(first.time_s, last.time_s)
     layers = model.depth // c.pipeline
     steps = batch // c.data // c.microbatch
     both = layers * steps
-
-    dp = c.data * (c.rows if strategy == "2d-seqp" else 1)
-    dp_domain = c.data_in_domain * (c.rows_in_domain if strategy == "2d-seqp" else 1)
-    t_dp = 0.0
-    for operation, hidden in (("allgather", tf), ("reducescatter", tb)):
-        one = collective_s(system, quirks, operation, weights, dp, dp_domain)
-        t_dp += one + max(one - hidden, 0.0) * (layers - 1)
-    norm = next(r.row for r in rows if r.row.name == "ln1")
-    t_pp = 2 * steps * _hop_s(c, norm.kept * size, system, quirks)
-    t_bubble = (c.pipeline - 1) * ((tf + tb) * both + t_pp) / steps
-    t = (tf + tb) * both + t_pp + t_bubble + t_dp
-
-    def passes(name: str) -> float:
-        total = sum(getattr(r.forward, name) + getattr(r.backward, name) for r in rows)
-        return float(both * total)
-
+    t_layers = layer.time_s * both + edge.time_s * steps
+    t_dp = _data_s(model, strategy, c, layer, (first, last), layers, system, quirks)
+    hop = next(r.row for r in rows if r.row.name == "ln1").kept
+    t_pp = (
+        2
+        * steps
+        * hop_s(system, quirks, hop * system.element_size, c.pipeline, c.pipeline_in_domain)
+    )
+    t_bubble = (c.pipeline - 1) * (layer.time_s * both + t_pp) / steps + waiting_s
+    t = t_layers + t_pp + t_bubble + t_dp
     parts = {
-        "comp": passes("compute_s"),
-        "mem": passes("memory_s"),
-        "tp_comm": passes("link_s"),
+        "comp": both * layer.compute_s + steps * edge.compute_s,
+        "mem": both * layer.memory_s + steps * edge.memory_s,
+        "tp_comm": both * layer.link_s + steps * edge.link_s,
         "dp_comm": t_dp,
         "pp_comm": t_pp,
         "bubble": t_bubble,
     }
-    wts = weights * layers
-    optimizer = 6 * wts / (c.data * (c.rows if strategy == "2d-seqp" else 1))
-    kept = sum(r.row.kept for r in rows) * size
-    activations = kept * layers * min(c.pipeline, steps)
-    flops = sum(r.row.forward.flops + r.row.backward.flops for r in rows)
+
+    gradients = model.gradient_bytes / 2
+
+    def stage(around: Sums, weights: float, in_flight: int) -> tuple[float, float, float]:
+        """Return weights, optimizer states and activations of a stage."""
+        wts = (layer.weights * layers + weights) * system.element_size
+        kept = (layer.kept * layers * in_flight + around.kept) * system.element_size
+        return wts, 6 * wts / (c.data * (c.rows if strategy == "2d-seqp" else 1)), kept
+
+    def needed(of: tuple[float, float, float]) -> float:
+        return (1 + gradients) * of[0] + of[1] + of[2]
+
+    in_flight = min(c.pipeline, steps)
+    if c.pipeline == 1:
+        shared = table if model.tied else 0.0
+        stages = [stage(first.plus(last), first.weights + last.weights - shared, in_flight)]
+    else:
+        stages = [stage(first, first.weights, in_flight), stage(last, last.weights, 1)]
+    most = max(stages, key=needed)
+    wts, optimizer, activations = most
     statistics = {
         "t": t,
-        "flops_per_gpu": flops * system.flops_units * both,
-        "mem": 2 * wts + optimizer + activations,
+        "flops_per_gpu": (layer.flops * both + edge.flops * steps) * system.flops_units,
+        "mem": needed(most),
         **{f"t_{name}": value for name, value in parts.items()},
         **{f"{name}_frac": value / t for name, value in parts.items()},
         "wts_mem": wts,
-        "wts_grad_mem": wts,
+        "wts_grad_mem": wts * gradients,
         "wts_optimizer_states_mem": optimizer,
         "acts_mem": activations,
     }
@@ -203,15 +273,40 @@ def step_statistics(
     return statistics | {"nv_dp": c.data_in_domain, "nv_pp": c.pipeline_in_domain}
 
 
-def _hop_s(c: Candidate, volume_gb: float, system: System, quirks: Quirks) -> float:
-    """Return the mean time of a transfer to the next stage."""
+def _data_s(
+    model: Model,
+    strategy: Strategy,
+    c: Candidate,
+    layer: Sums,
+    edges: tuple[Sums, Sums],
+    layers: int,
+    system: System,
+    quirks: Quirks,
+) -> float:
+    """Return the time of data parallelism that nothing hides.
+
+    A layer hides that of the next one; the first has none before it. What surrounds the layers is
+    one more. A matrix that two stages share has its gradients added up between them.
+    """
+    spread = strategy == "2d-seqp"
+    ranks = c.data * (c.rows if spread else 1)
+    near = c.data_in_domain * (c.rows_in_domain if spread else 1)
+    gradients = model.gradient_bytes / 2
+    first, last = (edge.weights for edge in edges)
+    around = max(first, last)
     if c.pipeline == 1:
-        return 0.0
-    if c.pipeline_in_domain == 1:
-        return transfer_s(system, quirks, volume_gb, fast=False)
-    slow_links = int(c.pipeline / c.pipeline_in_domain - 1)
-    fast_links = c.pipeline - 1 - slow_links
-    seconds = fast_links * transfer_s(system, quirks, volume_gb, fast=True)
-    if not quirks.free_slow_links:
-        seconds += slow_links * transfer_s(system, quirks, volume_gb, fast=False)
-    return seconds / (c.pipeline - 1)
+        around = last if model.tied else first + last
+    seconds = 0.0
+    for operation, size, hidden in (
+        ("allgather", 1.0, layer.forward_s),
+        ("reducescatter", gradients, layer.backward_s),
+    ):
+        scale = size * system.element_size
+        one = collective_s(system, quirks, operation, layer.weights * scale, ranks, near)
+        edge = collective_s(system, quirks, operation, around * scale, ranks, near)
+        seconds += one + max(one - hidden, 0.0) * (layers - 1) + max(edge - hidden, 0.0)
+    if model.tied and c.pipeline > 1:
+        together = 2 if c.pipeline_in_domain == c.pipeline else 1
+        volume = first * gradients * system.element_size
+        seconds += collective_s(system, quirks, "allreduce", volume, 2, together)
+    return seconds

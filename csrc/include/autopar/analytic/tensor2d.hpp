@@ -13,6 +13,12 @@ namespace autopar::analytic::tensor2d {
 
 struct Model {
   std::int64_t seq = 0, hidden = 0, heads = 0, depth = 0, feedforward = 0;
+  std::int64_t kv_heads = 0;  // 0 where queries are not grouped
+  std::int64_t vocab = 0;     // 0 leaves embedding, head and loss out
+  bool causal = false, gpt = true, tied = false;
+  double gradients = 1.0;  // size of a parameter's gradient over that of a weight
+
+  std::int64_t key_heads() const { return kv_heads ? kv_heads : heads; }
 };
 
 // GB, GB/s, seconds, and peaks in the unit that `flops_units` makes of a FLOP.
@@ -55,6 +61,7 @@ enum Reason : std::uint8_t {
   kBatch,
   kRows,
   kSequence,
+  kKvHeads,
   kPlacement,
   kDomain,
   kMemoryFull,
@@ -70,10 +77,19 @@ struct Group {
 
 enum Operation : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kReduce, kBroadcast };
 
-// Sums over the operations of one layer, for one micro-batch on one GPU.
-struct Layer {
+// Over operations, for one micro-batch on one GPU: seconds, elements and FLOP.
+struct Sums {
   double forward_s = 0, backward_s = 0, compute_s = 0, memory_s = 0, link_s = 0;
-  double weights = 0, kept = 0, hop = 0, flops = 0;  // elements and FLOP; hop: to the next stage
+  double weights = 0, kept = 0, flops = 0;
+
+  double time_s() const { return forward_s + backward_s; }
+  Sums plus(const Sums& other) const;
+};
+
+// One layer, what the first and the last stage have around theirs, and what goes to the next stage.
+struct Work {
+  Sums layer, first, last;
+  double hop = 0;
 };
 
 // What matters of a step.
@@ -101,12 +117,12 @@ class Engine {
 
   // Reads tp1, tp2, mbs and nb; collectives are over `columns` and `rows`. Without `links` they
   // take no time: a bound for every placement.
-  Layer layer(const Candidate& c, const Group& columns, const Group& rows, bool links = true) const;
-  double memory_gb(const Candidate& c, const Layer& layer) const;
+  Work work(const Candidate& c, const Group& columns, const Group& rows, bool links = true) const;
+  double memory_gb(const Candidate& c, const Work& work) const;
   // `statistics`: room for kNumStatistics numbers, or null.
-  Figures step(const Candidate& c, const Layer& layer, double* statistics = nullptr) const;
+  Figures step(const Candidate& c, const Work& work, double* statistics = nullptr) const;
   // Not more than the time of any candidate that differs in placement alone.
-  double least_s(const Candidate& c, const Layer& without_links) const;
+  double least_s(const Candidate& c, const Work& without_links) const;
 
   Group group(std::int64_t ranks, std::int64_t in_domain) const;
   double collective_s(Operation operation, double volume_gb, const Group& group) const;
@@ -120,6 +136,7 @@ class Engine {
 
  private:
   double hop_s(const Candidate& c, double volume_gb) const;
+  double data_s(const Candidate& c, const Work& work) const;
 
   Model model_;
   System system_;
