@@ -294,4 +294,7 @@ def _sentence(detail: ErrorDetails) -> str:
         return "this key is missing and is required"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         return f"the value is {value}, expected an object"
+    for limit, words in (("min_length", "at least"), ("max_length", "at most")):
+        if kind in ("too_short", "too_long") and limit in detail.get("ctx", {}):
+            return f"the value is {value}, expected {words} {detail['ctx'][limit]} item(s)"
     return f"the value is {value}, expected {detail['msg'].removeprefix('Input should be ')}"

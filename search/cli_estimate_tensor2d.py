@@ -33,12 +33,13 @@ Exit codes: 0 done, 2 an input is unusable, 3 the candidate cannot run.
 """
 _IN, _OUT = "Inputs", "Output"
 _STRATEGIES = ("1d", "2d", "2d-seqp")
+_EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
 ROWS = (
     OptionRow("model", "text", "file with l, e, h, depth, f, or shipped model", _IN),
     OptionRow("system", "text", "file, or shipped name such as a100, h100, h200, b200", _IN),
     OptionRow("strategy", "choice", "how tensors are divided", _IN, choices=_STRATEGIES),
-    OptionRow("config", "text", "degrees, such as dp=2,tp=8,pp=4,mbs=1", _IN),
-    OptionRow("placement", "text", "such as nv_tp=8,nv_dp=1,nv_pp=1 [default: the fastest]", _IN),
+    OptionRow("config", "text", f"degrees, such as {_EXAMPLES['config']}", _IN),
+    OptionRow("placement", "text", f"such as {_EXAMPLES['placement']} [default: the fastest]", _IN),
     OptionRow("n-gpus", "int", "GPUs in all [default: dp * tp * pp]", _IN, low=1, high=1 << 30),
     OptionRow("batch", "int", "samples of a step, in all", _IN, low=1, high=1 << 40),
     OptionRow("execution", "text", "JSON file with strategy, config, placement, ...", _IN),
@@ -72,7 +73,7 @@ def app() -> typer.Typer:
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    from search.analytic.applications import load_model, unmodelled
+    from search.analytic.applications import load_model
     from search.analytic.shipped import tensor2d_system
     from search.cli_estimate import write_answer
 
@@ -83,15 +84,21 @@ def _execute(raw: dict[str, Any]) -> int:
     for name in ("strategy", "config", "batch"):
         if name not in asked:
             raise OptionError(f"--{name} is missing; give it, or an --execution file with it")
-    name, model, spec = load_model(raw["model"])
+    name, model = load_model(raw["model"])
     system = tensor2d_system(raw["system"])
     assumed = []
     config = asked["config"]
     if "n-gpus" not in asked:
         degrees = ("dp", "pp", *(("tp",) if asked["strategy"] == "1d" else ("tp1", "tp2")))
-        asked["n-gpus"] = math.prod(config.get(key, 1) for key in degrees)
+        sizes = [config[key] for key in degrees if type(config.get(key)) is int]
+        asked["n-gpus"] = math.prod(sizes)  # what is missing or no number is refused below
         assumed.append(f"n_gpus = {asked['n-gpus']}, the product of the degrees")
-    priced = _priced(model, system, asked, compat=raw["compat"])
+    try:
+        priced = _priced(model, system, asked, compat=raw["compat"])
+    except InfeasibleExecution as error:
+        if raw["execution"] is None:
+            raise
+        raise InfeasibleExecution(f"{raw['execution']}: {error.reason}", error.kind) from None
     if priced.pop("_placed", False):
         placed = ",".join(f"{key}={priced[key]}" for key in priced if key.startswith("nv_"))
         assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
@@ -105,7 +112,7 @@ def _execute(raw: dict[str, Any]) -> int:
     if raw["json"] is not None:
         write_answer(raw["json"], priced)
     if raw["json"] != "-":
-        _show(raw, name, asked, model, system, priced, assumed, unmodelled(spec))
+        _show(raw, name, asked, model, system, priced, assumed)
     return 0
 
 
@@ -148,8 +155,8 @@ def _numbers(option: str, text: str) -> dict[str, int]:
         match = re.fullmatch(r"\s*([a-z]\w*)=(\d{1,9})\s*", part)
         if match is None:
             raise OptionError(
-                f"--{option}: expected names and numbers such as {_BY_NAME[option].help.split()[2]}"
-                f", got {part.strip()!r:.60}"
+                f"--{option}: expected names and numbers such as {_EXAMPLES[option]}, "
+                f"got {part.strip()!r:.60}"
             )
         if match[1] in found:
             raise OptionError(f"--{option}: {match[1]} is given twice")
@@ -215,6 +222,8 @@ def _layer_rows(
     quirks = COMPAT if compat else CORRECT
     placement = {key: value for key, value in priced.items() if key.startswith("nv_")}
     candidate = candidate_of(asked["strategy"], asked["config"], placement)
+    if compat:
+        model = model.published()
     sizes = sizes_of(model, asked["strategy"], candidate, system, quirks)
     return row_table([row_time(row, system, quirks) for row in layer_rows(sizes)], system)
 
@@ -227,7 +236,6 @@ def _show(
     system: System,
     s: dict[str, Any],
     assumed: list[str],
-    notes: list[str],
 ) -> None:
     from autopar.console import make_console
     from autopar.units import format_seconds
@@ -265,6 +273,11 @@ def _show(
         ]
         report.show_layers(console, rows, _LAYERS)
     kept = list(quirk_texts(Quirks).values()) if raw["compat"] else []
+    notes = []
+    if raw["compat"] and model != model.published():
+        notes.append("what is more than l, e, h, depth and f of the model is not in this model")
+    elif not model.vocab:
+        notes.append("vocab is not given: embedding, head and loss are left out")
     report.show_lists(
         console, {"assumed": assumed, "notes": notes, "corrections that are off": kept}
     )

@@ -30,7 +30,6 @@ __all__ = [
     "load_model",
     "model_of",
     "structure_of",
-    "unmodelled",
 ]
 
 
@@ -81,27 +80,25 @@ def structure_of(spec: ModelSpec) -> str:
 
 
 def model_of(spec: ModelSpec) -> Model:
-    """Return the same for the two-dimensional model, as far as it has words for it.
+    """Return the same for the two-dimensional model, with gradients of 4 bytes.
 
     Raises InputError as `application_of`.
     """
     layer = _only_layer(spec)
     heads, width = _sizes(spec, layer)
-    return Model(l=layer.seq_length, e=layer.hidden_size, h=heads, depth=spec.num_layers, f=width)
-
-
-def unmodelled(spec: ModelSpec | None) -> list[str]:
-    """Return what the two-dimensional model leaves out of a model, in words; empty for sizes."""
-    if spec is None:
-        return []
-    layer = _only_layer(spec)
-    missing = {
-        "gated MLP (two matrices are counted, the model has three)": layer.gated_mlp,
-        "grouped keys and values": layer.num_kv_heads not in (None, layer.num_heads),
-        "causal mask": layer.causal,
-        "embedding, head and loss": spec.vocab_size is not None,
-    }
-    return [f"not in this model: {what}" for what, present in missing.items() if present]
+    return Model(
+        l=layer.seq_length,
+        e=layer.hidden_size,
+        h=heads,
+        depth=spec.num_layers,
+        f=width,
+        kv_heads=layer.num_kv_heads,
+        causal=layer.causal,
+        structure="llama" if layer.gated_mlp else "gpt",
+        vocab=0 if spec.vocab_size is None else padded_vocab_size(spec),
+        tied=spec.tied_embeddings,
+        gradient_bytes=4,
+    )
 
 
 def load_application(name: str) -> Known:
@@ -118,8 +115,8 @@ def load_application(name: str) -> Known:
     return Known(name=spec.name, application=application_of(spec), spec=spec)
 
 
-def load_model(name: str) -> tuple[str, Model, ModelSpec | None]:
-    """Return the name of a model, its sizes for the two-dimensional model, and its spec if known.
+def load_model(name: str) -> tuple[str, Model]:
+    """Return the name of a model, and its sizes for the two-dimensional model.
 
     Raises InputError as `load_application`.
     """
@@ -127,9 +124,9 @@ def load_model(name: str) -> tuple[str, Model, ModelSpec | None]:
     if path.is_file():
         data = load_object(path).data
         if "e" in data or not _is_spec(data):
-            return path.stem, validate_document(Model, path, data), None
+            return path.stem, validate_document(Model, path, data)
     spec = load_spec(str(catalog.find_model(name)))
-    return spec.name, model_of(spec), spec
+    return spec.name, model_of(spec)
 
 
 def _is_spec(data: dict[str, object]) -> bool:
