@@ -42,6 +42,7 @@ from search.cost.memory import (
     Recipe,
     gathered_bytes,
     layer_shared_bytes,
+    prefetched_bytes,
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
@@ -180,6 +181,7 @@ class CostModel:
             np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
             * self.recipe.element
         )
+        outer_activations, outer_transient = outer.memory(pipeline_type)
         sharded_bytes = (samples * stages / world)[:, None] * token_bytes
         change_forward, change_backward = redistribution_s(
             layouts, sharded_bytes, stages, world, self.groups
@@ -212,8 +214,8 @@ class CostModel:
             vocab_backward_s=sum_of(outer.backward),
             vocab_tail_s=sum_of(outer.step),
             vocab_static_bytes=outer.states,
-            vocab_activation_bytes=outer.activations,
-            vocab_transient_bytes=outer.transient,
+            vocab_activation_bytes=outer_activations,
+            vocab_transient_bytes=outer_transient,
             vocab_shared_bytes=outer.shared,
             stage_fixed_bytes=stage_fixed_bytes(
                 stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
@@ -253,7 +255,8 @@ class CostModel:
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
-        passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy]
+        prefetched = prefetched_bytes(parameters, rows.zero_size, rows.zero3, recipe)
+        passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy] - prefetched
         backward_peak = np.zeros(rows.shape, dtype=np.int64)
         backward_peak[rows.table, rows.strategy] = to_bytes(
             rows.batch * kept.backward[rows.strategy]
@@ -274,7 +277,8 @@ class CostModel:
         activations[rows.table, rows.strategy] = to_bytes(rows.batch * kept.kept[rows.strategy])
         shared = np.zeros(rows.shape, dtype=np.int64)
         shared[rows.table, rows.strategy] = to_bytes(
-            layer_shared_bytes(
+            prefetched
+            + layer_shared_bytes(
                 rows,
                 spec.seq_length,
                 spec.hidden_size,

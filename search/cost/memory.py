@@ -20,6 +20,7 @@ __all__ = [
     "Recipe",
     "gathered_bytes",
     "layer_shared_bytes",
+    "prefetched_bytes",
     "reserved_bytes",
     "stage_fixed_bytes",
     "state_bytes",
@@ -102,6 +103,15 @@ def zero_transient_bytes(
     gathered = np.where(zero3 & sharded, 2.0 * recipe.weight + recipe.gradient, 0.0)
     whole = np.where((zero3 | zero2) & sharded, recipe.gradient if shard_gradients else 0.0, 0.0)
     result: F64 = parameters * (gathered + whole)
+    return result
+
+
+def prefetched_bytes(parameters: F64 | float, group_size: F64, zero3: _Bool, recipe: Recipe) -> F64:
+    """Return the weights that ZeRO-3 gathers early, one of the two layers of its transient.
+
+    They may be there while another layer, or the loss, has its own peak: shared bytes.
+    """
+    result: F64 = parameters * np.where(zero3 & (group_size > 1.0), recipe.weight, 0.0)
     return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.model import LayerSpec, ModelSpec, OtherMemory
-from autopar.plan import VocabStrategy
+from autopar.plan import PipelineType, VocabStrategy
 from search.cost.comm import Groups
 from search.cost.computation import OtherFits
 from search.cost.memory import (
@@ -75,9 +75,24 @@ class VocabRows:
     states: I64
     """(2, N, 3, E)"""
     activations: I64
+    """Kept per micro-batch in flight until the layers' backward is over."""
+    loss: I64
+    """What head and loss have beside it, which is gone when the backward of a layer begins."""
     transient: I64
     """(2, N, 3, E)"""
     shared: I64
+
+    def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
+        """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
+
+        The loss is transient, as it is over before a layer's backward; only GPipe's last stage
+        keeps it for every micro-batch.
+        """
+        kept, passing = self.activations, self.loss
+        if pipeline_type == "gpipe":
+            last = np.arange(len(POSITIONS))[:, None] == POSITIONS.index("last")
+            kept, passing = kept + np.where(last, passing, 0), np.where(last, 0, passing)
+        return kept, self.transient + passing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,6 +185,7 @@ def vocab_rows(
         step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},
         states=np.zeros((2, *shape), dtype=np.int64),
         activations=np.zeros(shape, dtype=np.int64),
+        loss=np.zeros(shape, dtype=np.int64),
         transient=np.zeros((2, *shape), dtype=np.int64),
         shared=np.zeros(shape, dtype=np.int64),
     )
@@ -213,11 +229,26 @@ def vocab_rows(
                 peak = peak + _gathered(position, part, model, recipe, options)
             out.states[now][at] = to_bytes(state_bytes(*args, shard_gradients=shard))
             out.transient[now][at] = to_bytes(peak)
-        out.activations[at] = to_bytes(part.batch * activations[number][which])
+        stays = part.batch * _staying(position, activations)[which]
+        out.activations[at] = to_bytes(stays)
+        out.loss[at] = to_bytes(part.batch * activations[number][which]) - out.activations[at]
         out.shared[at] = to_bytes(_shared(position, part, model, recipe, options, estimated))
     if model.spec.tied_embeddings:
         _tie(out, model, vocab, stages, world_size, priced, groups, recipe)
     return out
+
+
+def _staying(position: str, activations: F64) -> F64:
+    """(E,) bytes per sample of a position that are there while layers run backward.
+
+    Head and loss are done by then. On the only stage what the first of several keeps stays, all
+    where that was not measured.
+    """
+    only, first, last = activations
+    if position == "last":
+        return np.zeros_like(last)
+    stays: F64 = first if position == "first" else np.fmin(first, only)
+    return stays
 
 
 def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:

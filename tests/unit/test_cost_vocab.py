@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.model import LayerProfile
-from autopar.plan import VocabStrategy
+from autopar.model import LayerProfile, OtherMemory
+from autopar.plan import PipelineType, VocabStrategy
 from search.build import CostModel
 from search.cost.vocab import VocabRows
 from search.options import SearchOptions
@@ -238,3 +238,23 @@ def test_without_the_shared_buffer_what_is_gathered_is_transient(stages: int) ->
     assert on.shared.any()
     assert not off.shared.any()
     np.testing.assert_array_equal(off.transient - on.transient, [on.shared, on.shared])
+
+
+@pytest.mark.parametrize("pipeline_type", ["1f1b", "gpipe"])
+def test_the_loss_is_over_when_a_layer_runs_backward(pipeline_type: PipelineType) -> None:
+    """It is transient; what the first stage keeps stays, and all that GPipe's last stage keeps."""
+    lengths = (1024,)
+    small = OtherMemory(model_state_bytes={2: 8e6}, activation_bytes_per_sample={2: 3e5})
+    model = toy_model()
+    model = replace(model, other_memory={**model.other_memory, "first": {lengths: small}})
+    cost = CostModel(toy_spec(), model, toy_hardware(), SearchOptions(time_profile_mode="batch"))
+    tables = cost.tables(
+        [], [VocabStrategy(tp=2)], [(1, 8, "ddp"), (2, 8, "ddp")], [], pipeline_type
+    )
+    kept, passing = tables.vocab_activation_bytes[..., 0], tables.vocab_transient_bytes[1, ..., 0]
+    last = [4 * 2e6, 0] if pipeline_type == "gpipe" else [0, 4 * 2e6]
+
+    assert kept[0, ONLY] == 2 * 3e5
+    assert passing[0, ONLY] == 2 * (2e6 - 3e5)
+    assert (kept[1, FIRST], passing[1, FIRST]) == (4 * 3e5, 0)
+    assert [kept[1, LAST], passing[1, LAST]] == last
