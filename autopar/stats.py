@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from autopar.units import format_seconds
 
-__all__ = ["Summary", "median_half_width", "summarize", "warnings_of"]
+__all__ = [
+    "USABLE_SPREAD",
+    "Summary",
+    "median_half_width",
+    "relative_spread",
+    "summarize",
+    "warnings_of",
+]
+
+USABLE_SPREAD = 0.5
+"""A relative spread above this is wider than the time itself: nothing follows from it."""
 
 _CONFIDENCE = 0.95
 _SCATTER = 0.2  # std/mean; quiet links stay below 0.05
@@ -79,6 +89,11 @@ def median_half_width(samples: Sequence[float]) -> float:
         return 0.0
     median = float(np.median(values))
     return width / (2.0 * median) if median > 0.0 else math.inf
+
+
+def relative_spread(low_s: float, middle_s: float, high_s: float) -> float:
+    """Return half the width of an interval over its middle; inf around 0."""
+    return (high_s - low_s) / 2.0 / middle_s if middle_s > 0.0 else math.inf
 
 
 def warnings_of(samples: Sequence[float]) -> tuple[str, ...]:

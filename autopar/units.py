@@ -7,7 +7,16 @@ readers and writers use the factors below.
 
 from __future__ import annotations
 
-__all__ = ["GB", "GIB", "MIB", "MS", "format_bytes", "format_duration", "format_seconds"]
+__all__ = [
+    "GB",
+    "GIB",
+    "MIB",
+    "MS",
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_seconds",
+]
 
 MS = 1e-3
 """Seconds in a millisecond."""
@@ -24,6 +33,14 @@ def format_bytes(num_bytes: float) -> str:
     if abs(num_bytes) >= GIB / 2:
         return f"{num_bytes / GIB:.2f} GiB"
     return f"{num_bytes / MIB:.2f} MiB"
+
+
+def format_count(count: int, one: str, several: str | None = None) -> str:
+    """Return a count with its noun, and its verb where there is one: `1 cell`, `3 cells`.
+
+    several : what follows every count but 1; by default `one` with an s.
+    """
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def format_seconds(time_s: float) -> str:

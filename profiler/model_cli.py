@@ -149,6 +149,10 @@ def _execute(arguments: Sequence[str]) -> int:
     for note in notes:
         _say(note)
     # heavy imports stay out of --help and of bad options
+    if not options.model.startswith(("hf:", "py:")):
+        from profiler.model.sources import load_source
+
+        load_source(options.model)  # what is wrong with a file or name is said before torch is here
     from profiler.environment import require_torch
 
     require_torch()

@@ -8,6 +8,7 @@ from statistics import median
 from autopar.model import TimePoint
 from autopar.model_measurements import ModelMeasurement
 from autopar.stats import warnings_of
+from autopar.units import format_count
 from profiler.model.options import GALVATRON_BATCHES, Mode
 
 __all__ = [
@@ -40,7 +41,8 @@ def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
     if not apart:
         return []
     key, note = next(iter(apart.items()))
-    return [f"{len(apart)} cells differ from their device by over 1 %; {key}: {note}"]
+    differ = format_count(len(apart), "cell differs from its", "cells differ from their")
+    return [f"{differ} device by over 1 %; {key}: {note}"]
 
 
 def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
@@ -55,7 +57,7 @@ def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
     ]
 
 
-def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode) -> list[str]:
+def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[str]:
     """Return warnings where batch mode has fewer batch sizes than Galvatron takes."""
     if mode != "batch" or not layers or not layers[0]:
         return []
@@ -63,9 +65,9 @@ def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode) -> list[str]:
     for point in layers[0]:
         counts[point.seq_length] += 1
     return [
-        f"{count} batch sizes were measured at sequence length {seq}, and Galvatron refuses batch "
-        f"mode with fewer than {GALVATRON_BATCHES}: measure with --resume --bsz "
-        f"1:{GALVATRON_BATCHES}"
+        f"{format_count(count, 'batch size was', 'batch sizes were')} measured at sequence length "
+        f"{seq}, and Galvatron refuses batch mode with fewer than {GALVATRON_BATCHES}: measure "
+        f"with --resume --bsz 1:{GALVATRON_BATCHES}"
         for seq, count in counts.items()
         if count < GALVATRON_BATCHES
     ]
@@ -94,7 +96,8 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
     if not apart:
         return []
     text = (
-        f"{len(apart)} of {checked} layer times differ by more than {100 * _APART:.0f} % from the "
+        f"{len(apart)} of {format_count(checked, 'layer time')} "
+        f"{'differs' if len(apart) == 1 else 'differ'} by more than {100 * _APART:.0f} % from the "
         f"difference of whole forwards, most {max(apart)[1]}: is the machine busy with something "
         "else?"
     )
@@ -111,4 +114,5 @@ def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
     if not suspicious:
         return []
     key, first = next(iter(suspicious.items()))
-    return [f"{len(suspicious)} layer times are unsteady; {key}: {first}"]
+    are = format_count(len(suspicious), "layer time is", "layer times are")
+    return [f"{are} unsteady; {key}: {first}"]

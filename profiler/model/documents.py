@@ -6,7 +6,7 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from profiler.model.checks import (
     missing_cells,
     unsteady_times,
 )
-from profiler.model.fits import bad_fits, fit_cells
+from profiler.model.fits import bad_fits, fit_cells, fits_through
 from profiler.model.options import Mode
 from profiler.model.sizes import seqs_text
 
@@ -68,9 +68,15 @@ class ModelDocument:
 
 
 def derive_computation(
-    found: Mapping[str, ModelMeasurement], spec: ModelSpec, mode: Mode
+    found: Mapping[str, ModelMeasurement],
+    spec: ModelSpec,
+    mode: Mode | None,
+    about: Container[str] | None = None,
 ) -> ModelDocument:
     """Return the computation file of measured cells: ms per layer per sample, and raw passes.
+
+    mode, about : warnings are those of this mode on the cells with these keys; None is none in
+    particular, and all cells.
 
     A processed entry is the median forward of a layer measured alone. The raw entries are medians
     of whole forwards in ms per batch, and their difference a check of the former.
@@ -109,8 +115,11 @@ def derive_computation(
         seqs = seqs_text(tuple(m.seq_lengths))
         data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = forward_s(m) / MS
     fits = fit_cells(cells, rests)
-    warnings = [*missing_cells(found), *few_batches(layers, mode)]
-    warnings += layer_differences(stacks, alone) + unsteady_times(cells) + bad_fits(fits)
+    own = {key: m for key, m in found.items() if about is None or key in about}
+    warnings = [*missing_cells(own), *few_batches(_at_lengths(layers, own.values()), mode)]
+    warnings += layer_differences([m for m in stacks if m.key in own], alone)
+    warnings += unsteady_times([m for m in cells if m.key in own])
+    warnings += bad_fits(fits_through(fits, own.values()))
     return ModelDocument(
         data=data,
         layer_times=_layer_times(cells),
@@ -121,11 +130,15 @@ def derive_computation(
 
 
 def derive_memory(
-    found: Mapping[str, ModelMeasurement], spec: ModelSpec, kinds: tuple[TensorKind, TensorKind]
+    found: Mapping[str, ModelMeasurement],
+    spec: ModelSpec,
+    kinds: tuple[TensorKind, TensorKind],
+    about: Container[str] | None = None,
 ) -> ModelDocument:
     """Return the memory file of counted cells: MiB per sample, with and without `_sp`.
 
-    kinds : of the cells that the tables with and without `_sp` are made of.
+    kinds : of the cells that the tables with and without `_sp` are made of. about : keys of the
+    cells that warnings are of; None is all.
 
     A layer's activations are what it keeps; those around the layers are what they keep and, on
     the stage of the loss, what its peak needs above that, as the documented tables contain it.
@@ -143,7 +156,17 @@ def derive_memory(
             sequence_parallel=sequence_parallel,
         )
         data |= {key: table for key, table in memory_keys(profile).items() if table}
-    return ModelDocument(data=data, warnings=missing_cells(found) + device_differences(cells))
+    own = {key: m for key, m in found.items() if about is None or key in about}
+    warnings = missing_cells(own) + device_differences(m for m in cells if m.key in own)
+    return ModelDocument(data=data, warnings=warnings)
+
+
+def _at_lengths(
+    layers: Iterable[tuple[TimePoint, ...]], cells: Iterable[ModelMeasurement]
+) -> list[tuple[TimePoint, ...]]:
+    """Return the points at sequence lengths that these cells have."""
+    lengths = {seq for m in cells for seq in m.seq_lengths}
+    return [tuple(p for p in points if p.seq_length in lengths) for points in layers]
 
 
 def _points(cells: Iterable[ModelMeasurement], kind: int) -> tuple[TimePoint, ...]:

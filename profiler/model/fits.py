@@ -23,12 +23,15 @@ from autopar.model_measurements import (
 )
 from autopar.stats import summarize
 from autopar.time_fits import BAD_FIT, INTERVAL, REACH, bootstrap_times, fit_times, terms_of
+from autopar.units import format_count
+from profiler.model.options import Mode
 
 __all__ = [
     "bad_fits",
     "cell_name",
     "fit_cells",
     "fit_name",
+    "fits_through",
     "largest_cell",
     "main_fits",
 ]
@@ -83,9 +86,10 @@ def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
     worst = max(bad, key=lambda fit: abs(fit.worst_relative))
     cell = max(worst.cells, key=lambda cell: abs(cell.relative))
     said = (
-        f"{len(bad)} of {len(fits)} fits are more than {100 * BAD_FIT:.0f} % off a time, most "
+        f"{len(bad)} of {format_count(len(fits), 'fit')} {'is' if len(bad) == 1 else 'are'} more "
+        f"than {100 * BAD_FIT:.0f} % off a time, most "
         f"{fit_name(worst)} in mode {worst.form}: {100 * cell.relative:+.3g} % at {cell_name(cell)}"
-        f", the worst of {len(worst.cells)} times; {_REMEDY}"
+        f", the worst of {format_count(len(worst.cells), 'time')}; {_REMEDY}"
     )
     return [said]
 
@@ -107,13 +111,34 @@ def largest_cell(fit: TimeFit) -> FitCell:
     return max(fit.cells, key=lambda c: (c.batch * sum(c.seq_lengths), sum(c.seq_lengths)))
 
 
-def main_fits(fits: Sequence[TimeFit]) -> list[TimeFit]:
-    """Return the fits of forward and backward of what is whole, the joint one where there is."""
-    whole = [fit for fit in fits if fit.degree == 1 and fit.time != "recompute"]
-    joint = {(fit.layer_type, fit.time) for fit in whole if fit.form == "sequence"}
+def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> list[TimeFit]:
+    """Return the fits that go through at least one of these cells."""
+    sizes = {(m.layer_type, m.degree, m.kind, m.batch, tuple(m.seq_lengths)) for m in cells}
     return [
-        fit for fit in whole if fit.form == "sequence" or (fit.layer_type, fit.time) not in joint
+        fit
+        for fit in fits
+        if any(
+            (fit.layer_type, fit.degree, fit.kind, cell.batch, tuple(cell.seq_lengths)) in sizes
+            for cell in fit.cells
+        )
     ]
+
+
+def main_fits(fits: Sequence[TimeFit], mode: Mode) -> list[TimeFit]:
+    """Return the fits of forward and backward of what is whole, in the form of a mode.
+
+    Times that have no fit of that form have their joint one, or else all that they have.
+    """
+    chosen: dict[tuple[int | None, str], list[TimeFit]] = {}
+    for fit in fits:
+        if fit.degree == 1 and fit.time != "recompute":
+            chosen.setdefault((fit.layer_type, fit.time), []).append(fit)
+    found: list[TimeFit] = []
+    for own in chosen.values():
+        forms: tuple[Form, ...] = (mode, "sequence")
+        by_form = ([fit for fit in own if fit.form == form] for form in forms)
+        found += next(filter(None, by_form), own)
+    return found
 
 
 def _order(series: _Series) -> tuple[bool, int, int, str, int]:

@@ -7,7 +7,7 @@ written first. A cell stands in one file only, so every file continues on its ow
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from autopar.sidecar import (
     read_sidecar,
     sidecar_path,
 )
+from autopar.units import format_count
 from profiler.hardware.history import is_damage, next_run_id
 from profiler.hardware.storage import (
     DAMAGED,
@@ -42,7 +43,7 @@ from profiler.metadata import Metadata
 from profiler.model.cells import ModelCell
 from profiler.model.documents import ModelDocument, derive_computation, derive_memory
 from profiler.model.metadata import model_differences
-from profiler.model.options import ModelOptions
+from profiler.model.options import Mode, ModelOptions
 
 __all__ = ["Kind", "ModelRecord"]
 
@@ -185,9 +186,25 @@ class ModelRecord:
         found = {k: m for file in self._files.values() for k, m in self._found(file).items()}
         return [found[cell.key].status for cell in cells if cell.key in found]
 
-    def warnings(self) -> list[str]:
-        """Return sentences on what the documents lack and on what looks wrong in them."""
-        return [text for file in self._files.values() for text in self._derive(file).warnings]
+    def warnings(self, cells: Iterable[ModelCell]) -> list[str]:
+        """Return sentences on what these cells lack and what looks wrong in them.
+
+        What there is to say of the other cells of the files is one sentence with a count.
+        """
+        own = {cell.key for cell in cells}
+        found: list[str] = []
+        num_others = 0
+        for file in self._files.values():
+            others = self._found(file).keys() - own
+            found += self._derive(file, own, mode=self._options.mode).warnings
+            num_others += len(self._derive(file, others).warnings)
+        if num_others:
+            more = format_count(num_others, "more warning is", "more warnings are")
+            found.append(
+                f"{more} about cells of earlier runs that this command did not ask for; the "
+                "commands that measured them say which, with --resume"
+            )
+        return found
 
     def fits(self) -> list[TimeFit]:
         """Return the fits of the times that count now."""
@@ -200,12 +217,15 @@ class ModelRecord:
     def _own_run(self, file: _File) -> Run:
         return self._run.model_copy(update={"model_measurements": list(file.own.values())})
 
-    def _derive(self, file: _File) -> ModelDocument:
+    def _derive(
+        self, file: _File, about: Container[str] | None = None, *, mode: Mode | None = None
+    ) -> ModelDocument:
+        """Return a file; its warnings are on the cells with these keys, as derive_* take them."""
         # in the order of the keys, so that it does not matter which run measured what
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":
-            return derive_memory(found, self._spec, self._kinds)
-        return derive_computation(found, self._spec, self._options.mode)
+            return derive_memory(found, self._spec, self._kinds, about)
+        return derive_computation(found, self._spec, mode, about)
 
     def _prepare(self) -> None:
         """Move damaged sidecars aside, and derive again what an earlier run left behind."""

@@ -17,8 +17,8 @@ from autopar.errors import InputError, OptionError
 from autopar.locate import model_file_name
 from autopar.model import ModelSpec
 from autopar.model_measurements import ModelMeasurement
-from autopar.stats import summarize
-from autopar.units import format_bytes, format_seconds
+from autopar.stats import USABLE_SPREAD, relative_spread, summarize
+from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect
 from profiler.hardware.progress import Progress, say
 from profiler.model.cells import ModelCell, plan_cells
@@ -28,6 +28,7 @@ from profiler.model.metadata import model_metadata
 from profiler.model.options import ModelOptions
 from profiler.model.predict import describe_forecast, forecast
 from profiler.model.record import Kind, ModelRecord
+from profiler.model.shipped_counts import is_counted
 from profiler.model.sizes import tensor_kinds
 from profiler.model.sources import ModelSource, load_source
 from profiler.show.fits import show_fits
@@ -69,19 +70,32 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return 0
     info = collect(0, 0, device)
+    metadata = model_metadata(info, argv, options, spec)
+    kinds = tensor_kinds(options, own_module=own_module)
+    paths = profile_paths(spec, options, info.device)
+    memory = paths.get("memory")
+    if (
+        memory is not None
+        and not options.force
+        and is_counted(memory, cells, spec, metadata=metadata, kinds=kinds)
+    ):
+        say(
+            f"{memory} came with the model and has these counts already: nothing to do for memory "
+            "(--force counts again, --out writes elsewhere)"
+        )
+        sys.stdout.write(f"{memory}\n")
+        del paths["memory"]
+        cells = tuple(cell for cell in cells if cell.quantity != "memory")
+        if not paths:
+            return 0
     record = ModelRecord.open(
-        profile_paths(spec, options, info.device),
-        spec,
-        options,
-        metadata=model_metadata(info, argv, options, spec),
-        kinds=tensor_kinds(options, own_module=own_module),
-        memory_bytes=info.memory_bytes,
+        paths, spec, options, metadata=metadata, kinds=kinds, memory_bytes=info.memory_bytes
     )
     with record:
         for note in record.notes:
             say(note)
         measure_cells(record.missing(cells), measurer, record)
-        return _summary(record, cells)
+        return _summary(record, cells, options)
 
 
 def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[Kind, Path]:
@@ -142,8 +156,9 @@ def describe(measurement: ModelMeasurement) -> str:
     times = {name: summarize(samples) for name, samples in m.samples_s.items() if samples}
     parts = [f"{name} {format_seconds(s.median_s)}" for name, s in times.items()]
     forward = times["forward"]
-    spread = (forward.high_s - forward.low_s) / 2.0 / forward.median_s
-    return f"{m.key:<48s}  {', '.join(parts)} (+-{100 * spread:.0f} %)"
+    spread = relative_spread(forward.low_s, forward.median_s, forward.high_s)
+    said = f"+-{100 * spread:.0f} %" if spread <= USABLE_SPREAD else "no usable interval"
+    return f"{m.key:<48s}  {', '.join(parts)} ({said})"
 
 
 def _device(options: ModelOptions) -> Any:
@@ -188,17 +203,18 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
     return warnings
 
 
-def _summary(record: ModelRecord, cells: Sequence[ModelCell]) -> int:
+def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOptions) -> int:
     """Say what was found and written; return 1 if cells failed."""
     statuses = record.statuses(cells)
-    show_fits(make_console(sys.stderr), main_fits(record.fits()))
-    for warning in record.warnings():
+    show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
+    for warning in record.warnings(cells):
         say(f"warning: {warning}")
     for path in record.paths():
         sys.stdout.write(f"{path}\n")
     sys.stdout.flush()
     counts = [statuses.count(status) for status in ("ok", "failed", "skipped")]
-    say("{} cells measured, {} failed, {} left out".format(*counts))
+    ok = format_count(counts[0], "cell")
+    say(f"{ok} measured, {counts[1]} failed, {counts[2]} left out")
     return 1 if counts[1] else 0
 
 

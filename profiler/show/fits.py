@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from autopar.model_measurements import TimeFit
+from autopar.stats import USABLE_SPREAD, relative_spread
 from autopar.time_fits import BAD_FIT
 from autopar.units import MS, format_seconds
 from profiler.model.fits import largest_cell
@@ -17,7 +18,8 @@ __all__ = ["show_fits"]
 _COLUMNS = ["part", "pass", "sharding", "mode", "largest", "ms/sample", "90 %", "launch", "worst"]
 _LEGEND = (
     "largest: the cell with the most tokens, batch x sequence length, and the fitted time there "
-    "with its 90 % interval by the scatter of the samples; launch: the part that no batch changes; "
+    "with its 90 % interval by the scatter of the samples (none: wider than the time itself, so "
+    "that nothing follows from it); launch: the part that no batch changes; "
     "worst: what the fit is off by at its worst cell, exact where too few cells could tell"
 )
 
@@ -45,7 +47,8 @@ def _row(fit: TimeFit) -> list[str]:
     interval = ""
     if cell.fitted_low_s is not None and cell.fitted_high_s is not None:
         ends = (cell.fitted_low_s / per_sample, cell.fitted_high_s / per_sample)
-        interval = "-".join(f"{end:.4g}" for end in ends)
+        spread = relative_spread(cell.fitted_low_s, cell.fitted_s, cell.fitted_high_s)
+        interval = "none" if spread > USABLE_SPREAD else "-".join(f"{end:.4g}" for end in ends)
     launch_s = fit.coefficients.launch_s
     return [
         "other" if fit.layer_type is None else f"layer type {fit.layer_type}",

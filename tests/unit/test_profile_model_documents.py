@@ -201,7 +201,7 @@ def test_a_device_that_disagrees_is_named() -> None:
     found[key] = found[key].model_copy(update={"notes": [said]})
 
     assert derive_memory(found, LLAMA, ("sp", "tp")).warnings == [
-        f"1 cells differ from their device by over 1 %; {key}: {said}"
+        f"1 cell differs from its device by over 1 %; {key}: {said}"
     ]
 
 

@@ -105,13 +105,23 @@ def test_every_time_has_the_fits_that_its_cells_can_carry() -> None:
     (static, *_) = fit_cells(cells_of(bsz="2").values())
     assert (static.form, static.batches, static.tokens) == ("static", [2, 2], [128, 128])
     assert (static.usable_batch, static.usable_tokens) == (4, 128)
-    assert [fit_name(fit) for fit in main_fits(found)] == [
+    assert [fit_name(fit) for fit in main_fits(found, "sequence")] == [
         "layer type 0, forward",
         "layer type 0, backward",
         "embedding and head, forward",
         "embedding and head, backward",
     ]
-    assert {fit.form for fit in main_fits(found)} == {"sequence"}
+    assert {fit.form for fit in main_fits(found, "sequence")} == {"sequence"}
+
+
+def test_a_run_shows_the_fits_of_its_mode() -> None:
+    """Batch mode one for every length, where there are joint ones too; else what there is."""
+    grid, line = (fit_cells(cells_of(**changes).values()) for changes in (GRID, {"bsz": "2"}))
+
+    shown = [(fit.form, fit.tokens) for fit in main_fits(grid, "batch")]
+    assert shown == [("batch", [s, s]) for s in (64, 128, 256)] * 4
+    assert {fit.form for fit in main_fits(grid, "static")} == {"sequence"}
+    assert {fit.form for fit in main_fits(line, "batch")} == {"static"}
 
 
 @pytest.mark.parametrize("mode", ["batch", "sequence"])
@@ -175,8 +185,25 @@ def test_a_run_ends_with_the_bad_fit(tmp_path: Path) -> None:
         for cell in plan_cells(LLAMA, options):
             if cell.num_layers is None and cell.degree == 1:
                 record.put(cells[cell.key])
-        assert any("fits are more than 10 % off" in said for said in record.warnings())
+        warnings = record.warnings(plan_cells(LLAMA, options))
+        assert any("fits are more than 10 % off" in said for said in warnings)
         assert record.fits() == sidecar(tmp_path).fits
+
+
+def test_one_cell_is_one() -> None:
+    """Sentences on one cell, one layer and one fit are in the singular."""
+    cells = cells_of(bsz="1", tp="1")
+    key = "time_layertype_0_bsz1_seq128"
+    scattered = [SAMPLE_S * x for x in (1.0, 1.9, 0.6, 1.5, 1.0, 0.5)]
+    cells[key] = cells[key].model_copy(update={"samples_s": {"forward": scattered}})
+    said = derive_computation(cells, LLAMA, "batch").warnings
+
+    assert said[0].startswith("1 batch size was measured at sequence length 128, ")
+    assert said[1].startswith(f"1 layer time is unsteady; {key}: the samples scatter")
+    two = cells_of(bsz="1,2,4", tp="1", mode="batch")
+    (fit,) = (f for f in fit_cells(two.values()) if fit_name(f) == "layer type 0, forward")
+    bad = fit.model_copy(update={"worst_relative": 0.5})
+    assert bad_fits([bad])[0].startswith("1 of 1 fit is more than 10 % off a time")
 
 
 def test_one_sample_leaves_no_interval() -> None:
@@ -303,6 +330,20 @@ def test_table_of_fits() -> None:
     assert rows["layer", "type", "0", "forward", "sp"][-1] == "exact"
     assert max(map(len, text.splitlines())) <= 100
     assert printed(show_fits, []) == ""
+
+
+def test_an_interval_wider_than_its_time_is_none() -> None:
+    """A busy machine leaves no usable interval, and is not given one in thousands of per cent."""
+    (fit,) = (
+        f for f in fit_cells(cells_of(bsz="2").values()) if fit_name(f) == "layer type 0, forward"
+    )
+    cell = fit.cells[0]
+    for ends, usable in (((0.8, 1.7), True), ((0.2, 20.0), False), ((0.5, 1.6), False)):
+        low, high = (end * cell.fitted_s for end in ends)
+        wide = cell.model_copy(update={"fitted_low_s": low, "fitted_high_s": high})
+        text = printed(show_fits, [fit.model_copy(update={"cells": [wide]})])
+        row = next(line for line in text.splitlines() if line.startswith("layer type 0"))
+        assert (" none " in row) == (not usable), row
 
 
 def test_profile_show_shows_what_was_measured(

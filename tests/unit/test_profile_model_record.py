@@ -12,6 +12,7 @@ from autopar.errors import InputError
 from autopar.model_files import read_model_profile
 from autopar.sidecar import Sidecar, read_sidecar, sidecar_path
 from profiler.model.cells import plan_cells
+from profiler.model.run import measure_cells
 from tests.unit.profile_model_support import (
     LLAMA,
     T5,
@@ -136,6 +137,27 @@ def test_modes_add_up_in_one_file(tmp_path: Path) -> None:
 
     found = load(tmp_path / COMPUTATION)
     assert {"layertype_0_bsz8_seq128", "layertype_0_bsz1_seq32"} <= set(found)
+
+
+def test_other_modes_are_one_line(tmp_path: Path) -> None:
+    """Warnings are those of the cells that a command asked for; the rest is counted."""
+    batch = make_options(mode="batch", bsz="1:8", profile_type="computation", tp="1")
+    failing = ["time_layernum[2]_bsz3_seq128", "time_layernum[4]_bsz2_seq128"]
+    with opened(tmp_path, batch) as record:
+        measure_cells(plan_cells(LLAMA, batch), MadeUp(failing=failing), record)
+        said = record.warnings(plan_cells(LLAMA, batch))
+        assert [text.split()[0] for text in said] == [failing[0]]
+        assert "and 1 more failed: made up" in said[0]
+    sequence = make_options(
+        mode="sequence", seq="32:128:x2", profile_type="computation", tp="1", resume=True
+    )
+    with opened(tmp_path, sequence) as record:
+        cells = plan_cells(LLAMA, sequence)
+        failing = ["time_layertype_0_bsz1_seq32"]
+        measure_cells(record.missing(cells), MadeUp(failing=failing), record)
+        own, rest = record.warnings(cells)
+    assert own == f"{failing[0]} failed: made up"
+    assert rest.startswith("1 more warning is about cells of earlier runs")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_larger_batches_than_fit_are_left_out(tmp_path: Path) -> None:
     with opened(tmp_path, options) as record:
         measure_cells(cells, measurer, record)
         statuses = record.statuses(cells)
-        warnings = record.warnings()
+        warnings = record.warnings(cells)
 
     assert (statuses.count("ok"), statuses.count("failed")) == (8, 4)
     assert statuses.count("skipped") == 4
