@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.hardware.cli import main
+from profiler.entry import hardware
 
 if __name__ == "__main__":
-    main()
+    hardware()

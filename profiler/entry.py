@@ -1,0 +1,24 @@
+"""Entry points of the profilers, quick to import: see `autopar.commands.enter`."""
+
+from __future__ import annotations
+
+import os
+
+from autopar.commands import enter
+
+__all__ = ["hardware", "model", "show"]
+
+
+def hardware() -> None:
+    """Run `torchrun -m profiler.hardware`; Ctrl-C reaches every rank, and the first one says it."""
+    enter("autopar", "profiler.hardware.cli", speaks=os.environ.get("RANK", "0") == "0")
+
+
+def model() -> None:
+    """Run `profile-model`."""
+    enter("profile-model", "profiler.model_cli")
+
+
+def show() -> None:
+    """Run `profile-show`."""
+    enter("profile-show", "profiler.show_cli")

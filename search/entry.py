@@ -1,0 +1,27 @@
+"""Entry points of the planner's commands, quick to import: see `autopar.commands.enter`."""
+
+from __future__ import annotations
+
+from autopar.commands import enter
+
+__all__ = ["estimate", "explain", "explore", "search"]
+
+
+def estimate() -> None:
+    """Run `autopar-estimate`."""
+    enter("autopar-estimate", "search.cli_estimate")
+
+
+def explain() -> None:
+    """Run `autopar-explain`."""
+    enter("autopar-explain", "search.explain_cli")
+
+
+def explore() -> None:
+    """Run `autopar-explore`."""
+    enter("autopar-explore", "search.cli_explore")
+
+
+def search() -> None:
+    """Run `autopar-search`."""
+    enter("autopar-search", "search.cli")

@@ -1,0 +1,70 @@
+"""Entry points of the commands: light to import, and Ctrl-C is a sentence from the first moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+ENTRIES = {**SCRIPTS, "autopar": "profiler.entry:hardware"}
+EVERY = pytest.mark.parametrize("command", ENTRIES)
+
+LIGHT = """
+import sys
+
+import {module}
+
+heavy = ("numpy", "pydantic", "typer", "rich", "torch", "_autopar_core")
+print([name for name in heavy if name in sys.modules])
+"""
+INTERRUPTED = """
+import os
+import signal
+import sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+
+import {module}
+
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name not in sys.builtin_module_names:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupting())
+{module}.{function}()
+"""
+
+
+def run(command: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Return how a script ended that names the entry point of a command."""
+    module, _, function = ENTRIES[command].partition(":")
+    return subprocess.run(
+        [sys.executable, "-c", script.format(module=module, function=function)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@EVERY
+def test_entry_points_import_nothing_heavy(command: str) -> None:
+    """What takes time to import does so where Ctrl-C is seen."""
+    done = run(command, LIGHT)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@EVERY
+def test_ctrl_c_while_modules_are_imported(command: str) -> None:
+    """It is one sentence and 130, not a traceback."""
+    done = run(command, INTERRUPTED)
+    assert (done.returncode, done.stderr) == (130, f"{command}: interrupted\n")
