@@ -56,7 +56,7 @@ double Engine::hop_s(const Candidate& c, double volume_gb) const {
 
 Reason Engine::check_tensors(std::int64_t columns, std::int64_t rows) const {
   if (model_.seq < columns * rows) return kSequence;
-  if (model_.key_heads() % columns && columns % model_.key_heads()) return kKvHeads;
+  if (const std::int64_t kv = model_.kv_heads; kv && kv % columns && columns % kv) return kKvHeads;
   if (model_.heads % columns) return kHeads;
   if (model_.hidden % columns) return kHidden;
   if (model_.feedforward % columns) return kFeedforward;

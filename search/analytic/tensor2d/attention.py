@@ -23,7 +23,7 @@ __all__ = ["flash_row", "plain_attention_rows"]
 
 
 def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -> tuple[Row, ...]:
-    """Return the four rows of attention that writes its scores, 'plain' or 'summa'."""
+    """Return the rows of attention that writes its scores, 'plain' or 'summa', with its dropout."""
     m, b, l2 = s.model, s.batch, s.local_seq
     if attention == "summa":
         dropped = b * m.h * l2 * (m.l // s.columns)
@@ -42,17 +42,16 @@ def plain_attention_rows(s: Sizes, attention: str, *, recompute: bool = False) -
             dropout_row(s, "dpr_at", scores),
             _attend(s),
         ]
+    logits, softmax, dropout, attend = rows
+    drops = (dropout,) if s.gpt else ()
     if not recompute:
-        if not s.gpt:  # without dropout, what the softmax made is what the last product keeps
-            rows[1] = replace(rows[1], kept=0.0)
-        return tuple(rows)
-    logits, softmax, dropout, attend = (replace(row, recomputed=True) for row in rows)
+        # without dropout, what the softmax made is what the last product keeps
+        return (logits, softmax if s.gpt else replace(softmax, kept=0.0), *drops, attend)
     # what the softmax made is the first part of what the last product keeps
     return (
-        logits,
-        replace(softmax, kept=0.0),
-        replace(dropout, kept=0.0),
-        replace(attend, kept=attend.kept - softmax.kept, recomputed=False),
+        replace(logits, recomputed=True),
+        *(replace(row, kept=0.0, recomputed=True) for row in (softmax, *drops)),
+        replace(attend, kept=attend.kept - softmax.kept),
     )
 
 

@@ -68,9 +68,10 @@ def check_candidate(
             " a row"
         )
     hidden = model.e if strategy == "2d" else c.rows
-    if model.key_heads % c.columns and c.columns % model.key_heads:
+    grouped = model.kv_heads or c.columns
+    if grouped % c.columns and c.columns % grouped:
         raise InfeasibleExecution(
-            f"neither of {model.key_heads} kv_heads and tp1 = {c.columns} divides the other"
+            f"neither of {grouped} kv_heads and tp1 = {c.columns} divides the other"
         )
     for what, divisor, text in (
         (model.h, c.columns, f"{model.h} heads over tp1"),

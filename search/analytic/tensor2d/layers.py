@@ -23,7 +23,7 @@ from search.analytic.tensor2d.rows import (
 
 __all__ = ["layer_rows", "norm_row", "product_row"]
 
-_GPT_ONLY = ("fc1-bias", "dpr1", "fc2-bias", "dpr2", "dpr_at", "vproj-bias", "dpr_v")
+_GPT_ONLY = ("fc1-bias", "dpr1", "fc2-bias", "dpr2", "vproj-bias", "dpr_v")
 
 
 def layer_rows(s: Sizes, *, attention: str = "flash", recompute: bool = False) -> tuple[Row, ...]:

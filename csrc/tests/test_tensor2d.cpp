@@ -1,0 +1,184 @@
+// The two-dimensional engine on a machine whose figures can be worked out by hand, and its search
+// against every candidate.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "autopar/analytic/tensor2d.hpp"
+
+using namespace autopar::analytic::tensor2d;
+
+namespace {
+
+Model small() {
+  Model m;
+  m.seq = 2048;
+  m.hidden = 1024;
+  m.heads = 8;
+  m.depth = 8;
+  m.feedforward = 4096;
+  return m;
+}
+
+System machine() {
+  System s;
+  s.matrix_flops = 100;
+  s.vector_flops = 10;
+  s.hbm_bandwidth = 1000;
+  s.hbm_capacity = 2;
+  s.fast_bandwidth = 100;
+  s.fast_latency = 1e-6;
+  s.slow_bandwidth = 10;
+  s.slow_latency = 1e-5;
+  s.domain = 4;
+  s.element_size = 2e-9;
+  s.mask_element_size = 1e-9;
+  s.flops_units = 1e-12;
+  return s;
+}
+
+Engine engine(Strategy strategy, std::int64_t gpus, std::int64_t batch = 16, Quirks quirks = {}) {
+  return Engine(small(), machine(), quirks, strategy, gpus, batch);
+}
+
+Candidate one() { return {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}; }
+
+Figures price(const Engine& e, const Candidate& c) {
+  return e.step(c, e.work(c, e.group(c.tp1, c.nv_tp1), e.group(c.tp2, c.nv_tp2)));
+}
+
+bool same(const Found& a, const Found& b) {
+  return a.candidate == b.candidate && a.time_s == b.time_s && a.memory_gb == b.memory_gb;
+}
+
+}  // namespace
+
+TEST_CASE("collectives inside a domain, between domains, and over both") {
+  const Engine e = engine(k1d, 8);
+  const double gb = 1.0;
+  CHECK(e.collective_s(kAllGather, gb, e.group(4, 4)) == doctest::Approx(3e-6 + 0.75 / 100));
+  CHECK(e.collective_s(kReduceScatter, gb, e.group(4, 1)) == doctest::Approx(3e-5 + 0.75 / 10));
+  // four adapters of a domain are 40 GB/s; one hop between domains, six inside
+  CHECK(e.collective_s(kAllGather, gb, e.group(8, 4)) == doctest::Approx(1e-5 + 6e-6 + 0.875 / 40));
+  CHECK(e.collective_s(kBroadcast, gb, e.group(4, 4)) == doctest::Approx(3e-6 + 1.0 / 100));
+  for (const std::int64_t near : {1, 2, 8})
+    CHECK(e.collective_s(kAllReduce, gb, e.group(8, near)) ==
+          doctest::Approx(2 * e.collective_s(kAllGather, gb, e.group(8, near))));
+  CHECK(e.collective_s(kAllReduce, gb, e.group(1, 1)) == 0.0);
+  CHECK(e.collective_s(kAllReduce, 0.0, e.group(8, 4)) == 0.0);
+  Quirks published;
+  published.single_allreduce = true;
+  const Engine p = engine(k1d, 8, 16, published);
+  CHECK(p.collective_s(kAllReduce, gb, p.group(4, 4)) ==
+        doctest::Approx(p.collective_s(kAllGather, gb, p.group(4, 4))));
+}
+
+TEST_CASE("weights of a layer, and the memory of a step") {
+  const Engine e = engine(k1d, 1, 4);
+  const Candidate c = one();
+  REQUIRE(e.check(c) == kOk);
+  const Work work = e.work(c, Group{}, Group{});
+  // products 4 e^2 + 2 e f, biases f + 2 e, two norms of 2 e
+  const double weights = 12.0 * 1024 * 1024 + 4096 + 2 * 1024 + 4 * 1024;
+  CHECK(work.layer.weights == doctest::Approx(weights));
+  CHECK(e.memory_gb(c, work) == doctest::Approx((8 * weights + work.layer.kept) * 8 * 2e-9));
+  const Figures figures = price(e, c);
+  CHECK(figures.time_s == doctest::Approx(work.layer.time_s() * 8 * 4));
+  double statistics[kNumStatistics];
+  e.step(c, work, statistics);
+  CHECK(statistics[0] == figures.time_s);
+  CHECK(statistics[2] == figures.memory_gb);
+  double parts = 0.0;
+  for (int i = 3; i < 9; ++i) parts += statistics[i];
+  CHECK(parts == doctest::Approx(figures.time_s));
+}
+
+TEST_CASE("two stages wait for one, and hand over between domains") {
+  const Engine e = engine(k1d, 2, 4);
+  Candidate c = one();
+  c.pp = 2;
+  const Work work = e.work(c, Group{}, Group{});
+  const double hop_s = 1e-5 + 2048 * 1024 * 2e-9 / 10;
+  CHECK(work.hop == 2048.0 * 1024);
+  const double stage_s = work.layer.time_s() * 4 * 4 + 2 * 4 * hop_s;
+  CHECK(price(e, c).time_s == doctest::Approx(stage_s * (1 + 1.0 / 4)));
+  c.nv_pp = 2;
+  CHECK(price(e, c).time_s < stage_s * (1 + 1.0 / 4));
+}
+
+TEST_CASE("a vocabulary is work for the first and the last stage") {
+  Model m = small();
+  m.vocab = 1000;
+  for (const bool tied : {false, true}) {
+    m.tied = tied;
+    const Engine e(m, machine(), {}, k1d, 1, 4);
+    const Work work = e.work(one(), Group{}, Group{});
+    CHECK(work.first.weights == 1000.0 * 1024);
+    CHECK(work.last.weights == 1000.0 * 1024 + 2 * 1024);
+    const double tables = (tied ? 1 : 2) * 1000.0 * 1024 + 2 * 1024;
+    const double kept = work.layer.kept * 8 + work.first.kept + work.last.kept;
+    CHECK(e.memory_gb(one(), work) ==
+          doctest::Approx(2e-9 * (8 * (work.layer.weights * 8 + tables) + kept)));
+    CHECK(
+        price(e, one()).time_s ==
+        doctest::Approx(4 * (work.layer.time_s() * 8 + work.first.time_s() + work.last.time_s())));
+  }
+}
+
+TEST_CASE("what cannot be is refused with its reason") {
+  const auto reason = [](Strategy strategy, Candidate c, std::int64_t gpus) {
+    return engine(strategy, gpus).check(c);
+  };
+  //                    dp tp1 tp2 pp mbs nb, inside a domain: tp1 tp2 dp pp
+  CHECK(reason(k1d, {1, 2, 1, 1, 0, 1, 1, 1, 1, 1}, 2) == kCounts);
+  CHECK(reason(k1d, {1, 2, 2, 1, 1, 1, 1, 1, 1, 1}, 4) == kCounts);
+  CHECK(reason(k1d, {1, 2, 1, 1, 1, 1, 1, 1, 1, 1}, 4) == kProduct);
+  CHECK(reason(k1d, {1, 3, 1, 1, 1, 1, 1, 1, 1, 1}, 3) == kHeads);
+  CHECK(reason(k1d, {1, 1, 1, 3, 1, 1, 1, 1, 1, 1}, 3) == kDepth);
+  CHECK(reason(k1d, {3, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 3) == kBatch);
+  CHECK(reason(k2d, {1, 1, 3, 1, 1, 3, 1, 1, 1, 1}, 3) == kRows);
+  CHECK(reason(k2dSeqp, {1, 8, 512, 1, 1, 1, 1, 1, 1, 1}, 4096) == kSequence);
+  CHECK(reason(k1d, {4, 2, 1, 1, 1, 1, 1, 1, 3, 1}, 8) == kPlacement);
+  CHECK(reason(k1d, {4, 2, 1, 1, 1, 1, 2, 1, 4, 1}, 8) == kDomain);
+  CHECK(reason(k1d, {4, 2, 1, 1, 1, 1, 2, 1, 2, 1}, 8) == kOk);
+}
+
+TEST_CASE("the search is exact: bounds, answers and threads change nothing") {
+  for (const Strategy strategy : {k1d, k2d, k2dSeqp}) {
+    System tight = machine();
+    tight.hbm_capacity = 0.4;
+    const Engine e(small(), tight, {}, strategy, 64, 64);
+    for (const Objective objective : {kTime, kMemory}) {
+      const Exploration whole = explore(e, 30, objective, true, 1);
+      REQUIRE(whole.feasible == whole.all.size());
+      REQUIRE(whole.feasible > 30);
+      CHECK(whole.rejected[kMemoryFull] > 0);
+      CHECK(whole.bounded == 0);
+      for (const Found& found : whole.all) {
+        REQUIRE(e.check(found.candidate) == kOk);
+        const Figures figures = price(e, found.candidate);
+        REQUIRE(same(found, {found.candidate, figures.time_s, figures.memory_gb}));
+        REQUIRE(found.memory_gb <= e.system().hbm_capacity);
+      }
+      for (std::size_t i = 1; i < whole.all.size(); ++i)
+        REQUIRE(whole.all[i - 1].candidate < whole.all[i].candidate);
+      const auto figure = [&](const Found& f) {
+        return objective == kTime ? f.time_s : f.memory_gb;
+      };
+      std::vector<double> figures;
+      for (const Found& found : whole.all) figures.push_back(figure(found));
+      std::sort(figures.begin(), figures.end());
+      for (std::size_t i = 0; i < whole.best.size(); ++i)
+        CHECK(figure(whole.best[i]) == figures[i]);
+      for (const int threads : {1, 2, 5})
+        for (const std::size_t top : {0u, 1u, 7u, 30u}) {
+          const Exploration found = explore(e, top, objective, false, threads);
+          REQUIRE(found.best.size() == top);
+          CHECK(std::equal(found.best.begin(), found.best.end(), whole.best.begin(), same));
+          CHECK(found.feasible == whole.feasible);
+          CHECK(found.rejected == whole.rejected);
+        }
+    }
+  }
+}
