@@ -12,7 +12,7 @@ import pytest
 
 from autopar.estimate import cli as estimate_cli
 from profiler import show_cli
-from search import cli, explain_cli
+from search import cli, cli_estimate, explain_cli
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
@@ -24,10 +24,12 @@ PAGES = (
     "docs/hardware.md",
     "docs/model.md",
     "docs/estimates.md",
+    "docs/analytic.md",
 )
 RUN = {
     "autopar-search": cli.run,
     "autopar-explain": explain_cli.run,
+    "autopar-estimate": cli_estimate.run,
     "autopar-profile-estimate": estimate_cli.run,
     "profile-show": show_cli.run,
 }
