@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import DocumentError, InfeasibleExecution, OptionError
 from search.cli_app import make_app
 from search.cli_options import OptionRow
+from search.cli_parse import convert
 
 if TYPE_CHECKING:
     import typer
@@ -68,6 +69,9 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.analytic.shipped import calculon_system
     from search.cli_estimate import write_answer
 
+    for row in ROWS:
+        if row.kind == "text" and raw[row.name] is not None:
+            convert(row, raw[row.name])  # refuses an empty one
     for name in ("application",) if raw["parameters"] else ("application", "system", "execution"):
         if raw[name] is None:
             raise OptionError(f"--{name} is missing; give a file or a shipped name")

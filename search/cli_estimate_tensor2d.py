@@ -77,6 +77,9 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.analytic.shipped import tensor2d_system
     from search.cli_estimate import write_answer
 
+    for row in ROWS:
+        if row.kind == "text" and raw[row.name] is not None:
+            convert(row, raw[row.name])  # refuses an empty one
     asked = _asked(raw)
     for name in ("model", "system"):
         if raw[name] is None:

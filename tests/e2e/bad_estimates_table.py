@@ -204,6 +204,8 @@ def _options() -> Iterator[Case]:
         "a batch of 0": (*TWO, "--batch", "0"),
         "flash attention under --compat": (*CALCULON, "--compat"),
         "--json below a file": (*CALCULON, "--json", "system.json/answer.json"),
+        "no name for --json": (*CALCULON, "--json="),
+        "no name for --system": (*TWO, "--system="),
         "--peers below a file": (*CALCULON, "--peers", "system.json/peers.json"),
         "a file that is no application": (*CALCULON[:2], "two.json", *CALCULON[3:]),
         "another model's system": (*CALCULON[:4], "two_system.json", *CALCULON[5:]),
