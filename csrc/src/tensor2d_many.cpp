@@ -1,5 +1,6 @@
 // Prices candidates in any order, on several threads.
 #include <algorithm>
+#include <bit>
 #include <thread>
 #include <vector>
 
@@ -11,12 +12,15 @@ namespace {
 // What was summed last, found by all that they depend on.
 class Works {
  public:
+  explicit Works(std::size_t candidates)
+      : entries_(std::bit_ceil(std::clamp<std::size_t>(2 * candidates, 16, kMost))) {}
+
   const Work& find(const Engine& engine, const Candidate& c) {
     const std::array<std::int32_t, 6> key{c.tp1, c.tp2, c.mbs, c.nb, c.nv_tp1, c.nv_tp2};
     std::uint64_t h = 0x9e3779b97f4a7c15ULL;
     for (const std::int32_t part : key)
       h = (h ^ static_cast<std::uint64_t>(part)) * 0xff51afd7ed558ccdULL;
-    Entry& entry = entries_[(h ^ (h >> 32)) % kEntries];
+    Entry& entry = entries_[(h ^ (h >> 32)) & (entries_.size() - 1)];
     if (entry.key != key) {
       entry.key = key;
       entry.work = engine.work(c, engine.group(c.tp1, c.nv_tp1), engine.group(c.tp2, c.nv_tp2));
@@ -29,8 +33,8 @@ class Works {
     std::array<std::int32_t, 6> key{};  // a candidate has no zero
     Work work;
   };
-  static constexpr std::size_t kEntries = 1024;
-  std::vector<Entry> entries_{kEntries};
+  static constexpr std::size_t kMost = 16384;
+  std::vector<Entry> entries_;
 };
 
 }  // namespace
@@ -38,7 +42,7 @@ class Works {
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
                    int threads, Outcome* outcomes, double* statistics) {
   const auto work = [&](std::size_t begin, std::size_t end) {
-    Works works;
+    Works works(end - begin);
     for (std::size_t i = begin; i < end; ++i) {
       const Candidate& c = candidates[i];
       Outcome& out = outcomes[i];
