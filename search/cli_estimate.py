@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from search.analytic.validation import Check
 
-__all__ = ["COMMAND", "JSON", "SYSTEM", "main", "run", "write_answer"]
+__all__ = ["COMMAND", "JSON", "SYSTEM", "main", "no_model", "run", "write_answer"]
 
 COMMAND = "autopar-estimate"
 _HELP = """Price one training step in closed form: where its time and memory go.
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
             return guarded(
                 COMMAND, module.app, rest, module.ROWS, module.HELP, f"{model} [OPTIONS]"
             )
-    app = _app if model.startswith("-") else _no_model(model)
+    app = _app if model.startswith("-") else no_model(model)
     return guarded(COMMAND, app, [model, *rest], _ROWS, _HELP, "calculon|tensor2d [OPTIONS]")
 
 
@@ -123,7 +123,7 @@ def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
     return [{**vars(check), "error": check.error} for check in checks]
 
 
-def _no_model(word: str) -> Callable[[], typer.Typer]:
+def no_model(word: str) -> Callable[[], typer.Typer]:
     def fail() -> typer.Typer:
         near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

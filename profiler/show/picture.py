@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import InputError, InstallError, OptionError
+from autopar.errors import InputError, OptionError
+from autopar.pictures import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
 from autopar.units import GB, format_seconds
 from profiler.show.curves import Quantity, plots, value_of
 from profiler.show.frame import format_size
@@ -19,19 +19,8 @@ from profiler.show.series import Point, Series, series_of
 __all__ = ["check_suffix", "save_picture"]
 
 _SUFFIXES = (".png", ".svg")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#000000")
-"""Okabe and Ito's palette, which the colour-blind can tell apart."""
-_MARKERS = "os^Dvph*"
 _FEW_DECADES = 300.0
 """Below this ratio of the ends of an axis 2 and 5 are labelled too."""
-_STYLE = {
-    "font.size": 9.0,
-    "axes.titlesize": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "autopar",  # the same profile gives the same file
-    "svg.fonttype": "none",
-}
 
 
 def check_suffix(path: Path) -> None:
@@ -60,33 +49,16 @@ def save_picture(folder: Folder, path: Path) -> None:
             f"{folder.path}: no operation has times of two sizes, so there is no curve to draw; "
             "a sidecar or a sp_time file has them"
         )
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InstallError(
-            "--plot needs matplotlib, which is not installed; `pip install 'autopar[plot]'`"
-        ) from None
-    with mpl.rc_context(_STYLE):
+    with drawn("--plot") as Figure:
         figure = Figure(figsize=(11.0, 0.7 + 3.1 * len(rows)), layout="constrained")
         axes = figure.subplots(len(rows), 2, squeeze=False)
         figure.suptitle(_title(folder), fontsize=11)
-        figure.supxlabel(_caption([s for row in rows for s in row[2]]), fontsize=8, color="#555555")
+        figure.supxlabel(_caption([s for row in rows for s in row[2]]), fontsize=8, color=QUIET)
         for (profile, name, found), (left, right) in zip(rows, axes, strict=True):
             prefix = f"{profile.title}: " if len(folder.profiles) > 1 else ""
             _plot(left, found, "time", f"{prefix}{name}, time")
             _plot(right, found, "bandwidth", f"{prefix}{name}, bus bandwidth")
-        content = io.BytesIO()
-        kind = path.suffix.lower().removeprefix(".")
-        undated = {"Date": None} if kind == "svg" else None
-        figure.savefig(content, format=kind, dpi=130, metadata=undated)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.getvalue())
-    except OSError as error:
-        raise OptionError(
-            f"--plot: {path} cannot be written ({error.strerror or error}); choose another file"
-        ) from None
+        save_figure(figure, path, "--plot")
 
 
 def _title(folder: Folder) -> str:
@@ -114,7 +86,7 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
     groups = sorted({series.group_size for series in found})
     for series in found:
         place = groups.index(series.group_size)
-        colour = _COLOURS[place % len(_COLOURS)]
+        colour = COLOURS[place % len(COLOURS)]
         values = [value_of(quantity, series, point) for point in series.points]
         sizes = [point.size_bytes for point in series.points]
         middle = [value[0] for value in values]
@@ -128,7 +100,7 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
             sizes,
             middle,
             yerr=bars,
-            fmt=_MARKERS[place % len(_MARKERS)],
+            fmt=MARKERS[place % len(MARKERS)],
             color=colour,
             markerfacecolor=colour if series.consecutive else "white",
             markersize=4.5,
@@ -153,11 +125,11 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
     if high / low < _FEW_DECADES:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+    axes.grid(visible=True, which="major", color=GRID, linewidth=0.6)
     axes.set_xlabel("message size")
     axes.legend(
         fontsize=8,
-        edgecolor="#dddddd",
+        edgecolor=GRID,
         loc="best",
         title=None if found[0].operation == "p2p" else "ranks",
     )
