@@ -126,7 +126,7 @@ def evaluate_many(
     s = load_document(System, system)
     packed = pack_executions(executions)
     found, _ = open_model(a, s, compat).evaluate_many(packed, threads, False)
-    result = np.empty(found.shape, dtype=OUTCOME)
+    result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
     for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
         result[name] = found[name]
     result["ok"] = found["ok"]
