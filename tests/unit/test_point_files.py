@@ -1,0 +1,239 @@
+"""CSV files of every execution that can run: complete, readable, whole under their name."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.errors import OptionError
+from search.analytic.answers import Answer, search_calculon, search_tensor2d
+from search.analytic.calculon import Application, System, evaluate
+from search.analytic.calculon.exploration import Space
+from search.analytic.point_files import PointFile, calculon_columns, tensor2d_columns
+from search.analytic.tensor2d import Model
+from search.analytic.tensor2d import System as Tensor2dSystem
+from search.analytic.tensor2d import evaluate as evaluate_tensor2d
+from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
+
+APP = Application.model_validate(APPLICATION | {"vocab_size": 32000})
+MACHINE = System.model_validate(SYSTEM)
+MODEL = Model(l=1024, e=2048, h=16, depth=8, f=8192)
+GPU = Tensor2dSystem(
+    matrix_flops_fp16=300,
+    vector_flops_fp16=75,
+    hbm_bandwidth=1500,
+    hbm_capacity=40,
+    nvlink_bandwidth=300,
+    nvlink_eff=0.8,
+    nvlink_latency=2e-6,
+    ib_bandwidth=25,
+    ib_eff=0.8,
+    ib_latency=5e-6,
+    nvlink_size=4,
+)
+ROWS = {"a": ["1", "2"], "b": ["True", "none"]}
+
+
+def calculon_rows(path: Path, *, compat: bool, statistics: bool) -> tuple[Answer, list[Any]]:
+    """Search a small space and return the answer and the rows of its file."""
+    columns = calculon_columns(APP, MACHINE, compat=compat, statistics=statistics, threads=1)
+    with PointFile(str(path), "--all") as points:
+        answer = search_calculon(
+            APP,
+            MACHINE,
+            Space(num_procs=8, max_batch=4, fixed_batch=not compat, uneven=not compat),
+            top=3,
+            objective="rate",
+            compat=compat,
+            threads=1,
+            each=lambda x, o: [points.write(part) for part in columns(x, o)].clear(),
+        )
+    with path.open(newline="") as file:
+        return answer, list(csv.DictReader(file))
+
+
+def document(row: dict[str, str]) -> dict[str, Any]:
+    """Return a row with numbers and truths as such."""
+
+    def value(text: str) -> Any:
+        if text in ("True", "False"):
+            return text == "True"
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+
+    return {name: value(text) for name, text in row.items()}
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_every_calculon_point_is_there_and_can_be_priced_again(
+    tmp_path: Path, compat: bool
+) -> None:
+    """Words and truths are those of documents; the figures are those of the readable model."""
+    answer, rows = calculon_rows(tmp_path / "all.csv", compat=compat, statistics=False)
+
+    assert len(rows) == answer.feasible > 1000
+    assert max(float(row["sample_rate"]) for row in rows) == answer.best[0].rate_per_s
+    assert ("structure_type" in rows[0]) == (not compat)
+    figures = [name for name in rows[0] if name not in answer.best[0].execution]
+    assert figures == [
+        "total_time",
+        "sample_rate",
+        "proc_mem_tier1_cap_req",
+        "proc_mem_tier2_cap_req",
+    ]
+    for row in rows[:: len(rows) // 40]:
+        known = document(row)
+        execution = {name: known[name] for name in answer.best[0].execution}
+        statistics = evaluate(APP, execution, MACHINE, compat=compat)
+        for name in figures:
+            assert statistics[name] == pytest.approx(known[name], rel=1e-9)
+
+
+def test_all_statistics_of_calculon(tmp_path: Path) -> None:
+    """Every name of the readable model, in its order, with its value."""
+    answer, rows = calculon_rows(tmp_path / "all.csv", compat=False, statistics=True)
+
+    assert len(rows) == answer.feasible
+    names = list(answer.best[0].execution)
+    for row in rows[:: len(rows) // 20]:
+        known = document(row)
+        statistics = evaluate(APP, {name: known[name] for name in names}, MACHINE)
+        assert list(known) == [*names, *statistics]
+        for name, value in statistics.items():
+            assert float(row[name]) == pytest.approx(value, rel=1e-9, abs=1e-30), name
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("strategy", ["1d", "2d", "2d-seqp"])
+def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -> None:
+    """The same for the other model; `1d` has its degree under tp1."""
+    path = tmp_path / "all.csv"
+    columns = tensor2d_columns(
+        strategy,
+        MODEL,
+        GPU,
+        num_gpus=8,
+        batch=8,
+        compat=False,
+        statistics=statistics,
+        threads=1,
+    )
+    with PointFile(str(path), "--all") as points:
+        answer = search_tensor2d(
+            strategy,
+            MODEL,
+            GPU,
+            num_gpus=8,
+            batch=8,
+            top=3,
+            objective="rate",
+            compat=False,
+            threads=1,
+            frontier=True,
+            each=lambda x, o: [points.write(part) for part in columns(x, o)].clear(),
+        )
+    with path.open(newline="") as file:
+        rows = [document(row) for row in csv.DictReader(file)]
+
+    assert len(rows) == answer.feasible > 10
+    assert max(row["throughput"] for row in rows) == pytest.approx(answer.best[0].rate_per_s)
+    for row in rows[:: len(rows) // 10]:
+        flat = strategy == "1d"
+        tensor = {"tp": row["tp1"]} if flat else {"tp1": row["tp1"], "tp2": row["tp2"]}
+        inside = {"nv_tp": row["nv_tp1"]} if flat else {k: row[k] for k in ("nv_tp1", "nv_tp2")}
+        again = evaluate_tensor2d(
+            strategy,
+            MODEL,
+            {k: row[k] for k in ("dp", "pp", "mbs")}
+            | tensor
+            | ({"nb": row["nb"]} if strategy == "2d" else {}),
+            inside | {k: row[k] for k in ("nv_dp", "nv_pp")},
+            8,
+            8,
+            GPU,
+        )
+        names = set(again) & set(row) if statistics else {"t", "mem"}
+        assert len(names) > 15 or not statistics
+        for name in names:
+            assert row[name] == pytest.approx(again[name], rel=1e-9, abs=1e-30), name
+    # the frontier, by its definition
+    time, memory = (np.array([row[name] for row in rows]) for name in ("t", "mem"))
+    kept = {
+        (t, m)
+        for t, m in zip(time.tolist(), memory.tolist(), strict=True)
+        if not any((time <= t) & (memory <= m) & ((time < t) | (memory < m)))
+    }
+    found = [(point.time_s, point.memory_bytes / 1e9) for point in answer.frontier]
+    assert found == [pytest.approx(pair) for pair in sorted(kept)]
+
+
+def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    """An old file stays until then."""
+    path = tmp_path / "new" / "all.csv"
+    with PointFile(str(path), "--all") as points:
+        points.write(ROWS)
+        assert not path.exists()
+        points.write({name: texts[:1] for name, texts in ROWS.items()})
+
+    assert path.read_text() == "a,b\n1,True\n2,none\n1,True\n"
+    assert points.rows == 3
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_compressed_files_are_the_same_every_time(tmp_path: Path) -> None:
+    """Neither name nor time is in them."""
+    for name in ("one.csv.gz", "two.csv.gz"):
+        with PointFile(str(tmp_path / name), "--all") as points:
+            points.write(ROWS)
+
+    one = (tmp_path / "one.csv.gz").read_bytes()
+    assert gzip.decompress(one) == b"a,b\n1,True\n2,none\n"
+    assert one == (tmp_path / "two.csv.gz").read_bytes()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_what_was_found_until_ctrl_c_stays(tmp_path: Path, given_up: bool) -> None:
+    """As `.part`, whole as far as it goes, whether the search was stopped or given up."""
+    path = tmp_path / "all.csv.gz"
+    path.write_text("old")
+    try:
+        with PointFile(str(path), "--all") as points:
+            points.write(ROWS)
+            points.keep = True
+            if given_up:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        points.write(ROWS)  # by the thread of the search, which nobody waits for
+
+    assert path.read_text() == "old"
+    assert gzip.decompress(points.part.read_bytes()) == b"a,b\n1,True\n2,none\n"
+
+
+def test_an_error_leaves_no_file(tmp_path: Path) -> None:
+    """A part would be taken for what was found."""
+
+    def fail() -> None:
+        with PointFile(str(tmp_path / "a.csv"), "--all") as points:
+            points.write(ROWS)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Said before the search, with the option."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "a.csv"):
+        with pytest.raises(OptionError, match=r"^--all: .* cannot be written .*another file"):
+            PointFile(str(path), "--all")
