@@ -228,6 +228,22 @@ def test_unusable_columns(change: dict[str, Any], sentence: str) -> None:
         evaluate_many(APPLICATION, columns, SYSTEM)
 
 
+def test_arrays_that_were_joined_are_executions_still() -> None:
+    """Joining arrays drops the padding at the end of a row, and nothing else."""
+    packed = pack_executions([EXECUTION_DOCUMENT])
+    joined = np.concatenate([packed, packed])
+    assert joined.dtype.itemsize < EXECUTION.itemsize
+
+    found = evaluate_many(APPLICATION, joined, SYSTEM)
+
+    assert found["ok"].all()
+    assert (
+        found["total_time_s"] == evaluate_many(APPLICATION, packed, SYSTEM)[0]["total_time_s"]
+    ).all()
+    with pytest.raises(InputError, match="the array has fields"):
+        evaluate_many(APPLICATION, joined[["num_procs"]], SYSTEM)
+
+
 def test_missing_columns() -> None:
     """A column without a default is named."""
     columns = {name: [value] for name, value in EXECUTION_DOCUMENT.items() if name != "data_par"}

@@ -119,12 +119,12 @@ def pack_executions(
     InputError: a field is unknown or missing, or a value is not what it can hold.
     """
     if isinstance(executions, np.ndarray):
-        if executions.dtype != EXECUTION:
+        if _fields(executions.dtype) != _fields(EXECUTION):
             raise InputError(
                 f"executions: the array has fields {shorten(executions.dtype.names)}, expected "
                 "those of search.analytic.calculon.EXECUTION"
             )
-        return np.ascontiguousarray(executions)
+        return np.ascontiguousarray(executions, dtype=EXECUTION)
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
     documents = [load_document(Execution, x) for x in executions]
@@ -143,6 +143,11 @@ def unpack_execution(row: np.void) -> dict[str, Any]:
         else:
             result[name] = bool(value)
     return result
+
+
+def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
+    """Return names and types without the padding, which `np.concatenate` drops."""
+    return [(name, dtype[name]) for name in dtype.names or ()]
 
 
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
