@@ -6,11 +6,11 @@ import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError
 from search.cli_app import guarded, leave, make_app
 from search.cli_options import OptionRow
 
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     from search.analytic.validation import Check
 
-__all__ = ["COMMAND", "JSON", "SYSTEM", "main", "no_model", "run", "write_answer"]
+__all__ = [
+    "COMMAND",
+    "JSON",
+    "SYSTEM",
+    "main",
+    "no_model",
+    "refuse_nonsense",
+    "run",
+    "write_answer",
+]
 
 COMMAND = "autopar-estimate"
 _HELP = """Price one training step in closed form: where its time and memory go.
@@ -85,6 +94,16 @@ def write_answer(path: str, document: dict[str, Any]) -> None:
             f"the file cannot be written ({error.strerror or error})",
             remedy="choose another path, or - for stdout",
         ) from None
+
+
+def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
+    """Raise InputError where numbers of a system are so extreme that a step has no finite time."""
+    bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
+    if bad or not math.isfinite(statistics[total]):
+        raise InputError(
+            f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
+            "correct the smallest and the largest of them"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -67,7 +67,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.analytic.applications import load_application
     from search.analytic.calculon import evaluate
     from search.analytic.shipped import calculon_system
-    from search.cli_estimate import write_answer
+    from search.cli_estimate import refuse_nonsense, write_answer
 
     for row in ROWS:
         if row.kind == "text" and raw[row.name] is not None:
@@ -87,6 +87,7 @@ def _execute(raw: dict[str, Any]) -> int:
         )
     except InfeasibleExecution as error:
         raise InfeasibleExecution(f"{path}: {error.reason}", error.kind) from None
+    refuse_nonsense(raw["system"], statistics, "total_time")
     if raw["peers"] is not None:
         _write_peers(raw["peers"], execution)
     if raw["json"] is not None:

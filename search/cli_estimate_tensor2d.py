@@ -75,7 +75,7 @@ def app() -> typer.Typer:
 def _execute(raw: dict[str, Any]) -> int:
     from search.analytic.applications import load_model
     from search.analytic.shipped import tensor2d_system
-    from search.cli_estimate import write_answer
+    from search.cli_estimate import refuse_nonsense, write_answer
 
     for row in ROWS:
         if row.kind == "text" and raw[row.name] is not None:
@@ -102,6 +102,7 @@ def _execute(raw: dict[str, Any]) -> int:
         if raw["execution"] is None:
             raise
         raise InfeasibleExecution(f"{raw['execution']}: {error.reason}", error.kind) from None
+    refuse_nonsense(raw["system"], priced, "t")
     if priced.pop("_placed", False):
         placed = ",".join(f"{key}={priced[key]}" for key in priced if key.startswith("nv_"))
         assumed.append(f"placement {placed}, the fastest of those that fit into a domain")

@@ -160,6 +160,13 @@ def _systems() -> Iterator[Case]:
     ):
         yield _case("system of calculon", what, CALCULON, changed("system.json", path, value))
 
+    yield _case(
+        "system of tensor2d",
+        "a bandwidth of 1e-308",
+        TWO,
+        changed("two_system.json", ("nvlink_bandwidth",), 1e-308),
+    )
+
 
 def _candidates() -> Iterator[Case]:
     config, placement = ("config",), ("placement",)
