@@ -182,3 +182,28 @@ TEST_CASE("the search is exact: bounds, answers and threads change nothing") {
     }
   }
 }
+
+TEST_CASE("many candidates, in any order and on any number of threads") {
+  const Engine e = engine(k2d, 64, 64);
+  const Exploration whole = explore(e, 0, kTime, true, 1);
+  std::vector<Candidate> candidates;
+  for (const Found& found : whole.all) candidates.insert(candidates.begin(), found.candidate);
+  candidates[3].mbs = 0;
+  const std::size_t count = candidates.size();
+  for (const int threads : {1, 2, 7}) {
+    std::vector<Outcome> outcomes(count);
+    std::vector<double> statistics(count * kNumStatistics, -1.0);
+    evaluate_many(e, candidates.data(), count, threads, outcomes.data(), statistics.data());
+    CHECK(outcomes[3].reason == kCounts);
+    CHECK(outcomes[3].time_s == 0.0);
+    CHECK(statistics[3 * kNumStatistics] == 0.0);
+    for (std::size_t i = 4; i < count; ++i) {
+      const Found& found = whole.all[count - 1 - i];
+      REQUIRE(outcomes[i].ok == 1);
+      REQUIRE(outcomes[i].time_s == found.time_s);
+      REQUIRE(outcomes[i].memory_gb == found.memory_gb);
+      REQUIRE(statistics[i * kNumStatistics] == found.time_s);
+    }
+  }
+  evaluate_many(e, nullptr, 0, 3, nullptr, nullptr);
+}
