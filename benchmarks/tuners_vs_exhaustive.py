@@ -56,7 +56,7 @@ SPACE: dict[str, Any] = {
     "optimizer_offload": False,
 }
 """A 13-billion-parameter model on 64 processors: 9,216 points, two in five of which run."""
-_EVALUATIONS = {"random": 9216, "optuna": 500, "hyperopt": 500, "smac": 500}
+_EVALUATIONS = {"random": 9216, "optuna": 300, "hyperopt": 300, "smac": 300}
 _SEEDS = range(5)
 
 

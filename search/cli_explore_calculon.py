@@ -17,6 +17,7 @@ from search.cli_explore_session import (
     read_options,
     required,
 )
+from search.cli_explore_tuners import TUNER_ROWS, run_tuner, wants_tuner
 from search.cli_options import OptionRow
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ ROWS = (
     OptionRow("offload", "switch", "try the second memory [default: on]", _SPACE),
     OptionRow("even-stages", "flag", "only stages of equally many blocks", _SPACE),
     *QUESTION_ROWS,
+    *TUNER_ROWS,
     *OUTPUT_ROWS,
 )
 _LEGEND = (
@@ -96,6 +98,8 @@ def app() -> typer.Typer:
 
 
 def _execute(raw: dict[str, Any]) -> int:
+    if wants_tuner(raw):
+        return run_tuner(raw, ROWS)
     required(raw, ("application", "system", "num-procs", "max-batch"), ROWS)
     values = read_options(raw, ROWS)
     return execute(_question(values), values)

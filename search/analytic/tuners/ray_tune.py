@@ -12,12 +12,14 @@ import numpy as np
 
 from autopar.errors import InstallError
 from search.analytic.tuners.clusters import cluster
+from search.analytic.tuners.domains import Domain
 from search.analytic.tuners.pricing import Pricer, Record
 
 __all__ = ["RAY_SEARCHES", "price_with_ray_tune"]
 
 RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}
 """Search algorithms of Ray Tune, and what each calls its seed."""
+_LONG = 16
 
 
 def price_with_ray_tune(
@@ -47,7 +49,7 @@ def price_with_ray_tune(
         tune = _tune()
         searcher = _searcher(tune, search, seed)
         free = [d for d in pricer.space.domains if len(d.values) > 1]
-        where = {d.name: _parameter(tune, d.ordered, len(d.values)) for d in free}
+        where = {d.name: _parameter(tune, d) for d in free}
         record = Record()
 
         class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
@@ -124,8 +126,16 @@ def _searcher(tune: Any, search: str, seed: int) -> Any:
     return tune.search.create_searcher(search, **{RAY_SEARCHES[search]: seed})
 
 
-def _parameter(tune: Any, ordered: bool, count: int) -> Any:
-    return tune.randint(0, count) if ordered else tune.choice(list(range(count)))
+def _parameter(tune: Any, domain: Domain) -> Any:
+    """Return what a search algorithm samples: positions in the domain.
+
+    Short lists of numbers are sampled as words are: what fits beside other fields is rarely what
+    neighbours it, and the algorithms found the best sooner so (docs/tuners.md).
+    """
+    count = len(domain.values)
+    if domain.ordered and count > _LONG:
+        return tune.randint(0, count)
+    return tune.choice(list(range(count)))
 
 
 def _digits(pricer: Pricer, config: dict[str, Any]) -> Any:

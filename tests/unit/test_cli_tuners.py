@@ -1,0 +1,111 @@
+"""`autopar-explore calculon --space`: what it shows, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
+from search.analytic.tuners import tune
+from search.cli_explore import run
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """Return the arguments of a command that searches the space."""
+    (tmp_path / "model.json").write_text(json.dumps(APPLICATION))
+    (tmp_path / "space.json").write_text(json.dumps(SPACE))
+    return [
+        "calculon",
+        "--application",
+        str(tmp_path / "model.json"),
+        "--system",
+        "a100-80gb",
+        "--space",
+        str(tmp_path / "space.json"),
+    ]
+
+
+def test_the_best_of_all_is_shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures and the execution of the exhaustive search, on stdout."""
+    assert run(arguments) == 0
+    shown = capsys.readouterr()
+    best = tune(APPLICATION, SYSTEM, SPACE).best
+
+    assert best is not None
+    assert "best of all" in shown.out
+    assert f"{best.sample_rate_per_s:.5g} samples/s" in shown.out
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert ["tensor_par", str(best.execution["tensor_par"])] in lines
+    assert ["optimizer_sharding", "true"] in lines
+    assert "9,216 evaluations of 9,216 points; 39.0% can run" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("objective", ["rate", "time", "memory"])
+def test_a_tuner_and_its_seed(
+    arguments: list[str], objective: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--json - is the result of the Python interface, and nothing else."""
+    more = ["--tuner", "random", "--evaluations", "400", "--seed", "7", "--objective", objective]
+    assert run([*arguments, *more, "--json", "-"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    expected: dict[str, Any] = {"tuner": "random", "evaluations": 400, "seed": 7}
+    result = tune(APPLICATION, SYSTEM, SPACE, objective=objective, **expected)  # type: ignore[arg-type]
+
+    assert result.best is not None
+    assert answer["best"]["execution"] == result.best.execution
+    assert answer["trace"][-1]["value"] == result.trace[-1].value
+    assert (answer["evaluations"], answer["space_size"]) == (400, 9216)
+    assert run([*arguments, *more]) == 0
+    assert "a better one may exist" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--top", "3"], 2, "--top does not go with --space"),
+        (["--max-batch", "8"], 2, "--max-batch does not go with --space"),
+        (["--frontier"], 2, "--frontier does not go with --space"),
+        (["--no-offload"], 2, "--offload does not go with --space"),
+        (["--num-procs", "64,128"], 2, "expected one number of processors"),
+        (["--num-procs", "128"], 2, "key 'num_procs': the value is 64, but 128 are asked for"),
+        (["--tuner", "smax"], 2, "did you mean 'smac'?"),
+        (["--evaluations", "10"], 2, "9,216 points, exhaustive takes at most 10"),
+        (["--seed", "-1"], 2, "--seed: expected an integer"),
+        (["--tuner", "random", "--ray", "local"], 2, "random does not run on Ray"),
+        (["--system", "b300"], 2, "b300"),
+    ],
+)
+def test_what_is_refused(
+    arguments: list[str],
+    more: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One sentence on stderr."""
+    assert run([*arguments, *more]) == code
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_tuner_needs_a_space(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no space that a tuner would search unless told."""
+    assert run([*arguments[:-2], "--tuner", "random"]) == 2
+    assert "--space is missing" in capsys.readouterr().err
+
+
+def test_nothing_that_runs(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, and what stands in the way most often."""
+    (tmp_path / "space.json").write_text(json.dumps(SPACE | {"tensor_par": 3}))
+    assert run(arguments) == 3
+    said = capsys.readouterr().err
+    assert "none of 2,304 points of model on a100-80gb can run; 2,304 are refused because" in said
