@@ -61,9 +61,10 @@ def save_pictures(
     written = []
     with drawn(_OPTION) as Figure:
         for name, draw in pictures.items():
-            figure = draw(Figure)
-            figure.suptitle(title, fontsize=11)
             for kind in formats:
+                # drawn anew: a figure that was laid out once is laid out differently again
+                figure = draw(Figure)
+                figure.suptitle(title, fontsize=11)
                 written.append(Path(folder) / f"{name}.{kind}")
                 save_figure(figure, written[-1], _OPTION)
     return written

@@ -46,14 +46,14 @@ class PointFile:
 
     def __init__(self, path: str, option: str) -> None:
         self._path = Path(path)
-        self.part = self._path.with_name(self._path.name + ".part")
+        self.part = Path(f"{path}.part")
         self._option = option
         self._names: list[str] | None = None
         self.rows = 0
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_dir():
                 raise IsADirectoryError(21, "it is a directory")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._raw = self.part.open("wb")
         except OSError as error:
             raise self._unwritable(error) from None

@@ -243,6 +243,9 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
 def _show_counts(console: Console, answer: Answer) -> None:
     if not answer.complete:
         print_line(console, "stopped before its end; this is what was found until then")
+    if not answer.considered:
+        print_line(console, "no degrees divide both the model and the batch")
+        return
     others = "; the others:" if answer.rejected else ""
     print_line(console, f"{answer.feasible:,} of {answer.considered:,} executions can run{others}")
     for text, count in answer.rejected.items():

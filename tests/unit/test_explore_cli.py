@@ -1,0 +1,233 @@
+"""`autopar-explore` in process: what it prints, refuses and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.analytic.calculon import evaluate
+from search.cli_explore import run
+from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
+from tests.unit.explore_documents import calculon, tensor2d
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Titles show paths as they are given, so they are given without folders."""
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(arguments: list[str], capsys: Capture) -> Any:
+    """Return the object of `--json -`."""
+    assert run([*arguments, "--json", "-"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "counts", "options"),
+    [
+        ("one", calculon, "8", ["--top", "4"]),
+        ("scaling", calculon, "8,16,7", ["--top", "1", "--frontier"]),
+        ("sweep", calculon, "8", ["--sweep", "system.mem1.GiB=1:8:x2"]),
+        ("tensor2d", tensor2d, "8,16", ["--top", "2"]),
+    ],
+)
+def test_golden_what_is_printed(
+    name: str,
+    asked: Callable[[Path, str], list[str]],
+    counts: str,
+    options: list[str],
+    golden: Callable[[str, str], None],
+    capsys: Capture,
+) -> None:
+    """Best executions, where time and memory go, why the rest is not there, what was assumed."""
+    assert run([*asked(Path(), counts), *options]) == 0
+
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    golden(f"explore_{name}.txt", text)
+
+
+def test_json_is_the_published_form(capsys: Capture) -> None:
+    """Places as texts, the execution and all statistics, which pricing it again gives."""
+    found = answer([*calculon(Path()), "--top", "3"], capsys)
+
+    assert list(found) == ["0", "1", "2"]
+    rates = [row["stats"]["sample_rate"] for row in found.values()]
+    assert rates == sorted(rates, reverse=True)
+    for row in found.values():
+        assert evaluate(APPLICATION, row["execution"], SYSTEM) == row["stats"]
+
+
+def test_published_searches_write_what_the_published_tool_reads(capsys: Capture) -> None:
+    """23 fields and 96 statistics, and the published space: no uneven stages, any batch."""
+    found = answer([*calculon(Path(), batch=7), "--compat", "--top", "1"], capsys)["0"]
+
+    assert (len(found["execution"]), len(found["stats"])) == (23, 96)
+    assert found["execution"]["batch_size"] < 8
+    fixed = [*calculon(Path(), batch=7), "--json", "-"]
+    assert answer([*fixed, "--any-batch", "--top", "1"], capsys)["0"]["stats"] != found["stats"]
+
+
+def test_several_searches_are_a_list(capsys: Capture) -> None:
+    """Numbers of processors, settings and the frontier, with the counts of each."""
+    sweep = ["--sweep", "system.mem1.GiB=20,40", "--sweep", "application.seq_size=512,1024"]
+    found = answer([*calculon(Path(), "16,8"), *sweep, "--frontier"], capsys)["searches"]
+
+    assert [(one["num_procs"], *one["sweep"].values()) for one in found] == [
+        (count, memory, length)
+        for memory in (20, 40)
+        for length in (512, 1024)
+        for count in (8, 16)
+    ]
+    for one in found:
+        assert one["complete"]
+        assert one["feasible"] + sum(one["rejected"].values()) == one["considered"]
+        best, frontier = one["best"]["0"]["stats"], list(one["frontier"].values())
+        assert list(one["best"]) == ["0"]
+        assert frontier[0]["stats"]["total_time"] == best["total_time"]
+        memory = [row["stats"]["proc_mem_tier1_cap_req"] for row in frontier]
+        assert memory == sorted(memory, reverse=True)
+    # what a setting costs is what the search of that document says
+    documents = calculon(Path())
+    changed = json.loads(Path("machine.json").read_text())
+    changed["mem1"]["GiB"] = 20
+    Path("machine.json").write_text(json.dumps(changed))
+    again = answer([*documents, "--top", "1"], capsys)["0"]
+    assert again == found[2]["best"]["0"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "key"),
+    [("rate", "sample_rate"), ("time", "total_time"), ("memory", "proc_mem_tier1_cap_req")],
+)
+def test_objectives(objective: str, key: str, capsys: Capture) -> None:
+    """The best by one figure is no worse by it than the best by another."""
+    found = {
+        name: answer([*calculon(Path()), "--objective", name, "--any-batch"], capsys)["0"]["stats"]
+        for name in ("rate", "time", "memory")
+    }
+    sign = -1 if objective == "rate" else 1
+    assert min(found, key=lambda name: sign * found[name][key]) == objective or (
+        found[objective][key] == min(one[key] for one in found.values())
+    )
+
+
+def test_switches_narrow_the_space(capsys: Capture) -> None:
+    """Each leaves executions out, and what is left has none of them."""
+    whole = answer([*calculon(Path(), "8,16")], capsys)["searches"]
+    for option, field, value in (
+        ("--no-tp-overlap", "tensor_par_overlap", "none"),
+        ("--no-dp-overlap", "data_par_overlap", False),
+        ("--no-offload", "weight_offload", False),
+        ("--structure=llama", "structure_type", "llama"),
+        ("--attention=flash", "attention_type", "flash"),
+        ("--fused-activation=false", "fused_activation", False),
+    ):
+        some = answer([*calculon(Path(), "8,16"), option], capsys)["searches"]
+        for one, other in zip(some, whole, strict=True):
+            assert {row["execution"][field] for row in one["best"].values()} == {value}, option
+            assert one["considered"] <= other["considered"]
+    even = answer([*calculon(Path(), "8,16"), "--even-stages"], capsys)["searches"]
+    assert even[0]["considered"] < whole[0]["considered"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--num-procs": "0"}, "--num-procs: expected an integer of at least 1"),
+        ({"--num-procs": "8,x"}, "--num-procs: expected an integer"),
+        ({"--max-batch": "-1"}, "--max-batch: expected an integer"),
+        ({"--application": "nothing"}, "nothing"),
+        ({"--system": "nothing"}, "no system 'nothing'"),
+        ({"--datatype": "float12"}, "--datatype: expected"),
+        ({"--objective": "speed"}, "--objective: expected rate, time or memory"),
+        ({"--top": "0"}, "--top: expected an integer of at least 1"),
+        ({"--threads": "0"}, "--threads: expected"),
+        ({"--sweep": "system.mem1.GB=1"}, "the nearest one is 'system.mem1.GiB'"),
+        ({"--sweep": "system.mem1.GiB=-1"}, "--sweep: system: key 'mem1.GiB': the value is -1"),
+        ({"--plot-format": "svg"}, "--plot-format says how --plot is written; give --plot too"),
+        ({"--all-statistics": "1"}, "give --all too"),
+        ({"--all": "."}, "--all: . cannot be written"),
+        ({"--json": "small.json/x.json"}, "small.json/x.json: the file cannot be written"),
+        ({"--attention": "flash", "--compat": "1"}, "is not in the published model"),
+        ({"--structure": "llama", "--compat": "1"}, "is not in the published model"),
+        ({"--num-gpus": "8"}, "--num-gpus: this option is unknown; did you mean --num-procs?"),
+    ],
+)
+def test_bad_input_is_one_sentence(change: dict[str, str], said: str, capsys: Capture) -> None:
+    """With the option, and exit code 2."""
+    arguments = calculon(Path())
+    for option, value in change.items():
+        arguments += [option, value]
+    assert run(arguments) == 2
+
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("autopar-explore: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["--application", "--system", "--num-procs", "--max-batch"])
+def test_what_is_missing_is_named(missing: str, capsys: Capture) -> None:
+    """Every input that has no default."""
+    arguments = calculon(Path())
+    place = arguments.index(missing)
+    assert run(arguments[:place] + arguments[place + 2 :]) == 2
+
+    assert f"{missing} is missing; it takes: " in capsys.readouterr().err
+
+
+def test_other_models_and_strategies_are_named(capsys: Capture) -> None:
+    """The nearest known one where it is misspelt."""
+    assert run(["calculo"]) == 2
+    assert "did you mean calculon?" in capsys.readouterr().err
+    assert run([*tensor2d(Path()), "--strategy", "1d,3d"]) == 2
+    assert "--strategy: expected 1d, 2d, 2d-seqp" in capsys.readouterr().err
+
+
+def test_where_nothing_can_run(capsys: Capture) -> None:
+    """Exit code 3, with the reasons and what may help; no file is left."""
+    tiny = ["--top", "1", "--sweep", "system.mem1.GiB=0.001", "--all", "all.csv", "--no-offload"]
+    assert run([*calculon(Path()), *tiny]) == 3
+
+    error = capsys.readouterr().err
+    assert "need more memory than there is; give more processors, more memory" in error
+    assert not list(Path().glob("all.csv*"))
+    assert run(calculon(Path(), batch=8, procs="7")) == 3
+    assert "choose another number of processors" in capsys.readouterr().err
+    assert run(tensor2d(Path(), gpus="7")) == 3
+    assert "choose another number of GPUs" in capsys.readouterr().err
+
+
+def test_pictures(capsys: Capture) -> None:
+    """What there is to draw, as PNG and SVG; the same search gives the same file."""
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    for folder, kind in (("one", "both"), ("two", "svg")):
+        assert run([*calculon(Path(), "8,16"), "--plot", folder, "--plot-format", kind]) == 0
+    written = {path.name for path in Path("one").iterdir()}
+
+    assert written == {
+        f"{name}.{kind}" for name in ("breakdown", "scaling", "frontier") for kind in ("png", "svg")
+    }
+    for name in sorted(written):
+        content = (Path("one") / name).read_bytes()
+        assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+        assert name.endswith("png") or content == (Path("two") / name).read_bytes()
+    text = (Path("one") / "breakdown.svg").read_text(encoding="utf-8")
+    for words in ("small on machine.json", "GiB of one processor", "capacity 60 GiB", "backward"):
+        assert words in text
+    capsys.readouterr()
+    sweep = ["--sweep", "system.networks.1.bandwidth=1:400:x2", "--plot", "sweep"]
+    assert run([*tensor2d(Path()), "--plot", "wide", "--plot-format", "svg"]) == 0
+    assert run([*calculon(Path(), "16"), *sweep, "--plot-format", "svg"]) == 0
+    assert "system.networks.1.bandwidth" in (Path("sweep") / "sweep.svg").read_text()
+    assert "wrote sweep/sweep.svg" in capsys.readouterr().err
+    assert run([*calculon(Path()), "--plot", "machine.json"]) == 2
+    assert "machine.json is a file, expected a folder" in capsys.readouterr().err
