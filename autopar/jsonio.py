@@ -149,6 +149,7 @@ def write_json(path: Path, data: dict[str, Any], *, number_rows: bool = False) -
 
 _COLUMNS = 100
 _INDENT = "    "
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes a new one every time
 
 
 def _with_rows(value: Any, indent: str, column: int) -> str:
@@ -157,15 +158,15 @@ def _with_rows(value: Any, indent: str, column: int) -> str:
     if isinstance(value, dict) and value:
         parts = []
         for key, item in value.items():
-            start = f"{inner}{json.dumps(key)}: "
+            start = f"{inner}{_encode(key)}: "
             parts.append(start + _with_rows(item, inner, len(start)))
         return "{\n" + ",\n".join(parts) + "\n" + indent + "}"
     if not isinstance(value, list) or not value:
-        return json.dumps(value, allow_nan=False)
+        return _encode(value)
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
         parts = [inner + _with_rows(item, inner, len(inner)) for item in value]
         return "[\n" + ",\n".join(parts) + "\n" + indent + "]"
-    text = json.dumps(value, allow_nan=False)
+    text = _encode(value)
     if column + len(text) < _COLUMNS:
         return text
     rows = [inner]

@@ -58,6 +58,11 @@ class Summary:
 
 def summarize(samples: Sequence[float]) -> Summary:
     """Return the summary of samples in seconds: at least one, finite and not negative."""
+    return _summary(tuple(_values(samples).tolist()))
+
+
+@lru_cache(maxsize=1 << 14)  # files are derived again after every cell, which changes one
+def _summary(samples: tuple[float, ...]) -> Summary:
     values = _values(samples)
     median = float(np.median(values))
     low, high = np.percentile(values, (5.0, 95.0))

@@ -218,9 +218,9 @@ class ModelRecord:
         return self._run.model_copy(update={"model_measurements": list(file.own.values())})
 
     def _derive(
-        self, file: _File, about: Container[str] | None = None, *, mode: Mode | None = None
+        self, file: _File, about: Container[str] = (), *, mode: Mode | None = None
     ) -> ModelDocument:
-        """Return a file; its warnings are on the cells with these keys, as derive_* take them."""
+        """Return a file; its warnings are on the cells with these keys, none unless asked for."""
         # in the order of the keys, so that it does not matter which run measured what
         found = dict(sorted(self._found(file).items()))
         if file.kind == "memory":

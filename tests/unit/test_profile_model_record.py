@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autopar import stats
 from autopar.errors import InputError
 from autopar.model_files import read_model_profile
 from autopar.sidecar import Sidecar, read_sidecar, sidecar_path
@@ -137,6 +138,21 @@ def test_modes_add_up_in_one_file(tmp_path: Path) -> None:
 
     found = load(tmp_path / COMPUTATION)
     assert {"layertype_0_bsz8_seq128", "layertype_0_bsz1_seq32"} <= set(found)
+
+
+def test_a_further_cell_costs_no_statistics_of_the_others(tmp_path: Path) -> None:
+    """Files are written after every cell; the samples of earlier ones are not looked at again."""
+    options = make_options(mode="batch", bsz="1:8", profile_type="computation", tp="1")
+    cells = plan_cells(LLAMA, options)
+    measurer = MadeUp()
+    found = [measurer.measure(cell) for cell in cells]
+    series = sum(len(m.samples_s) for m in found)
+    before = stats._summary.cache_info().misses
+    with opened(tmp_path, options) as record:
+        for m in found:
+            record.put(m)
+
+    assert stats._summary.cache_info().misses - before <= series
 
 
 def test_other_modes_are_one_line(tmp_path: Path) -> None:
