@@ -19,8 +19,16 @@ def make_console(stream: TextIO) -> Console:
     """Return a console of at most 100 columns, plain when the stream is no terminal."""
     if stream.isatty():
         width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-        return Console(file=stream, width=max(width, _LEAST), highlight=False)
-    return Console(file=cast("TextIO", _Trimmed(stream)), width=WIDTH, highlight=False)
+        return _Console(file=stream, width=max(width, _LEAST), highlight=False)
+    return _Console(file=cast("TextIO", _Trimmed(stream)), width=WIDTH, highlight=False)
+
+
+class _Console(Console):
+    """A console whose reader may leave, as `| head` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `commands.guarded`: rich itself would end the process with 1."""
+        raise BrokenPipeError
 
 
 class _Trimmed:

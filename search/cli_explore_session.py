@@ -188,8 +188,9 @@ def _write(question: Question, answers: Sequence[Answer], values: Mapping[str, A
         from search.cli_estimate import write_answer
         from search.report.explore_files import json_document
 
-        whole = bool(values["frontier"])
-        write_answer(values["json"], json_document(answers, paths, whole=whole))
+        frontier = bool(values["frontier"])
+        alone = len(question.jobs) == 1 and not (paths or frontier)
+        write_answer(values["json"], json_document(answers, paths, alone=alone, frontier=frontier))
     if "plot" in values:
         from search.analytic.pictures import save_pictures
 

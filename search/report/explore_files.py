@@ -11,13 +11,13 @@ __all__ = ["json_document"]
 
 
 def json_document(
-    answers: Sequence[Answer], paths: Sequence[str], *, whole: bool
+    answers: Sequence[Answer], paths: Sequence[str], *, alone: bool, frontier: bool
 ) -> dict[str, Any]:
-    """Return place -> `execution` and `stats` for one search, else all under `searches`.
+    """Return place -> `execution` and `stats` of one search, or all that was found by search.
 
-    paths : of the axes of a sweep. whole : the second form also for one search.
+    paths : of the axes of a sweep. alone : one search was asked for, and its best executions.
     """
-    if len(answers) == 1 and not paths and not whole:
+    if alone:
         return _rows(answers[0].best)
     return {
         "searches": [
@@ -30,7 +30,7 @@ def json_document(
                 "feasible": answer.feasible,
                 "rejected": dict(answer.rejected),
                 "best": _rows(answer.best),
-                **({"frontier": _rows(answer.frontier)} if whole else {}),
+                **({"frontier": _rows(answer.frontier)} if frontier else {}),
             }
             for answer in answers
         ]
