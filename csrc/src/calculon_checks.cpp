@@ -25,7 +25,9 @@ Reason check_tiers(const Execution& x, const System& system, const Quirks& quirk
     if (!any) continue;
     const Tier& network = system.tiers[static_cast<std::size_t>(tier)];
     if (used > network.size) return kTierTooSmall;
-    const bool full = quirks.divisor_fills_tier ? network.size % used == 0 : network.size == used;
+    // several groups may fill a domain together, if there are processors for whole domains
+    const bool full = network.size % used == 0 &&
+                      (quirks.divisor_fills_tier || x.num_procs % network.size == 0);
     if (network.must_be_filled && !full) return kTierNotFull;
   }
   return kOk;

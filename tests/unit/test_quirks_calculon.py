@@ -312,6 +312,10 @@ def test_b15_divisor_fills_tier() -> None:
     with pytest.raises(InfeasibleExecution, match="Network tier0 isn't fully used"):
         evaluate(APPLICATION, execution, machine)
     assert evaluate(APPLICATION, {**EXECUTION, "tensor_par": 8}, machine)
+    # two groups of four fill it together
+    both_groups = execution | {"data_par": 2, "data_par_net": 1, "batch_size": 2}
+    both_groups |= {"num_procs": 8, "microbatch_size": 1}
+    assert evaluate(APPLICATION, both_groups, machine)
 
 
 def test_b16_no_checkpoint_figure() -> None:

@@ -172,10 +172,9 @@ def _check_tiers(x: Execution, system: System, quirks: Quirks) -> None:
         network = system.tiers[tier]
         if used[tier] > network.size:
             raise InfeasibleExecution(f"Network tier{tier} isn't big enough")
-        full = (
-            network.size % used[tier] == 0
-            if quirks.divisor_fills_tier
-            else network.size == used[tier]
+        # several groups may fill a domain together, if there are processors for whole domains
+        full = network.size % used[tier] == 0 and (
+            quirks.divisor_fills_tier or x.num_procs % network.size == 0
         )
         if network.must_be_filled and not full:
             raise InfeasibleExecution(f"Network tier{tier} isn't fully used")

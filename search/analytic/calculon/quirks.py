@@ -50,7 +50,8 @@ class Quirks:
     """B14: bytes to move in backward add both directions of the link and leave gradients out;
     right: the busier direction, gradients included."""
     divisor_fills_tier: bool = False
-    """B15: a tier that must be filled takes any divisor of its size; right: its size only."""
+    """B15: a tier that must be filled takes any divisor of its size, even if too few processors
+    are there; right: its size, or several groups that fill whole domains of it."""
     no_checkpoint_figure: bool = False
     """B16: offloaded checkpoints are null in inference; right: 0."""
     communication_flops: bool = False
