@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from autopar.errors import InputError, InstallError
 __all__ = ["LOCAL", "cluster"]
 
 LOCAL = "local"
+_KNOCK_S = 10.0
 
 
 @contextlib.contextmanager
@@ -45,8 +47,9 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
     if address == LOCAL:
         where.update(num_cpus=cpus, include_dashboard=False)
     try:
+        _knock(address)
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
             "start one with `ray start --head`, or use --ray local"
@@ -55,3 +58,11 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+            pass
