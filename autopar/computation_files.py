@@ -13,7 +13,7 @@ from autopar.documents import ComputationDocument
 from autopar.errors import DocumentError
 from autopar.locate import Content
 from autopar.model import ModelProfile, ModelSpec, OtherTime, TimePoint
-from autopar.units import MS
+from autopar.units import MS, format_count
 
 __all__ = [
     "MAKE_COMPUTATION",
@@ -150,8 +150,8 @@ class _Reader:
         if len(seqs) != count:
             raise DocumentError(
                 self.path,
-                f"the key names {len(seqs)} sequence lengths, but model {self.name!r} has "
-                f"{count} layer type(s)",
+                f"the key names {format_count(len(seqs), 'sequence length')}, but model "
+                f"{self.name!r} has {count} layer type(s)",
                 key=key,
             )
         return seqs

@@ -12,7 +12,7 @@ from autopar.errors import DocumentError
 from autopar.locate import Content
 from autopar.memory_raw import derive_memory
 from autopar.model import LayerMemory, ModelProfile, ModelSpec, OtherMemory
-from autopar.units import MIB
+from autopar.units import MIB, format_count
 
 __all__ = [
     "MAKE_MEMORY",
@@ -118,8 +118,8 @@ class _Reader:
             if len(seqs) != count:
                 raise DocumentError(
                     self.path,
-                    f"the key names {len(seqs)} sequence lengths, but model {self.spec.name!r} "
-                    f"has {count} layer type(s)",
+                    f"the key names {format_count(len(seqs), 'sequence length')}, but model "
+                    f"{self.spec.name!r} has {count} layer type(s)",
                     key=key,
                 )
             if seqs in result:

@@ -20,6 +20,7 @@ from autopar.hf_config import parse_hugging_face
 from autopar.jsonio import load_object
 from autopar.model import LayerSpec, ModelSpec
 from autopar.spec_files import FORMAT, parse_own
+from autopar.units import format_count
 
 __all__ = [
     "bare_spec",
@@ -179,8 +180,8 @@ def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) 
             raise OptionError(f"{option} must be a positive whole number, got {value!r}")
     if len(values) not in (1, types):
         raise OptionError(
-            f"{option} has {len(values)} values but model {name!r} has {types} layer type(s); "
-            "give one value or one per type"
+            f"{option} has {format_count(len(values), 'value')} but model {name!r} has "
+            f"{types} layer type(s); give one value or one per type"
         )
     return list(values) * (types if len(values) == 1 else 1)
 

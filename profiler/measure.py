@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.stats import median_half_width
-from autopar.units import format_duration
+from autopar.units import format_count, format_duration
 
 __all__ = [
     "BLOCK",
@@ -168,6 +168,6 @@ def _normal_orders(count: int) -> NDArray[np.float64]:
 def forecast_line(num_cells: int, seconds: float, probe_s: float) -> str:
     """Return the last line of a dry run: how many cells take how long, and how long that took."""
     return (
-        f"{num_cells} cells in about {format_duration(seconds)}; nothing was written "
-        f"(this forecast took {format_duration(probe_s)})"
+        f"{format_count(num_cells, 'cell')} in about {format_duration(seconds)}; nothing was "
+        f"written (this forecast took {format_duration(probe_s)})"
     )

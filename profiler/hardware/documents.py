@@ -21,7 +21,7 @@ from autopar.operations import OPERATIONS
 from autopar.patterns import validate_document
 from autopar.sidecar import DocumentKind
 from autopar.stats import Summary, summarize
-from autopar.units import GB, MIB, MS
+from autopar.units import GB, MIB, MS, format_count
 from profiler.hardware.cells import Cluster
 from profiler.hardware.routing import KINDS, newest_measurements
 
@@ -238,8 +238,9 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
                 warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
             if len(times) < _MIN_SP_TIME_SIZES:
                 warnings.append(
-                    f"{group} has {len(times)} sizes of whole MiB and Galvatron refuses a file "
-                    f"with fewer than {_MIN_SP_TIME_SIZES}: measure with --resume --sizes 1M:1G:x2"
+                    f"{group} has {format_count(len(times), 'size')} of whole MiB and Galvatron "
+                    f"refuses a file with fewer than {_MIN_SP_TIME_SIZES}: measure with "
+                    "--resume --sizes 1M:1G:x2"
                 )
     return data or None
 

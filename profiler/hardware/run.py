@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autopar.errors import AutoparError
+from autopar.units import format_count
 from profiler.environment import run_metadata
 from profiler.hardware.cells import Cell, plan_cells
 from profiler.hardware.driver import Driver
@@ -173,7 +174,7 @@ def _summary(record: Record) -> int:
         sys.stdout.write(f"{path}\n")
     sys.stdout.flush()
     say(
-        f"{num_ok} cells measured, {num_failed} failed, {num_skipped} left out; "
+        f"{format_count(num_ok, 'cell')} measured, {num_failed} failed, {num_skipped} left out; "
         f"`profile-show {record.out}` shows them"
     )
     return 1 if num_failed else 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.model_measurements import TensorKind
+from autopar.units import format_count
 from profiler.model.options import ModelOptions
 from profiler.model.sharding import Sharding
 
@@ -89,8 +90,8 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
     for case in cases:
         if len(case) != types:
             raise OptionError(
-                f"--seq: {seqs_text(case)} has {len(case)} lengths and model {spec.name!r} has "
-                f"{types} layer type(s); give one length, or one per type"
+                f"--seq: {seqs_text(case)} has {format_count(len(case), 'length')} and model "
+                f"{spec.name!r} has {types} layer type(s); give one length, or one per type"
             )
         if spec.learned_positions and max(case) > spec.learned_positions:
             raise InputError(

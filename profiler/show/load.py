@@ -18,7 +18,7 @@ from autopar.measurements import Measurement
 from autopar.patterns import PatternDocument, document_errors, validate_document
 from autopar.schemas import DOCUMENTS
 from autopar.sidecar import DocumentKind, Run, Sidecar, read_sidecar, sidecar_path
-from autopar.units import GB, MIB, MS
+from autopar.units import GB, MIB, MS, format_count
 from profiler.hardware.routing import newest_measurements
 from profiler.show.kinds import KINDS, FileKind, Shape, kind_of
 
@@ -94,7 +94,7 @@ class Profile:
         if self.shape is None:
             return "shape unknown"
         nodes, gpus = self.shape
-        return f"{nodes} node{'s' if nodes != 1 else ''} x {gpus} GPU{'s' if gpus != 1 else ''}"
+        return f"{format_count(nodes, 'node')} x {format_count(gpus, 'GPU')}"
 
     def file(self, kind: DocumentKind) -> HardwareFile | None:
         """Return the file of this kind, None if there is none."""

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autopar.measurements import Measurement
 from autopar.stats import warnings_of
-from autopar.units import GB, GIB
+from autopar.units import GB, GIB, format_count
 from profiler.show.frame import print_heading, print_line, print_pair
 from profiler.show.load import Folder, Profile
 
@@ -132,7 +132,7 @@ def show_troubles(console: Console, profile: Profile) -> None:
         print_heading(console, "stragglers")
     for (rank, host), found in slow.items():
         key, ratio = max(found, key=lambda item: item[1])
-        cells = f"{len(found)} cell{'s' if len(found) != 1 else ''}"
+        cells = format_count(len(found), "cell")
         print_line(
             console,
             f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others ({key})",

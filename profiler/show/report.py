@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from autopar.units import format_seconds
+from autopar.units import format_count, format_seconds
 from profiler.show.compare import Change, Comparison
 from profiler.show.curves import ASCII, UNICODE, Quantity, show_curves
 from profiler.show.findings import Finding
@@ -53,9 +53,9 @@ def show_comparison(
     }
     print_line(
         console,
-        f"{_plural(len(comparison.changes), 'value')}: "
-        f"{_plural(counts['regression'], 'regression')}, "
-        f"{_plural(counts['improvement'], 'improvement')}, "
+        f"{format_count(len(comparison.changes), 'value')}: "
+        f"{format_count(counts['regression'], 'regression')}, "
+        f"{format_count(counts['improvement'], 'improvement')}, "
         f"{counts['within the spread']} within the spread, {counts['unchanged']} unchanged "
         f"(at most {100 * threshold:g} %)",
     )
@@ -104,13 +104,11 @@ def show_findings(console: Console, findings: Sequence[Finding], num_files: int)
     for item in findings:
         console.print(f"{item.severity}: {item.sentence}", markup=False, soft_wrap=True)
     errors = sum(item.severity == "error" for item in findings)
-    files = _plural(num_files, "file")
+    files = format_count(num_files, "file")
     if findings:
-        count = f"{_plural(errors, 'error')}, {_plural(len(findings) - errors, 'warning')}"
+        count = (
+            f"{format_count(errors, 'error')}, {format_count(len(findings) - errors, 'warning')}"
+        )
         console.print(f"{count} in {files}", markup=False)
     else:
         console.print(f"{files}: no findings", markup=False)
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' if count != 1 else ''}"

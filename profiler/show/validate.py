@@ -9,7 +9,7 @@ from autopar.errors import DocumentError
 from autopar.hardware_files import MAKE_HARDWARE, hardware_file_name, read_hardware
 from autopar.measurements import Measurement
 from autopar.sidecar import sidecar_path
-from autopar.units import GB, MS
+from autopar.units import GB, MS, format_count
 from profiler.hardware.cells import Cluster, divisors
 from profiler.hardware.documents import derive
 from profiler.hardware.routing import KINDS
@@ -100,8 +100,8 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     "warning",
                     file.path,
                     f"{operation}_size_{size}_*MB_time",
-                    f"there are {count} sizes, and Galvatron refuses a file with fewer than "
-                    f"{_FEWEST_SP_TIMES}",
+                    f"there {'is' if count == 1 else 'are'} {format_count(count, 'size')}, and "
+                    f"Galvatron refuses a file with fewer than {_FEWEST_SP_TIMES}",
                     "measure the others with "
                     "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
                 )
@@ -212,7 +212,7 @@ def _samples(folder: Folder, profile: Profile) -> Iterator[Finding]:
             shown = found if len(found) <= _MOST_ALIKE else found[:1]
             for key, text in shown:
                 more = len(found) - len(shown)
-                rest = f" (and so in {more} other cells)" if more else ""
+                rest = f" (and so in {format_count(more, 'other cell')})" if more else ""
                 yield finding("warning", sidecar_path(file.path), key, text + rest, remedy)
 
 
