@@ -12,7 +12,7 @@ import pytest
 
 from autopar.estimate import cli as estimate_cli
 from profiler import show_cli
-from search import cli, cli_estimate, explain_cli
+from search import cli, cli_estimate, cli_explore, explain_cli
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
@@ -25,11 +25,13 @@ PAGES = (
     "docs/model.md",
     "docs/estimates.md",
     "docs/analytic.md",
+    "docs/explore.md",
 )
 RUN = {
     "autopar-search": cli.run,
     "autopar-explain": explain_cli.run,
     "autopar-estimate": cli_estimate.run,
+    "autopar-explore": cli_explore.run,
     "autopar-profile-estimate": estimate_cli.run,
     "profile-show": show_cli.run,
 }
@@ -87,3 +89,20 @@ def test_golden_readme_shows_what_is_printed(
         path.write_text(text.replace(f"```\n{shown}```", f"```\n{report}```", 1), encoding="utf-8")
         return
     assert shown == report, "the README shows another report; run `make golden`"
+
+
+def test_golden_exploration_shows_what_is_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """The answer in docs/explore.md is the one of today."""
+    path = ROOT / "docs" / "explore.md"
+    text = path.read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    place = next(n for n, block in enumerate(blocks) if block.endswith("--top 2\n"))
+    assert cli_explore.run(shlex.split(blocks[place])[1:]) == 0
+    report = capsys.readouterr().out
+    if request.config.getoption("--update-golden"):
+        old, new = (f"--top 2\n```\n\n```\n{shown}```" for shown in (blocks[place + 1], report))
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        return
+    assert blocks[place + 1] == report, "the page shows another answer; run `make golden`"

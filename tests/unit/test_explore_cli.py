@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from search import cli_estimate
 from search.analytic.calculon import evaluate
 from search.cli_explore import run
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
@@ -63,6 +64,25 @@ def test_json_is_the_published_form(capsys: Capture) -> None:
     assert rates == sorted(rates, reverse=True)
     for row in found.values():
         assert evaluate(APPLICATION, row["execution"], SYSTEM) == row["stats"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "figure"),
+    [(calculon, [], "sample_rate"), (tensor2d, ["--strategy", "2d"], "t")],
+)
+def test_what_is_found_can_be_priced_alone(
+    asked: Callable[[Path], list[str]], more: list[str], figure: str, capsys: Capture
+) -> None:
+    """An execution of the file is one that autopar-estimate takes, with the same figures."""
+    arguments = asked(Path())
+    found = answer([*arguments, *more], capsys)["0"]
+    Path("execution.json").write_text(json.dumps(found["execution"]))
+    inputs = arguments[1:5]
+    priced = ["--execution", "execution.json", "--json", "-"]
+    assert cli_estimate.run([arguments[0], *inputs, *priced]) == 0
+
+    again = json.loads(capsys.readouterr().out)
+    assert again[figure] == pytest.approx(found["stats"][figure], rel=1e-9)
 
 
 def test_published_searches_write_what_the_published_tool_reads(capsys: Capture) -> None:
