@@ -22,9 +22,29 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS
 
-__all__ = ["llama_hardware", "llama_model", "llama_spec", "toy_hardware", "toy_model", "toy_spec"]
+__all__ = [
+    "TOY_PLAN",
+    "llama_hardware",
+    "llama_model",
+    "llama_spec",
+    "toy_hardware",
+    "toy_model",
+    "toy_spec",
+]
+
+TOY_PLAN = Plan(
+    world_size=8,
+    num_stages=2,
+    stage_sizes=(2, 2),
+    layers=(LayerStrategy(tp=2, zero3=True, checkpoint=True), *(LayerStrategy(tp=2),) * 3),
+    vocab=VocabStrategy(tp=2),
+    global_batch=32,
+    num_microbatches=4,
+)
+"""Of the toy model: two stages, one layer of four another strategy than the rest."""
 
 
 def toy_spec(**layer: object) -> ModelSpec:

@@ -25,6 +25,7 @@ __all__ = [
     "SHORT",
     "T5",
     "measured_cells",
+    "own_module",
     "profiled",
     "started",
     "visible_names",
@@ -63,6 +64,48 @@ T5: dict[str, Any] = {
     "vocab_size": 1000,
     "tied_embeddings": True,
 }
+_MODULE = """
+import torch
+from torch import nn
+
+WIDTH = 0
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, num_layers):
+        super().__init__()
+        self.num_heads = 4
+        self.table, self.head = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, 100)
+        self.blocks = nn.ModuleList(Block() for _ in range(num_layers))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def make_batch(self, batch, seq_length):
+        return torch.randint(0, 100, (batch, seq_length))
+
+
+def build(num_layers, seq_length, dtype):
+    return Model(num_layers)
+"""
+
+
+def own_module(width: int) -> str:
+    """Return the source of a module of somebody's own, `build`, with layers of such a width."""
+    return _MODULE.replace("WIDTH = 0", f"WIDTH = {width}")
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from autopar.model_measurements import ModelMeasurement
 from autopar.sidecar import read_sidecar
 from autopar.specs import load_spec
 from benchmarks.device_vs_exact import chosen_cells
-from tests.e2e.profiling import COMPUTATION, LLAMA, MEMORY, profiled, write_model
+from tests.e2e.profiling import COMPUTATION, LLAMA, MEMORY, own_module, profiled, write_model
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -43,40 +43,6 @@ CASES = [
 ]
 """Layers of three kinds, alone: whole models would not fit, and have nothing else in them."""
 ON_GPU = ("--device", "cuda", "--max-seconds", "0.2", "--out", "profiles")
-MODULE = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 512), nn.Linear(512, 256)
-
-    def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, num_layers):
-        super().__init__()
-        self.num_heads = 4
-        self.table, self.head = nn.Embedding(100, 256), nn.Linear(256, 100)
-        self.blocks = nn.ModuleList(Block() for _ in range(num_layers))
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-    def make_batch(self, batch, seq_length):
-        return torch.randint(0, 100, (batch, seq_length))
-
-
-def build(num_layers, seq_length, dtype):
-    return Model(num_layers)
-"""
 
 
 def measurer_of(name: str, seq_length: int, **changes: Any) -> tuple[SpecMeasurer, list[ModelCell]]:
@@ -280,7 +246,7 @@ def test_sequence_mode(tmp_path: Path) -> None:
 
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
     """Its layers run on the GPU, where the factory and its batches are told to make tensors."""
-    (tmp_path / "own_model.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "own_model.py").write_text(own_module(256), encoding="utf-8")
     wanted = ("--model", "py:own_model:build", "--seq", "128", "--bsz", "2", "--tp", "1")
     profiled(tmp_path, *wanted, "--source", "device", *ON_GPU)
     folder = tmp_path / "profiles"

@@ -21,6 +21,7 @@ from tests.e2e.profiling import (
     SHORT,
     T5,
     measured_cells,
+    own_module,
     profiled,
     started,
     visible_names,
@@ -29,41 +30,6 @@ from tests.e2e.profiling import (
 )
 
 pytest.importorskip("torch", reason="torch is not installed")
-
-MODULE = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
-
-    def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, num_layers):
-        super().__init__()
-        self.num_heads = 4
-        self.table, self.head = nn.Embedding(100, 64), nn.Linear(64, 100)
-        self.blocks = nn.ModuleList(Block() for _ in range(num_layers))
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-    def make_batch(self, batch, seq_length):
-        return torch.randint(0, 100, (batch, seq_length))
-
-
-def build(num_layers, seq_length, dtype):
-    return Model(num_layers)
-"""
 
 
 def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
@@ -257,7 +223,7 @@ def test_exact_memory_killed_and_resumed(whole: Path, tmp_path: Path) -> None:
 
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
     """A factory in the working directory: layers as the model calls them, the rest derived."""
-    (tmp_path / "own_model.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "own_model.py").write_text(own_module(64), encoding="utf-8")
     name = ("--model", "py:own_model:build", "--seq", "32", "--bsz", "2")
     profiled(tmp_path, *name, *SHORT, "--out", "profiles")
 

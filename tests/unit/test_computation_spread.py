@@ -12,7 +12,7 @@ import pytest
 
 from autopar.console import make_console
 from autopar.model import ModelProfile, ShardedTime
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plan import LayerStrategy, Plan
 from search.build import CostModel
 from search.options import SearchOptions
 from search.planner import Planner
@@ -22,18 +22,10 @@ from search.report.files import evaluation_document, json_document, plan_documen
 from search.report.terminal import show_result
 from search.result import Prediction
 from search.spread import interval_s
+from tests.cost_cases import TOY_PLAN as PLAN
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.test_spread import measured as spread_hardware
 
-PLAN = Plan(
-    world_size=8,
-    num_stages=2,
-    stage_sizes=(2, 2),
-    layers=(LayerStrategy(tp=2, zero3=True, checkpoint=True), *(LayerStrategy(tp=2),) * 3),
-    vocab=VocabStrategy(tp=2),
-    global_batch=32,
-    num_microbatches=4,
-)
 OPTIONS = SearchOptions(time_profile_mode="batch")
 
 

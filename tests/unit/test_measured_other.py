@@ -20,18 +20,10 @@ from search.options import SearchOptions
 from search.planner import Planner
 from search.predict import predict
 from search.spread import drawn_step_times
+from tests.cost_cases import TOY_PLAN as PLAN
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 OPTIONS = SearchOptions(time_profile_mode="batch")
-PLAN = Plan(
-    world_size=8,
-    num_stages=2,
-    stage_sizes=(2, 2),
-    layers=(LayerStrategy(tp=2, zero3=True, checkpoint=True), *(LayerStrategy(tp=2),) * 3),
-    vocab=VocabStrategy(tp=2),
-    global_batch=32,
-    num_microbatches=4,
-)
 ONLY, FIRST, LAST = range(3)
 
 
