@@ -109,6 +109,8 @@ class _Watch:
     done: float = 0.0
     """Jobs, with the share of the one that runs."""
     stopped: bool = False
+    cut: bool = False
+    """Points that were found are not in their file."""
     answers: list[Answer] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -170,7 +172,7 @@ def execute(question: Question, values: Mapping[str, Any]) -> int:
     if watch.stopped:
         _say_stopped(watch, points)
     elif points is not None:
-        talk(f"{_COMMAND}: wrote {points.rows:,} executions to {values['all']}")
+        talk(f"{_COMMAND}: wrote {values['all']}, rows: {points.rows:,}")
     if not found:
         return commands.INTERRUPTED
     try:
@@ -221,7 +223,7 @@ def _say_stopped(watch: _Watch, points: PointFile | None) -> None:
     share = watch.done / watch.num_jobs * 100
     talk(f"{_COMMAND}: stopped after {share:.0f} % of the search; the best until then follows")
     if points is not None:
-        talk(f"{_COMMAND}: {points.rows:,} executions are in {points.part}")
+        talk(f"{_COMMAND}: what was written until then is in {points.part}, rows: {points.rows:,}")
 
 
 def _search(
@@ -235,7 +237,7 @@ def _search(
                 if watch.stopped:
                     return
                 watch.label = job.label
-                each = None if points is None else _writer(job, question, points, statistics)
+                each = None if points is None else _writer(job, question, points, watch, statistics)
                 watch.answers.append(job.run(each, watch.progress, lambda: watch.stopped))
                 if watch.answers[-1].complete:
                     watch.done = len(watch.answers)
@@ -257,15 +259,20 @@ def _search(
     if watch.error is not None:
         raise watch.error
     # it may have ended by itself at the same moment
-    watch.stopped = watch.stopped and watch.done < watch.num_jobs
+    watch.stopped = watch.stopped and (watch.cut or watch.done < watch.num_jobs)
 
 
-def _writer(job: Job, question: Question, points: PointFile, statistics: bool) -> Each:
+def _writer(
+    job: Job, question: Question, points: PointFile, watch: _Watch, statistics: bool
+) -> Each:
     columns = job.columns(statistics)
     swept = {axis.path: f"{v:.12g}" for axis, v in zip(question.axes, job.values, strict=True)}
 
     def each(executions: NDArray[np.void], outcomes: NDArray[np.void]) -> None:
         for found in columns(executions, outcomes):
+            if watch.stopped:  # a part may have a million points
+                watch.cut = True
+                return
             length = len(next(iter(found.values())))
             points.write(found | {path: [text] * length for path, text in swept.items()})
 

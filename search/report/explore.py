@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from autopar.units import format_bytes, format_seconds
+from autopar.units import format_bytes, format_count, format_seconds
 from search.analytic.answers import Answer, Point
 from search.report.sections import make_table, print_heading, print_item, print_line
 
@@ -36,7 +36,7 @@ _SHOWN = 30
 
 def subject(answer: Answer, unit: str) -> str:
     """Return what was searched: the processors and the strategy."""
-    text = f"{answer.processors} {unit}{'s' if answer.processors != 1 else ''}"
+    text = format_count(answer.processors, unit)
     return text if answer.strategy is None else f"{text}, {answer.strategy}"
 
 

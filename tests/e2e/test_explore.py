@@ -60,7 +60,7 @@ def test_the_published_search(cases_dir: Path, tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert "1,080 of 10,944 executions can run" in out
-    assert err == "autopar-explore: wrote 1,080 executions to all.csv.gz\n"
+    assert err == "autopar-explore: wrote all.csv.gz, rows: 1,080\n"
 
     found = json.loads((tmp_path / "best.json").read_text())
     assert list(found) == list(expected)
@@ -106,8 +106,8 @@ def test_ctrl_c_shows_what_was_found(tmp_path: Path) -> None:
     assert not (tmp_path / "all.csv.gz").exists()
     with gzip.open(part, "rt", newline="") as file:
         rows = sum(1 for _ in file) - 1
-    assert f"{rows:,} executions are in all.csv.gz.part" in err
-    assert rows == sum(one["feasible"] for one in searches)
+    assert f"what was written until then is in all.csv.gz.part, rows: {rows:,}\n" in err
+    assert 0 < rows <= sum(one["feasible"] for one in searches)
 
 
 def test_ctrl_c_twice_gives_up(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
@@ -184,10 +185,26 @@ def _parts(
         return part.all if each is not None else None
 
     with ThreadPoolExecutor(threads) as pool:
-        for rows in map(one, pairs) if threads == 1 else pool.map(one, pairs):
+        for rows in map(one, pairs) if threads == 1 else _ahead(pool, one, pairs, 2 * threads):
             if each is not None and rows is not None:
                 each(*rows)
     return found, done == len(pairs)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    call: Callable[[tuple[int, int]], Any],
+    pairs: list[tuple[int, int]],
+    most: int,
+) -> Iterator[Any]:
+    """Yield results in order; no more than so many wait, since each may hold millions of points."""
+    waiting: deque[Future[Any]] = deque()
+    for pair in pairs:
+        waiting.append(pool.submit(call, pair))
+        if len(waiting) > most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Found, ...]:
