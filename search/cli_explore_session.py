@@ -248,8 +248,8 @@ def _search(
 
     # not Thread.join: one that Ctrl-C interrupts takes a running thread for ended (Python 3.11)
     over = threading.Event()
-    threading.Thread(target=work, daemon=True).start()
     try:
+        threading.Thread(target=work, daemon=True).start()
         _wait(over, watch)
     except KeyboardInterrupt:
         watch.stopped = True
