@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple
 
 from autopar.errors import AutoparError
@@ -15,7 +14,6 @@ __all__ = [
     "INTERRUPTED",
     "Failure",
     "describe_failure",
-    "enter",
     "guarded",
     "one_line",
     "reader_left",
@@ -64,24 +62,6 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         1,
         internal=True,
     )
-
-
-def enter(command: str, module: str, *, speaks: bool = True) -> None:
-    """Run `main` of a module as the entry point of a command; it ends the process.
-
-    `guarded` cannot see Ctrl-C while the command's own modules are imported, which takes a third
-    of a second and more: this can, from a module that imports nothing else.
-
-    Parameters
-    ----------
-    speaks : whether Ctrl-C is said; of several processes one does.
-    """
-    try:
-        import_module(module).main()
-    except KeyboardInterrupt:
-        if speaks:
-            sys.stderr.write(f"{command}: interrupted\n")
-        sys.exit(INTERRUPTED)
 
 
 def guarded(

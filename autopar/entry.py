@@ -1,10 +1,30 @@
-"""Entry points of the commands of this package, quick to import: see `autopar.commands.enter`."""
+"""Entry points of commands: a module that imports next to nothing, so that Ctrl-C is always seen.
+
+`autopar.commands.guarded` cannot see it while a command's own modules are imported, which takes a
+third of a second and more.
+"""
 
 from __future__ import annotations
 
-from autopar.commands import enter
+import sys
+from importlib import import_module
 
-__all__ = ["profile_estimate"]
+__all__ = ["enter", "profile_estimate"]
+
+
+def enter(command: str, module: str, *, speaks: bool = True) -> None:
+    """Run `main` of a module as the entry point of a command; it ends the process.
+
+    Parameters
+    ----------
+    speaks : whether Ctrl-C is said; of several processes one does.
+    """
+    try:
+        import_module(module).main()
+    except KeyboardInterrupt:
+        if speaks:
+            sys.stderr.write(f"{command}: interrupted\n")
+        sys.exit(130)  # `autopar.commands.INTERRUPTED`
 
 
 def profile_estimate() -> None:

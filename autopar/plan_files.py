@@ -23,6 +23,7 @@ from autopar.plan_documents import (
     read_plan_document,
     write_document,
 )
+from autopar.units import format_count
 
 __all__ = [
     "PLAN_FILE_FORMAT",
@@ -258,7 +259,8 @@ class _Reader:
             text = f"{expected} as entry {position} of a comma list"
             numbers.append(self._integer(key, item, low, high, text))
         if length is not None and len(numbers) != length:
-            raise self.fail(key, f"has {len(numbers)} entries where {length} layers are described")
+            has = format_count(len(numbers), "entry", "entries")
+            raise self.fail(key, f"has {has} where {length} layers are described")
         return tuple(numbers)
 
     def degrees(self, key: str, length: int | None = None) -> tuple[int, ...] | None:
@@ -347,7 +349,8 @@ def _stage_sizes(reader: _Reader, stages: int, num_layers: int) -> tuple[int, ..
             )
         return (each,) * (stages - 1) + (each + rest,)
     if len(sizes) != stages:
-        raise reader.fail("pp_division", f"has {len(sizes)} entries where pp_deg is {stages}")
+        has = format_count(len(sizes), "entry", "entries")
+        raise reader.fail("pp_division", f"has {has} where pp_deg is {stages}")
     if sum(sizes) != num_layers:
         shown = " + ".join(map(str, sizes)) if len(sizes) <= 16 else "the sum"
         raise reader.fail(

@@ -1,10 +1,10 @@
-"""Entry points of the profilers, quick to import: see `autopar.commands.enter`."""
+"""Entry points of the profilers, quick to import: see `autopar.entry`."""
 
 from __future__ import annotations
 
 import os
 
-from autopar.commands import enter
+from autopar.entry import enter
 
 __all__ = ["hardware", "model", "show"]
 

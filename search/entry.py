@@ -1,8 +1,8 @@
-"""Entry points of the planner's commands, quick to import: see `autopar.commands.enter`."""
+"""Entry points of the planner's commands, quick to import: see `autopar.entry`."""
 
 from __future__ import annotations
 
-from autopar.commands import enter
+from autopar.entry import enter
 
 __all__ = ["estimate", "explain", "explore", "search"]
 

@@ -17,10 +17,11 @@ EVERY = pytest.mark.parametrize("command", ENTRIES)
 LIGHT = """
 import sys
 
+before = set(sys.modules)
 import {module}
 
-heavy = ("numpy", "pydantic", "typer", "rich", "torch", "_autopar_core")
-print([name for name in heavy if name in sys.modules])
+heavy = ("numpy", "pydantic", "typer", "rich", "torch", "_autopar_core", "pathlib")
+print([name for name in heavy if name in set(sys.modules) - before])
 """
 INTERRUPTED = """
 import os
