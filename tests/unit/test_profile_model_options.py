@@ -232,6 +232,19 @@ def test_command_line_without_torch() -> None:
     assert "pip install 'autopar[profile]'" in second
 
 
+def test_an_unknown_model_is_said_without_torch() -> None:
+    """Importing torch takes seconds, which a wrong name need not wait for."""
+    script = (
+        "import sys\nfrom profiler import model_cli\n"
+        "code = model_cli.run(['--model', 'llama2-7c'])\nprint(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "2 False\n"
+    assert "no model 'llama2-7c'" in done.stderr
+
+
 def test_help_is_quick_and_complete() -> None:
     """It names every option and needs no torch; the fastest of three takes under half a second."""
     taken_s = []
