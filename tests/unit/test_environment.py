@@ -184,7 +184,7 @@ def test_hosts_are_shortened(hosts: list[str], expected: str) -> None:
 
 
 def test_environment_is_recorded_without_secrets() -> None:
-    """What communication and compute libraries read is kept; what looks like a secret only by its name."""
+    """What communication and compute libraries read is kept; of secrets only the name."""
     environment = {
         "NCCL_ALGO": "Ring",
         "NCCL_SOCKET_IFNAME": "=eth0",
