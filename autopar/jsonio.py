@@ -6,6 +6,7 @@ not. Everything that can be wrong before the content is looked at is refused her
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -120,13 +121,19 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old content or the new, never a part."""
+    """Write a file atomically: readers see the old content or the new, never a part.
+
+    Compressed where the name ends in .gz, equal texts to equal bytes.
+    """
+    content = text.encode("utf-8")
+    if path.suffix.lower() == ".gz":
+        content = gzip.compress(content, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())  # else a power cut may keep the new name without content
         umask = os.umask(0)

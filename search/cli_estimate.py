@@ -45,7 +45,9 @@ autopar-estimate --validate compares the first model with published figures.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
 """
-JSON = OptionRow("json", "text", "file for the statistics, - for stdout without tables", "Output")
+JSON = OptionRow(
+    "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", "Output"
+)
 SYSTEM = OptionRow(
     "system", "text", "file, or shipped name such as a100, h100, h200, b200", "Inputs"
 )

@@ -35,7 +35,9 @@ ROWS = (
     OptionRow("compat", "flag", "the published figures, with their known defects", _IN),
     OptionRow("layers", "flag", "add the operations of one block", _OUT),
     OptionRow("peers", "text", "file for the ranks that each rank talks to", _OUT),
-    OptionRow("json", "text", "file for the statistics, - for stdout without tables", _OUT),
+    OptionRow(
+        "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", _OUT
+    ),
     OptionRow("parameters", "flag", "print the parameters of the application, and end", _OUT),
 )
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -43,9 +43,19 @@ ROWS = (
     OptionRow("n-gpus", "int", "GPUs in all [default: dp * tp * pp]", _IN, low=1, high=1 << 30),
     OptionRow("batch", "int", "samples of a step, in all", _IN, low=1, high=1 << 40),
     OptionRow("execution", "text", "JSON file with strategy, config, placement, ...", _IN),
+    OptionRow(
+        "attention",
+        "choice",
+        "plain writes its scores, summa divides its products too (2d) [default: flash]",
+        _IN,
+        choices=("flash", "plain", "summa"),
+    ),
+    OptionRow("recompute", "flag", "make what plain attention writes again in backward", _IN),
     OptionRow("compat", "flag", "the published figures, with their known defects", _IN),
-    OptionRow("layers", "flag", "add the operations of one layer", _OUT),
-    OptionRow("json", "text", "file for the statistics, - for stdout without tables", _OUT),
+    OptionRow("layers", "flag", "add the operations of one layer and around the layers", _OUT),
+    OptionRow(
+        "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", _OUT
+    ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
 _LAYERS = {
@@ -78,8 +88,8 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.cli_estimate import refuse_nonsense, write_answer
 
     for row in ROWS:
-        if row.kind == "text" and raw[row.name] is not None:
-            convert(row, raw[row.name])  # refuses an empty one
+        if row.kind in ("text", "choice") and raw[row.name] is not None:
+            convert(row, raw[row.name])  # refuses an empty one, and a word that is no choice
     asked = _asked(raw)
     for name in ("model", "system"):
         if raw[name] is None:
@@ -97,7 +107,7 @@ def _execute(raw: dict[str, Any]) -> int:
         asked["n-gpus"] = math.prod(sizes)  # what is missing or no number is refused below
         assumed.append(f"n_gpus = {asked['n-gpus']}, the product of the degrees")
     try:
-        priced = _priced(model, system, asked, compat=raw["compat"])
+        priced = _priced(model, system, asked, raw)
     except InfeasibleExecution as error:
         if raw["execution"] is None:
             raise
@@ -111,8 +121,6 @@ def _execute(raw: dict[str, Any]) -> int:
             f"needs {priced['mem']:.4g} GB of memory per GPU but only has "
             f"{system.hbm_capacity:.4g} GB (hbm_capacity)"
         )
-    if raw["layers"]:
-        priced["layers"] = _layer_rows(model, system, asked, priced, compat=raw["compat"])
     if raw["json"] is not None:
         write_answer(raw["json"], priced)
     if raw["json"] != "-":
@@ -169,14 +177,14 @@ def _numbers(option: str, text: str) -> dict[str, int]:
 
 
 def _priced(
-    model: Model, system: System, asked: Mapping[str, Any], *, compat: bool
+    model: Model, system: System, asked: Mapping[str, Any], raw: Mapping[str, Any]
 ) -> dict[str, Any]:
     from search.analytic.tensor2d import evaluate
     from search.analytic.tensor2d.space import assignments
 
     strategy, config = asked["strategy"], asked["config"]
 
-    def price(placement: Mapping[str, int]) -> dict[str, Any]:
+    def price(placement: Mapping[str, int], *, layers: bool = False) -> dict[str, Any]:
         return evaluate(
             strategy,
             model,
@@ -185,11 +193,14 @@ def _priced(
             asked["n-gpus"],
             asked["batch"],
             system,
-            compat=compat,
+            compat=raw["compat"],
+            attention=raw["attention"] or "flash",
+            recompute=raw["recompute"],
+            layers=layers,
         )
 
     if "placement" in asked:
-        return price(asked["placement"])
+        return price(asked["placement"], layers=raw["layers"])
     tensor = ("tp",) if strategy == "1d" else ("tp1", "tp2")
     groups = (*tensor, "dp", "pp")
     names = tuple(f"nv_{group}" for group in groups)
@@ -197,7 +208,10 @@ def _priced(
     dims = tuple(config[group] for group in groups)
     inside = assignments(dims, system.nvlink_size) or _largest(dims, system.nvlink_size)
     found = [price(dict(zip(names, choice, strict=True))) for choice in inside]
-    return {**min([*found, alone], key=lambda statistics: float(statistics["t"])), "_placed": True}
+    best = min([*found, alone], key=lambda statistics: float(statistics["t"]))
+    if raw["layers"]:
+        best = price({name: best[name] for name in names}, layers=True)
+    return {**best, "_placed": True}
 
 
 def _largest(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
@@ -207,29 +221,6 @@ def _largest(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
     return [
         choice for choice in itertools.product(*map(divisors, dims)) if math.prod(choice) <= domain
     ]
-
-
-def _layer_rows(
-    model: Model,
-    system: System,
-    asked: Mapping[str, Any],
-    priced: Mapping[str, Any],
-    *,
-    compat: bool,
-) -> list[dict[str, Any]]:
-    from search.analytic.tensor2d import COMPAT, CORRECT
-    from search.analytic.tensor2d.checks import candidate_of
-    from search.analytic.tensor2d.layers import layer_rows
-    from search.analytic.tensor2d.step import row_time, sizes_of
-    from search.analytic.tensor2d.tables import row_table
-
-    quirks = COMPAT if compat else CORRECT
-    placement = {key: value for key, value in priced.items() if key.startswith("nv_")}
-    candidate = candidate_of(asked["strategy"], asked["config"], placement)
-    if compat:
-        model = model.published()
-    sizes = sizes_of(model, asked["strategy"], candidate, system, quirks)
-    return row_table([row_time(row, system, quirks) for row in layer_rows(sizes)], system)
 
 
 def _show(
@@ -249,11 +240,13 @@ def _show(
     from search.report.estimate_parts import tensor2d_memory, tensor2d_time
 
     console = make_console(sys.stdout)
+    attention = f"{raw['attention'] or 'flash'} attention" + ", recomputed" * raw["recompute"]
     rate = asked["batch"] / s["t"]
     degrees = " ".join(f"{key}={value}" for key, value in asked["config"].items())
     report.show_title(
         console,
-        f"{name} on {raw['system']}: {asked['n-gpus']} GPUs, {asked['strategy']}, {degrees}",
+        f"{name} on {raw['system']}: {asked['n-gpus']} GPUs, {asked['strategy']}, {degrees}, "
+        f"{attention}",
         f"{rate:.5g} samples/s, step {format_seconds(s['t'])}, batch {asked['batch']}",
     )
     report.show_time_parts(console, tensor2d_time(s), s["t"])
@@ -275,7 +268,8 @@ def _show(
             {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
             for row in s["layers"]
         ]
-        report.show_layers(console, rows, _LAYERS)
+        around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
+        report.show_layers(console, rows, _LAYERS, heading=f"one layer{around}, one micro-batch")
     kept = list(quirk_texts(Quirks).values()) if raw["compat"] else []
     notes = []
     if raw["compat"] and model != model.published():

@@ -60,7 +60,7 @@ QUESTION_ROWS = (
 OUTPUT_ROWS = (
     OptionRow("all", "text", "CSV file for every execution that can run, .gz compresses it", _OUT),
     OptionRow("all-statistics", "flag", "all statistics of each in that file", _OUT),
-    OptionRow("json", "text", "file for the best, - for stdout without tables", _OUT),
+    OptionRow("json", "text", "file for the best (.gz compresses), - for stdout, no tables", _OUT),
     OptionRow("plot", "text", "folder for pictures (extra: plot)", _OUT),
     OptionRow("plot-format", "choice", "[default: png]", _OUT, choices=("png", "svg", "both")),
 )

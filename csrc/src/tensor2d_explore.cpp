@@ -91,7 +91,8 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows) {
     }
     part.stages.push_back(std::move(stage));
   }
-  if (engine.strategy() == k2d) part.panels = panels_of(m, columns, rows);
+  if (engine.strategy() == k2d && engine.panels_matter(columns, rows))
+    part.panels = panels_of(m, columns, rows);
   return part;
 }
 
@@ -167,10 +168,10 @@ class Search {
       : engine_(engine), objective_(objective), all_(all), best(top, objective) {}
 
   void search(const Part& part, const Numbers& microbatches) {
-    const std::int64_t split = engine_.strategy() == k2d ? part.rows : part.columns * part.rows;
     const Reason reason = engine_.check_tensors(part.columns, part.rows);
     for (const std::int64_t microbatch : microbatches)
-      if (microbatch * (engine_.model().seq % split) % split == 0) search(part, microbatch, reason);
+      if (engine_.tokens_divide(microbatch, part.columns, part.rows))
+        search(part, microbatch, reason);
   }
 
  private:

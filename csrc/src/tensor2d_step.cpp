@@ -64,6 +64,11 @@ Reason Engine::check_tensors(std::int64_t columns, std::int64_t rows) const {
   return kOk;
 }
 
+bool Engine::tokens_divide(std::int64_t microbatch, std::int64_t columns, std::int64_t rows) const {
+  const std::int64_t ranks = strategy_ == k2d ? rows : columns * rows;
+  return microbatch % ranks * (model_.seq % ranks) % ranks == 0;
+}
+
 Reason Engine::check(const Candidate& c) const {
   for (const std::int32_t value :
        {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
@@ -76,6 +81,8 @@ Reason Engine::check(const Candidate& c) const {
   }
   if (left != 1) return kProduct;
   if (const Reason reason = check_tensors(c.tp1, c.tp2); reason != kOk) return reason;
+  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
+  if (strategy_ == k2d && c.nb > model_.hidden) return kPanels;
   if (model_.depth % c.pp) return kDepth;
   if (batch_ % (static_cast<std::int64_t>(c.dp) * c.mbs)) return kBatch;
   if (c.tp1 % c.nv_tp1 || c.tp2 % c.nv_tp2 || c.dp % c.nv_dp || c.pp % c.nv_pp) return kPlacement;

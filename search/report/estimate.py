@@ -92,13 +92,17 @@ def show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) 
 
 
 def show_layers(
-    console: Console, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]
+    console: Console,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, tuple[str, str]],
+    *,
+    heading: str = "one layer, one micro-batch",
 ) -> None:
     """Print a row per operation of a layer.
 
     columns : key of a row -> (heading, 's', 'B', 'FLOP' or '').
     """
-    print_heading(console, "one layer, one micro-batch")
+    print_heading(console, heading)
     table = make_table(*(heading for heading, _ in columns.values()), left=1)
     for row in rows:
         table.add_row(*(_cell(row[key], unit) for key, (_, unit) in columns.items()))

@@ -214,11 +214,11 @@ def test_executions_in_any_form_and_number_of_threads() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"tensor_par": [-1]}, r"executions\.tensor_par: the value is \[-1\], expected integers"),
+        ({"tensor_par": [-1]}, r"executions\.tensor_par: the value is -1, expected integers"),
         ({"attention_type": ["linear"]}, r"executions\.attention_type: the value is 'linear'"),
         ({"tensor_parr": [1]}, r"executions\.tensor_parr: is unknown"),
         ({"batch_size": [16, 16]}, "columns have lengths"),
-        ({"batch_size": [1.5]}, r"executions\.batch_size: the value is \[1.5\]"),
+        ({"batch_size": [1.5]}, r"executions\.batch_size: the value is 1\.5"),
     ],
 )
 def test_unusable_columns(change: dict[str, Any], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -265,9 +266,34 @@ def test_execution_file_says_what_options_say(
     assert sum(part.amount for part in tensor2d_time(s)) == pytest.approx(s["t"], rel=1e-9)
     needed = sum(part.amount for part in tensor2d_memory(s))
     assert needed == pytest.approx(s["mem"] * 1e9, rel=1e-9)
-    text = answer(capsys, *options, "--layers", "--compat")
+    text = answer(capsys, *options, "--layers")
     assert all(f"\n{row['name']} " in text for row in s["layers"])
+    assert {"embedding", "head", "loss"} < {row["name"] for row in s["layers"]}
+    text = answer(capsys, *options, "--layers", "--compat")
+    assert "\nfusedla " in text
+    assert "\nembedding " not in text
     assert all(number.split(":")[0] in text for number in quirk_texts(Tensor2dQuirks).values())
+
+
+def test_attention_is_said_in_the_title(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain attention replaces a row by four, and one that starts again keeps less."""
+    plain = answer(capsys, *FLAT, "--attention", "plain", "--layers")
+    again = answer(capsys, *FLAT, "--attention", "plain", "--recompute", "--layers")
+    assert "1d, dp=2 tp=8 pp=4 mbs=1, plain attention\n" in plain
+    assert "plain attention, recomputed\n" in again
+    assert "\nsoftmax " in plain
+    assert "fusedla" not in plain
+    assert plain != again
+
+
+def test_compressed_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name in .gz makes gzip of what the plain name has, the same bytes every time."""
+    for model in ((*CALCULON, "--execution", "1x8-tp8"), FLAT):
+        for name in ("a.json", "b.json.gz", "c.json.gz"):
+            answer(capsys, *model, "--json", str(tmp_path / name))
+        packed = (tmp_path / "b.json.gz").read_bytes()
+        assert packed == (tmp_path / "c.json.gz").read_bytes()
+        assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
 
 
 def test_candidate_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from search.analytic.calculon.documents import (
     System,
 )
 from search.analytic.calculon.quirks import COMPAT, CORRECT, Quirks
+from search.analytic.columns import check_names, integers, packed_rows
 from search.analytic.documents import load_document
 from search.analytic.machine import OPERATIONS, Rate
 
@@ -151,27 +152,15 @@ def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
 
 
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
-    unknown = [name for name in columns if name not in _NAMES]
-    if unknown:
-        raise InputError(f"executions.{unknown[0]}: is unknown, expected {', '.join(_NAMES)}")
     given: dict[str, Any] = {**_DEFAULTS, **columns}
     degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
     if "num_procs" not in given and all(name in given for name in degrees):
         t, p, d = (np.asarray(given[name]) for name in degrees)
         given["num_procs"] = t * p * d
-    missing = [name for name in _NAMES if name not in given]
-    if missing:
-        raise InputError(f"executions.{missing[0]}: is missing")
-    arrays = {name: _column(name, given[name]) for name in _NAMES}
-    try:
-        shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
-    except ValueError:
-        lengths = sorted({a.size for a in arrays.values()})
-        raise InputError(f"executions: columns have lengths {lengths}, expected one") from None
-    packed = np.empty(shape or (1,), dtype=EXECUTION)
-    for name, values in arrays.items():
-        packed[name] = values
-    return packed
+    check_names("executions", given, dict.fromkeys(_NAMES))
+    return packed_rows(
+        "executions", EXECUTION, {name: _column(name, given[name]) for name in _NAMES}
+    )
 
 
 def _column(name: str, values: Any) -> NDArray[Any]:
@@ -186,15 +175,8 @@ def _column(name: str, values: Any) -> NDArray[Any]:
                 f"{', '.join(CHOICES[name])}"
             )
         array = np.array([codes[word] for word in array.ravel().tolist()]).reshape(array.shape)
-    largest = len(CHOICES[name]) - 1 if name in CHOICES else np.iinfo(kind).max
-    if array.dtype.kind not in "biu" or (
-        array.size and (array < 0).any() | (array > largest).any()
-    ):
-        raise InputError(
-            f"executions.{name}: the value is {shorten(array.ravel()[:1].tolist())}, expected "
-            f"integers from 0 to {largest}"
-        )
-    return array
+    largest = len(CHOICES[name]) - 1 if name in CHOICES else int(np.iinfo(kind).max)
+    return integers(f"executions.{name}", array, largest, "biu")
 
 
 def _rate(rate: Rate) -> tuple[float, list[tuple[float, float]]]:

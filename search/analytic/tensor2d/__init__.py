@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleExecution, InputError
 from search.analytic.documents import load_document
-from search.analytic.tensor2d.checks import candidate_of, check_candidate
+from search.analytic.tensor2d.checks import (
+    Attention,
+    candidate_of,
+    check_attention,
+    check_candidate,
+)
 from search.analytic.tensor2d.documents import STRATEGIES, Model, Strategy, System
 from search.analytic.tensor2d.engine import CANDIDATE, OUTCOME, native_engine, pack_candidates
 from search.analytic.tensor2d.exploration import Found, Objective, Survey, explore_space
 from search.analytic.tensor2d.quirks import COMPAT, CORRECT, Quirks
 from search.analytic.tensor2d.reasons import REASONS
-from search.analytic.tensor2d.step import Candidate, step_statistics
+from search.analytic.tensor2d.step import Candidate, all_rows, step_statistics
+from search.analytic.tensor2d.tables import row_table
 
 __all__ = [
     "CANDIDATE",
@@ -28,6 +34,7 @@ __all__ = [
     "CORRECT",
     "OUTCOME",
     "STRATEGIES",
+    "Attention",
     "Candidate",
     "Found",
     "InfeasibleExecution",
@@ -54,6 +61,9 @@ def evaluate(
     system: System | Mapping[str, Any] | Path | str,
     *,
     compat: bool | Quirks = False,
+    attention: Attention = "flash",
+    recompute: bool = False,
+    layers: bool = False,
 ) -> dict[str, Any]:
     """Return the statistics of one candidate by name, in seconds, 1e9 bytes and 1e12 FLOP.
 
@@ -62,6 +72,10 @@ def evaluate(
         `nv_pp`.
     compat : True for the published model with its defects, which knows only the five sizes; or
         the defects to keep.
+    attention : `plain` writes its scores, and causal masks save it nothing; `summa` (of `2d`)
+        divides both of its products like the other ones. Searches know `flash` alone.
+    recompute : what plain attention writes is made again in backward, not kept.
+    layers : add a row per operation of a layer, and of what surrounds the layers, under `layers`.
 
     Memory is not tested: `mem` is for comparison with the system's `hbm_capacity`.
 
@@ -75,7 +89,12 @@ def evaluate(
     quirks = _quirks(compat)
     candidate = candidate_of(strategy, config, placement)
     check_candidate(m, strategy, candidate, n_gpus, global_batch_size, s)
-    return step_statistics(m, strategy, candidate, global_batch_size, s, quirks)
+    check_attention(attention, m, strategy, candidate, recompute=recompute, compat=compat is True)
+    way: dict[str, Any] = {"attention": attention, "recompute": recompute}
+    statistics = step_statistics(m, strategy, candidate, global_batch_size, s, quirks, **way)
+    if layers:
+        statistics["layers"] = row_table(all_rows(m, strategy, candidate, s, quirks, **way), s)
+    return statistics
 
 
 def evaluate_many(

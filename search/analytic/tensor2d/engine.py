@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autopar.errors import InputError
 from autopar.jsonio import shorten
 from search.analytic import native
+from search.analytic.columns import check_names, integers, packed_rows
 from search.analytic.tensor2d.documents import STRATEGIES, Model, Strategy, System
 from search.analytic.tensor2d.quirks import Quirks
 
@@ -148,31 +149,10 @@ def _pack_columns(
         tp = _column("tp", given.pop("tp"))
         if not np.all(tp == _column("tp1", given["tp1"]) * _column("tp2", given["tp2"])):
             raise InputError("candidates.tp: is not tp1 * tp2 everywhere")
-    for name in given:
-        if name not in expected:
-            raise InputError(f"candidates.{name}: is unknown, expected {', '.join(expected)}")
-    for name in expected:
-        if name not in given:
-            raise InputError(f"candidates.{name}: is missing")
-    arrays = {packed: _column(name, given[name]) for name, packed in expected.items()}
-    try:
-        shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
-    except ValueError:
-        lengths = sorted({a.size for a in arrays.values()})
-        raise InputError(f"candidates: columns have lengths {lengths}, expected one") from None
-    packed = np.ones(shape or (1,), dtype=CANDIDATE)
-    for name, values in arrays.items():
-        packed[name] = values
-    return packed
+    check_names("candidates", given, expected)
+    columns = {packed: _column(name, given[name]) for name, packed in expected.items()}
+    return packed_rows("candidates", CANDIDATE, columns)
 
 
 def _column(name: str, values: Any) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.size == 0:
-        return array.astype(np.int64)
-    if array.dtype.kind not in "iu" or (array < 0).any() or (array > LARGEST).any():
-        raise InputError(
-            f"candidates.{name}: the value is {shorten(array.ravel()[:1].tolist())}, expected "
-            f"integers from 0 to {LARGEST}"
-        )
-    return array.astype(np.int64)
+    return integers(f"candidates.{name}", values, LARGEST).astype(np.int64)

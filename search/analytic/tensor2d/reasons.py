@@ -15,6 +15,8 @@ REASONS: tuple[str, ...] = (
     "dp * mbs does not divide the batch",
     "tp2 does not divide the hidden size",
     "the sequence is shorter than tp1 * tp2",
+    "the tokens of a micro-batch do not divide over the GPUs that share them",
+    "nb is above the hidden size",
     "neither of kv_heads and tp1 divides the other",
     "a placement does not divide its group",
     "a fast domain is smaller than the placement",

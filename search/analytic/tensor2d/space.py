@@ -27,10 +27,22 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def candidates(
-    model: Model, strategy: Strategy, n_gpus: int, batch: int, domain: int
+    model: Model,
+    strategy: Strategy,
+    n_gpus: int,
+    batch: int,
+    domain: int,
+    *,
+    repeated_panels: bool = True,
 ) -> Iterator[Candidate]:
-    """Yield every candidate once, with every assignment to fast domains of `domain` GPUs."""
+    """Yield every candidate once, with every assignment to fast domains of `domain` GPUs.
+
+    repeated_panels : the defect of that name: panels change figures of one GPU, too. Without it
+        their number is 1 there.
+    """
     for bare in _degrees(model, strategy, n_gpus, batch):
+        if bare.columns == bare.rows == 1 < bare.panels and not repeated_panels:
+            continue
         dims = _dimensions(bare, strategy)
         for inside in assignments(dims, domain):
             yield _assigned(bare, strategy, inside)

@@ -22,6 +22,7 @@ __all__ = [
     "PassTime",
     "RowTime",
     "Sums",
+    "all_rows",
     "row_time",
     "sizes_of",
     "step_statistics",
@@ -187,6 +188,24 @@ def sum_rows(rows: Iterable[RowTime]) -> Sums:
     )
 
 
+def all_rows(
+    model: Model,
+    strategy: Strategy,
+    candidate: Candidate,
+    system: System,
+    quirks: Quirks,
+    *,
+    attention: str = "flash",
+    recompute: bool = False,
+) -> list[RowTime]:
+    """Return the rows of the embedding, of one layer, and of the head, for one micro-batch."""
+    sizes = sizes_of(model, strategy, candidate, system, quirks)
+    rows = layer_rows(sizes, attention=attention, recompute=recompute)
+    if model.vocab:
+        rows = (*embedding_rows(sizes), *rows, *head_rows(sizes))
+    return [row_time(row, system, quirks) for row in rows]
+
+
 def step_statistics(
     model: Model,
     strategy: Strategy,
@@ -194,21 +213,27 @@ def step_statistics(
     batch: int,
     system: System,
     quirks: Quirks,
+    *,
+    attention: str = "flash",
+    recompute: bool = False,
 ) -> dict[str, Any]:
     """Return the statistics of a candidate under their published names.
+
+    attention, recompute : as `layer_rows` takes them.
 
     With a vocabulary, times and FLOP are those of the slower of the first and the last stage, the
     bubble has what the other one adds, and memory is that of the stage which needs more.
     """
     c = candidate
     sizes = sizes_of(model, strategy, c, system, quirks)
-    rows = [row_time(row, system, quirks) for row in layer_rows(sizes)]
+    table = layer_rows(sizes, attention=attention, recompute=recompute)
+    rows = [row_time(row, system, quirks) for row in table]
     layer = sum_rows(rows)
     first, last = Sums(), Sums()
     if model.vocab:
         first = sum_rows(row_time(row, system, quirks) for row in embedding_rows(sizes))
         last = sum_rows(row_time(row, system, quirks) for row in head_rows(sizes))
-    table = first.weights
+    embedding = first.weights
     if c.pipeline == 1:
         edge, waiting_s = first.plus(last), 0.0
     else:
@@ -249,7 +274,7 @@ def step_statistics(
 
     in_flight = min(c.pipeline, steps)
     if c.pipeline == 1:
-        shared = table if model.tied else 0.0
+        shared = embedding if model.tied else 0.0
         stages = [stage(first.plus(last), first.weights + last.weights - shared, in_flight)]
     else:
         stages = [stage(first, first.weights, in_flight), stage(last, last.weights, 1)]

@@ -61,6 +61,8 @@ enum Reason : std::uint8_t {
   kBatch,
   kRows,
   kSequence,
+  kTokens,
+  kPanels,
   kKvHeads,
   kPlacement,
   kDomain,
@@ -114,6 +116,12 @@ class Engine {
   Reason check(const Candidate& c) const;
   // What is wrong with a division of tensors whatever else a candidate is.
   Reason check_tensors(std::int64_t columns, std::int64_t rows) const;
+  // Whether the tokens of a micro-batch divide over the GPUs that share them.
+  bool tokens_divide(std::int64_t microbatch, std::int64_t columns, std::int64_t rows) const;
+  // Whether the number of panels changes a figure.
+  bool panels_matter(std::int64_t columns, std::int64_t rows) const {
+    return columns * rows > 1 || quirks_.repeated_panels;
+  }
 
   // Reads tp1, tp2, mbs and nb; collectives are over `columns` and `rows`. Without `links` they
   // take no time: a bound for every placement.
