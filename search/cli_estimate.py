@@ -146,6 +146,8 @@ def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
 
 def no_model(word: str) -> Callable[[], typer.Typer]:
     def fail() -> typer.Typer:
+        if word.startswith("-"):
+            raise OptionError("say which model, calculon or tensor2d, before the options")
         near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")

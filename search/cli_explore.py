@@ -40,9 +40,9 @@ def run(arguments: Sequence[str]) -> int:
             return guarded(
                 COMMAND, module.app, rest, module.ROWS, module.HELP, f"{model} [OPTIONS]"
             )
-    return guarded(
-        COMMAND, no_model(model), [model, *rest], (), _HELP, "calculon|tensor2d [OPTIONS]"
-    )
+    # an option without a model is not unknown: what lacks is the model
+    asked = [word for word in (model, *rest) if word in ("--help", "-h")]
+    return guarded(COMMAND, no_model(model), asked, (), _HELP, "calculon|tensor2d [OPTIONS]")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import OptionError
+from autopar.errors import InfeasibleError, OptionError
 from search.cli_app import make_app
 from search.cli_explore_session import (
     OUTPUT_ROWS,
@@ -114,6 +114,7 @@ def _question(values: Mapping[str, Any]) -> Question:
     known = load_application(values["application"])
     system = calculon_system(values["system"])
     shared = _space_fields(values, known, compat=compat)
+    _require_datatype(values["system"], system, shared["datatype"])
     axes = tuple(parse_axis(text) for text in values["sweep"] or ())
     documents = {"system": system, "application": known.application}
     jobs = [
@@ -130,6 +131,15 @@ def _question(values: Mapping[str, Any]) -> Question:
         jobs=tuple(jobs),
         notes=_notes(values, known, shared, compat=compat),
     )
+
+
+def _require_datatype(name: str, system: System, datatype: str) -> None:
+    """Raise InfeasibleError where a search could only end without an answer."""
+    both = [known for known in system.matrix if known in system.vector]
+    if datatype not in both:
+        raise InfeasibleError(
+            f"{name} has no rates of {datatype}; choose a --datatype that it has: {', '.join(both)}"
+        )
 
 
 def _space_fields(values: Mapping[str, Any], known: Known, *, compat: bool) -> dict[str, Any]:

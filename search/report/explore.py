@@ -181,14 +181,17 @@ def show_assumed(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
 def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
     """Return why nothing can run, from the search that came closest, and what may help."""
     answer = max(answers, key=lambda one: one.considered)
+    count = format_count(answer.processors, unit)
+    if answer.strategy is not None:
+        name = f"{name} with {answer.strategy}"
     if not answer.considered:
         return (
-            f"no way to divide {name} over {subject(answer, unit)} of {system} was found; choose "
+            f"no way to divide {name} over {count} of {system} was found; choose "
             f"another number of {unit}s, or a batch that it divides"
         )
-    why = "; ".join(f"{count:,} {_because(text)}" for text, count in answer.rejected.items())
+    why = "; ".join(f"{some:,} {_because(text)}" for text, some in answer.rejected.items())
     return (
-        f"none of {answer.considered:,} executions of {name} can run on {subject(answer, unit)} of "
+        f"none of {answer.considered:,} executions of {name} can run on {count} of "
         f"{system}: {why}; give more {unit}s, more memory, or another batch"
     )
 

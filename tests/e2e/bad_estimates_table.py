@@ -181,6 +181,7 @@ def _candidates() -> Iterator[Case]:
     for what, file, key, value in (
         ("heads that do not divide", "two.json", ("h",), 30),
         ("a batch that does not divide", "candidate.json", ("global_batch_size",), 63),
+        ("tokens that do not divide", "two.json", ("l",), 2050),
         ("a domain that is too small", "two_system.json", ("nvlink_size",), 4),
         ("memory that is too small", "two_system.json", ("hbm_capacity",), 1),
     ):
@@ -211,6 +212,9 @@ def _options() -> Iterator[Case]:
         "a batch of 0": (*TWO, "--batch", "0"),
         "flash attention under --compat": (*CALCULON, "--compat"),
         "--json below a file": (*CALCULON, "--json", "system.json/answer.json"),
+        "unknown attention": (*TWO, "--attention", "linear"),
+        "SUMMA attention without rows": (*TWO, "--attention", "summa"),
+        "recomputed flash attention": (*TWO, "--recompute"),
         "no name for --json": (*CALCULON, "--json="),
         "no name for --system": (*TWO, "--system="),
         "--peers below a file": (*CALCULON, "--peers", "system.json/peers.json"),

@@ -14,8 +14,8 @@ import pytest
 
 from autopar.estimate import cli as estimate_cli
 from profiler import model_cli
-from search import cli, cli_estimate, explain_cli
-from tests.e2e import bad_estimates_table, bad_models_table
+from search import cli, cli_estimate, cli_explore, explain_cli
+from tests.e2e import bad_estimates_table, bad_explore_table, bad_models_table
 from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -29,8 +29,14 @@ RUN = {
     COMMANDS[2]: estimate_cli.run,
     bad_models_table.COMMAND: model_cli.run,
     bad_estimates_table.COMMAND: cli_estimate.run,
+    bad_explore_table.COMMAND: cli_explore.run,
 }
-CASES = (*cases(), *bad_models_table.cases(), *bad_estimates_table.cases())
+CASES = (
+    *cases(),
+    *bad_models_table.cases(),
+    *bad_estimates_table.cases(),
+    *bad_explore_table.cases(),
+)
 Answer = tuple[int, str, str]
 HEAD = """# Bad input
 
@@ -60,6 +66,8 @@ def fill(folder: Path, case: Case) -> None:
         bad_models_table.prepare_models(folder)
     if case.command == bad_estimates_table.COMMAND:
         bad_estimates_table.prepare_estimates(folder, ROOT)
+    if case.command == bad_explore_table.COMMAND:
+        bad_explore_table.prepare_explore(folder, ROOT)
     if case.edit is not None:
         case.edit(folder)
 
@@ -137,6 +145,17 @@ def test_good_estimates_are_good(
     monkeypatch.chdir(tmp_path)
 
     assert cli_estimate.run(list(arguments)) == 0
+
+
+@pytest.mark.parametrize("arguments", bad_explore_table.GOOD, ids=" ".join)
+def test_good_searches_are_good(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of autopar-explore."""
+    bad_explore_table.prepare_explore(tmp_path, ROOT)
+    monkeypatch.chdir(tmp_path)
+
+    assert cli_explore.run(list(arguments)) == 0
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1], *CASES[60:120:30]], ids=name)
