@@ -139,7 +139,8 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
             fontsize=8,
             va="center",
         )
-    left.margins(x=0.14)
+    # room for the lengths; not margins, which end at a part that one of the bars lacks
+    left.set_xlim(0, 1.14 * max(p.time_s / w for (_, p), w in zip(bars, wholes, strict=True)))
     left.set_yticks(range(len(bars)), [name for name, _ in bars])
     left.invert_yaxis()
     left.set_xlabel("seconds of a step" if alone else "% of the step, with its length behind it")

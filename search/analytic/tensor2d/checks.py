@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Literal, get_args
 
 from autopar.errors import InfeasibleExecution
@@ -35,8 +36,8 @@ def candidate_of(
     degrees = ("dp", "tp", "pp", "mbs") if flat else ("dp", "tp1", "tp2", "pp", "mbs")
     panels = ("nb",) if strategy == "2d" else ()
     domains = ("nv_tp", "nv_dp", "nv_pp") if flat else ("nv_tp1", "nv_tp2", "nv_dp", "nv_pp")
-    _check_names("config", config, (*degrees, *panels), () if flat else ("tp",))
-    _check_names("placement", placement, domains, ())
+    config = _counts("config", config, (*degrees, *panels), () if flat else ("tp",))
+    placement = _counts("placement", placement, domains, ())
     if not flat and config.get("tp", config["tp1"] * config["tp2"]) != (
         config["tp1"] * config["tp2"]
     ):
@@ -147,9 +148,10 @@ def check_attention(
         )
 
 
-def _check_names(
+def _counts(
     where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
-) -> None:
+) -> dict[str, int]:
+    """Return the numbers, those of NumPy as plain ones."""
     for name in given:
         if name not in required and name not in optional:
             raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
@@ -157,10 +159,11 @@ def _check_names(
         if name not in given:
             raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
     for name, value in given.items():
-        if type(value) is not int or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise _contradiction(
                 f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
             )
+    return {name: int(value) for name, value in given.items()}
 
 
 def _contradiction(reason: str) -> InfeasibleExecution:
