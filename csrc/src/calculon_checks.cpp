@@ -26,8 +26,8 @@ Reason check_tiers(const Execution& x, const System& system, const Quirks& quirk
     const Tier& network = system.tiers[static_cast<std::size_t>(tier)];
     if (used > network.size) return kTierTooSmall;
     // several groups may fill a domain together, if there are processors for whole domains
-    const bool full = network.size % used == 0 &&
-                      (quirks.divisor_fills_tier || x.num_procs % network.size == 0);
+    const bool full =
+        network.size % used == 0 && (quirks.divisor_fills_tier || x.num_procs % network.size == 0);
     if (network.must_be_filled && !full) return kTierNotFull;
   }
   return kOk;
@@ -36,10 +36,16 @@ Reason check_tiers(const Execution& x, const System& system, const Quirks& quirk
 }  // namespace
 
 Reason Model::check(const Execution& x) const {
+  // rows are filled by anybody, and these are places in tables
+  if (x.datatype >= kNumDatatypes || x.attention_type > kFlash || x.activation_recompute > kFull ||
+      x.tensor_par_comm_type > kRsAg || x.tensor_par_overlap > kPipe || x.structure_type > kLlama)
+    return kUnknownCode;
   if (x.num_procs <= 0 || x.tensor_par <= 0 || x.pipeline_par <= 0 || x.data_par <= 0)
     return kCounts;
   if (published_ && (x.attention_type == kFlash || x.structure_type == kLlama)) return kUnpublished;
-  if (std::int64_t{x.tensor_par} * x.pipeline_par * x.data_par != x.num_procs) return kProduct;
+  // step by step: the product of three may be more than 2^63
+  const std::int64_t model_procs = std::int64_t{x.tensor_par} * x.pipeline_par;
+  if (model_procs > x.num_procs || model_procs * x.data_par != x.num_procs) return kProduct;
   if (x.batch_size <= 0 || x.microbatch_size <= 0) return kCounts;
   if (x.batch_size % x.data_par || x.batch_size / x.data_par % x.microbatch_size) return kBatch;
   if (x.activation_recompute != kNoRecompute && !x.training) return kRecomputeInference;
@@ -86,7 +92,7 @@ Shape Model::shape(const Execution& x) const {
   s.head_size = a.head_size;
   s.microbatch = x.microbatch_size;
   s.tokens = x.microbatch_size * a.seq;
-  s.elements = s.tokens * a.hidden;
+  s.elements = static_cast<double>(s.tokens) * static_cast<double>(a.hidden);
   s.kv_heads = x.attention_type == kMultiquery ? 1 : a.kv_heads;
   s.vocab = ceil_div(a.vocab, x.tensor_par);
   s.element_bytes = kBytes[x.datatype];
@@ -112,8 +118,7 @@ Shape Model::shape(const Execution& x) const {
   s.recompute_attention = x.activation_recompute != kNoRecompute;
   s.regather_attention = s.recompute_attention || x.seq_par_ag_redo;
   s.regather_mlp = s.recompute_all || x.seq_par_ag_redo;
-  s.local_elements =
-      s.rs ? static_cast<double>(s.elements) / s.tensor : static_cast<double>(s.elements);
+  s.local_elements = s.rs ? s.elements / s.tensor : s.elements;
   s.kv_width =
       static_cast<double>(s.head_size) * std::max(static_cast<double>(s.kv_heads) / s.tensor, 1.0);
   return s;

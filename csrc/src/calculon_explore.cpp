@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -69,40 +70,47 @@ bool same(const Candidate& a, const Candidate& b) {
 
 class Best {
  public:
-  explicit Best(const Want& want) : want_(want) {}
+  explicit Best(const Want& want) : want_(want), top_(Precedes{want.objective}) {}
 
   void offer(const Candidate& c) {
-    if (full() && !better(c, top_.back(), want_.objective)) return;
+    if (full() && !better(c, *top_.rbegin(), want_.objective)) return;
     if (!want_.duplicates) {
-      for (Candidate& kept : top_) {
-        if (!same(kept, c)) continue;
-        if (!better(c, kept, want_.objective)) return;
-        kept = c;
-        sort();
-        return;
+      // equal figures stand side by side
+      const Score figures = score(c, want_.objective);
+      for (auto kept = top_.lower_bound(figures);
+           kept != top_.end() && score(*kept, want_.objective) == figures; ++kept) {
+        if (!same(*kept, c)) continue;
+        if (!better(c, *kept, want_.objective)) return;
+        top_.erase(kept);
+        break;
       }
     }
-    top_.push_back(c);
-    sort();
-    if (static_cast<int>(top_.size()) > want_.top) top_.pop_back();
+    top_.insert(c);
+    if (static_cast<int>(top_.size()) > want_.top) top_.erase(std::prev(top_.end()));
   }
 
-  bool full() const { return static_cast<int>(top_.size()) >= want_.top; }
   double worst() const {
-    return full() ? score(top_.back(), want_.objective)[0]
+    return full() ? score(*top_.rbegin(), want_.objective)[0]
                   : std::numeric_limits<double>::infinity();
   }
-  std::vector<Candidate> take() { return std::move(top_); }
+  std::vector<Candidate> take() const { return {top_.begin(), top_.end()}; }
 
  private:
-  void sort() {
-    std::sort(top_.begin(), top_.end(), [this](const Candidate& a, const Candidate& b) {
-      return better(a, b, want_.objective);
-    });
-  }
+  using Score = std::array<double, 2>;
+  struct Precedes {
+    using is_transparent = void;
+    Objective objective;
+    bool operator()(const Candidate& a, const Candidate& b) const {
+      return better(a, b, objective);
+    }
+    bool operator()(const Candidate& a, const Score& b) const { return score(a, objective) < b; }
+    bool operator()(const Score& a, const Candidate& b) const { return a < score(b, objective); }
+  };
+
+  bool full() const { return static_cast<int>(top_.size()) >= want_.top; }
 
   const Want& want_;
-  std::vector<Candidate> top_;
+  std::set<Candidate, Precedes> top_;  // there may be thousands
 };
 
 // Points that nothing else beats in both seconds per sample and bytes.

@@ -30,7 +30,7 @@ class Kinds {
         q_(quirks),
         n_(static_cast<double>(shape.tokens)),
         h_(static_cast<double>(shape.hidden)),
-        whole_(static_cast<double>(shape.elements)) {}
+        whole_(shape.elements) {}
 
   Kind fork(double elements, double ways) const {
     Kind k;

@@ -1,7 +1,8 @@
 // Prices executions in any order, on several threads.
+#include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
+#include <future>
 #include <vector>
 
 #include "autopar/analytic/calculon.hpp"
@@ -115,12 +116,16 @@ void evaluate_many(const Model& model, const Execution* executions, std::size_t 
       out.ok = out.reason == kOk;
     }
   };
-  const std::size_t parts = std::max<std::size_t>(1, static_cast<std::size_t>(threads));
-  std::vector<std::thread> others;
+  // a thread is started faster than it prices fewer than this
+  constexpr std::size_t kLeast = 256, kMostThreads = 1024;
+  const std::size_t parts = std::clamp<std::size_t>(
+      count / kLeast, 1, static_cast<std::size_t>(std::clamp<int>(threads, 1, kMostThreads)));
+  std::vector<std::future<void>> others;  // they hand on what a thread throws
   for (std::size_t part = 1; part < parts; ++part)
-    others.emplace_back(work, count * part / parts, count * (part + 1) / parts);
+    others.push_back(
+        std::async(std::launch::async, work, count * part / parts, count * (part + 1) / parts));
   work(0, count / parts);
-  for (std::thread& other : others) other.join();
+  for (std::future<void>& other : others) other.get();
 }
 
 }  // namespace autopar::analytic::calculon

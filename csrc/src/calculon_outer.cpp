@@ -24,7 +24,7 @@ Outer Model::outer(const Execution& x, const Shape& s) const {
   result.head_s += processing(vector.seconds(7.0 * logits), memory.seconds(2 * logits * (e + 4)));
   result.embedding_s = (s.training ? 2 : 1) * memory.seconds(2 * (s.local_elements * e));
   if (s.tensor > 1) {
-    const double whole = static_cast<double>(s.elements) * e;
+    const double whole = s.elements * e;
     const double link_s =
         s.rs ? tier.seconds(kReduceScatter, whole, t) + tier.seconds(kAllGather, whole, t)
              : tier.seconds(kAllReduce, whole, t);

@@ -3,11 +3,12 @@
 #include <limits>
 
 #include "autopar/analytic/calculon.hpp"
+#include "calculon_data_parallel.hpp"
+#include "calculon_memory.hpp"
+#include "calculon_passes.hpp"
 
 namespace autopar::analytic::calculon {
 namespace {
-
-constexpr int kBase = 0, kEdge = 1;
 
 // A window that nothing is left of cannot hide anything.
 double ratio(double amount, double window) {
@@ -36,201 +37,79 @@ class Writer {
   double* out_;
 };
 
-struct Sizes {
-  double checkpoint = 0, live = 0, activations = 0, checkpoints = 0, gradients = 0, smallest = 0,
-         outer_space = 0, tables = 0, tier1 = 0, tier2 = 0;
+// Seconds of a whole step.
+struct Times {
+  double forward = 0, backward = 0, optimizer = 0, recompute = 0, recomm_link = 0,
+         recomm_exposed = 0, bubble = 0, tensor_link = 0, tensor_exposed = 0, pipeline = 0,
+         offload_forward = 0, offload_backward = 0, embedding = 0, head = 0;
+  double busy = 0;     // processing of the blocks
+  double total_s = 0;  // of all but what is hidden on a link
 };
 
-Sizes sizes(const Execution& x, const Shape& s, const Block& b, const Outer& outer,
-            const Quirks& q) {
-  Sizes r;
-  const auto k = static_cast<double>(s.blocks), v = static_cast<double>(s.chunks),
-             p = static_cast<double>(x.pipeline_par);
-  if (s.training && s.recompute_all)
-    r.checkpoint = static_cast<double>(s.elements) * s.element_bytes;
-  if (s.rs && !q.checkpoint_unsharded) r.checkpoint /= s.tensor;
-  r.live = static_cast<double>(std::min<std::int64_t>(s.microbatches, x.pipeline_par));
-  if (s.chunks > 1) r.live *= 1 + (p - 1) / (v * p);
-  r.activations =
-      s.training && !s.recompute_all ? b.working + b.stored * (k * r.live - 1) : b.working;
-  r.checkpoints = k * r.checkpoint * r.live;
-  r.gradients = s.training ? b.whole_weight_gradient + b.weight_gradient * (k - 1) : 0.0;
-  r.smallest = s.recompute_all ? b.working : b.working + b.stored;
-  r.tier1 =
-      (x.weight_offload ? 2 * b.weight : k * b.weight) +
-      (x.activations_offload ? r.smallest + 2 * r.checkpoint : r.activations + r.checkpoints) +
-      (x.optimizer_offload ? b.whole_weight_gradient + b.weight_gradient + 2 * b.optimizer
-                           : r.gradients + k * b.optimizer) +
-      b.activation_gradient;
-  r.tier2 = (x.weight_offload ? k * b.weight : 0.0) +
-            (x.activations_offload ? (s.recompute_all ? r.checkpoints : r.activations) : 0.0) +
-            (x.optimizer_offload ? k * b.weight_gradient + k * b.optimizer : 0.0);
-  const bool one_stage = x.pipeline_par == 1;
-  r.tables = one_stage && !s.tied ? 2 : 1;
-  r.outer_space = r.tables * outer.table_bytes + outer.logits_bytes;
-  r.tier1 += r.outer_space;
+// How long the first stage waits for the others, which may have fewer blocks.
+double bubble_s(const Execution& x, const Shape& s, const Passes& passes) {
+  const std::int64_t p = x.pipeline_par, m = s.microbatches;
+  const auto c = static_cast<double>(s.chunk_blocks);
+  const auto &fw = passes.whole_fw_s, &bw = passes.whole_bw_s;
+  const double chunk_s = chunk_of(fw, c) + chunk_of(bw, c);
+  const double block_s =
+      c > 1 ? (fw[kBase] + fw[kEdge] + bw[kBase] + bw[kEdge]) / 2 : fw[kEdge] + bw[kEdge];
+  const auto extra = m % p ? static_cast<double>((s.chunks - 1) * (p - m % p)) : 0.0;
+  return (static_cast<double>(p) - 1 + extra) * chunk_s -
+         static_cast<double>(s.missing_blocks) * block_s;
+}
+
+Times times_of(const Execution& x, const Shape& s, const Block& b, const Passes& passes,
+               const Outer& outer, double tables, double data_exposed_s) {
+  Times r;
+  const auto k = static_cast<double>(s.blocks), c = static_cast<double>(s.chunk_blocks),
+             m = static_cast<double>(s.microbatches);
+  const double steps = m * static_cast<double>(s.chunks);
+  const auto total = [&](const double (&pair)[2]) { return steps * chunk_of(pair, c); };
+  const double blocks_optimizer = k * b.optim.time_s[kBase];
+  r.forward = total(b.fw.time_s);
+  r.backward = steps * (chunk_of(b.agrad.time_s, c) + chunk_of(b.wgrad.time_s, c));
+  r.busy = r.forward + r.backward + blocks_optimizer;
+  r.optimizer = blocks_optimizer + tables * outer.optimizer_s;
+  r.recompute = total(b.again.time_s);
+  r.recomm_link = total(b.again_link.link_s);
+  r.recomm_exposed = total(b.again_link.exposed_s);
+  r.bubble = bubble_s(x, s, passes);
+  r.tensor_link = steps * (chunk_of(b.fw.link_s, c) + chunk_of(b.agrad.link_s, c));
+  r.tensor_exposed = steps * (chunk_of(b.fw.exposed_s, c) + chunk_of(b.agrad.exposed_s, c));
+  if (x.pipeline_par > 1)
+    r.pipeline =
+        steps * (passes.transfers.forward_s + (s.training ? passes.transfers.backward_s : 0.0));
+  r.offload_forward = total(passes.exposed_fw_s);
+  if (s.training) r.offload_backward = total(passes.exposed_bw_s);
+  // the outermost stages are the slowest, so every microbatch waits for their extra work
+  r.embedding = m * outer.embedding_s;
+  r.head = m * outer.head_s;
+  // ... and both stages for the slower of the two
+  if (x.pipeline_par > 1) (r.embedding > r.head ? r.head : r.embedding) = 0.0;
+  r.total_s = r.forward + r.backward + r.optimizer + r.offload_forward + r.offload_backward +
+              r.recompute + r.recomm_exposed + r.bubble + r.tensor_exposed + r.pipeline +
+              data_exposed_s + r.embedding + r.head;
   return r;
 }
 
-}  // namespace
-
-Figures Model::memory(const Execution& x, const Shape& shape, const Block& block,
-                      const Outer& outer) const {
-  const Sizes z = sizes(x, shape, block, outer, quirks_);
-  Figures figures;
-  figures.tier1_bytes = z.tier1;
-  figures.tier2_bytes = z.tier2;
-  return figures;
-}
-
-Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Outer& outer,
-                    double* statistics) const {
-  const Quirks& q = quirks_;
-  const Sizes z = sizes(x, s, b, outer, q);
-  const bool training = s.training, full = s.recompute_all;
-  const std::int64_t p = x.pipeline_par, m = s.microbatches;
-  const auto k = static_cast<double>(s.blocks), c = static_cast<double>(s.chunk_blocks),
-             v = static_cast<double>(s.chunks), md = static_cast<double>(m),
-             pd = static_cast<double>(p);
-  const double whole = static_cast<double>(s.elements) * s.element_bytes;
-  const auto per_chunk = [&](const double (&pair)[2]) {
-    return (c - 1) * pair[kBase] + pair[kEdge];
-  };
-
-  // pipeline transfers and offload
-  const Tier& pipeline = system_.tiers[static_cast<std::size_t>(x.pipeline_par_net)];
-  const Tier& data = system_.tiers[static_cast<std::size_t>(x.data_par_net)];
-  const Rate& second = system_.second.rate;
-  const double pp_fw = p == 1 ? 0.0 : (!s.rs && !s.rs_at_edges ? whole : whole / s.tensor);
-  const double pp_bw = training ? pp_fw : 0.0;
-  double pf = pipeline.seconds(kP2p, pp_fw, 2), pb = pipeline.seconds(kP2p, pp_bw, 2);
-  if (!q.latency_without_neighbour) {
-    if (p == 1) pf = 0.0;
-    if (p == 1 || !training) pb = 0.0;
-  }
-  const double stored = full ? z.checkpoint : b.stored;
-  const double weights_moved = x.weight_offload ? b.weight : 0.0,
-               activations_moved = x.activations_offload ? stored : 0.0;
-  const double off_fw = std::max(weights_moved, activations_moved);
-  double off_bw = 0.0;
-  if (training) {
-    const double states = x.optimizer_offload ? b.optimizer : 0.0,
-                 gradients = x.optimizer_offload ? b.weight_gradient : 0.0;
-    off_bw = weights_moved + activations_moved + states;
-    // in: what backward and the optimizer read; out: what they leave
-    if (!q.offload_sums) off_bw = std::max(off_bw, weights_moved + gradients + states);
-  }
-
-  // base and edge blocks
-  const double bm_s = b.agrad.memory_s + b.wgrad.memory_s;
-  const double off_fw_s = second.seconds(off_fw), off_bw_s = second.seconds(off_bw);
-  double fw0[2], bw0[2], fw[2], bw[2], exposed_fw[2], exposed_bw[2];
-  for (const int j : {kBase, kEdge}) {
-    fw0[j] = b.fw.time_s[j] + b.fw.exposed_s[j] + (j == kEdge ? pf : 0.0);
-    bw0[j] = b.again.time_s[j] + b.again_link.exposed_s[j] + b.agrad.time_s[j] + b.wgrad.time_s[j] +
-             b.agrad.exposed_s[j] + (j == kEdge ? pb : 0.0);
-    exposed_fw[j] = std::max(0.0, off_fw_s + b.fw.memory_s - fw0[j]);
-    exposed_bw[j] = std::max(0.0, off_bw_s + bm_s - bw0[j]);
-    fw[j] = fw0[j] + exposed_fw[j];
-    bw[j] = bw0[j] + exposed_bw[j];
-  }
-  const double chunk_bw = per_chunk(bw);
-  const double chunk = per_chunk(fw) + chunk_bw;
-  const double cut =
-      static_cast<double>(s.missing_blocks) *
-      (c > 1 ? (fw[kBase] + fw[kEdge] + bw[kBase] + bw[kEdge]) / 2 : fw[kEdge] + bw[kEdge]);
-  const double extra = m % p ? (v - 1) * static_cast<double>(p - m % p) : 0.0;
-  const double bubble = (pd - 1 + extra) * chunk - cut;
-
-  // data parallelism
-  const double dp = x.data_par > 1 && training ? b.weight : 0.0;
-  const auto d = static_cast<double>(x.data_par);
-  double bd = 0.0;
-  if (dp > 0)
-    bd = x.optimizer_sharding
-             ? data.seconds(kReduceScatter, dp, d) + data.seconds(kAllGather, dp, d)
-             : data.seconds(kAllReduce, dp, d);
-  const bool same_np = x.data_par_net == x.pipeline_par_net,
-             same_nt = x.data_par_net == x.tensor_par_net;
-  const double usage = data.processor_usage;
-  const bool overlap = x.data_par_overlap && dp > 0;
-  double dp_exposed = k * bd, required_chunk = 0.0, required_tail = 0.0;
-  if (overlap) {
-    const double optimizer_s = x.optimizer_sharding ? 0.0 : b.optim.time_s[0] - b.optim.memory_s;
-    double window[2];
-    for (const int j : {kBase, kEdge}) {
-      window[j] = bw[j] - bm_s - b.again.memory_s + optimizer_s;
-      if (same_nt) window[j] -= b.again_link.link_s[j] + b.agrad.link_s[j];
-    }
-    const double computing = b.agrad.flops_s + b.wgrad.flops_s + b.again.flops_s +
-                             (x.optimizer_sharding ? 0.0 : b.optim.flops_s);
-    const double windows = per_chunk(window);
-    const auto slots = static_cast<double>(m % p ? m % p : p);
-    const double hits = same_np ? std::min(std::floor(c * bd / chunk_bw), slots) : 0.0;
-    const double inflated = c * bd - (pd * windows - hits * pb) + pd * c * computing * usage;
-    const double exposed_chunks = (v - 1) * (inflated > 0 ? inflated : c * bd * usage);
-    double tail = 0.0, slowed = computing * usage;
-    if (q.tail_windows) {
-      if (c > 1) tail = windows - pb - (bw[kBase] + bw[kEdge]) / 2 + optimizer_s;
-    } else {
-      if (c > 1) tail = (c - 2) * window[kBase] + window[kEdge] - (same_np ? pb : 0.0);
-      slowed *= c - 1;
-    }
-    const double inflated_tail = (c - 1) * bd + slowed - tail;
-    const double exposed_tail = inflated_tail > 0 ? inflated_tail : (c - 1) * bd * usage;
-    dp_exposed = bd + exposed_chunks + exposed_tail;
-    if (statistics) {
-      const auto factor = [&](Collective o) {
-        return q.overlap_requirements ? data.scalar[o] : data.traffic(o, d);
-      };
-      const double scalar =
-          x.optimizer_sharding ? factor(kReduceScatter) + factor(kAllGather) : factor(kAllReduce);
-      const double room_chunks =
-          (v - 1) * (pd * windows + pd * c * computing * usage - (same_np ? pb : 0.0));
-      const double room_tail = tail + (c - 1) * bd * usage;
-      if (room_chunks > 0)
-        required_chunk = c * dp * scalar / room_chunks * (q.overlap_requirements ? 1.0 : v - 1);
-      if (room_tail > 0)
-        required_tail = (q.overlap_requirements ? c : c - 1) * dp * scalar / room_tail;
-    }
-  }
-
-  // the step
-  const double steps = md * v;
-  const double fw_time = steps * per_chunk(b.fw.time_s);
-  const double bw_time = steps * (per_chunk(b.agrad.time_s) + per_chunk(b.wgrad.time_s));
-  double optim_time = k * b.optim.time_s[0];
-  const double busy = fw_time + bw_time + optim_time;
-  const double pp_time = p == 1 ? 0.0 : steps * (pf + (training ? pb : 0.0));
-  const double exposed_fw_s = steps * per_chunk(exposed_fw);
-  const double exposed_bw_s = training ? steps * per_chunk(exposed_bw) : 0.0;
-  const double recomm_exposed = steps * per_chunk(b.again_link.exposed_s);
-  const double tp_exposed = steps * (per_chunk(b.fw.exposed_s) + per_chunk(b.agrad.exposed_s));
-  const double recompute = steps * per_chunk(b.again.time_s);
-  double total_s = fw_time + bw_time + optim_time + exposed_fw_s + exposed_bw_s + recompute +
-                   recomm_exposed + bubble + tp_exposed + pp_time + dp_exposed;
-  // the outermost stages are the slowest, so every microbatch waits for their extra work
-  double embedding_time = md * outer.embedding_s, head_time = md * outer.head_s;
-  if (p > 1) (embedding_time > head_time ? head_time : embedding_time) = 0.0;
-  optim_time += z.tables * outer.optimizer_s;
-  total_s += embedding_time + head_time + z.tables * outer.optimizer_s;
-
-  Figures figures;
-  figures.total_time_s = total_s;
-  figures.tier1_bytes = z.tier1;
-  figures.tier2_bytes = z.tier2;
-  figures.sample_rate_per_s = static_cast<double>(x.batch_size) / total_s;
-  if (!statistics) return figures;
-
+// The statistics in the order of the readable model.
+void write(double* statistics, double peak_per_s, const Shape& s, const Block& b, const Sizes& z,
+           const Passes& passes, const DataParallel& data, const Times& times,
+           const Figures& figures, const Quirks& q) {
   const bool edge_only = s.chunk_blocks == 1;
   const int first = edge_only && !q.latency_without_neighbour ? kEdge : kBase;
-  const double fw_window = std::min(fw0[first], fw0[kEdge]) - b.fw.memory_s;
-  const double bw_window = std::min(bw0[first], bw0[kEdge]) - bm_s;
+  const auto window = [&](const double (&pair)[2]) { return std::min(pair[first], pair[kEdge]); };
+  const double fw_window = window(passes.forward_s) - b.fw.memory_s,
+               bw_window = window(passes.backward_s) - passes.memory_s;
+  const Offload& moved = passes.offload;
+  const double moving_fw = ratio(moved.forward_bytes, fw_window);
+  const auto k = static_cast<double>(s.blocks), m = static_cast<double>(s.microbatches);
   const double useful_block = b.fw.flops + b.agrad.flops + b.wgrad.flops;
   const double useful = useful_block + b.optim.flops;
-  const double peak = system_.matrix[x.datatype].peak_per_s;
-  const double ideal = q.optimizer_per_microbatch ? k * md * useful / peak
-                                                  : k * (md * useful_block + b.optim.flops) / peak;
+  const double ideal =
+      (q.optimizer_per_microbatch ? k * m * useful : k * (m * useful_block + b.optim.flops)) /
+      peak_per_s;
   Writer w(statistics);
   w.put(b.fw, edge_only);
   w.put(b.fw.link_s);
@@ -246,64 +125,94 @@ Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Ou
   w.put(b.fw.link_bytes);
   w.put(b.agrad.link_bytes);
   w.put(b.again_link.link_bytes);
-  for (const double value : {pp_fw,
-                             pp_bw,
-                             dp,
-                             b.required_bytes_per_s,
-                             required_chunk,
-                             required_tail,
-                             b.weight,
-                             b.working,
-                             b.stored,
-                             z.checkpoint,
-                             b.weight_gradient,
-                             b.whole_weight_gradient,
-                             b.activation_gradient,
-                             b.optimizer,
-                             2 * b.weight,
-                             z.smallest,
-                             2 * z.checkpoint,
-                             b.activation_gradient,
-                             b.whole_weight_gradient + b.weight_gradient,
-                             2 * b.optimizer,
-                             k * b.weight,
-                             z.activations,
-                             z.checkpoints,
-                             b.activation_gradient,
-                             z.gradients,
-                             k * b.optimizer,
-                             fw_time,
-                             bw_time,
-                             optim_time,
-                             recompute,
-                             steps * per_chunk(b.again_link.link_s),
-                             recomm_exposed,
-                             bubble,
-                             steps * (per_chunk(b.fw.link_s) + per_chunk(b.agrad.link_s)),
-                             pp_time,
-                             k * bd,
-                             tp_exposed,
-                             pp_time,
-                             dp_exposed,
-                             exposed_fw_s,
-                             exposed_bw_s,
-                             total_s,
-                             ratio(stored, fw_window),
-                             ratio(b.weight, fw_window),
-                             training ? ratio(b.weight_gradient + b.optimizer, bw_window) : 0.0,
-                             training ? std::max(ratio(off_fw, fw_window), ratio(off_bw, bw_window))
-                                      : ratio(off_fw, fw_window),
-                             z.tier1,
-                             z.tier2,
-                             useful,
-                             ideal / busy,
-                             busy / total_s,
-                             ideal / total_s,
-                             figures.sample_rate_per_s,
-                             embedding_time,
-                             head_time,
-                             z.outer_space})
+  for (const double value :
+       {passes.transfers.forward_bytes,
+        passes.transfers.backward_bytes,
+        data.block_bytes,
+        b.required_bytes_per_s,
+        data.required_chunk,
+        data.required_tail,
+        b.weight,
+        b.working,
+        b.stored,
+        z.checkpoint,
+        b.weight_gradient,
+        b.whole_weight_gradient,
+        b.activation_gradient,
+        b.optimizer,
+        2 * b.weight,
+        z.smallest,
+        2 * z.checkpoint,
+        b.activation_gradient,
+        b.whole_weight_gradient + b.weight_gradient,
+        2 * b.optimizer,
+        k * b.weight,
+        z.activations,
+        z.checkpoints,
+        b.activation_gradient,
+        z.gradients,
+        k * b.optimizer,
+        times.forward,
+        times.backward,
+        times.optimizer,
+        times.recompute,
+        times.recomm_link,
+        times.recomm_exposed,
+        times.bubble,
+        times.tensor_link,
+        times.pipeline,
+        k * data.block_s,
+        times.tensor_exposed,
+        times.pipeline,
+        data.exposed_s,
+        times.offload_forward,
+        times.offload_backward,
+        times.total_s,
+        ratio(moved.stored_bytes, fw_window),
+        ratio(b.weight, fw_window),
+        s.training ? ratio(b.weight_gradient + b.optimizer, bw_window) : 0.0,
+        s.training ? std::max(moving_fw, ratio(moved.backward_bytes, bw_window)) : moving_fw,
+        z.first,
+        z.second,
+        useful,
+        ideal / times.busy,
+        times.busy / times.total_s,
+        ideal / times.total_s,
+        figures.sample_rate_per_s,
+        times.embedding,
+        times.head,
+        z.outer})
     w.put(value);
+}
+
+}  // namespace
+
+Figures Model::memory(const Execution& x, const Shape& shape, const Block& block,
+                      const Outer& outer) const {
+  const Sizes z = memory_of(x, shape, block, outer, quirks_);
+  Figures figures;
+  figures.tier1_bytes = z.first;
+  figures.tier2_bytes = z.second;
+  return figures;
+}
+
+Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Outer& outer,
+                    double* statistics) const {
+  const Quirks& q = quirks_;
+  const Sizes z = memory_of(x, s, b, outer, q);
+  const Passes passes = passes_of(x, s, b, z.checkpoint, system_, q);
+  const DataParallel data =
+      data_parallel_of(x, s, b, passes, system_.tiers[static_cast<std::size_t>(x.data_par_net)], q,
+                       statistics != nullptr);
+  const Times times = times_of(x, s, b, passes, outer, z.tables, data.exposed_s);
+  Figures figures;
+  figures.total_time_s = times.total_s;
+  figures.tier1_bytes = z.first;
+  figures.tier2_bytes = z.second;
+  figures.sample_rate_per_s = static_cast<double>(x.batch_size) / times.total_s;
+  if (statistics)
+    write(statistics, system_.matrix[x.datatype].peak_per_s, s, b, z, passes, data, times, figures,
+          q);
   return figures;
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.errors import InstallError
+from autopar.errors import InputError, InstallError
+from autopar.jsonio import shorten
 
 try:
     import _autopar_core as _core
@@ -13,7 +14,18 @@ except ImportError as error:  # pragma: no cover - depends on the installation
         f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
     ) from error
 
-__all__ = ["calculon", "tensor2d"]
+__all__ = ["MOST_THREADS", "calculon", "check_threads", "tensor2d"]
+
+MOST_THREADS = 1024
+"""More are refused; no machine answers faster with them."""
 
 calculon: Any = _core.calculon
 tensor2d: Any = _core.tensor2d
+
+
+def check_threads(threads: object) -> None:
+    """Raise InputError where a number of threads is none that can be started."""
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        raise InputError(
+            f"threads: the value is {shorten(threads)}, expected 1 to {MOST_THREADS} threads"
+        )

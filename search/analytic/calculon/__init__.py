@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InfeasibleExecution, InputError
+from autopar.errors import InfeasibleExecution
 from search.analytic.calculon.block import Machine, sum_block
 from search.analytic.calculon.checks import (
     check_datatype,
@@ -29,6 +29,7 @@ from search.analytic.calculon.shape import shape_of
 from search.analytic.calculon.step import step_statistics
 from search.analytic.calculon.tables import layer_table
 from search.analytic.documents import load_document
+from search.analytic.native import check_threads
 
 __all__ = [
     "COMPAT",
@@ -111,7 +112,7 @@ def evaluate_many(
     """Return what is known of many executions, as a structured array in their order.
 
     executions : an array of `EXECUTION`, columns by field name, or one document each.
-    threads : of the compiled engine; answers do not depend on their number.
+    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
 
     Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
     `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
@@ -120,8 +121,7 @@ def evaluate_many(
     ------
     InputError: a document or a column is unusable.
     """
-    if threads < 1:
-        raise InputError(f"threads: the value is {threads}, expected at least 1")
+    check_threads(threads)
     a = load_document(Application, application)
     s = load_document(System, system)
     packed = pack_executions(executions)

@@ -39,6 +39,9 @@ def _flag(value: object) -> object:
 
 _Flag = Annotated[bool, BeforeValidator(_flag)]
 _Count = Annotated[int, Field(ge=1, le=10**9)]
+_Whole = Annotated[int, Field(le=2**31 - 1)]
+"""What a packed execution holds; the checks say why it must not be below 1."""
+_Place = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Application(BaseModel):
@@ -71,20 +74,20 @@ class Application(BaseModel):
 class Execution(StrictObject):
     """How an application is run: degrees, network tiers, batch, and what is overlapped or moved."""
 
-    num_procs: int
-    tensor_par: int
-    pipeline_par: int
-    data_par: int
-    tensor_par_net: Annotated[int, Field(ge=0)]
-    pipeline_par_net: Annotated[int, Field(ge=0)]
-    data_par_net: Annotated[int, Field(ge=0)]
-    batch_size: int
-    microbatch_size: int
+    num_procs: _Whole
+    tensor_par: _Whole
+    pipeline_par: _Whole
+    data_par: _Whole
+    tensor_par_net: _Place
+    pipeline_par_net: _Place
+    data_par_net: _Place
+    batch_size: _Whole
+    microbatch_size: _Whole
     datatype: str
     fused_activation: _Flag
     attention_type: str
     activation_recompute: str
-    pipeline_interleaving: int
+    pipeline_interleaving: _Whole
     optimizer_sharding: _Flag
     tensor_par_comm_type: str
     tensor_par_overlap: str
@@ -108,7 +111,8 @@ class Execution(StrictObject):
         return {**data, "num_procs": math.prod(degrees)}
 
 
-_Positive = Annotated[float, Field(gt=0)]
+_Positive = Annotated[float, Field(gt=0, ge=1e-15, le=1e15)]
+"""Rates that leave times finite and above 0."""
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Curve = list[Annotated[list[float], Field(min_length=2, max_length=2)]]
 
@@ -119,7 +123,7 @@ class _Engine(StrictObject):
 
 
 class _Memory(StrictObject):
-    GiB: Annotated[float, Field(ge=0)]
+    GiB: Annotated[float, Field(ge=0, le=1e15)]
     GBps: _Positive
     MB_efficiency: _Curve
 
@@ -128,7 +132,7 @@ class _Network(StrictObject):
     bandwidth: _Positive
     efficiency: _Share
     size: _Count
-    latency: Annotated[float, Field(ge=0)]
+    latency: Annotated[float, Field(ge=0, le=1e9)]
     ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
     must_be_filled: _Flag
     processor_usage: Annotated[float, Field(ge=0, lt=1)]
@@ -146,6 +150,13 @@ class _Network(StrictObject):
                 raise key_error(f"Can't give offset for {operation}", "ops", operation)
             if operation != "p2p" and offset is None:
                 raise key_error(f"Must give offset for {operation}", "ops", operation)
+            if offset is not None and offset < -2:
+                raise key_error(
+                    f"the offset is {offset}, expected at least -2: traffic between two processors "
+                    "would be negative",
+                    "ops",
+                    operation,
+                )
         for operation in OPERATIONS:
             if operation not in self.ops:
                 raise key_error("this key is missing and is required", "ops", operation)

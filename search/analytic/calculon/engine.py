@@ -175,7 +175,8 @@ def _column(name: str, values: Any) -> NDArray[Any]:
                 f"{', '.join(CHOICES[name])}"
             )
         array = np.array([codes[word] for word in array.ravel().tolist()]).reshape(array.shape)
-    largest = len(CHOICES[name]) - 1 if name in CHOICES else int(np.iinfo(kind).max)
+    most = 1 if kind == np.uint8 else int(np.iinfo(kind).max)
+    largest = len(CHOICES[name]) - 1 if name in CHOICES else most
     return integers(f"executions.{name}", array, largest, "biu")
 
 

@@ -26,6 +26,8 @@ __all__ = ["OBJECTIVES", "Exploration", "Found", "Objective", "Space", "explore"
 Objective = Literal["rate", "time", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
 """Samples per second, seconds of a step, bytes of the first memory."""
+_MOST_TOP = 1_000_000
+"""More are what `each` is for, which keeps none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +133,9 @@ def explore(
         raise InputError(
             f"objective: the value is {shorten(objective)}, expected one of {', '.join(OBJECTIVES)}"
         )
-    for name, value in (("top", top), ("threads", threads)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: the value is {shorten(value)}, expected at least 1")
+    native.check_threads(threads)
+    if type(top) is not int or not 1 <= top <= _MOST_TOP:
+        raise InputError(f"top: the value is {shorten(top)}, expected 1 to {_MOST_TOP}")
     a, s = load_document(Application, application), load_document(System, system)
     model = open_model(a, s, compat)
     want: dict[str, Any] = {

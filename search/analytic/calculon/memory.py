@@ -31,7 +31,7 @@ class Memory:
     weight_gradients: float
     optimizer: float
     outer: float
-    """Embedding, head and logits."""
+    """Embedding, head and logits: what the fuller of the first and the last stage adds."""
     tables: int
     """Vocabulary tables on the processor."""
     first: float
@@ -54,7 +54,11 @@ def memory_of(x: Execution, shape: Shape, block: Block, outer: Outer) -> Memory:
     if shape.training:
         gradients = s.whole_weight_gradient + s.weight_gradient * (k - 1)
     tables = 2 if p == 1 and not shape.tied else 1
-    around = tables * outer.table_bytes + outer.logits_bytes
+    # logits are on the last stage, where fewer microbatches wait for their backward
+    fewer = 0.0
+    if p > 1 and shape.training and not x.activations_offload:
+        fewer = k * (checkpoint if full else s.stored) * (live - min(live, ((v - 1) * p + 1) / v))
+    around = tables * outer.table_bytes + max(0.0, outer.logits_bytes - fewer)
     # of an offloaded tensor the running block and the next stay in the first memory
     first = 2 * s.weight if x.weight_offload else k * s.weight
     first += smallest + 2 * checkpoint if x.activations_offload else activations + checkpoints

@@ -35,5 +35,6 @@ REASONS: tuple[str, ...] = (
     "not in the published model",
     "Mem tier1 needs more than it has",
     "Mem tier2 needs more than it has",
+    "a code is none of its field's",
 )
 """Sentences without figures; `evaluate` gives them with their figures."""

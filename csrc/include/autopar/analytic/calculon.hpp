@@ -93,6 +93,7 @@ enum Reason : std::uint8_t {
   kUnpublished,
   kMemoryFirst,
   kMemorySecond,
+  kUnknownCode,
   kNumReasons
 };
 
@@ -113,8 +114,9 @@ struct Block {
 
 // What everything else is made of: one microbatch on a processor of the first stage.
 struct Shape {
-  std::int64_t hidden, feedforward, seq, heads, head_size, microbatch, tokens, elements;
+  std::int64_t hidden, feedforward, seq, heads, head_size, microbatch, tokens;
   std::int64_t kv_heads, vocab;
+  double elements;  // may be more than 2^63
   double element_bytes, tensor, shards, local_elements, kv_width;
   std::int64_t blocks, missing_blocks, chunk_blocks, chunks, microbatches;
   bool fused, shared_kv, flash, causal, gated, tied, rs, rs_at_edges, tiled, pipe, training;
