@@ -38,8 +38,8 @@ def answer(processors: int, seconds: float, parts: dict[str, float]) -> Answer:
 
 def test_lengths_of_bars_that_lack_the_last_part(tmp_path: Path) -> None:
     """Behind every bar is how long it takes, though parts of it are too thin to be drawn."""
-    one = answer(8, 3.125, {"forward": 0.9995, "optimizer": 0.0005})
-    two = answer(16, 1.625, {"forward": 0.9, "optimizer": 0.004, "bubble": 0.096})
+    one = answer(8, 3.125, {"forward": 0.993, "optimizer": 0.004, "waiting": 0.003})
+    two = answer(16, 1.625, {"forward": 0.9, "optimizer": 0.004, "waiting": 0.003, "bubble": 0.093})
     save_pictures(
         str(tmp_path), [one, two], title="any", unit="processor", paths=(), formats=("svg",)
     )
