@@ -61,7 +61,7 @@ def run_tuner(raw: Mapping[str, Any], rows: Sequence[OptionRow]) -> int:
     ------
     AutoparError: an option or a document is unusable, an extra is missing, or nothing can run.
     """
-    from search.analytic.applications import load_application
+    from search.analytic.applications import load_application, structure_of
     from search.analytic.shipped import calculon_system
     from search.analytic.tuners import load_space, tune
     from search.cli_explore_session import numbers, read_options, required
@@ -76,10 +76,11 @@ def run_tuner(raw: Mapping[str, Any], rows: Sequence[OptionRow]) -> int:
     if len(processors) > 1:
         raise OptionError("--num-procs: with --space expected one number of processors")
     known = load_application(values["application"])
+    built = "gpt" if known.spec is None or values["compat"] else structure_of(known.spec)
     result = tune(
         known.application,
         calculon_system(values["system"]),
-        load_space(Path(values["space"]), num_procs=processors[0]),
+        load_space(Path(values["space"]), num_procs=processors[0], structure_type=built),
         tuner=values.get("tuner", "exhaustive"),
         evaluations=values.get("evaluations"),
         seed=values.get("seed", 0),

@@ -29,7 +29,7 @@ def show_tuning(console: Console, result: TuningResult) -> None:
         f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
         f"{format_bytes(best.tier1_bytes)}",
     )
-    table = make_table("field", "value")
+    table = make_table("field", "value", left=1)
     for name, value in best.execution.items():
         table.add_row(name, str(value).lower() if isinstance(value, bool) else str(value))
     console.print(table)
@@ -41,7 +41,7 @@ def show_tuning(console: Console, result: TuningResult) -> None:
     print_line(
         console,
         f"{result.evaluations:,} evaluations of {result.space_size:,} points; "
-        f"{result.feasible_share:.1%} can run",
+        f"{result.feasible_share * 100:.1f} % can run",
     )
     for reason, count in list(result.refused.items())[:_REFUSALS]:
         print_line(console, f"{count:,} refused: {reason}", style="dim")

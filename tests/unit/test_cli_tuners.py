@@ -41,7 +41,7 @@ def test_the_best_of_all_is_shown(arguments: list[str], capsys: pytest.CaptureFi
     lines = [line.split() for line in shown.out.splitlines()]
     assert ["tensor_par", str(best.execution["tensor_par"])] in lines
     assert ["optimizer_sharding", "true"] in lines
-    assert "9,216 evaluations of 9,216 points; 39.0% can run" in shown.out
+    assert "9,216 evaluations of 9,216 points; 39.0 % can run" in shown.out
     assert shown.err == ""
 
 
@@ -109,3 +109,35 @@ def test_nothing_that_runs(
     assert run(arguments) == 3
     said = capsys.readouterr().err
     assert "none of 2,304 points of model on a100-80gb can run; 2,304 are refused because" in said
+
+
+def test_random_points_that_are_all_of_them(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None is drawn twice, so that nothing better is left, and the page says so."""
+    assert run([*arguments, "--tuner", "random", "--evaluations", "20000"]) == 0
+    shown = capsys.readouterr().out
+    assert "9,216 evaluations of 9,216 points" in shown
+    assert "best of all" in shown
+    assert "a better one may exist" not in shown
+    assert run([*arguments, "--tuner", "random", "--evaluations", "9000"]) == 0
+    assert "a better one may exist" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "structure"),
+    [({}, "llama"), ({"structure_type": "gpt"}, "gpt")],
+    ids=["not said", "said"],
+)
+def test_blocks_are_those_of_the_model(
+    more: dict[str, str],
+    structure: str,
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in the other searches, a shipped model says how it is built where the space does not."""
+    (tmp_path / "space.json").write_text(json.dumps(SPACE | more))
+    assert run([*arguments[:2], "llama2-13b", *arguments[3:], "--json", "-"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["execution"]["structure_type"] == structure

@@ -118,13 +118,17 @@ class TuningSpace:
 
 
 def load_space(
-    source: Mapping[str, Any] | Path | str, *, num_procs: int | None = None
+    source: Mapping[str, Any] | Path | str,
+    *,
+    num_procs: int | None = None,
+    structure_type: str = "gpt",
 ) -> TuningSpace:
     """Return the space of a JSON file or of its keys.
 
     source : for every field of an execution a value, a list, or a range such as
         {"from": 1, "to": 64, "times": 2}; one degree may be left out, it follows from num_procs.
     num_procs : where the space does not say; without both, three single degrees do.
+    structure_type : where the space does not say.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def load_space(
             near = f"the nearest known key is {nearest_key(name, list(known))!r}"
             raise DocumentError(path, "this key is unknown", key=name, remedy=near)
     keys.setdefault("training", True)
-    keys.setdefault("structure_type", "gpt")
+    keys.setdefault("structure_type", structure_type)
     found = {name: Domain(name=name, values=_values(path, name, keys[name])) for name in keys}
     for name in _FIXED:
         if name in found and len(found[name].values) > 1:

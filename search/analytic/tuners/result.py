@@ -45,7 +45,9 @@ class TuningResult:
     @property
     def exhaustive(self) -> bool:
         """Return whether nothing in the space can be better."""
-        return self.tuner == "exhaustive"
+        # points drawn at random are drawn once each; those that learn may ask for one again
+        every = self.tuner == "random" and self.evaluations >= self.space_size
+        return every or self.tuner == "exhaustive"
 
 
 def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Record) -> TuningResult:
