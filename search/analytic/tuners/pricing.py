@@ -26,7 +26,9 @@ from search.analytic.tuners.domains import TuningSpace
 
 __all__ = ["Priced", "Pricer", "Record"]
 
-_LACKS_FIRST, _LACKS_SECOND = len(REASONS) - 2, len(REASONS) - 1
+_LACKS_FIRST, _LACKS_SECOND = (
+    REASONS.index(f"Mem tier{tier} needs more than it has") for tier in (1, 2)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
