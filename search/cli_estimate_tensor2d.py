@@ -97,6 +97,14 @@ def _execute(raw: dict[str, Any]) -> int:
     for name in ("strategy", "config", "batch"):
         if name not in asked:
             raise OptionError(f"--{name} is missing; give it, or an --execution file with it")
+    if raw["recompute"] and raw["attention"] in (None, "flash"):
+        raise OptionError(
+            "--recompute: flash attention keeps no scores; give --attention plain too"
+        )
+    if raw["attention"] == "summa" and asked["strategy"] != "2d":
+        raise OptionError(
+            f"--attention: summa needs the strategy 2d, got {asked['strategy']!r:.60}"
+        )
     name, model = load_model(raw["model"])
     system = tensor2d_system(raw["system"])
     assumed = []
