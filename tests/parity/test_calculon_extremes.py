@@ -59,6 +59,13 @@ def test_a_code_that_means_nothing_is_refused(name: str) -> None:
     assert found["reason"][1] == "a code is none of its field's"
 
 
+def test_a_switch_is_off_or_on() -> None:
+    """Columns of switches hold 0 and 1."""
+    columns = {name: [value] for name, value in EXECUTION_DOCUMENT.items()}
+    with pytest.raises(InputError, match=r"fused_activation: the value is 7, .* from 0 to 1"):
+        evaluate_many(APPLICATION, columns | {"fused_activation": [7]}, SYSTEM)
+
+
 def test_degrees_whose_product_wraps_are_refused() -> None:
     """Their product is 2^64 + 4."""
     degrees = {"tensor_par": 769_546, "pipeline_par": 494_770, "data_par": 48_448_661}
