@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import InfeasibleExecution, InputError
+from autopar.errors import InfeasibleExecution
 from search.analytic.documents import load_document
+from search.analytic.native import check_threads
 from search.analytic.tensor2d.checks import (
     Attention,
     candidate_of,
@@ -112,7 +113,7 @@ def evaluate_many(
 
     candidates : an array of `CANDIDATE`; columns by published name; or one mapping each, with the
         names of `config` and `placement` in one.
-    threads : of the compiled engine; answers do not depend on their number.
+    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
 
     Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
     `memory_bytes` and `sample_rate_per_s`. One that needs more memory than a GPU has is not `ok`,
@@ -122,8 +123,7 @@ def evaluate_many(
     ------
     InputError: a document or a column is unusable.
     """
-    if type(threads) is not int or threads < 1:
-        raise InputError(f"threads: the value is {threads}, expected at least 1")
+    check_threads(threads)
     m = _model(model, compat)
     s = load_document(System, system)
     engine = native_engine(strategy, m, n_gpus, global_batch_size, s, _quirks(compat))

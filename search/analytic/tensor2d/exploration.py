@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError
 from autopar.jsonio import shorten
+from search.analytic.native import check_threads
 from search.analytic.tensor2d.documents import Model, Strategy, System
 from search.analytic.tensor2d.engine import STATISTICS, native_engine, unpack_candidate
 from search.analytic.tensor2d.quirks import Quirks
@@ -69,9 +70,9 @@ def explore_space(
     ------
     InputError: a number or a word is not what it can be.
     """
-    for name, value, least in (("top", top, 0), ("threads", threads, 1)):
-        if type(value) is not int or value < least:
-            raise InputError(f"{name}: the value is {shorten(value)}, expected at least {least}")
+    check_threads(threads)
+    if type(top) is not int or top < 0:
+        raise InputError(f"top: the value is {shorten(top)}, expected at least 0")
     if objective not in get_args(Objective):
         raise InputError(
             f"objective: the value is {shorten(objective)}, expected one of "
