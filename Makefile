@@ -6,6 +6,8 @@ BUILD_DIR  ?= build
 CPP_PRESET ?= release
 ARGS       ?=
 PYTEST_ARGS ?=
+# Each process may hold torch: a few are enough, however many cores there are.
+TEST_WORKERS ?= -n auto --maxprocesses 4
 
 # The first interpreter that runs and is new enough; looked up only when a venv is made.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
@@ -48,7 +50,7 @@ check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-for
 test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow) and ctest
 
 test-py: $(TEST_READY)
-	$(PY) -m pytest -m "not gpu and not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not slow" $(PYTEST_ARGS)
 
 test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
 	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
