@@ -50,6 +50,7 @@ SYSTEM, DOMAIN = "b200", 64
 GPUS, BATCH = 16384, 4096
 TARGET_PER_S, TARGET_S = 1_000_000, 0.3
 POINTS = {"1d": 3_816, "2d": 115_938, "2d-seqp": 49_897}
+"""Of the published space, which compat has."""
 PEER_PER_S = 200
 """Candidates per second and core that the published tool prices."""
 _LAYER = ("tp1", "tp2", "mbs", "nb", "nv_tp1", "nv_tp2")
@@ -98,7 +99,9 @@ def searches(repeats: int) -> list[dict[str, Any]]:
                         keep_all=keep_all,
                     )
                     found, run = timed(search, repeats)
-                    assert found.candidates == POINTS[strategy], found.candidates
+                    # the default space leaves out panels without effect
+                    points = POINTS[strategy]
+                    assert found.candidates == points if compat else found.candidates <= points
                     _check_best(strategy, model, found.best, compat=compat)
                     rows.append(
                         {
