@@ -8,16 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autopar.errors import InputError, InstallError
+from autopar.errors import InputError
+from search.extension import ABI_VERSION
+from search.extension import core as _core
 from search.tables import PlanTables
-
-try:
-    import _autopar_core as _core
-except ImportError as error:  # pragma: no cover - depends on the installation
-    raise InstallError(
-        "the C++ planner core is not built; run `make build` in a checkout, or reinstall autopar "
-        f"({error})"
-    ) from error
 
 __all__ = [
     "ABI_VERSION",
@@ -28,14 +22,8 @@ __all__ = [
     "solve_tables",
 ]
 
-ABI_VERSION = 1
 _LARGEST = 1e150
 """No second or byte is that large; sums of larger numbers would overflow."""
-if _core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
-    raise InstallError(
-        f"the C++ planner core has interface version {_core.ABI_VERSION}, this package needs "
-        f"{ABI_VERSION}; run `make build`"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.errors import InputError, InstallError
+from autopar.errors import InputError
 from autopar.jsonio import shorten
-
-try:
-    import _autopar_core as _core
-except ImportError as error:  # pragma: no cover - depends on the installation
-    raise InstallError(
-        f"the C++ core is not built; run `make build` in a checkout, or reinstall autopar ({error})"
-    ) from error
+from search.extension import core
 
 __all__ = ["MOST_THREADS", "calculon", "check_threads", "tensor2d"]
 
 MOST_THREADS = 1024
 """More are refused; no machine answers faster with them."""
 
-calculon: Any = _core.calculon
-tensor2d: Any = _core.tensor2d
+calculon: Any = core.calculon
+tensor2d: Any = core.tensor2d
 
 
 def check_threads(threads: object) -> None:

@@ -12,7 +12,7 @@
 
 namespace autopar {
 
-inline constexpr int kAbiVersion = 1;
+inline constexpr int kAbiVersion = 2;
 
 using Ticks = std::int64_t;
 using Bytes = std::int64_t;
