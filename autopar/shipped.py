@@ -2,7 +2,7 @@
 
 A file holds one length of the layers, whose memory is exactly proportional to the tokens, and
 several of embedding and head, whose peak is not: between two of them it is on a line, which is at
-most what is needed, since a peak is the largest of several lines.
+least what is needed, since a peak is the largest of several lines.
 """
 
 from __future__ import annotations

@@ -90,9 +90,7 @@ Quirks quirks_of(const py::dict& d) {
   AUTOPAR_QUIRK(latency_without_neighbour);
   AUTOPAR_QUIRK(offload_sums);
   AUTOPAR_QUIRK(divisor_fills_tier);
-  AUTOPAR_QUIRK(no_checkpoint_figure);
   AUTOPAR_QUIRK(communication_flops);
-  AUTOPAR_QUIRK(unknown_datatype_ends_search);
 #undef AUTOPAR_QUIRK
   return q;
 }

@@ -49,7 +49,8 @@ struct System {
   std::vector<Tier> tiers;
 };
 
-// Defects to reproduce; search/analytic/calculon/quirks.py says what each is.
+// Defects to reproduce; search/analytic/calculon/quirks.py says what each is, and has two more that
+// change no figure here: a null for a number, and the kind of a refusal.
 struct Quirks {
   bool running_recompute_totals = false, pipe_tile_twice = false, edge_overlaps_as_base = false,
        recommunication_as_forward = false, attention_input_dropped = false,
@@ -57,8 +58,7 @@ struct Quirks {
        weight_gradient_bytes = false, checkpoint_unsharded = false,
        optimizer_per_microbatch = false, overlap_requirements = false, tail_windows = false,
        latency_without_neighbour = false, offload_sums = false, divisor_fills_tier = false,
-       no_checkpoint_figure = false, communication_flops = false,
-       unknown_datatype_ends_search = false;
+       communication_flops = false;
 };
 
 // Why an execution cannot run; search/analytic/calculon/reasons.py has the sentences.
