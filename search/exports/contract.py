@@ -28,6 +28,10 @@ class Job:
     async_grad_reduce: bool = True
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     fp32_gradients: bool = False
+    tensor_degree: int | None = None
+    """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
+    None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
+    fits; a plan of one degree keeps it whatever this says."""
 
     @property
     def seq_length(self) -> int:
