@@ -17,11 +17,11 @@ __all__ = ["Shape", "first_shapes", "held", "last_shapes", "layer_shapes"]
 
 
 class Shape(NamedTuple):
-    """Tensors of one shape: rows of the first dimension, elements of a row, how many of them."""
+    """Tensors of one shape: rows of the first dimension, elements of a row, and how many of them there are."""
 
     rows: int
     row: int
-    count: int = 1
+    copies: int = 1
 
 
 def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
@@ -78,7 +78,7 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape
 
 def held(shapes: Iterable[Shape], pieces: int = 1) -> int:
     """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
-    return sum(-(-shape.rows // pieces) * shape.row * shape.count for shape in shapes)
+    return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
 
 
 def _rows(spec: ModelSpec, degree: int) -> int:
