@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.calibration import Calibration
 from autopar.hardware import HardwareProfile
 from autopar.hardware_checks import falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
@@ -110,6 +111,12 @@ class Assumptions:
                 self.note(f"estimated: {name}")
             if documents.synthetic:
                 self.note(f"synthetic: {name}")
+
+    def record_calibration(self, calibration: Calibration, doubts: Sequence[str]) -> None:
+        """Record what is multiplied and added, and what speaks against it."""
+        self._default(calibration.sentence)
+        for doubt in doubts:
+            self.note(doubt)
 
     def record_layer(
         self,

@@ -18,6 +18,13 @@ from autopar.hardware import HardwareProfile, Speed
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
 from search.assumptions import Assumptions, LayerModel
+from search.calibrated import (
+    calibrated,
+    calibrated_bytes,
+    calibrated_layer,
+    calibrated_vocab,
+    calibration_doubts,
+)
 from search.cost.activations import ActivationBytes, activation_bytes
 from search.cost.comm import Groups
 from search.cost.computation import (
@@ -87,11 +94,11 @@ class CostModel:
         options: SearchOptions,
     ) -> None:
         self.spec = spec
-        self.model = model
         self.options = options
         self.recipe = Recipe.of(options)
-        self.hardware = hardware
         self._said = Assumptions()
+        self._uncalibrated = (model, hardware)
+        self.model, self.hardware = model, hardware = calibrated(model, hardware, options)
         self.groups = Groups(hardware, self._said.note)
         if len(spec.layers) != len(model.layers):
             raise InputError(
@@ -132,6 +139,10 @@ class CostModel:
             self._vocab.fits,
             self._optimizer,
         )
+        if options.calibration is not None:
+            self._said.record_calibration(
+                options.calibration, calibration_doubts(spec, model, hardware, options)
+            )
 
     @property
     def defaults_used(self) -> list[str]:
@@ -145,8 +156,8 @@ class CostModel:
 
     def at_spread(self, speed: Speed) -> CostModel:
         """Return the same model with communication at an end of its measured spread."""
-        hardware = self.hardware.at_spread(speed)
-        return CostModel(self.spec, self.model, hardware, self.options)
+        model, hardware = self._uncalibrated  # which the options calibrate again
+        return CostModel(self.spec, model, hardware.at_spread(speed), self.options)
 
     def tables(
         self,
@@ -182,6 +193,9 @@ class CostModel:
             * self.recipe.element
         )
         outer_activations, outer_transient = outer.memory(pipeline_type)
+        fixed = stage_fixed_bytes(
+            stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
+        )
         sharded_bytes = (samples * stages / world)[:, None] * token_bytes
         change_forward, change_backward = redistribution_s(
             layouts, sharded_bytes, stages, world, self.groups
@@ -217,9 +231,7 @@ class CostModel:
             vocab_activation_bytes=outer_activations,
             vocab_transient_bytes=outer_transient,
             vocab_shared_bytes=outer.shared,
-            stage_fixed_bytes=stage_fixed_bytes(
-                stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
-            ),
+            stage_fixed_bytes=calibrated_bytes(fixed, self.options),
             candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
             candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
         )
@@ -299,7 +311,7 @@ class CostModel:
         valid[rows.table, rows.strategy] = rows.valid
         priced = np.zeros(rows.shape, dtype=np.bool_)
         priced[rows.table, rows.strategy] = True
-        return LayerRows(
+        found = LayerRows(
             valid=valid,
             priced=priced,
             forward=parts[0],
@@ -311,6 +323,7 @@ class CostModel:
             backward_peak=backward_peak,
             shared=shared,
         )
+        return calibrated_layer(found, options)
 
     def vocab_rows(
         self,
@@ -412,7 +425,7 @@ class CostModel:
         *,
         price_illegal: bool,
     ) -> VocabRows:
-        return vocab_rows(
+        found = vocab_rows(
             model,
             vocab,
             tables,
@@ -425,6 +438,7 @@ class CostModel:
             estimated=self.hardware.estimated,
             price_illegal=price_illegal,
         )
+        return calibrated_vocab(found, self.options)
 
     def _activations(
         self, layer: LayerModel, strategies: Sequence[LayerStrategy]

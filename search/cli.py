@@ -111,6 +111,7 @@ def _evaluate(request: Request, session: Session) -> int:
     plan, prediction = working("pricing", lambda: evaluate_file(path, session))
     # Batch and data-parallel type are those of the file.
     defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
+    defaults += session.calibrated
     if request.output.json_path != "-":
         from autopar.console import make_console
         from search.report.terminal import show_evaluation

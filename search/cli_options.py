@@ -286,6 +286,7 @@ OPTIONS: tuple[OptionRow, ...] = (
         low=0,
         high=1,
     ),
+    OptionRow("calibration", "text", "factors on times and memory, from autopar-verify", _COST),
     # --- solver and output
     OptionRow("top", "int", "alternatives to report [default: 5]", _OUT, "top", low=0, high=1000),
     OptionRow(

@@ -90,7 +90,7 @@ def _execute(raw: dict[str, Any]) -> int:
         title=session.title,
         estimated=session.estimated,
         synthetic=session.synthetic,
-        defaults=session.defaults,
+        defaults=(*session.defaults, *session.calibrated),
         notes=session.notes,
         sources=session.sources,
     )

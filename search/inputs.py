@@ -52,6 +52,7 @@ class InputSpec:
     num_heads: int | None = None
     vocab_size: int | None = None
     make_vocab_size_divisible_by: int | None = None
+    calibration: str | None = None
 
     @property
     def uses_default_model(self) -> bool:
@@ -100,6 +101,7 @@ def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
         inputs,
         model=None if inputs.model == DEFAULT_MODEL else inputs.model,
         hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
+        calibration=None,  # it changes what is made of the files, not which
     )
     return named == InputSpec() and options.mixed_precision == "bf16"
 

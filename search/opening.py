@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from autopar.calibration import read_calibration
 from autopar.errors import OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
@@ -25,7 +27,7 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
     """Return the options of keyword arguments.
 
     Fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in GiB; one rule of
-    `pin` or `forbid` may be given as a string.
+    `pin` or `forbid` may be given as a string, `calibration` as the path of its file.
 
     Raises
     ------
@@ -45,6 +47,8 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
             value = (value,) if isinstance(value, str) else tuple(value)
         if key == "pp_division" and value is not None:
             value = tuple(value)
+        if key == "calibration" and isinstance(value, str | Path):
+            value = read_calibration(value)
         chosen[key] = value
     return SearchOptions(**chosen)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.calibration import Calibration
 from autopar.plan import PipelineType
 
 __all__ = ["ProfileMode", "SearchOptions"]
@@ -73,6 +74,8 @@ class SearchOptions:
     column_parallel_share: float = 0.5
     """Share of the backward FLOP in column-parallel linears (overlap windows)."""
     extrapolate: bool = False
+    calibration: Calibration | None = None
+    """Factors on times and bytes, from plans that ran (`--calibration`)."""
     # solver
     top: int = 5
     """Alternatives to report."""

@@ -17,6 +17,7 @@ from autopar.errors import OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import Plan
+from autopar.sources import Source
 from autopar.units import GIB, format_bytes
 from search.build import CostModel
 from search.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
@@ -242,7 +243,7 @@ class Planner:
             defaults_used=tuple(cost.defaults_used),
             notes=tuple(cost.notes),
             options=_option_record(self.options, memory),
-            sources=self.hardware.sources + self.profile.sources,
+            sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
             estimated=self.hardware.estimated or self.profile.estimated,
             synthetic=self.hardware.synthetic or self.profile.synthetic,
             stats=SearchStats(
@@ -343,7 +344,14 @@ def _option_record(options: SearchOptions, memory: float) -> Mapping[str, object
     record["memory_constraint_bytes"] = memory
     for name in ("threads", "time_limit_s"):
         del record[name]
+    if options.calibration is None:  # plan files of questions without one do not name it
+        del record["calibration"]
     return record
+
+
+def _calibrated(options: SearchOptions) -> tuple[Source, ...]:
+    source = None if options.calibration is None else options.calibration.source
+    return () if source is None else (source,)
 
 
 def _check(options: SearchOptions, hardware: HardwareProfile) -> None:

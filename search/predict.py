@@ -357,6 +357,10 @@ def _waterfall(
     position = vocab_position(last.stage, plan.num_stages)
     if position is not None and "optimizer" in priced.vocab.step:
         optimizer += float(priced.vocab.step["optimizer"][0, position, 0])
+    fixed = 0.0
+    if position is not None and "fixed" in priced.vocab.step:
+        fixed = float(priced.vocab.step["fixed"][0, position, 0])
     parts["optimizer"] = optimizer
-    parts["gradient_sync"] = seen.parts_s["tail"] - optimizer
+    parts["fixed"] = fixed
+    parts["gradient_sync"] = seen.parts_s["tail"] - optimizer - fixed
     return {name: value for name, value in parts.items() if abs(value) > 1e-12}

@@ -59,12 +59,23 @@ class Session:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every input file."""
-        return self.hardware.sources + self.profile.sources
+        calibration = self.options.calibration
+        extra = () if calibration is None or calibration.source is None else (calibration.source,)
+        return self.hardware.sources + self.profile.sources + extra
+
+    @property
+    def calibrated(self) -> tuple[str, ...]:
+        """What a calibration changes, as one of the lines of `defaults used`."""
+        calibration = self.options.calibration
+        return () if calibration is None else (calibration.sentence,)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What readers derived, skipped or scaled; that an input is estimated stands elsewhere."""
-        notes = (*self.hardware.notes, *self.profile.notes)
+        from search.calibrated import calibration_doubts
+
+        doubts = calibration_doubts(self.spec, self.profile, self.hardware, self.options)
+        notes = (*self.hardware.notes, *self.profile.notes, *doubts)
         return tuple(note for note in notes if not note.startswith("estimated: "))
 
     def rebuilt(
@@ -88,7 +99,13 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
     """
     spec, profile, hardware = load_inputs(inputs, options)
     options, defaults = fill_options(options, given, profile, hardware)
+    if inputs.calibration is not None:
+        from autopar.calibration import read_calibration
 
+        calibration = read_calibration(inputs.calibration)
+        options = dataclasses.replace(options, calibration=calibration)
+
+    from search.calibrated import calibration_doubts
     from search.planner import Planner
 
     unnamed = (
@@ -105,6 +122,7 @@ def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[st
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
             f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
         )
+    notices += calibration_doubts(spec, profile, hardware, options)
     return Session(
         spec=spec,
         profile=profile,

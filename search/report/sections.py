@@ -49,6 +49,7 @@ _PARTS = {
     "transfer": "stage transfer",
     "gradient_sync": "gradient sync",
     "optimizer": "optimizer",
+    "fixed": "fixed, by calibration",
 }
 """Parts of a step in the order in which they are shown, and their names."""
 

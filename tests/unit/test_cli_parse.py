@@ -41,7 +41,8 @@ def test_table_fills_every_field_of_the_options() -> None:
     """No field of SearchOptions is out of reach, and no row fills one that does not exist."""
     fields = {field.name for field in dataclasses.fields(SearchOptions)}
 
-    assert {row.field for row in OPTIONS if row.field} == fields
+    # a calibration is read from its file, which is an input
+    assert {row.field for row in OPTIONS if row.field} == fields - {"calibration"}
 
 
 def test_table_fills_every_field_of_the_inputs() -> None:
