@@ -1,0 +1,160 @@
+"""What a rank of a plan would hold, counted on one machine on tensors without contents.
+
+One rank of the whole job is built, its process groups send nothing, and two steps are run: the
+first makes optimizer states, the second is counted. A stage of a pipeline runs alone: activations
+and gradients of its neighbours appear where they would arrive, and as many micro-batches are in
+flight as the schedule has. Not in it: transfers between stages, communicators, workspaces,
+fragmentation, the context of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from profiler.model.counting import End
+from profiler.plan.fake_world import fake_world
+from profiler.plan.job import DryRunRank, PlanJob
+from profiler.plan.layout import check_job, layer_layout, vocab_layout
+from profiler.plan.stage import Stage, build_stage, open_groups
+from profiler.plan.tracker import count_step, held_bytes
+
+__all__ = ["dry_run", "first_ranks"]
+
+
+def dry_run(job: PlanJob, *, ranks: Sequence[int]) -> tuple[DryRunRank, ...]:
+    """Return what each of some ranks would hold, by counting one step of its stage.
+
+    Ranks are global. Raises InputError for a plan that cannot run, and in a process that is part
+    of a job.
+    """
+    check_job(job)
+    return tuple(_dry_run_rank(job, rank) for rank in ranks)
+
+
+def first_ranks(job: PlanJob) -> dict[str, int]:
+    """Return the first rank of the first, the last and the largest stage, by these names.
+
+    The largest has the most layers; of several, the one with the most parameters, which is the
+    last, then the first, then the earliest.
+    """
+    plan = job.plan
+    each = plan.world_size // plan.num_stages
+    last = plan.num_stages - 1
+    sizes = plan.stage_sizes
+    largest = max(range(plan.num_stages), key=lambda j: (sizes[j], j == last, j == 0, -j))
+    return {"first": 0, "last": last * each, "largest": largest * each}
+
+
+def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
+    cube = check_job(job)
+    plan = job.plan
+    stage_index = rank // cube.num_ranks
+    order = _order(job, stage_index)
+    num_run = sum(is_forward for is_forward in order)
+    shortened = replace(
+        plan,
+        num_microbatches=num_run,
+        global_batch=plan.global_batch // plan.num_microbatches * num_run,
+    )
+    job = replace(job, plan=shortened)
+    with fake_world(rank=rank, world_size=plan.world_size):
+        groups = open_groups(job, cube, rank=rank, device_type="cpu", own_only=True)
+        layouts = [layer_layout(job, cube, layer) for layer in range(len(plan.layers))]
+        for layout in (*layouts, vocab_layout(job, cube)):
+            if layout.is_sharded:
+                groups.flat_mesh(layout.sync_axes)  # a mesh cannot be made of fake tensors
+        with FakeTensorMode():
+            stage = build_stage(job, groups, device="cpu", has_values=False)
+            gradient_bytes = _step(stage, order)
+            optimizers = [part.unit.optimizer for part in stage.parts]
+            peak_bytes, parts = count_step(
+                lambda: _step(stage, order), model=stage, optimizers=optimizers
+            )
+            parameters = list(dict.fromkeys(stage.parameters()))
+            return DryRunRank(
+                stage=stage_index,
+                rank=rank,
+                num_parameters=sum(_local(p).numel() for p in parameters),
+                parameter_bytes=held_bytes(parameters),
+                gradient_bytes=gradient_bytes,
+                optimizer_bytes=_optimizer_bytes(stage, optimizers),
+                peak_bytes=peak_bytes,
+                peak_parts=parts,
+                num_microbatches_run=num_run,
+            )
+
+
+def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
+    """Return forwards (True) and backwards of a stage in the schedule's order.
+
+    1F1B has p - j micro-batches in flight on stage j, and more of them change nothing: two more
+    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all.
+    """
+    plan = job.plan
+    m = plan.num_microbatches
+    if plan.pipeline_type == "gpipe":
+        return (True,) * m + (False,) * m
+    in_flight = min(m, plan.num_stages - stage)
+    steady = min(m - in_flight, 2)
+    return (True,) * in_flight + (False, True) * steady + (False,) * in_flight
+
+
+def _step(stage: Stage, order: Sequence[bool]) -> int:
+    """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
+    job, vocab = stage.job, stage.vocab
+    plan = job.plan
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    m = plan.num_microbatches
+    samples = plan.global_batch // m // vocab.data_degree
+    length = job.spec.layers[0].seq_length
+    length //= vocab.degree if vocab.kind == "ulysses" else 1
+    labels: tuple[torch.Tensor, ...] = ()
+    tokens: Iterator[torch.Tensor] = iter(())
+    if stage.is_last:
+        labels = tuple(torch.zeros(length, samples, dtype=torch.int64) for _ in range(m))
+    if stage.is_first:
+        tokens = iter(torch.zeros(m * samples, length, dtype=torch.int64).chunk(m))
+    stage.begin_step(labels)
+    waiting: list[torch.Tensor] = []
+    for is_forward in order:
+        if is_forward:
+            if stage.is_first:
+                x = next(tokens)
+            else:
+                x = torch.empty(stage.entry_shape(), dtype=dtype, requires_grad=True)
+            out = stage(x)
+            waiting.append(out if stage.is_last else End.apply(out))
+            del x, out
+        else:
+            stage.before_backward()
+            end = waiting.pop(0)
+            end.backward(None if stage.is_last else torch.empty_like(end))
+            del end
+    stage.finish_backward()
+    gradient_bytes = held_bytes([parameter.grad for parameter in stage.parameters()])
+    stage.step()
+    return gradient_bytes
+
+
+def _optimizer_bytes(stage: Stage, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Return the bytes of moments and of weights that are not the model's, without step counts."""
+    stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    moments: list[Any] = [
+        value
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    own = list(stage.parameters())
+    return held_bytes([*moments, *stepped, *own]) - held_bytes(own)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
