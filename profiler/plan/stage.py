@@ -1,0 +1,370 @@
+"""The modules of one stage of a plan on one rank: built, laid out, filled and stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autopar.model import ModelSpec
+from profiler.model.blocks import build_layer
+from profiler.model.outer import build_outer
+from profiler.model.sharding import Checkpoint, Sharding
+from profiler.plan.groups import PlanGroups
+from profiler.plan.job import PlanJob
+from profiler.plan.layout import Cube, Layout, layer_layout, vocab_layout
+from profiler.plan.relayout import local_shape, relayout
+from profiler.plan.replicas import Replica
+from profiler.plan.shards import Shard, make_root
+from profiler.plan.weights import Piece, fill, pieces_of, shapes
+
+__all__ = ["Part", "Stage", "build_stage", "open_groups", "padded_spec"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A layer, or the embedding, the head, or both where they share their table."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+    layout: Layout
+    holder: nn.Module
+    """Has the modules as its children, or is the only one: gives parameters their names."""
+    pieces: dict[str, Piece]
+    unit: Replica | Shard
+
+    def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
+        """Yield what this rank holds of every gradient."""
+        for name, parameter in self.holder.named_parameters():
+            grad = parameter.grad
+            if grad is not None:
+                yield name, self.pieces[name], getattr(grad, "_local_tensor", grad)
+
+
+def padded_spec(job: PlanJob) -> ModelSpec:
+    """Return the model with the vocabulary padded as the plan pads it, whatever the degree."""
+    vocab = job.plan.vocab
+    times = 1 if vocab.ulysses else vocab.tp
+    divisor = job.spec.make_vocab_size_divisible_by * times
+    return replace(job.spec, make_vocab_size_divisible_by=divisor)
+
+
+def open_groups(
+    job: PlanJob,
+    cube: Cube,
+    *,
+    rank: int,
+    device_type: str,
+    timeout_s: float | None = None,
+    own_only: bool = False,
+) -> PlanGroups:
+    """Return the process groups of a plan; every rank calls this."""
+    layouts = [layer_layout(job, cube, k) for k in range(len(job.plan.layers))]
+    layouts.append(vocab_layout(job, cube))
+    wanted = {axes for layout in layouts for axes in (layout.tensor_axes, layout.sync_axes)}
+    return PlanGroups(
+        rank=rank,
+        num_stages=job.plan.num_stages,
+        cube=cube,
+        wanted=wanted,
+        device_type=device_type,
+        timeout_s=timeout_s,
+        own_only=own_only,
+    )
+
+
+class Stage(nn.Module):
+    """What one rank runs of a plan: `stage(tokens or activations) -> activations or loss`.
+
+    Forwards and backwards of a step's micro-batches each come in order. The loss is scaled so
+    that the sum over micro-batches and ranks is the mean over the global batch.
+    """
+
+    def __init__(
+        self, job: PlanJob, groups: PlanGroups, parts: Sequence[Part], entry: Layout
+    ) -> None:
+        """Join the parts; `entry` is how activations come from the stage before."""
+        super().__init__()
+        self.job, self.groups, self.parts = job, groups, tuple(parts)
+        self.is_first = groups.stage == 0
+        self.is_last = groups.stage == groups.num_stages - 1
+        self._entry = entry
+        self.vocab = vocab_layout(job, entry.cube)
+        self._layers = [part for part in parts if part.name.startswith("layer")]
+        self._embedding: Any = next((p.modules[0] for p in parts if p.name == "embedding"), None)
+        self._head: Any = next((p.modules[-1] for p in parts if p.name == "head"), None)
+        ends = next((part for part in parts if part.name == "ends"), None)
+        if ends is not None:
+            self._embedding, self._head = ends.modules
+        self.held = nn.ModuleList(part.holder for part in parts)
+        self._labels: Sequence[torch.Tensor] = ()
+        self._forwards = self._backwards = 0
+        copies = self.vocab.data_degree * (self.vocab.degree if self.vocab.kind == "ulysses" else 1)
+        self._scale = 1.0 / (job.plan.num_microbatches * copies)
+        self._body: Callable[[torch.Tensor], torch.Tensor] = self._run
+        sharded = [m for p in parts if isinstance(p.unit, Shard) for m in p.modules]
+        if sharded:
+            root = _Root(sharded)
+            shard = next(p for p in parts if isinstance(p.unit, Shard))
+            make_root(root, groups.flat_mesh(shard.layout.sync_axes))
+            # not a child: its units are children of `held` already
+            self._body = lambda x: root(self._run, x)
+
+    @property
+    def exit(self) -> Layout:
+        """How activations leave the stage."""
+        return self._layers[-1].layout
+
+    def activation_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape of a micro-batch's activations on this rank."""
+        plan, layer = self.job.plan, self.job.spec.layers[0]
+        return local_shape(
+            layout,
+            seq_length=layer.seq_length,
+            batch=plan.global_batch // plan.num_microbatches,
+            hidden=layer.hidden_size,
+        )
+
+    def entry_shape(self) -> tuple[int, ...]:
+        """Return the shape of what a stage after the first receives."""
+        return self.activation_shape(self._entry)
+
+    def begin_step(self, labels: Sequence[torch.Tensor]) -> None:
+        """Give the last stage the labels of every micro-batch, (sequence, batch) each."""
+        self._labels = labels
+        self._forwards = self._backwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activations for the next stage, or on the last one this rank's scaled loss.
+
+        The first stage takes tokens, (batch, sequence).
+        """
+        out = self._body(x)
+        self._forwards += 1
+        return out
+
+    def before_backward(self) -> None:
+        """Prepare the next backward; called before each of them."""
+        self._backwards += 1
+        is_last = self._backwards == self.job.plan.num_microbatches
+        for part in self.parts:
+            if isinstance(part.unit, Shard):
+                reduces = is_last or not self.job.async_grad_reduce
+                part.unit.before_backward(is_last=is_last, reduces=reduces)
+            else:
+                part.unit.before_backward(is_last=is_last)
+
+    def finish_backward(self) -> None:
+        """Make the gradients of all micro-batches whole: over data, tensor group and both ends."""
+        for part in self.parts:
+            part.unit.finish_backward()
+        for part in self.parts:
+            self._sum_partial(part)
+        self._sum_ends()
+
+    def step(self) -> None:
+        """Let the optimizers step."""
+        for part in self.parts:
+            part.unit.step()
+
+    def squared_gradient_norm(self) -> torch.Tensor:
+        """Return this rank's share: summed over all ranks it is the squared norm of the model."""
+        ranks = self.groups.cube.num_ranks
+        total: Any = 0.0
+        for part in self.parts:
+            shards = part.layout.sync_degree if isinstance(part.unit, Shard) else 1
+            for name, piece, grad in part.gradients():
+                if part.name == "head" and name == self._copied_table():
+                    continue  # the embedding on the first stage counts it
+                copies = ranks / (piece.pieces * shards)
+                total = total + grad.double().square().sum() / copies
+        return torch.as_tensor(total, dtype=torch.float64)
+
+    def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of a loss: summed over all ranks it is that of the batch."""
+        return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
+        mesh, layout = self.groups.mesh, self._entry
+        if self._embedding is not None:
+            x, layout = self._embedding(x.t().contiguous()), self.vocab
+        for part in self._layers:
+            x, layout = relayout(x, mesh, layout, part.layout), part.layout
+            x = part.modules[0](x)
+        if self._head is None:
+            return x
+        x = relayout(x, mesh, layout, self.vocab)
+        return self._head(x, self._labels[self._forwards]) * self._scale
+
+    def _sum_partial(self, part: Part) -> None:
+        """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""
+        found = [(piece, grad) for _, piece, grad in part.gradients() if piece.is_partial]
+        if not found:
+            return
+        buffers = []
+        for piece, grad in found:
+            buffer = grad.new_zeros((piece.pieces, grad.numel()))
+            buffer[piece.index] = grad.flatten()
+            buffers.append(buffer.flatten())
+        flat = torch.cat(buffers)
+        dist.all_reduce(flat, group=self.groups.group(part.layout.tensor_axes))
+        sizes = [buffer.numel() for buffer in buffers]
+        for (piece, grad), summed in zip(found, flat.split(sizes), strict=True):
+            grad.copy_(summed.view(piece.pieces, -1)[piece.index].view_as(grad))
+
+    def _copied_table(self) -> str | None:
+        tied = self.job.spec.tied_embeddings and self.groups.num_stages > 1
+        return "head.weights.0" if tied else None
+
+    def _sum_ends(self) -> None:
+        if self._copied_table() is None or not (self.is_first or self.is_last):
+            return
+        name = "table" if self.is_first else "head.weights.0"
+        part = next(p for p in self.parts if p.name in ("embedding", "head"))
+        grad = next(grad for key, _, grad in part.gradients() if key == name)
+        dist.all_reduce(grad, group=self.groups.ends)
+
+
+class _Root(nn.Module):
+    """Has all units that FSDP divides as children, and runs the whole stage."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(modules)
+
+    def forward(self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return run(x)
+
+
+class _Ends(nn.Module):
+    def __init__(self, first: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = first, last
+
+
+def build_stage(
+    job: PlanJob,
+    groups: PlanGroups,
+    *,
+    device: torch.device | str,
+    has_values: bool = True,
+) -> Stage:
+    """Return this rank's stage of a plan.
+
+    has_values : False where tensors have no contents.
+    """
+    builder = _Builder(job, groups, torch.device(device), has_values)
+    plan = job.plan
+    first = sum(plan.stage_sizes[: groups.stage])
+    layers = range(first, first + plan.stage_sizes[groups.stage])
+    parts = [builder.layer(k) for k in layers]
+    at_start, at_end = groups.stage == 0, groups.stage == plan.num_stages - 1
+    if at_start and at_end and job.spec.tied_embeddings:
+        parts = [builder.ends(), *parts]
+    else:
+        if at_start:
+            parts = [builder.outer("first"), *parts]
+        if at_end:
+            parts = [*parts, builder.outer("last")]
+    before = layer_layout(job, groups.cube, first - 1) if first else builder.vocab
+    return Stage(job, groups, parts, before)
+
+
+class _Builder:
+    def __init__(
+        self, job: PlanJob, groups: PlanGroups, device: torch.device, has_values: bool
+    ) -> None:
+        self.job, self.groups, self.device, self.has_values = job, groups, device, has_values
+        self.dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+        self.spec = job.spec
+        self.vocab = vocab_layout(job, groups.cube)
+        self._types = job.spec.layer_types
+        self._shapes: dict[Any, dict[str, tuple[int, ...]]] = {}
+
+    def layer(self, index: int) -> Part:
+        kind = self._types[index]
+        spec, layout = self.spec.layers[kind], layer_layout(self.job, self.groups.cube, index)
+        full: Checkpoint = "full" if self.job.plan.layers[index].checkpoint else "none"
+        module = build_layer(
+            spec,
+            Sharding(degree=layout.degree, kind=layout.kind, checkpoint=full),
+            group=self.groups.group(layout.tensor_axes),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        whole = self._whole(
+            kind, lambda: build_layer(spec, Sharding(), dtype=self.dtype, device="meta")
+        )
+        return self._part(f"layer{index}", (module,), module, layout, whole)
+
+    def outer(self, which: Any) -> Part:
+        module, whole = self._outer(which), self._whole(which, lambda: self._outer_whole(which))
+        name = "embedding" if which == "first" else "head"
+        return self._part(name, (module,), module, self.vocab, whole)
+
+    def ends(self) -> Part:
+        first, last = self._outer("first"), self._outer("last")
+        last.head.weights[0] = first.table
+
+        def make() -> nn.Module:
+            ends = _Ends(self._outer_whole("first"), self._outer_whole("last"))
+            ends.last.head.weights[0] = ends.first.table
+            return ends
+
+        whole = self._whole("ends", make)
+        return self._part("ends", (first, last), _Ends(first, last), self.vocab, whole)
+
+    def _outer(self, which: Any) -> Any:
+        return build_outer(
+            self.spec,
+            which,
+            degree=self.vocab.degree,
+            kind=self.vocab.kind,
+            group=self.groups.group(self.vocab.tensor_axes),
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _outer_whole(self, which: Any) -> Any:
+        return build_outer(padded_spec(self.job), which, dtype=self.dtype, device="meta")
+
+    def _whole(self, key: Any, make: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
+        if key not in self._shapes:
+            self._shapes[key] = shapes(make())
+        return self._shapes[key]
+
+    def _part(
+        self,
+        name: str,
+        modules: tuple[nn.Module, ...],
+        holder: nn.Module,
+        layout: Layout,
+        whole: dict[str, tuple[int, ...]],
+    ) -> Part:
+        job = self.job
+        pieces = pieces_of(holder, whole, layout, self.groups.place)
+        if self.has_values:
+            fill(holder, pieces, seed=job.seed, where=name, tied=job.spec.tied_embeddings)
+        unit: Replica | Shard
+        if layout.is_sharded:
+            unit = Shard(
+                modules,
+                self.groups.flat_mesh(layout.sync_axes),
+                gathers_twice=layout.zero == "zero3",
+                precision=job.precision,
+                learning_rate=job.learning_rate,
+            )
+        else:
+            unit = Replica(
+                list(holder.parameters()),
+                self.groups.group(layout.sync_axes),
+                precision=job.precision,
+                learning_rate=job.learning_rate,
+            )
+        return Part(
+            name=name, modules=modules, layout=layout, holder=holder, pieces=pieces, unit=unit
+        )
