@@ -40,11 +40,13 @@ def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
     )
 
 
-def torchrun(job: Job, script: Sequence[str]) -> str:
-    """Return the command of one node: torchrun over all nodes, then `script`, quoted.
+def torchrun(job: Job, script: Sequence[str] | str) -> str:
+    """Return the command of one node: torchrun over all nodes, then `script`.
 
-    On several nodes MASTER_ADDR, MASTER_PORT and NODE_RANK come from the environment.
+    Words are quoted, a text is taken as it is. On several nodes MASTER_ADDR, MASTER_PORT and
+    NODE_RANK come from the environment.
     """
+    tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
     if job.num_nodes == 1:
         where = ["--standalone"]
     else:
@@ -56,7 +58,7 @@ def torchrun(job: Job, script: Sequence[str]) -> str:
         [
             f"torchrun --nnodes {job.num_nodes} --nproc-per-node {job.gpus_per_node}",
             *where,
-            " ".join(shlex.quote(word) for word in script),
+            tail,
         ]
     )
 
