@@ -139,7 +139,7 @@ class Stage(nn.Module):
         self._forwards = self._backwards = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activations for the next stage, or on the last one this rank's scaled loss.
+        """Return activations for the next stage, or on the last one this rank's scaled loss, (1,).
 
         The first stage takes tokens, (batch, sequence).
         """
@@ -198,7 +198,8 @@ class Stage(nn.Module):
         if self._head is None:
             return x
         x = relayout(x, mesh, layout, self.vocab)
-        return self._head(x, self._labels[self._forwards]) * self._scale
+        # one dimension: the pipeline joins the outputs of micro-batches
+        return (self._head(x, self._labels[self._forwards]) * self._scale).view(1)
 
     def _sum_partial(self, part: Part) -> None:
         """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""

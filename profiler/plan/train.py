@@ -123,8 +123,8 @@ class Trainer:
     def _backward(self, loss: torch.Tensor) -> torch.Tensor:
         self.stage.before_backward()
         with self.watch.span("backward_s"):
-            loss.backward()
-        return loss
+            loss.sum().backward()
+        return loss.sum()
 
 
 class _TimedStage(PipelineStage):
@@ -158,7 +158,7 @@ def _schedule(trainer: Trainer) -> Any:
     else:
         entry = like(stage.entry_shape())
     if stage.is_last:
-        out = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        out = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
     else:
         out = like(stage.activation_shape(stage.exit))
     timed = _TimedStage(
@@ -175,6 +175,6 @@ def _schedule(trainer: Trainer) -> Any:
     return kind(
         timed,
         n_microbatches=plan.num_microbatches,
-        loss_fn=lambda loss, _: loss,
+        loss_fn=lambda loss, _: loss.sum(),
         scale_grads=False,
     )
