@@ -6,7 +6,7 @@ import os
 
 from autopar.entry import enter
 
-__all__ = ["hardware", "model", "show"]
+__all__ = ["hardware", "model", "plan", "show"]
 
 
 def hardware() -> None:
@@ -17,6 +17,11 @@ def hardware() -> None:
 def model() -> None:
     """Run `profile-model`."""
     enter("profile-model", "profiler.model_cli")
+
+
+def plan() -> None:
+    """Run `profile-plan` or `torchrun -m profiler.plan`; the first rank says Ctrl-C."""
+    enter("profile-plan", "profiler.plan_cli", speaks=os.environ.get("RANK", "0") == "0")
 
 
 def show() -> None:

@@ -77,6 +77,10 @@ def build_options(
         raise OptionError(
             "--backend nccl communicates between GPUs and --device is cpu; leave one of them out"
         )
+    if chosen_backend == "gloo" and chosen_device == "cuda":
+        raise OptionError(
+            "--backend gloo runs the plan on the CPU and --device is cuda; leave one of them out"
+        )
     uniform = GlobalOptions(
         pp_deg=_whole("--pp-deg", pp_deg, MAX_WORLD),
         global_tp_deg=_whole("--global-tp-deg", global_tp_deg, MAX_WORLD),

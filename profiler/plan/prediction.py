@@ -27,6 +27,19 @@ class PredictedStage:
     memory_bytes: Mapping[str, int]
     """By category; sums to `allocated_bytes`. Empty where the file has none."""
 
+    def step_times(self, num_microbatches: int) -> dict[str, float] | None:
+        """Return seconds of a step: all forwards, all backwards, and what follows once.
+
+        None where the file says memory alone.
+        """
+        if self.forward_s is None or self.backward_s is None:
+            return None
+        return {
+            "forward_s": num_microbatches * self.forward_s,
+            "backward_s": num_microbatches * self.backward_s,
+            "tail_s": self.tail_s or 0.0,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
