@@ -87,8 +87,9 @@ def _recipe(job: Job, plan: Plan, imports: _Imports, model: str) -> str:
     policies = {0: "None", len(plan.layers): "FullAC.Config()"}
     policy = policies.get(len(checkpointed), "LayersAC.Config()")
     head = (
-        f'"""Recipe for torchtitan {VERSION} (other releases have other keys): {plain(job.model)} on '
-        f'{plan.world_size} GPUs.\n\nWritten by autopar-export.\n"""\n'
+        f'"""{plain(job.model)} on {plan.world_size} GPUs.\n\n'
+        f"Written by autopar-export for torchtitan {VERSION}; other releases have other keys.\n"
+        '"""\n'
     )
     parts = [
         head,

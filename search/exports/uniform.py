@@ -19,7 +19,15 @@ from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from search.exports.common import per_value
 from search.exports.contract import Job, Loss
 
-__all__ = ["DataMode", "Reach", "Shape", "kv_heads_problems", "nearest"]
+__all__ = [
+    "DataMode",
+    "Reach",
+    "Shape",
+    "kv_heads_problems",
+    "nearest",
+    "refuse_stages",
+    "whole_sequences",
+]
 
 DataMode = Literal["ddp", "zero2", "zero3"]
 
@@ -235,3 +243,28 @@ def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss
             b.zero3,
             lambda v: f"{'zero3' if v else default} for embedding and head",
         )
+
+
+def refuse_stages(job: Job, title: str, how: str) -> None:
+    """Raise InputError for a plan of several stages, with how the engine builds them instead."""
+    plan = job.plan
+    if plan.num_stages > 1:
+        sizes = "+".join(map(str, plan.stage_sizes))
+        raise InputError(
+            f"{title} has no pipeline, and the plan has {plan.num_stages} stages of {sizes} "
+            f"layers{how}; export to megatron, torchtitan or galvatron, or search again with "
+            "--max-pp-deg 1"
+        )
+
+
+def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
+    """Return the loss of an engine whose tensor parallelism has no sequence parallelism."""
+    layer = near.layers[0]
+    if not job.sequence_parallel or layer.tp == 1 or layer.ulysses:
+        return ()
+    what = (
+        f"the plan counts on Megatron sequence parallelism; {title} keeps whole sequences between "
+        f"the tensor-parallel blocks, so activations need more memory than predicted "
+        "(--no-sequence-parallel predicts it)"
+    )
+    return (Loss(field="sequence_parallel", what=what),)
