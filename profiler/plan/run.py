@@ -17,6 +17,7 @@ from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.layout import check_job
 from profiler.plan.reference import reference_steps
 from profiler.plan.stage import build_stage, open_groups
+from profiler.plan.tracker import count_step
 from profiler.plan.train import Trainer
 
 __all__ = ["choose_backend", "run_in_world", "run_plan"]
@@ -156,8 +157,9 @@ def _peak(trainer: Trainer, batch: Batch) -> int:
         trainer.step(batch)
         torch.cuda.synchronize(trainer.device)
         return int(torch.cuda.max_memory_allocated(trainer.device))
-    trainer.step(batch)
-    return 0
+    optimizers = [part.unit.optimizer for part in trainer.stage.parts]
+    most, _ = count_step(lambda: trainer.step(batch), model=trainer.stage, optimizers=optimizers)
+    return most
 
 
 def _gather(own: Any, world: int) -> list[Any]:

@@ -199,7 +199,7 @@ class Stage(nn.Module):
             return x
         x = relayout(x, mesh, layout, self.vocab)
         # one dimension: the pipeline joins the outputs of micro-batches
-        return (self._head(x, self._labels[self._forwards]) * self._scale).view(1)
+        return self._head(x, self._labels[self._forwards]).view(1) * self._scale
 
     def _sum_partial(self, part: Part) -> None:
         """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""
