@@ -70,11 +70,15 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
                 groups.flat_mesh(layout.sync_axes)  # a mesh cannot be made of fake tensors
         with FakeTensorMode():
             stage = build_stage(job, groups, device="cpu", has_values=False)
-            gradient_bytes = _step(stage, order)
+            gradient_bytes = 0
+
+            def run() -> None:
+                nonlocal gradient_bytes
+                gradient_bytes = _step(stage, order)
+
+            run()
             optimizers = [part.unit.optimizer for part in stage.parts]
-            peak_bytes, parts = count_step(
-                lambda: _step(stage, order), model=stage, optimizers=optimizers
-            )
+            peak_bytes, parts = count_step(run, model=stage, optimizers=optimizers)
             parameters = list(dict.fromkeys(stage.parameters()))
             return DryRunRank(
                 stage=stage_index,

@@ -46,6 +46,9 @@ _FSDP_PARTS = {
     "fsdp::chunk_cat": "gradients",
 }
 
+# Returns what it waited for, except among fake tensors, where it would be counted twice.
+_WAIT = "_c10d_functional::wait_tensor"
+
 
 def count_step(
     step: Callable[[], None],
@@ -212,10 +215,13 @@ class _Watch(TorchDispatchMode):
         for storage in _storages(tree_leaves((args, kwargs))):
             ledger.taken(storage)
         out = func(*args, **kwargs)
+        name = func._schema.name
+        if name == _WAIT:
+            out = args[0]
         leaves = tree_leaves(out)
         for storage in _storages(leaves):
             ledger.made(storage)
-        part = _FSDP_PARTS.get(func._schema.name)
+        part = _FSDP_PARTS.get(name)
         if part is not None:
             ledger.label((args, kwargs, leaves), part)
         return out
