@@ -27,6 +27,13 @@ class PredictedStage:
     memory_bytes: Mapping[str, int]
     """By category; sums to `allocated_bytes`. Empty where the file has none."""
 
+    @property
+    def tensor_bytes(self) -> int | None:
+        """What tensors take of `allocated_bytes`: all but the buffers of communicators."""
+        if self.allocated_bytes is None:
+            return None
+        return self.allocated_bytes - self.memory_bytes.get("fixed", 0)
+
     def step_times(self, num_microbatches: int) -> dict[str, float] | None:
         """Return seconds of a step: all forwards, all backwards, and what follows once.
 

@@ -243,6 +243,13 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
         "its slowest rank",
         style="dim",
     )
+    if result.peak_source == "counted" and question.job.plan.world_size > 1:
+        print_line(
+            console,
+            "on CPUs: gloo has no all-to-all, for which torch gathers everything, and processes "
+            "share cores and memory, so these are not the times of GPUs",
+            style="dim",
+        )
     if prediction is None:
         print_line(console, _no_prediction("times"), style="dim")
         return
@@ -271,7 +278,7 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     rows = []
     for rank, peak in enumerate(result.peak_bytes):
         stages = prediction.stages if prediction is not None else ()
-        then = stages[rank // each].allocated_bytes if stages else None
+        then = stages[rank // each].tensor_bytes if stages else None
         rows.append(
             [str(rank), str(rank // each), _optional(then), format_bytes(peak), _share(then, peak)]
         )
@@ -281,7 +288,7 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         "allocated": "measured: the most that torch's allocator gave out",
         "counted": "measured: storages of tensors, counted in one step",
     }
-    print_line(console, what[result.peak_source], style="dim")
+    print_line(console, f"{what[result.peak_source]}; predicted without communicators", style="dim")
     if prediction is None or not prediction.stages:
         print_line(console, _no_prediction("memory"), style="dim")
 
@@ -295,11 +302,9 @@ def _memory_rows(rank: DryRunRank, stage: PredictedStage | None) -> list[list[st
         then = sum(parts.get(key, 0) for key in predicted_names) if parts else None
         rows.append(["", name, _optional(then), format_bytes(counted), _share(then, counted)])
     rows += [["", name, "", format_bytes(size), ""] for name, size in left.items() if size]
-    then = stage.allocated_bytes if stage is not None else None
-    if then is not None:
-        then -= parts.get("fixed", 0)
-        if "fixed" in parts:
-            rows.append(["", "communicators", format_bytes(parts["fixed"]), "", ""])
+    then = stage.tensor_bytes if stage is not None else None
+    if "fixed" in parts:
+        rows.append(["", "communicators", format_bytes(parts["fixed"]), "", ""])
     name, peak = "all but communicators" if parts else "all", rank.peak_bytes
     rows.append(["", name, _optional(then), format_bytes(peak), _share(then, peak)])
     rows[0][0] = str(rank.rank)

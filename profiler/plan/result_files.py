@@ -180,7 +180,7 @@ def _predicted_run(question: Question) -> dict[str, object] | None:
         if prediction.interval_s is None
         else list(prediction.interval_s),
         "stage_time_s": times if times and None not in times else None,
-        "peak_bytes": [s.allocated_bytes for s in stages for _ in range(each)] or None,
+        "peak_bytes": [s.tensor_bytes for s in stages for _ in range(each)] or None,
         "rests_on": prediction.basis,
     }
 
