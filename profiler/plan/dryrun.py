@@ -9,7 +9,7 @@ fragmentation, the context of a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from profiler.model.counting import End
+from profiler.plan.batches import Batch
 from profiler.plan.fake_world import fake_world
 from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.layout import check_job, layer_layout, vocab_layout
@@ -70,11 +71,12 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
                 groups.flat_mesh(layout.sync_axes)  # a mesh cannot be made of fake tensors
         with FakeTensorMode():
             stage = build_stage(job, groups, device="cpu", has_values=False)
+            batch = _batch(stage)
             gradient_bytes = 0
 
             def run() -> None:
                 nonlocal gradient_bytes
-                gradient_bytes = _step(stage, order)
+                gradient_bytes = _step(stage, order, batch)
 
             run()
             optimizers = [part.unit.optimizer for part in stage.parts]
@@ -108,37 +110,40 @@ def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
     return (True,) * in_flight + (False, True) * steady + (False,) * in_flight
 
 
-def _step(stage: Stage, order: Sequence[bool]) -> int:
-    """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
+def _batch(stage: Stage) -> Batch:
+    """Return tokens and labels of a step, as far as the stage has a use for them."""
     job, vocab = stage.job, stage.vocab
-    plan = job.plan
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    m = plan.num_microbatches
-    samples = plan.global_batch // m // vocab.data_degree
+    m = job.plan.num_microbatches
+    samples = job.plan.global_batch // m // vocab.data_degree
     length = job.spec.layers[0].seq_length
     length //= vocab.degree if vocab.kind == "ulysses" else 1
-    labels: tuple[torch.Tensor, ...] = ()
-    tokens: Iterator[torch.Tensor] = iter(())
-    if stage.is_last:
-        labels = tuple(torch.zeros(length, samples, dtype=torch.int64) for _ in range(m))
-    if stage.is_first:
-        tokens = iter(torch.zeros(m * samples, length, dtype=torch.int64).chunk(m))
-    stage.begin_step(labels)
+    tokens = torch.zeros(m * samples if stage.is_first else 0, length, dtype=torch.int64)
+    labels = [torch.zeros(length, samples, dtype=torch.int64) for _ in range(m * stage.is_last)]
+    return Batch(tokens=tokens, labels=tuple(labels))
+
+
+def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
+    """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
+    job = stage.job
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    tokens = iter(batch.tokens.chunk(job.plan.num_microbatches))
+    stage.begin_step(batch.labels)
     waiting: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
     for is_forward in order:
         if is_forward:
-            if stage.is_first:
-                x = next(tokens)
-            else:
-                x = torch.empty(stage.entry_shape(), dtype=dtype, requires_grad=True)
+            x = (
+                next(tokens)
+                if stage.is_first
+                else torch.empty(stage.entry_shape(), dtype=dtype, requires_grad=True)
+            )
             out = stage(x)
             waiting.append(out if stage.is_last else End.apply(out))
-            del x, out
+            del x, out  # the next stage has it now
         else:
             stage.before_backward()
-            end = waiting.pop(0)
-            end.backward(None if stage.is_last else torch.empty_like(end))
-            del end
+            losses.append(waiting.pop(0))
+            losses[-1].backward(None if stage.is_last else torch.empty_like(losses[-1]))
     stage.finish_backward()
     gradient_bytes = held_bytes([parameter.grad for parameter in stage.parameters()])
     stage.step()
