@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autopar.errors import DocumentError, InputError
+from autopar.errors import InputError
 from autopar.jsonio import load_object
 from autopar.model import ModelSpec
 from autopar.specs import head_dim
 
-__all__ = ["Argument", "model_arguments"]
+__all__ = ["Argument", "model_arguments", "rotary_base"]
 
 Argument = tuple[str, tuple[str, ...]]
 """A flag without its hyphens in front, and its words."""
@@ -50,12 +50,13 @@ def model_arguments(spec: ModelSpec, model: str) -> tuple[list[Argument], list[s
     if spec.learned_positions:
         arguments.append(("position-embedding-type", ("learned_absolute",)))
     else:
-        base, known = _rotary_base(model)
-        arguments += [("position-embedding-type", ("rope",)), ("rotary-base", (base,))]
+        base, known = rotary_base(model)
+        word = base if known else f"${{ROTARY_BASE:-{base}}}"
+        arguments += [("position-embedding-type", ("rope",)), ("rotary-base", (word,))]
         if not known:
             notes.append(
                 "the model description does not hold the base of rotary positions: "
-                f"--rotary-base {base} unless ROTARY_BASE is set"
+                f"{base} unless ROTARY_BASE is set"
             )
     norm = "LayerNorm" if layer.norm_parameters_per_hidden == _LAYER_NORM else "RMSNorm"
     arguments.append(("normalization", (norm,)))
@@ -108,15 +109,18 @@ def _check(spec: ModelSpec) -> None:
             )
 
 
-def _rotary_base(model: str) -> tuple[str, bool]:
-    """Return the base of rotary positions as shell text, and whether the model's file says it."""
+def rotary_base(model: str) -> tuple[str, bool]:
+    """Return the base of rotary positions as a whole number, and whether the model's file says it.
+
+    10000, the default of both engines, where it does not.
+    """
     from autopar import catalog
 
     try:
         data = load_object(catalog.find_model(model)).data
-    except (DocumentError, InputError):
+    except InputError:
         data = {}
     value = data.get("rope_theta")
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        return f"{value:g}" if value < 1e6 else str(int(value)), True
-    return "${ROTARY_BASE:-10000}", False
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1:
+        return str(int(value)), True
+    return "10000", False

@@ -1,0 +1,250 @@
+"""Galvatron: the documented strategy file, and the configuration that launches it.
+
+Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, whose keys are those of
+`galvatron/core/runtime/args_schema.py` (PKU-DAIR/Hetu-Galvatron, 2026); v2.4: a shell script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from autopar.model import ModelSpec
+from autopar.plan import Plan
+from autopar.plan_files import strategy_document
+from autopar.specs import head_dim
+from search.exports.common import torchrun
+from search.exports.contract import Job, Lowered
+from search.exports.megatron_model import rotary_base
+from search.exports.yaml_text import dump_yaml
+
+__all__ = ["ENGINE_VERSION", "is_complete", "lower", "strategy_text"]
+
+ENGINE_VERSION = "newest (June 2026); v2.4 by the shell script"
+_STRATEGY, _TRAIN, _MODEL, _OLD = (
+    "galvatron_config.json",
+    "train_dist.yaml",
+    "model_config.yaml",
+    "train_dist_v2.4.sh",
+)
+
+
+def lower(job: Job) -> Lowered:
+    """Return a plan as Galvatron takes it; nothing is lost."""
+    files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
+    notes = [
+        "set DATA_PATH and TOKENIZER_MODEL, and GALVATRON_PATH to the folder with train_dist.py",
+        "learning rate, its schedule and the number of steps are placeholders",
+    ]
+    if _has_config(job.spec):
+        base, known = rotary_base(job.model)
+        files[_MODEL] = f"# {job.spec.name}\n" + dump_yaml(_model(job.spec, base))
+        if not known and not job.spec.learned_positions:
+            notes.append(
+                f"the model description does not hold the base of rotary positions: {base} in "
+                f"{_MODEL}"
+            )
+    else:
+        notes.append(
+            f"{job.spec.name} is no model of one kind of decoder layers: write {_MODEL} yourself"
+        )
+    files[_OLD] = _shell(job)
+    keys = _global_keys(job.plan)
+    if keys is not None:
+        notes.append(f"all layers are alike: the GLOBAL mode says the same with {keys}")
+    return Lowered(
+        engine="galvatron",
+        engine_version=ENGINE_VERSION,
+        plan=job.plan,
+        files=files,
+        losses=(),
+        launch=_launch(job),
+        notes=tuple(notes),
+    )
+
+
+def strategy_text(plan: Plan) -> str:
+    """Return the bytes of the documented strategy file of a plan."""
+    return json.dumps(strategy_document(plan), indent=2) + "\n"
+
+
+def is_complete(document: Mapping[str, object]) -> bool:
+    """Return whether the newest runtime reads a strategy file of somebody as it was meant.
+
+    It takes the ZeRO-3 decision of the embedding from `vocab_sdp`, while its search engine writes
+    `embed_sdp`.
+    """
+    needed = ("tp_sizes_enc", "tp_consecutive_flags", "use_sp", "vtp", "vsp", "chunks")
+    sharded = document.get("embed_sdp") in (1, "1", True)
+    return all(key in document for key in needed) and (not sharded or "vocab_sdp" in document)
+
+
+def _global_keys(plan: Plan) -> str | None:
+    """Return the GLOBAL mode's options for a plan that it can express, None for others."""
+    first = plan.layers[0]
+    each, rest = divmod(len(plan.layers), plan.num_stages)
+    even = (each,) * (plan.num_stages - 1) + (each + rest,)
+    if (
+        len(set(plan.layers)) > 1
+        or first.strided  # the newest release takes neighbours whatever global_tp_consec says
+        or plan.stage_sizes != even
+        or (plan.vocab.ulysses != first.ulysses and plan.vocab.tp > 1)
+    ):
+        return None
+    keys = {
+        "pp_deg": plan.num_stages,
+        "global_tp_deg": first.tp,
+        "global_cp_deg": first.cp,
+        "sdp": int(first.zero3),
+        "default_dp_type": plan.default_dp_type,
+        "global_checkpoint": int(first.checkpoint),
+        "pipeline_type": _pipeline(plan),
+        "use_ulysses": str(first.ulysses).lower(),
+        "vocab_tp": plan.vocab.tp,
+        "vocab_sdp": int(plan.vocab.zero3),
+    }
+    return " ".join(f"runtime.parallel.{key}={value}" for key, value in keys.items())
+
+
+def _pipeline(plan: Plan) -> str:
+    return "gpipe" if plan.pipeline_type == "gpipe" else "pipedream_flush"
+
+
+def _train(job: Job) -> str:
+    plan, spec = job.plan, job.spec
+    data = plan.world_size // plan.num_stages
+    document = {
+        "runtime": {
+            "parallel": {
+                "galvatron_config_path": f"${{oc.env:STRATEGY,{_STRATEGY}}}",
+                "pp_deg": plan.num_stages,
+                "pipeline_type": _pipeline(plan),
+                "default_dp_type": plan.default_dp_type,
+                "vocab_tp": plan.vocab.tp,
+                "vocab_sp": int(plan.vocab.ulysses),
+                "vocab_sdp": int(plan.vocab.zero3),
+                "async_grad_reduce": job.async_grad_reduce,
+                "mixed_precision": job.precision,
+                "reduce_in_fp32": job.fp32_gradients,
+            },
+            "model": {
+                "model_size": spec.name,
+                "model_config_path": f"${{oc.env:MODEL_CONFIG,{_MODEL}}}",
+                "is_moe_model": any(layer.num_experts for layer in spec.layers),
+                "set_model_config_manually": 0,
+                "set_layernum_manually": 0,
+                "set_seqlen_manually": 1,
+                "initialize_on_meta": 1,
+                "shape_order": "SBH",
+                "dropout_prob": 0.0,
+            },
+            "profile": {"profile": 0, "exit_after_profiling": 0},
+            "train": {
+                "train_iters": 500,
+                "lr": 3.0e-4,
+                "min_lr": 3.0e-5,
+                "lr_decay_style": "cosine",
+                "weight_decay": 0.1,
+                "adam_beta1": 0.9,
+                "adam_beta2": 0.95,
+                "clip_grad": 1.0,
+                "sequence_parallel": job.sequence_parallel,
+                "use_flash_attn": True,
+                "global_batch_size": plan.global_batch,
+                "micro_batch_size": max(1, plan.global_batch // (plan.num_microbatches * data)),
+                "chunks": plan.num_microbatches,
+                "seq_length": job.seq_length,
+            },
+            "data": {
+                "data_path": "${oc.env:DATA_PATH}",
+                "split": "949,50,1",
+                "tokenizer_type": "HuggingFaceTokenizer",
+                "tokenizer_model": "${oc.env:TOKENIZER_MODEL}",
+            },
+            "ckpt": {"load": None, "save": None},
+        }
+    }
+    return f"# Galvatron, {ENGINE_VERSION}\n" + dump_yaml(document)
+
+
+def _has_config(spec: ModelSpec) -> bool:
+    first = spec.layers[0]
+    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
+    known = first.num_heads is not None and first.ffn_hidden_size is not None
+    return (
+        len(shapes) == 1
+        and first.causal
+        and not any(layer.cross_attention for layer in spec.layers)
+        and known
+        and spec.vocab_size is not None
+    )
+
+
+def _model(spec: ModelSpec, base: str) -> dict[str, object]:
+    layer = spec.layers[-1]
+    gated = layer.gated_mlp
+    document: dict[str, object] = {
+        "model_size": spec.name,
+        "hf_model_name_or_path": None,
+        "hidden_size": layer.hidden_size,
+        "ffn_hidden_size": layer.ffn_hidden_size,
+        "num_layers": spec.num_layers,
+        "num_attention_heads": layer.num_heads,
+        "num_query_groups": layer.num_kv_heads or layer.num_heads,
+        "kv_channels": head_dim(layer),
+        "vocab_size": spec.vocab_size,
+        "make_vocab_size_divisible_by": spec.make_vocab_size_divisible_by,
+        "normalization": "LayerNorm" if layer.norm_parameters_per_hidden == 4 else "RMSNorm",
+        "activation_func": "torch.nn.functional." + ("silu" if gated else "gelu"),
+        "gated_linear_unit": gated,
+        "add_bias_linear": layer.biases,
+        "add_qkv_bias": layer.biases or layer.qkv_biases,
+        "untie_embeddings_and_output_weights": not spec.tied_embeddings,
+    }
+    if spec.learned_positions:
+        document["position_embedding_type"] = "learned_absolute"
+    else:
+        document |= {"position_embedding_type": "rope", "rotary_base": int(float(base))}
+    if layer.num_experts is not None:
+        document |= {
+            "num_moe_experts": layer.num_experts,
+            "moe_ffn_hidden_size": layer.ffn_hidden_size,
+            "moe_router_topk": layer.experts_per_token or 1,
+        }
+    return document
+
+
+def _launch(job: Job) -> str:
+    here = f'export STRATEGY="$PWD/{_STRATEGY}" MODEL_CONFIG="$PWD/{_MODEL}"\n'
+    return here + torchrun(job, f'"$GALVATRON_PATH/train_dist.py" "$PWD/{_TRAIN}"')
+
+
+def _shell(job: Job) -> str:
+    """Return the launch of v2.4, whose train_dist.py takes flags."""
+    plan = job.plan
+    arguments = [
+        f"--model_size {job.spec.name}",
+        "--set_model_config_manually 0",
+        "--set_seqlen_manually 1",
+        f"--seq_length {job.seq_length}",
+        f"--global_train_batch_size {plan.global_batch}",
+        f"--chunks {plan.num_microbatches}",
+        f"--pp_deg {plan.num_stages}",
+        f"--galvatron_config_path {_STRATEGY}",
+        f"--mixed_precision {job.precision}",
+        *(["--sequence-parallel"] if job.sequence_parallel else []),
+        *([] if job.async_grad_reduce else ["--no_async_grad_reduce"]),
+        *(["--reduce_in_fp32"] if job.fp32_gradients else []),
+        "--use-flash-attn",
+        "--initialize_on_meta 1",
+        "--train-iters 500",
+        "--lr 3.0e-4",
+        '--data-path "${DATA_PATH}"',
+        "--split 949,50,1",
+        "--tokenizer-type HuggingFaceTokenizer",
+        '--tokenizer-model "${TOKENIZER_MODEL}"',
+    ]
+    words = ["train_dist.py", *arguments]
+    return "# Galvatron v2.4, from the folder of the model\n" + torchrun(
+        job, " \\\n    ".join(words)
+    )
