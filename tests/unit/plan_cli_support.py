@@ -1,0 +1,96 @@
+"""A small model, its plans and the files that the tests of `profile-plan` read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from profiler.plan.options import PlanOptions
+from profiler.plan.spellings import translate
+from profiler.plan_cli import app
+
+__all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
+
+MODEL: dict[str, Any] = {
+    "format": "autopar-model",
+    "version": 1,
+    "name": "small",
+    "vocab_size": 250,
+    "make_vocab_size_divisible_by": 8,
+    "layers": [
+        {
+            "num_layers": 4,
+            "seq_length": 16,
+            "hidden_size": 32,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 48,
+            "gated_mlp": True,
+        }
+    ],
+}
+STRATEGY: dict[str, Any] = {
+    "pp_deg": 2,
+    "tp_sizes_enc": "2,1,2,1",
+    "tp_consecutive_flags": "1,1,1,1",
+    "dp_types_enc": "0,1,1,0",
+    "use_sp": "0,0,1,0",
+    "checkpoint": "0,1,0,0",
+    "world_size": 4,
+    "global_bsz": 8,
+    "chunks": 2,
+    "pp_division": "1,3",
+    "pipeline_type": "pipedream_flush",
+    "default_dp_type": "zero2",
+    "vtp": 2,
+    "vsp": 0,
+    "embed_sdp": 0,
+}
+_STAGE = {
+    "forward_s": 0.002,
+    "backward_s": 0.004,
+    "tail_s": 0.001,
+    "allocated_bytes": 3000,
+    "memory_bytes": {"states": 1500, "activations": 900, "transient": 500, "fixed": 100},
+}
+PREDICTED: dict[str, Any] = {
+    "format": "autopar-plan",
+    "version": 1,
+    "plan": STRATEGY,
+    "step_time_s": 0.02,
+    "prediction": {
+        "step_time_interval_s": [0.018, 0.023],
+        "stages": [{**_STAGE, "stage": 0}, {**_STAGE, "stage": 1, "forward_s": 0.003}],
+    },
+    "estimated": True,
+    "synthetic": False,
+    "options": {
+        "sequence_parallel": True,
+        "async_grad_reduce": False,
+        "mixed_precision": "fp32",
+    },
+    "request": {"model": "small.json", "hardware": "h100:1x4"},
+}
+"""A plan file as autopar-search writes it, as far as it is read here."""
+
+
+def write(path: Path, content: object) -> Path:
+    """Write JSON and return its path."""
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def small_files(folder: Path) -> None:
+    """Put the model, a strategy file and a plan file into a folder."""
+    write(folder / "small.json", MODEL)
+    write(folder / "strategy.json", STRATEGY)
+    write(folder / "plan.json", PREDICTED)
+
+
+def read(*arguments: str) -> PlanOptions:
+    """Return the options of a command line."""
+    normal, _ = translate(arguments)
+    found = app(args=normal, prog_name="profile-plan", standalone_mode=False)
+    assert isinstance(found, PlanOptions)
+    return found

@@ -1,0 +1,263 @@
+"""The arithmetic of a plan: parameters against real modules, bytes by hand, all llama2-7b."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.specs import (
+    embedding_parameter_counts,
+    load_spec,
+    padded_vocab_size,
+    parameter_count,
+)
+from profiler.plan.counts import Shape, first_shapes, held, last_shapes, layer_shapes
+from profiler.plan.job import PlanJob
+from profiler.plan.static import examine, micro_batches_in_flight, strategy_label
+
+PLAIN = LayerSpec(num_layers=4, seq_length=16, hidden_size=32, num_heads=4, ffn_hidden_size=48)
+LAYERS = {
+    "llama": replace(PLAIN, num_kv_heads=2, gated_mlp=True),
+    "gpt": replace(PLAIN, biases=True, norm_parameters_per_hidden=4),
+    "qwen": replace(PLAIN, num_kv_heads=2, gated_mlp=True, qkv_biases=True),
+    "mixtral": replace(PLAIN, gated_mlp=True, num_experts=4, experts_per_token=2),
+    "narrow heads": replace(PLAIN, head_dim=4, num_kv_heads=1),
+}
+MODELS = {
+    "untied": ModelSpec(name="untied", layers=(LAYERS["llama"],), vocab_size=250),
+    "tied": ModelSpec(
+        name="tied",
+        layers=(LAYERS["gpt"],),
+        vocab_size=250,
+        tied_embeddings=True,
+        learned_positions=64,
+        make_vocab_size_divisible_by=8,
+        extra_embedding_parameters=5,
+        extra_head_parameters=7,
+    ),
+}
+
+
+def numbers(module: Any, pieces: int = 1) -> int:
+    """Return the elements of a module's parameters that the first of so many ranks holds."""
+    return sum(p.chunk(pieces)[0].numel() if p.numel() else 0 for p in module.parameters())
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
+    """Built for one rank of a group, and divided by rows as FSDP2 divides them."""
+    pytest.importorskip("torch")
+    import torch
+
+    from profiler.model.blocks import build_layer
+    from profiler.model.collectives import SoleRank
+    from profiler.model.sharding import Sharding
+
+    group = SoleRank(degree) if degree > 1 else None
+    module = build_layer(
+        LAYERS[name],
+        Sharding(degree=degree, kind="sp"),
+        group=group,
+        dtype=torch.float32,
+        device="meta",
+    )
+    shapes = layer_shapes(LAYERS[name], degree)
+
+    for pieces in (1, 3, 8):
+        assert held(shapes, pieces) == numbers(module, pieces)
+    if degree == 1:
+        assert held(shapes) == parameter_count(LAYERS[name])
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
+    """Embedding and head on the first and last stage, and both on one."""
+    pytest.importorskip("torch")
+    import torch
+
+    from profiler.model.collectives import SoleRank
+    from profiler.model.outer import build_outer
+
+    spec = MODELS[name]
+    group = SoleRank(degree) if degree > 1 else None
+    how: dict[str, Any] = {"dtype": torch.float32, "device": "meta"}
+    first, last, only = (
+        build_outer(spec, part, degree=degree, group=group, **how)
+        for part in ("first", "last", "only")
+    )
+    ahead, behind = first_shapes(spec, degree), last_shapes(spec, degree, own_table=True)
+    shared = last_shapes(spec, degree, own_table=not spec.tied_embeddings)
+
+    for pieces in (1, 3):
+        assert held(ahead, pieces) == numbers(first, pieces)
+        assert held(behind, pieces) == numbers(last, pieces)
+        assert held((*ahead, *shared), pieces) == numbers(only, pieces)
+    if degree == 1:
+        whole = embedding_parameter_counts(spec, padded_vocab_size(spec))
+        assert held((*ahead, *shared)) == sum(whole)
+
+
+def test_rows_are_whole() -> None:
+    """5 rows over 4 ranks are 2 on the first; over 8, one."""
+    assert held((Shape(5, 10),), 4) == 20
+    assert held((Shape(5, 10, 3),), 8) == 30
+    assert held((Shape(0, 1),), 8) == 0
+
+
+def llama(world: int, **changes: Any) -> PlanJob:
+    """Return llama2-7b under one strategy for all layers."""
+    spec = load_spec("llama2-7b")
+    strategy = changes.pop("layer", LayerStrategy())
+    precision = changes.pop("precision", "bf16")
+    plan = Plan(
+        **{
+            "world_size": world,
+            "num_stages": 1,
+            "stage_sizes": (32,),
+            "layers": (strategy,) * 32,
+            "vocab": VocabStrategy(tp=strategy.tp, zero3=strategy.zero3),
+            "global_batch": 1024,
+            "num_microbatches": 1,
+            **changes,
+        }
+    )
+    return PlanJob(plan=plan, spec=spec, precision=precision)
+
+
+TOTAL = 6_738_415_616
+"""Parameters of llama2-7b."""
+
+
+def test_llama_on_one_rank_has_the_documented_recipe() -> None:
+    """All 6.74 G parameters; 16 bytes each in either precision."""
+    for precision, bytes_ in (("fp32", (4, 4, 8)), ("bf16", (2, 2, 12))):
+        (stage,) = examine(llama(1, precision=precision)).stages
+        own = stage.held
+        assert own.num_parameters == TOTAL
+        assert (own.parameter_bytes, own.gradient_bytes, own.optimizer_bytes) == tuple(
+            n * TOTAL for n in bytes_
+        )
+        assert (own.gathered_bytes, own.accumulated_bytes) == (0, 0)
+
+
+def test_llama_on_64_ranks_with_zero3_and_tp2() -> None:
+    """Weights over all 64 ranks, norms over the 32 of a data group; fp32 shards."""
+    (stage,) = examine(llama(64, layer=LayerStrategy(tp=2, zero3=True))).stages
+    norms = 65 * 4096
+    expected = (TOTAL - norms) // 64 + norms // 32
+
+    assert stage.held.num_parameters == expected
+    assert stage.held.state_bytes == 16 * expected
+    assert stage.runs[0].samples == 32
+
+
+def test_uneven_rows_over_1024_ranks() -> None:
+    """11008/8 = 1376 rows of the MLP over 128 ranks are 11 on most of them, not 10.75."""
+    (stage,) = examine(llama(1024, layer=LayerStrategy(tp=8, zero3=True))).stages
+    attention = 4 * 4096 * 4096 // 1024
+    up = 2 * 11 * 4096
+    down = 32 * 1376
+    assert stage.runs[0].held.num_parameters == 32 * (attention + up + down + 2 * 32)
+
+
+def test_zero2_gathers_and_accumulates() -> None:
+    """ZeRO-2 keeps gathered weights; whole gradients stay until the last micro-batch."""
+    job = llama(8, default_dp_type="zero2", num_microbatches=4)
+    own = examine(job).stages[0].held
+    assert own.gathered_bytes == 2 * TOTAL
+    assert own.accumulated_bytes == 4 * TOTAL
+    assert own.state_bytes == 16 * TOTAL // 8
+    eager = examine(replace(job, async_grad_reduce=False)).stages[0].held
+    assert eager.accumulated_bytes == 0
+
+
+def test_ulysses_has_whole_weights_that_zero_divides_over_all_ranks() -> None:
+    """Its tensor ranks hold the same weights, so they are one group with the data ranks."""
+    strategy = LayerStrategy(tp=4, ulysses=True, zero3=True)
+    (stage,) = examine(llama(8, layer=strategy, vocab=VocabStrategy(zero3=True))).stages
+    assert stage.held.num_parameters == TOTAL // 8
+    assert (stage.runs[0].label, stage.runs[0].data_degree) == ("ulysses4-dp2-zero3", 2)
+
+
+def test_stages_samples_and_micro_batches_in_flight() -> None:
+    """1F1B keeps p - j micro-batches on stage j, GPipe all of them."""
+    job = llama(8, num_stages=4, stage_sizes=(7, 8, 8, 9), num_microbatches=8)
+    report = examine(job)
+
+    assert [s.in_flight for s in report.stages] == [4, 3, 2, 1]
+    assert [s.ranks for s in report.stages] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert [s.layers for s in report.stages] == [(0, 6), (7, 14), (15, 22), (23, 31)]
+    assert [s.runs[0].samples for s in report.stages] == [64] * 4
+    assert report.bubble_share == pytest.approx(3 / 11)
+    assert report.largest == 3
+    assert sum(s.held.num_parameters for s in report.stages) == TOTAL
+    gpipe = replace(job.plan, pipeline_type="gpipe")
+    assert [micro_batches_in_flight(gpipe, j) for j in range(4)] == [8] * 4
+
+
+def test_tied_table_is_on_both_ends() -> None:
+    """Once on one stage, twice on two."""
+    spec = MODELS["tied"]
+    strategies = (LayerStrategy(),) * 4
+    plan = Plan(
+        world_size=2,
+        num_stages=2,
+        stage_sizes=(2, 2),
+        layers=strategies,
+        vocab=VocabStrategy(),
+        global_batch=4,
+        num_microbatches=2,
+    )
+    two = examine(PlanJob(plan=plan, spec=spec)).stages
+    whole = replace(plan, world_size=1, num_stages=1, stage_sizes=(4,))
+    (one,) = examine(PlanJob(plan=whole, spec=spec)).stages
+    assert sum(s.held.num_parameters for s in two) == one.held.num_parameters + 256 * 32
+
+
+def test_mesh_and_axes() -> None:
+    """Strided groups take the first axis, consecutive ones the last."""
+    strategies = (
+        LayerStrategy(tp=2),
+        LayerStrategy(tp=2, strided=True),
+        LayerStrategy(tp=4),
+        LayerStrategy(),
+    )
+    plan = Plan(
+        world_size=8,
+        num_stages=1,
+        stage_sizes=(4,),
+        layers=strategies,
+        vocab=VocabStrategy(),
+        global_batch=8,
+        num_microbatches=1,
+    )
+    report = examine(PlanJob(plan=plan, spec=MODELS["untied"]))
+    assert report.mesh == (2, 2, 2)
+    assert [run.tensor_axes for run in report.stages[0].runs] == [(2,), (0,), (1, 2), ()]
+    assert report.stages[0].runs[1].label == "tp2*-dp4"
+
+
+def test_what_the_executor_does_not_run_is_said() -> None:
+    """A plan with ring attention is legal; its arithmetic is given all the same."""
+    strategy = LayerStrategy(cp=2, zero3=True)
+    report = examine(llama(4, layer=strategy))
+    assert report.mesh is None
+    assert report.obstacle is not None
+    assert "context degree 2" in report.obstacle
+    assert report.stages[0].held.num_parameters == TOTAL // 4
+    assert strategy_label(strategy, 2, llama(4).plan) == "cp2-dp2-zero3"
+
+
+def test_model_without_widths_is_refused() -> None:
+    """Documented files alone do not say what a layer is made of."""
+    job = llama(1)
+    bare = replace(job.spec, layers=(replace(job.spec.layers[0], ffn_hidden_size=None),))
+    with pytest.raises(InputError, match="width of the MLP is unknown"):
+        examine(replace(job, spec=bare))
