@@ -7,6 +7,7 @@ entry of `ALIASES`.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -43,7 +44,8 @@ class OptionRow:
     @property
     def key(self) -> str:
         """The name as a Python identifier."""
-        return self.name.replace("-", "_")
+        key = self.name.replace("-", "_")
+        return f"{key}_" if keyword.iskeyword(key) else key
 
 
 _IN, _MEM, _SPACE, _COST, _OUT = (
@@ -340,6 +342,7 @@ ALIASES: Mapping[str, str] = {
     "num-attention-heads": "num-heads",
     "n-head": "num-heads",
     "seqlen": "seq-length",
+    "seq": "seq-length",
     "n-positions": "seq-length",
     "reduce-in-fp32": "fp32-gradients",
     "sp-time-config-path": "sp-time-path",

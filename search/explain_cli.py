@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import OptionError
 from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import build_request
+from search.stored_request import changed_inputs, stored_request
 
 if TYPE_CHECKING:
     import typer
@@ -56,7 +56,7 @@ def _execute(raw: dict[str, Any]) -> int:
     path = str(raw.pop("plan"))
     why_not = raw.pop("why-not")
     document = read_plan_document(path)
-    stored = _stored_request(path, document)
+    stored = stored_request(path, document)
     given = {name: value for name, value in raw.items() if value not in (None, False, [])}
     request = build_request({**stored, **given})
     rules = _rules(why_not)
@@ -70,7 +70,8 @@ def _execute(raw: dict[str, Any]) -> int:
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
         talk(f"{_COMMAND}: {notice}")
-    _warn_changed(document, session.sources)
+    for name in changed_inputs(document, session.sources):
+        talk(f"{_COMMAND}: {name} has changed since the plan was made")
     plan, prediction = evaluate_file(path, session)
     planner = session.planner
 
@@ -111,45 +112,6 @@ def _rules(why_not: str | None) -> list[str]:
     except OptionError as error:
         raise OptionError(str(error).replace("--pin", "--why-not", 1)) from None
     return [why_not]
-
-
-def _stored_request(path: str, document: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that a plan file of ours was made with, empty for other files."""
-    stored = document.get("request", {})
-    if not isinstance(stored, Mapping):
-        raise DocumentError(path, f"expected an object, got {stored!r:.60}", key="request")
-    known = {row.name: row for row in OPTIONS}
-    for name, value in stored.items():
-        kind = known[name].kind if name in known else None
-        legal = {
-            None: False,
-            "flag": isinstance(value, bool),
-            "switch": isinstance(value, bool),
-            "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
-        }.get(kind, isinstance(value, str))
-        if not legal:
-            raise DocumentError(
-                path,
-                f"holds the option {name!r} with the unusable value {value!r:.60}",
-                key="request",
-                remedy="write the plan again with autopar-search",
-            )
-    return dict(stored)
-
-
-def _warn_changed(document: Mapping[str, object], sources: Sequence[Any]) -> None:
-    """Say on stderr which inputs are no longer those that the plan file was made from."""
-    then = document.get("inputs")
-    if not isinstance(then, list):
-        return
-    digests = {
-        str(item.get("role")): item.get("sha256") for item in then if isinstance(item, Mapping)
-    }
-    for source in sources:
-        old = digests.get(source.role)
-        if old and source.sha256 and old != source.sha256:
-            name = Path(source.path).name
-            talk(f"{_COMMAND}: {name} has changed since the plan was made")
 
 
 if __name__ == "__main__":

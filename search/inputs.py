@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autopar.model import ModelProfile, ModelSpec
     from search.options import SearchOptions
 
-__all__ = ["DEFAULT_HARDWARE", "DEFAULT_MODEL", "InputSpec", "load_inputs"]
+__all__ = ["DEFAULT_HARDWARE", "DEFAULT_MODEL", "InputSpec", "load_inputs", "model_spec"]
 
 DEFAULT_MODEL = "llama2-7b"
 DEFAULT_HARDWARE = "a100-80gb:1x8"
@@ -256,7 +256,7 @@ def _model(
     if (computation is None) != (memory is None):
         missing = "--time-profiling-path" if computation is None else "--memory-profiling-path"
         raise OptionError(f"{missing}: is missing; the two files of a profile belong together")
-    spec = _spec(inputs)
+    spec = model_spec(inputs)
     if computation is not None and memory is not None:
         profile = read_model_profile(
             computation=Path(computation),
@@ -281,7 +281,8 @@ def _model(
     return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
 
 
-def _spec(inputs: InputSpec) -> ModelSpec:
+def model_spec(inputs: InputSpec) -> ModelSpec:
+    """Return the architecture that the options describe; errors as `load_inputs`."""
     from autopar.specs import bare_spec, load_spec
 
     name = inputs.model or (DEFAULT_MODEL if inputs.uses_default_model else None)
