@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.entry import enter
 
-__all__ = ["estimate", "explain", "explore", "search"]
+__all__ = ["estimate", "explain", "explore", "export", "search"]
 
 
 def estimate() -> None:
@@ -20,6 +20,11 @@ def explain() -> None:
 def explore() -> None:
     """Run `autopar-explore`."""
     enter("autopar-explore", "search.cli_explore")
+
+
+def export() -> None:
+    """Run `autopar-export`."""
+    enter("autopar-export", "search.export_cli")
 
 
 def search() -> None:

@@ -1,0 +1,100 @@
+"""Prices what an engine makes of a plan, and chooses among the degrees that it could take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autopar.errors import InputError
+from autopar.plan import Plan
+from autopar.units import GIB, format_seconds
+from search.exports.contract import Job, Lower, Lowered
+from search.result import Prediction
+from search.space import divisors
+
+__all__ = ["Choice", "Price", "change_sentence", "choose"]
+
+Price = Callable[[Plan], Prediction]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is exported, and why this."""
+
+    lowered: Lowered
+    before: Prediction | None
+    """The plan as it was given; None where there is nothing to price it with."""
+    after: Prediction | None
+    how: str
+    """How the one degree was chosen where there was a choice; empty otherwise."""
+
+
+def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choice:
+    """Return the nearest plan of an engine that loses something of a plan.
+
+    Parameters
+    ----------
+    first : what `lower` gives without a wish for a degree.
+    price : prices a plan as the search does; None where no hardware is known.
+    """
+    if price is None:
+        return Choice(lowered=first, before=None, after=None, how="")
+    before = price(job.plan)
+    offers: dict[Plan, tuple[int, Lowered, Prediction]] = {}
+    for degree in divisors(job.plan.world_size // job.plan.num_stages):
+        try:
+            offer = lower(replace(job, tensor_degree=degree))
+        except InputError:
+            continue  # this degree is legal nowhere near the plan; others are
+        if offer.plan not in offers:
+            offers[offer.plan] = (degree, offer, price(offer.plan))
+    if first.plan not in offers:
+        offers[first.plan] = (0, first, price(first.plan))
+    degree, best, after = min(offers.values(), key=lambda offer: _rank(offer[2]))
+    return Choice(
+        lowered=best,
+        before=before,
+        after=after,
+        how=_how(degree, offers) if len(offers) > 1 else "",
+    )
+
+
+def _rank(prediction: Prediction) -> tuple[bool, float, float]:
+    """Order predictions: those that fit by time, the others by how much is too much."""
+    over = max(
+        (stage.reserved_bytes - stage.budget_bytes for stage in prediction.stages), default=0
+    )
+    fits = prediction.legal and prediction.fits
+    return (not fits, 0.0 if fits else float(over), prediction.step_time_s)
+
+
+def _how(chosen: int, offers: dict[Plan, tuple[int, Lowered, Prediction]]) -> str:
+    parts = []
+    for degree, _, prediction in sorted(offers.values(), key=lambda offer: offer[0]):
+        time = (
+            format_seconds(prediction.step_time_s)
+            if math.isfinite(prediction.step_time_s)
+            else "illegal"
+        )
+        parts.append(f"{degree or 'its own'}: {time}" + ("" if prediction.fits else ", too large"))
+    best = next(prediction for degree, _, prediction in offers.values() if degree == chosen)
+    why = "the fastest that fits" if best.fits else "the one that misses the least memory"
+    return f"tensor degree {chosen or 'of the plan'} is {why} ({'; '.join(parts)})"
+
+
+def change_sentence(before: Prediction, after: Prediction) -> str:
+    """Return the difference: `+4.1 % time, +0.7 GiB on stage 2`."""
+    if not (math.isfinite(before.step_time_s) and math.isfinite(after.step_time_s)):
+        return "the time of one of them cannot be priced"
+    share = (after.step_time_s / before.step_time_s - 1) * 100
+    text = f"{share:+.1f} % time"
+    changes = [
+        (new.reserved_bytes - old.reserved_bytes, new.stage)
+        for old, new in zip(before.stages, after.stages, strict=False)
+    ]
+    grown = max(changes, default=(0, 0))
+    change, stage = grown if grown[0] > 0 else min(changes, default=(0, 0))
+    if abs(change) < 0.05 * GIB:
+        return f"{text}, same memory"
+    return f"{text}, {change / GIB:+.1f} GiB on stage {stage}"
