@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -288,7 +289,8 @@ def _show(job: Job, choice: Choice, written: Sequence[str]) -> None:
                 print_item(console, item)
     where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
     print_heading(console, f"launch, {where}")
-    sys.stdout.write(lowered.launch)
+    home = f"cd {shlex.quote(str(Path(written[0]).parent))}\n" if written else ""
+    sys.stdout.write(home + lowered.launch)
 
 
 def _document(choice: Choice, status: str, files: Sequence[str]) -> dict[str, object]:

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from search.exports.contract import Job
 
-__all__ = ["layer_ranges", "per_value", "shell_lines", "torchrun"]
+__all__ = ["NODE_RANK", "RENDEZVOUS", "layer_ranges", "per_value", "shell_lines", "torchrun"]
 
 _H = TypeVar("_H", bound=Hashable)
-RENDEZVOUS = '"${MASTER_ADDR:-localhost}:${MASTER_PORT:-29500}"'
-NODE_RANK = '"${NODE_RANK:-0}"'
+RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
+NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
 
 def layer_ranges(layers: Iterable[int]) -> str:

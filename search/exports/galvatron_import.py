@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def _values(source: Configuration) -> dict[str, Any]:
             for name, words in source.flags.items()
         }
         return {_SHELL_NAMES.get(key, key): value for key, value in pairs.items()}
-    runtime = source.document.get("runtime", source.document)
+    document = _resolved(source.document, source.document)
+    runtime = document.get("runtime", document)
     if not isinstance(runtime, Mapping):
         raise DocumentError(source.path, "expected sections such as parallel", key="runtime")
     values: dict[str, Any] = {k: v for k, v in runtime.items() if not isinstance(v, Mapping)}
@@ -86,6 +88,23 @@ def _values(source: Configuration) -> dict[str, Any]:
         if isinstance(part, Mapping):
             values |= part
     return {_SHELL_NAMES.get(key, key): value for key, value in values.items()}
+
+
+def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
+    """Return a value with `${section.key}` and `${oc.env:NAME,default}` replaced where known."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, document) for key, item in value.items()}
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    match = re.fullmatch(r"\$\{oc\.env:\w+,([^{}]*)\}", value)
+    if match is not None:
+        return match[1]
+    match = re.fullmatch(r"\$\{([\w.]+)\}", value)
+    found: Any = document
+    for key in match[1].split(".") if match is not None else ():
+        found = found.get(key) if isinstance(found, Mapping) else None
+    # One step only: a reference to a reference stays one, and cannot go round in circles.
+    return value if match is None or isinstance(found, Mapping) else found
 
 
 def _global(

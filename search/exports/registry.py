@@ -15,7 +15,7 @@ __all__ = ["EXPORTERS", "IMPORTERS", "Import", "lower_for"]
 Import = Callable[..., Imported]
 """Takes a Configuration, world_size and num_layers."""
 
-EXPORTERS: tuple[str, ...] = ("galvatron", "megatron")
+EXPORTERS: tuple[str, ...] = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines by the name of their module here, which has a `lower`."""
 IMPORTERS: Mapping[str, Import] = {"galvatron": import_galvatron, "megatron": import_megatron}
 
