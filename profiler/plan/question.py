@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autopar.catalog import find_model
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.jsonio import shorten
 from autopar.legality import violations
@@ -162,12 +163,28 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
             f"--model is missing: {file} not say what model the plan is of; give a shipped name, "
             "a config.json or a model.json"
         )
-    return load_spec(
+    try:
+        find_model(name)
+    except InputError as error:
+        if options.model is not None:
+            raise
+        raise DocumentError(
+            stored.path, str(error), key="request.model", remedy="or give --model"
+        ) from None
+    spec = load_spec(
         name,
         num_layers=options.num_layers or stored.counts("num-layers"),
         seq_length=_seq_length(options, stored),
         hidden_size=stored.counts("hidden-size"),
     )
+    for index, layer in enumerate(spec.layers):
+        for key in ("num_heads", "ffn_hidden_size"):
+            if getattr(layer, key) is None:
+                raise InputError(
+                    f"model {spec.name!r}: {key} of layer type {index} is unknown; give it in "
+                    "model.json"
+                )
+    return spec
 
 
 def _seq_length(options: PlanOptions, stored: _Stored) -> Sequence[int] | None:

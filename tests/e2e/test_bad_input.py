@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from autopar.estimate import cli as estimate_cli
-from profiler import model_cli
+from profiler import model_cli, plan_cli
 from search import cli, cli_estimate, cli_explore, explain_cli
-from tests.e2e import bad_estimates_table, bad_explore_table, bad_models_table
+from tests.e2e import (
+    bad_estimates_table,
+    bad_explore_table,
+    bad_models_table,
+    bad_plan_table,
+)
 from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -30,12 +35,14 @@ RUN = {
     bad_models_table.COMMAND: model_cli.run,
     bad_estimates_table.COMMAND: cli_estimate.run,
     bad_explore_table.COMMAND: cli_explore.run,
+    bad_plan_table.COMMAND: plan_cli.run,
 }
 CASES = (
     *cases(),
     *bad_models_table.cases(),
     *bad_estimates_table.cases(),
     *bad_explore_table.cases(),
+    *bad_plan_table.cases(),
 )
 Answer = tuple[int, str, str]
 HEAD = """# Bad input
@@ -68,6 +75,8 @@ def fill(folder: Path, case: Case) -> None:
         bad_estimates_table.prepare_estimates(folder, ROOT)
     if case.command == bad_explore_table.COMMAND:
         bad_explore_table.prepare_explore(folder, ROOT)
+    if case.command == bad_plan_table.COMMAND:
+        bad_plan_table.prepare_plans(folder)
     if case.edit is not None:
         case.edit(folder)
 
@@ -156,6 +165,17 @@ def test_good_searches_are_good(
     monkeypatch.chdir(tmp_path)
 
     assert cli_explore.run(list(arguments)) == 0
+
+
+@pytest.mark.parametrize("arguments", bad_plan_table.GOOD, ids=" ".join)
+def test_good_plans_are_good(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of profile-plan."""
+    bad_plan_table.prepare_plans(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    assert plan_cli.run(list(arguments)) == 0
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1], *CASES[60:120:30]], ids=name)
