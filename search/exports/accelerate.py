@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from autopar.model import ModelSpec
 from autopar.plan import Plan
-from search.exports.common import NODE_RANK, shell_lines
+from search.exports.common import shell_lines
 from search.exports.contract import Job, Lowered
 from search.exports.deepspeed import zero_stage
 from search.exports.uniform import (
@@ -176,10 +176,11 @@ def _launch(job: Job, plan: Plan) -> str:
         f"accelerate launch --config_file {_FILE}",
     ]
     if job.num_nodes > 1:
-        parts.append(
-            f"--machine_rank {NODE_RANK} --main_process_ip "
-            '"${MASTER_ADDR:-localhost}" --main_process_port "${MASTER_PORT:-29500}"'
-        )
+        parts += [
+            '--machine_rank "${NODE_RANK:?set it, 0 on the first node}"',
+            '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
+            '--main_process_port "${MASTER_PORT:-29500}"',
+        ]
     return shell_lines([*parts, "train.py"])
 
 

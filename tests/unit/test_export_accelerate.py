@@ -118,7 +118,7 @@ def test_precision_and_accumulation(precision, name):
     lowered = lower(job)
     assert document(lowered)["mixed_precision"] == name
     assert lowered.launch.startswith("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=2 ")
-    assert '--machine_rank "${NODE_RANK:-0}"' in lowered.launch
+    assert '--machine_rank "${NODE_RANK:?' in lowered.launch
     assert "batch_size=3" in lowered.notes[0]
 
 
