@@ -125,7 +125,12 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
     ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
     if job.tensor_degree is not None and len({s.tp for s in present}) > 1:
         wanted = [s for s in ordered if s.tp == job.tensor_degree]
-        yield from wanted or [Shape(tp=job.tensor_degree, ulysses=False, cp=1)]
+        tp, most = job.tensor_degree, ordered[0]
+        yield from wanted
+        if not wanted:
+            if most.ulysses and tp > 1:
+                yield Shape(tp=tp, ulysses=True, cp=1)
+            yield Shape(tp=tp, ulysses=False, cp=1)
         return
     yield from ordered
     largest = ordered[0]

@@ -136,6 +136,17 @@ def test_context_parallelism_becomes_a_tensor_degree_of_the_same_size():
     ]
 
 
+def test_a_wished_degree_keeps_ulysses():
+    """A plan of several Ulysses degrees stays one of Ulysses at any degree asked for."""
+    plan = uniform_plan(12, LayerStrategy(tp=2, ulysses=True))
+    layers = (*plan.layers[:3], *(LayerStrategy(tp=6, ulysses=True),) * 2)
+    job = job_of(dataclasses.replace(plan, layers=layers), tensor_degree=3)
+
+    lowered = lower(job)
+    assert {(s.tp, s.ulysses) for s in lowered.plan.layers} == {(3, True)}
+    assert document(lowered)["sequence_parallel_size"] == 3
+
+
 def test_one_checkpointed_layer_checkpoints_all():
     """The nearest plan needs no more memory than the plan."""
     plan = uniform_plan(2, LayerStrategy())
