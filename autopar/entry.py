@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__ = ["enter", "profile_estimate"]
+__all__ = ["enter", "profile_estimate", "verify"]
 
 
 def enter(command: str, module: str, *, speaks: bool = True) -> None:
@@ -30,3 +30,8 @@ def enter(command: str, module: str, *, speaks: bool = True) -> None:
 def profile_estimate() -> None:
     """Run `autopar-profile-estimate`."""
     enter("autopar-profile-estimate", "autopar.estimate.cli")
+
+
+def verify() -> None:
+    """Run `autopar-verify`."""
+    enter("autopar-verify", "autopar.verify.cli")

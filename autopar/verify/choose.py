@@ -1,0 +1,216 @@
+"""Which plans are run: the best ones of the search, and others that differ from them in one way.
+
+The best plans alone are all about equally fast, and their order is noise. So plans for contrast
+are added, each the fastest that obeys one rule of a table: other degrees, other sharding,
+recomputation, stages and micro-batches. They stay in the order of the table, twice the same plan
+counts once, and a rule that nothing obeys here (odd heads, one rank) is left out and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from autopar.errors import DocumentError
+from autopar.jsonio import load_object, write_json
+from autopar.plan import LayerStrategy, Plan
+from autopar.plan_files import read_strategy, strategy_document
+from autopar.verify.commands import CommandError, Folder
+from autopar.verify.lines import Lines
+from autopar.verify.options import VerifyOptions
+
+__all__ = ["Candidate", "Contrast", "choose_plans", "contrasts", "describe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A rule for a plan: options of the search, which finds the fastest that obeys it."""
+
+    name: str
+    why: str
+    extra: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan that is to be run, with its prediction in a file."""
+
+    name: str
+    chosen: str
+    """Why it is among them, in words."""
+    plan: Plan
+    path: Path
+    """Holds plan and prediction as `autopar-search --evaluate --json` writes them."""
+    label: str
+
+
+def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
+    """Yield the rules in the order in which they are tried."""
+    ranks, batch = options.nproc, options.batch
+    plain = "tp=1,zero3=0,ckpt=0"
+    one = ("--settle-chunk", "1")
+
+    def pinned(rule: str, *extra: str) -> tuple[str, ...]:
+        return ("--pin", rule, *extra)
+
+    if ranks > 1:
+        yield Contrast(
+            name="tp",
+            why="tensor parallel",
+            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=0", *one),
+        )
+        yield Contrast(
+            name="pp-whole",
+            why="two stages, one micro-batch",
+            extra=pinned("pp=2,ckpt=0", *one, "--pipeline-type", "gpipe"),
+        )
+        yield Contrast(
+            name="zero3-ckpt",
+            why="ZeRO-3, recomputed",
+            extra=pinned("pp=1,tp=1,zero3=1,ckpt=1", *one),
+        )
+    yield Contrast(name="ckpt", why="recomputed", extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", *one))
+    if ranks > 1:
+        yield Contrast(
+            name="ulysses",
+            why="Ulysses",
+            extra=("--sp-space", "tp+sp", *pinned(f"pp=1,tp={ranks},ulysses=1,ckpt=0", *one)),
+        )
+        if num_layers > 1:
+            half = num_layers // 2
+            yield Contrast(
+                name="mixed",
+                why="tensor parallel layers, then data parallel ones",
+                extra=(
+                    *pinned(f"layers 0-{half - 1}:tp={ranks}", *one),
+                    *pinned(f"layers {half}-{num_layers - 1}:tp=1"),
+                    *pinned("pp=1"),
+                ),
+            )
+        yield Contrast(
+            name="pp-halves",
+            why="two stages, two micro-batches",
+            extra=pinned("pp=2,ckpt=0", "--settle-chunk", "2"),
+        )
+    if batch // ranks > 1:
+        yield Contrast(
+            name="chunks",
+            why="micro-batches of one sample per rank",
+            extra=pinned(f"pp=1,{plain}", "--settle-chunk", str(batch // ranks)),
+        )
+    if ranks > 1:
+        yield Contrast(name="zero3", why="ZeRO-3", extra=pinned("pp=1,tp=1,zero3=1,ckpt=0", *one))
+        yield Contrast(
+            name="zero2",
+            why="ZeRO-2",
+            extra=("--default-dp-type", "zero2", *pinned(f"pp=1,{plain}", *one)),
+        )
+        yield Contrast(
+            name="tp-ckpt",
+            why="tensor parallel, recomputed",
+            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=1", *one),
+        )
+        if batch % 4 == 0 and batch // 4 >= ranks // 2:
+            yield Contrast(
+                name="pp-quarters",
+                why="two stages, four micro-batches",
+                extra=pinned("pp=2,ckpt=0", "--settle-chunk", "4"),
+            )
+
+
+def choose_plans(
+    options: VerifyOptions, lines: Lines, folder: Folder, notes: list[str]
+) -> list[Candidate]:
+    """Search, and return the plans that are to be run, priced; notes say which rules gave none.
+
+    Raises
+    ------
+    CommandError : the search itself fails.
+    """
+    # of its alternatives some may be left out
+    best = lines.search("best", ("--top", str(options.plans + 2)))
+    folder.run(best)
+    found = load_object(best.outputs[0]).data
+    world = options.nproc
+    kept: dict[Plan, tuple[str, str]] = {}
+    for place, document in enumerate((found["plan"], *(x["plan"] for x in found["alternatives"]))):
+        plan = read_strategy(document, world_size=world)
+        if len(kept) < options.plans and _runs(plan):
+            why = "the best" if not place else f"alternative {place} of the search"
+            kept.setdefault(plan, (f"best{place}" if place else "best", why))
+    num_layers = len(next(iter(kept)).layers)
+    wanted = len(kept) + options.contrast
+    for contrast in contrasts(options, num_layers):
+        if len(kept) >= wanted:
+            break
+        command = lines.search(contrast.name, ("--top", "0", *contrast.extra))
+        try:
+            folder.run(command)
+        except CommandError as error:
+            if error.exit_code not in (2, 3):
+                raise
+            notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
+            continue
+        plan = read_strategy(load_object(command.outputs[0]).data, world_size=world)
+        if _runs(plan):
+            kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
+    return [_priced(plan, *names, lines, folder) for plan, names in kept.items()]
+
+
+def _runs(plan: Plan) -> bool:
+    """Return whether the executor may run it: 1F1B needs a micro-batch for every stage."""
+    return plan.pipeline_type == "gpipe" or plan.num_microbatches >= plan.num_stages
+
+
+def _priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
+    strategy = lines.work / "plans" / f"{name}.strategy.json"
+    out = lines.work / "plans" / f"{name}.json"
+    document = strategy_document(plan)
+    if not strategy.is_file() or load_object(strategy).data != document:
+        write_json(strategy, document)
+        out.unlink(missing_ok=True)  # of another plan under this name
+        for run in (lines.work / "runs").glob(f"{name}.*.json"):
+            run.unlink()
+    label = describe(plan)
+    folder.run(lines.price(strategy, out, f"plans/{name}", f"pricing {label}"))
+    if load_object(out).data.get("step_time_s") is None:
+        raise DocumentError(out, "holds no time", key="step_time_s")
+    return Candidate(name=name, chosen=chosen, plan=plan, path=out, label=label)
+
+
+def describe(plan: Plan) -> str:
+    """Return a short name of a plan: `dp2 m4`, `2 x tp2, 2 x dp2`, `pp2 m2`."""
+    ranks = plan.world_size // plan.num_stages
+    words = [f"pp{plan.num_stages}"] if plan.num_stages > 1 else []
+    if plan.num_stages > 1 and plan.pipeline_type == "gpipe":
+        words.append("gpipe")
+    runs = [(key, len(list(group))) for key, group in groupby(plan.layers)]
+    labels = [_strategy(s, ranks // (s.tp * s.cp), plan.default_dp_type) for s, _ in runs]
+    if len(runs) == 1:
+        words += [labels[0]] if labels[0] else []
+    else:
+        words.append(
+            ", ".join(f"{n} x {label}" for (_, n), label in zip(runs, labels, strict=True))
+        )
+    if plan.num_microbatches > 1:
+        words.append(f"m{plan.num_microbatches}")
+    vocab = plan.vocab
+    if vocab.tp > 1:
+        words.append(f"{'vsp' if vocab.ulysses else 'vtp'}{vocab.tp}")
+    if vocab.zero3:
+        words.append("vzero3")
+    return " ".join(words) or "one rank"
+
+
+def _strategy(strategy: LayerStrategy, data: int, default: str) -> str:
+    parts: Mapping[str, bool] = {
+        f"{'ulysses' if strategy.ulysses else 'tp'}{strategy.tp}": strategy.tp > 1,
+        "strided": strategy.strided,
+        f"dp{data}": data > 1,
+        "zero3": strategy.zero3,
+        "zero2": default == "zero2" and not strategy.zero3 and data > 1,
+        "ckpt": strategy.checkpoint,
+    }
+    return "-".join(name for name, here in parts.items() if here)

@@ -1,0 +1,209 @@
+"""The commands that `autopar-verify` drives: how they are written, started, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.commands import one_line
+from autopar.errors import AutoparError, InstallError, OptionError
+from autopar.jsonio import load_object, write_json
+from autopar.verify.options import VerifyOptions
+
+__all__ = ["Command", "CommandError", "Folder", "Start", "environment", "start_process"]
+
+_GRACE_S = 10.0
+_QUESTION = "question.json"
+_OURS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
+"""Folders inside of the work folder that are written, and emptied by --no-resume."""
+_NOT_ASKED = {"work", "resume", "json", "dry_run", "repeats", "plans", "contrast"}
+"""Options that may change between two calls in one folder: what is there still counts."""
+
+
+class CommandError(AutoparError):
+    """A command ended with an error; it has its exit code, and its sentence in ours."""
+
+    def __init__(self, text: str, *, exit_code: int, sentence: str) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command line, and the files that are there when it is done."""
+
+    name: str
+    """Of its log; unique in a work folder, may contain slashes."""
+    title: str
+    """What it does, for people."""
+    words: tuple[str, ...]
+    """As somebody types it."""
+    outputs: tuple[Path, ...]
+
+    @property
+    def line(self) -> str:
+        """The command as a shell reads it."""
+        return shlex.join(self.words)
+
+
+Start = Callable[[Command, Path, Mapping[str, str]], int]
+"""Runs a command with a log and an environment; returns its exit code."""
+
+
+class Folder:
+    """The work folder: what is in it counts, if it answers the same question.
+
+    Parameters
+    ----------
+    say : takes one line for stderr.
+    start : runs the commands.
+
+    Raises
+    ------
+    OptionError : the folder holds the answers to another question, or cannot be written.
+    """
+
+    def __init__(
+        self, options: VerifyOptions, say: Callable[[str], None], start: Start | None = None
+    ) -> None:
+        self.path = options.work
+        self.say = say
+        self.num_started = 0
+        self._start = start or start_process
+        self._environment = environment(options)
+        question = {
+            name: str(value) for name, value in vars(options).items() if name not in _NOT_ASKED
+        }
+        try:
+            self._open(question, resume=options.resume)
+        except OSError as error:
+            raise OptionError(
+                f"--work: {self.path} cannot be written ({error.strerror or error}); choose "
+                "another folder"
+            ) from None
+
+    def _open(self, question: dict[str, str], *, resume: bool) -> None:
+        path = self.path / _QUESTION
+        known = path.is_file()
+        if known and resume:
+            before = load_object(path).data
+            differ = [
+                f"{name} {before.get(name)} then, {value} now"
+                for name, value in question.items()
+                if before.get(name) != value
+            ]
+            if differ:
+                raise OptionError(
+                    f"--work: {self.path} answers another question ({'; '.join(differ)}); choose "
+                    "another folder, or empty it with --no-resume"
+                )
+        if known and not resume:
+            for name in _OURS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(question))
+
+    def run(self, command: Command) -> None:
+        """Run a command unless its files are there from an earlier call.
+
+        Raises
+        ------
+        CommandError : it failed; names the command, its sentence and its log.
+        """
+        stamp = self.path / "done" / f"{command.name}.json"
+        if _is_done(stamp, command):
+            return
+        self.say(command.title)
+        log = self.path / "logs" / f"{command.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        for path in command.outputs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.num_started += 1
+        log.write_text(f"$ {command.line}\n", encoding="utf-8")
+        code = self._start(command, log, self._environment)
+        missing = [path for path in command.outputs if not path.exists()]
+        if code or missing:
+            sentence = _last_sentence(log) if code else f"wrote no {missing[0].name}"
+            program = _program(command)
+            raise CommandError(
+                f"{program} failed (exit {code}): {sentence.rstrip('.')}; all that it said is in "
+                f"{log}",
+                exit_code=code if code in (2, 3) else 1,
+                sentence=sentence,
+            )
+        write_json(stamp, {"command": list(command.words)})
+
+
+def environment(options: VerifyOptions) -> Mapping[str, str]:
+    """Return the environment of the commands: as many threads per process as a rank can have.
+
+    The model is profiled by one process and run by several; with the threads of a rank in both,
+    the profile is of what a rank does.
+    """
+    found = dict(os.environ)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // options.nproc)))
+    return found
+
+
+def _is_done(stamp: Path, command: Command) -> bool:
+    if not stamp.is_file() or not all(path.exists() for path in command.outputs):
+        return False
+    return bool(load_object(stamp).data.get("command") == list(command.words))
+
+
+def start_process(command: Command, log: Path, variables: Mapping[str, str]) -> int:
+    """Run a command as a process and return its exit code; what it says is added to the log."""
+    words = (_executable(command.words[0]), *command.words[1:])
+    with log.open("a", encoding="utf-8") as stream:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=variables
+        )
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:  # interrupted: torchrun ends its ranks when it is asked to
+                process.terminate()
+                try:
+                    process.wait(_GRACE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _executable(name: str) -> str:
+    """Return the path of a command of the same installation as this process, else of PATH."""
+    beside = Path(sys.executable).with_name(name)
+    if beside.is_file():
+        return str(beside)
+    found = shutil.which(name)
+    if found is None:
+        remedy = "'autopar[profile]'" if name == "torchrun" else "autopar"
+        raise InstallError(f"{name}: this command is not installed; pip install {remedy}")
+    return found
+
+
+def _program(command: Command) -> str:
+    """Return the name by which people know the command: `profiler.plan` of a torchrun."""
+    words = command.words
+    return f"torchrun -m {words[words.index('-m') + 1]}" if "-m" in words else words[0]
+
+
+def _last_sentence(log: Path) -> str:
+    """Return the last line of a log that a command of ours said of itself, else its last line."""
+    lines = [one_line(line) for line in log.read_text("utf-8", errors="replace").splitlines()[1:]]
+    lines = [line for line in lines if line]
+    ours = [
+        text
+        for line in lines
+        for name in ("autopar", "autopar-search", "profile-model", "profile-plan")
+        if line.startswith(f"{name}: ") and (text := line.removeprefix(f"{name}: "))
+    ]
+    return (ours or lines or ["it said nothing"])[-1]

@@ -1,0 +1,92 @@
+"""What `autopar-verify` is asked to do, as one validated value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autopar.errors import OptionError
+
+__all__ = ["MINIMUM_PLANS", "Device", "VerifyOptions", "checked_options"]
+
+Device = Literal["cuda", "cpu"]
+MINIMUM_PLANS = 8
+"""A rank correlation of fewer plans says little: with 8 a correlation of 0.64 is chance once in
+20 times (one-sided, table of Zar, J. Am. Stat. Assoc. 67 (1972) 578)."""
+_MOST_RANKS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Options of one verification; defaults are those of the command."""
+
+    model: str | None = None
+    """Shipped name or file; None: a small model that a CPU runs, written into the work folder."""
+    layers: str | None = None
+    """Layers that are left of the model, `4` or `2,2`; None: all."""
+    seq_length: int | None = None
+    nproc: int = 2
+    batch: int = 8
+    plans: int = 4
+    """Best plans of the search."""
+    contrast: int = 8
+    """Plans beside them, for contrast."""
+    repeats: int = 3
+    """Rounds; every plan is started once in each."""
+    steps: int = 5
+    """Timed steps of a start."""
+    work: Path = Path("verify")
+    resume: bool = True
+    device: Device | None = None
+    """None: CUDA devices where torch finds enough of them."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """None: bf16 on GPUs, fp32 on CPUs."""
+    hardware: str | None = None
+    """Folder of measured hardware files; None: they are measured."""
+    profiles: str | None = None
+    """Folder of the model's files; None: they are measured."""
+    memory_constraint: float | None = None
+    """GiB of a rank; None: that of the search."""
+    json: str | None = None
+    dry_run: bool = False
+
+
+def checked_options(options: VerifyOptions) -> VerifyOptions:
+    """Return the options, which can be met.
+
+    Raises
+    ------
+    OptionError : a number or a combination is unusable.
+    """
+    for name, value, low, high in (
+        ("--nproc", options.nproc, 1, _MOST_RANKS),
+        ("--batch", options.batch, 1, 1 << 20),
+        ("--plans", options.plans, 1, 100),
+        ("--contrast", options.contrast, 0, 100),
+        ("--repeats", options.repeats, 1, 1000),
+        ("--steps", options.steps, 1, 10**6),
+        ("--seq", options.seq_length, 1, 1 << 28),
+    ):
+        if value is not None and not low <= value <= high:
+            raise OptionError(f"{name}: expected {low} to {high}, got {value}")
+    if options.memory_constraint is not None and not 0.0 < options.memory_constraint <= 1 << 20:
+        raise OptionError(
+            f"--memory-constraint: expected GiB above 0, got {options.memory_constraint:g}"
+        )
+    if options.batch % options.nproc:
+        raise OptionError(
+            f"--batch: {options.batch} does not divide among --nproc {options.nproc} ranks "
+            f"({options.batch} % {options.nproc} = {options.batch % options.nproc})"
+        )
+    if options.layers is not None and not re.fullmatch(
+        r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", options.layers
+    ):
+        raise OptionError(f"--layers: expected 4, or 2,2 for two types, got {options.layers!r}")
+    if options.model is None and options.profiles is not None:
+        raise OptionError("--model: is missing; --profiles are of a model, so name it")
+    for name, folder in (("--hardware", options.hardware), ("--profiles", options.profiles)):
+        if folder is not None and not Path(folder).is_dir():
+            raise OptionError(f"{name}: {folder} is no folder; give the folder of measured files")
+    return options

@@ -1,0 +1,153 @@
+"""Shows a verification to a person, in 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autopar.units import MIB, format_count, format_seconds
+from autopar.verify.calibrate import Calibrated, Subject
+from autopar.verify.comparison import Comparison, Row
+from autopar.verify.options import MINIMUM_PLANS
+
+__all__ = ["show_verification"]
+
+_WITHIN = 0.05
+"""A predicted best that takes so much longer than the measured best is as good as it."""
+
+
+def show_verification(
+    console: Console,
+    subject: Subject,
+    comparison: Comparison,
+    calibrated: Calibrated | None,
+    calibration_path: Path | None,
+    notes: Sequence[str],
+) -> None:
+    """Print the table of plans, the summary, and the calibration."""
+    ranks = format_count(subject.world_size, "rank")
+    console.print(
+        f"{escape(subject.model)} ({subject.num_layers} layers, {subject.precision}) on "
+        f"{escape(subject.hardware)}, {ranks}",
+        style="bold",
+    )
+    console.print()
+    console.print(_table(comparison.rows))
+    console.print()
+    for line in _summary(comparison):
+        console.print(line)
+    if calibrated is not None:
+        console.print("\ncalibration", style="bold")
+        for line in _factors(calibrated, calibration_path):
+            console.print(line)
+    if notes:
+        console.print("\nnotes", style="bold")
+        for note in notes:
+            console.print(f"  - {escape(note)}")
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    table.add_column("plan", overflow="fold", min_width=16)
+    for name in ("predicted", "measured", "", "error", "ranks", "MiB", "counted", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        low, high = row.interval_s
+        table.add_row(
+            escape(row.plan.label),
+            _ms(row.plan.predicted_s),
+            _ms(row.measured_s),
+            f"{_ms(low, 3)}-{_ms(high, 3)}",
+            _percent(row.error),
+            f"{row.predicted_rank:g}/{row.measured_rank:g}",
+            f"{row.predicted_bytes / MIB:.1f}",
+            "-" if row.peak_bytes is None else f"{row.peak_bytes / MIB:.1f}",
+            "-" if row.memory_error is None else _percent(row.memory_error),
+        )
+    table.caption = (
+        "times in ms, measured with its 95 % interval; error: predicted / measured - 1; ranks as\n"
+        "predicted and as measured; memory predicted and counted on the fullest stage"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _summary(c: Comparison) -> list[str]:
+    count = len(c.rows)
+    spread = f"spread by a factor of {c.spread:.2f}, noise +-{c.noise:.1%}"
+    worst = f"worst {_percent(c.worst_error)}"
+    lines = [
+        f"{format_count(count, 'plan')}, measured times {spread}",
+        f"median |error|: {c.median_error:.1%} ({_span(c.median_error_interval)}), {worst}",
+    ]
+    if c.spearman is None or c.spearman_interval is None:
+        lines.append("rank correlation: none, the plans are equally fast or there is one")
+    else:
+        low, high = c.spearman_interval
+        few = "" if count >= MINIMUM_PLANS else f"; {count} plans say little"
+        lines.append(
+            f"rank correlation (Spearman) of predicted and measured: {c.spearman:.2f} "
+            f"({low:.2f} to {high:.2f} over repeats{few})"
+        )
+    labels = {row.plan.name: row.plan.label for row in c.rows}
+    best = escape(labels[c.best_predicted])
+    if c.best_predicted == c.best_measured:
+        lines.append(f"the predicted best is the measured best: {best}")
+    else:
+        verdict = "as good as" if c.regret <= _WITHIN else "slower than"
+        lines.append(
+            f"the predicted best ({best}) is {verdict} the measured best "
+            f"({escape(labels[c.best_measured])}): {_percent(c.regret)} "
+            f"({_span(c.regret_interval)})"
+        )
+    if c.median_memory_error is not None:
+        lines.append(f"median |error| of memory: {c.median_memory_error:.1%}")
+    return lines
+
+
+def _factors(found: Calibrated, path: Path | None) -> list[str]:
+    times = found.times
+    low, high = found.computation_interval
+    lines = [f"computation x {times.computation:.3f} ({low:.3f} to {high:.3f})"]
+    if times.communication is not None and found.communication_interval is not None:
+        low, high = found.communication_interval
+        lines.append(f"communication x {times.communication:.3f} ({low:.3f} to {high:.3f})")
+    low, high = found.fixed_interval_s
+    lines.append(
+        f"{format_seconds(times.fixed_s)} more per step ({format_seconds(low)} to "
+        f"{format_seconds(high)})"
+    )
+    if found.memory is not None and found.memory_interval is not None:
+        low, high = found.memory_interval
+        lines.append(f"memory x {found.memory:.3f} ({low:.3f} to {high:.3f})")
+    lines.append(
+        f"median |error| of times: {found.error(found.before_s):.1%} before, "
+        f"{found.error(found.after_s):.1%} after, {found.error(found.left_out_s):.1%} for a plan "
+        "that is left out of the fit"
+    )
+    if found.memory_before is not None and found.memory_after is not None:
+        lines.append(
+            f"median |error| of memory by stage: {found.memory_before:.1%} before, "
+            f"{found.memory_after:.1%} after"
+        )
+    if path is not None:
+        lines.append(f"autopar-search --calibration {escape(str(path))} applies it")
+    return lines
+
+
+def _ms(time_s: float, digits: int = 4) -> str:
+    value = time_s * 1e3
+    return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.1%}"
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} to {ends[1]:.1%}"

@@ -1,0 +1,207 @@
+"""One verification from beginning to end: profile, search, run in rounds, compare, calibrate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.calibration import write_calibration
+from autopar.errors import InputError
+from autopar.hardware_files import read_hardware_dir
+from autopar.jsonio import load_object, write_json
+from autopar.model import ModelSpec
+from autopar.plan_files import strategy_document
+from autopar.sources import Source
+from autopar.specs import load_spec
+from autopar.verify.calibrate import (
+    FEWEST,
+    Calibrated,
+    Subject,
+    calibrate,
+    calibration_document,
+)
+from autopar.verify.choose import Candidate, choose_plans, contrasts
+from autopar.verify.commands import CommandError, Folder, Start, environment, start_process
+from autopar.verify.comparison import Comparison, compare
+from autopar.verify.lines import SMALL_MODEL, Lines
+from autopar.verify.measured import MeasuredPlan, RunSamples, read_priced, read_run
+from autopar.verify.options import MINIMUM_PLANS, Device, VerifyOptions
+
+__all__ = ["Verification", "find_device", "planned_commands", "verify"]
+
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found."""
+
+    subject: Subject
+    comparison: Comparison
+    calibrated: Calibrated | None
+    """None with too few plans."""
+    calibration_path: Path | None
+    notes: tuple[str, ...]
+
+
+def verify(
+    options: VerifyOptions, say: Callable[[str], None], start: Start = start_process
+) -> Verification:
+    """Verify this machine's predictions; everything is kept in the work folder.
+
+    Parameters
+    ----------
+    say : takes one line for stderr.
+    start : runs the commands.
+
+    Raises
+    ------
+    CommandError : a command failed that nothing can do without.
+    InputError : an option, or a file that a command wrote, is unusable.
+    """
+    folder = Folder(options, say, start)
+    lines = Lines(options, options.device or find_device(options.nproc))
+    if options.model is None and not Path(lines.model).is_file():
+        write_json(Path(lines.model), dict(SMALL_MODEL))
+    spec = _spec(options, lines)
+    for command in (lines.profile_hardware(), lines.profile_model()):
+        if command is not None:
+            folder.run(command)
+    notes: list[str] = []
+    candidates = choose_plans(options, lines, folder, notes)
+    plans = _measure(options, candidates, lines, folder, notes)
+    if len(plans) < MINIMUM_PLANS:
+        notes.append(f"{len(plans)} plans say little of a ranking; {MINIMUM_PLANS} are enough")
+    comparison = compare(plans)
+    subject = _subject(options, lines, spec)
+    if len(plans) < FEWEST:
+        notes.append(f"no calibration: it needs at least {FEWEST} plans, {len(plans)} ran")
+        return Verification(
+            subject=subject,
+            comparison=comparison,
+            calibrated=None,
+            calibration_path=None,
+            notes=tuple(notes),
+        )
+    calibrated = calibrate(comparison, candidates, subject, lines, folder)
+    path = options.work / "calibration.json"
+    write_calibration(path, calibration_document(calibrated, subject))
+    return Verification(
+        subject=subject,
+        comparison=comparison,
+        calibrated=calibrated,
+        calibration_path=path,
+        notes=(*notes, *calibrated.notes),
+    )
+
+
+def planned_commands(options: VerifyOptions) -> Iterator[str]:
+    """Yield the command lines of a verification, without starting any.
+
+    Which plans are run follows from the searches, so one stands for all.
+    """
+    lines = Lines(options, options.device or find_device(options.nproc))
+    spec_layers = _spec(options, lines).num_layers
+    threads = environment(options)["OMP_NUM_THREADS"]
+    yield f"# every process with OMP_NUM_THREADS={threads}, as many threads as a rank has"
+    for command in (lines.profile_hardware(), lines.profile_model()):
+        if command is not None:
+            yield command.line
+    yield lines.search("best", ("--top", str(options.plans + 2))).line
+    yield f"# until {options.contrast} of them gave a plan of their own"
+    for contrast in contrasts(options, spec_layers):
+        yield lines.search(contrast.name, ("--top", "0", *contrast.extra)).line
+    yield "# for every plan"
+    strategy, priced = (options.work / "plans" / f"best{x}.json" for x in (".strategy", ""))
+    yield lines.price(strategy, priced, "plans/best", "").line
+    yield f"# for every plan, {options.repeats} times, all plans once before any again"
+    yield lines.run("best", "best", priced, 0).line
+
+
+def find_device(num_ranks: int) -> Device:
+    """Return cuda where torch finds a GPU for every rank, else cpu; asks another process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
+    )
+    count = done.stdout.strip()
+    return "cuda" if count.isdecimal() and int(count) >= num_ranks else "cpu"
+
+
+def _spec(options: VerifyOptions, lines: Lines) -> ModelSpec:
+    layers = None if options.layers is None else [int(n) for n in options.layers.split(",")]
+    length = None if options.seq_length is None else [options.seq_length]
+    if options.model is not None or Path(lines.model).is_file():
+        return load_spec(lines.model, num_layers=layers, seq_length=length)
+    with tempfile.TemporaryDirectory() as folder:  # a dry run writes nothing into the work folder
+        path = Path(folder) / "model.json"
+        write_json(path, dict(SMALL_MODEL))
+        return load_spec(str(path), num_layers=layers, seq_length=length)
+
+
+def _measure(
+    options: VerifyOptions,
+    candidates: Sequence[Candidate],
+    lines: Lines,
+    folder: Folder,
+    notes: list[str],
+) -> list[MeasuredPlan]:
+    """Run every plan once per round; every other round backwards, so that a drift cancels."""
+    rounds: dict[str, list[RunSamples]] = {candidate.name: [] for candidate in candidates}
+    for turn in range(options.repeats):
+        for candidate in candidates if turn % 2 == 0 else reversed(candidates):
+            if candidate.name not in rounds:
+                continue
+            command = lines.run(candidate.name, candidate.label, candidate.path, turn)
+            try:
+                folder.run(command)
+            except CommandError as error:
+                del rounds[candidate.name]
+                notes.append(f"{candidate.label} did not run: {error}")
+                folder.say(notes[-1])
+                continue
+            rounds[candidate.name].append(read_run(command.outputs[0], options.nproc))
+    if not rounds:
+        raise InputError(f"none of {len(candidates)} plans ran; {notes[-1]}")
+    return [
+        _measured(candidate, rounds[candidate.name])
+        for candidate in candidates
+        if candidate.name in rounds
+    ]
+
+
+def _measured(candidate: Candidate, runs: Sequence[RunSamples]) -> MeasuredPlan:
+    priced = read_priced(candidate.path)
+    interval = priced.get("step_time_interval_s")
+    return MeasuredPlan(
+        name=candidate.name,
+        label=candidate.label,
+        chosen=candidate.chosen,
+        predicted_s=float(priced["step_time_s"]),
+        predicted_bytes=tuple(int(stage["allocated_bytes"]) for stage in priced["memory"]),
+        rounds=tuple(runs),
+        strategy=strategy_document(candidate.plan),
+        interval_s=None if interval is None else (interval[0], interval[1]),
+    )
+
+
+def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
+    hardware = read_hardware_dir(lines.hardware, num_nodes=1, gpus_per_node=options.nproc)
+    files = [
+        Source(role="model profile", path=str(path), sha256=load_object(path).sha256)
+        for path in sorted(Path(lines.profiles).glob("*_profiling_*.json"))
+    ]
+    return Subject(
+        hardware=hardware.name,
+        world_size=options.nproc,
+        model=spec.name,
+        num_layers=spec.num_layers,
+        seq_length=tuple(layer.seq_length for layer in spec.layers),
+        hidden_size=tuple(layer.hidden_size for layer in spec.layers),
+        precision=lines.precision,
+        inputs=tuple((s.role, s.path, s.sha256) for s in (*hardware.sources, *files)),
+        estimated=hardware.estimated,
+    )
