@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.estimate import cli as estimate_cli
-from profiler import show_cli
+from profiler import plan_cli, show_cli
 from search import cli, cli_estimate, cli_explore, explain_cli
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -26,6 +26,7 @@ PAGES = (
     "docs/estimates.md",
     "docs/analytic.md",
     "docs/explore.md",
+    "docs/plan.md",
 )
 RUN = {
     "autopar-search": cli.run,
@@ -34,6 +35,7 @@ RUN = {
     "autopar-explore": cli_explore.run,
     "autopar-profile-estimate": estimate_cli.run,
     "profile-show": show_cli.run,
+    "profile-plan": plan_cli.run,
 }
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
