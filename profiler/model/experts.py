@@ -31,8 +31,9 @@ class _Combine(torch.autograd.Function):
 class Experts(nn.Module):
     """A router and the experts of one rank, between which tokens are spread evenly.
 
-    The router computes its choice and its weights, but the n-th visit of all tokens goes to the
-    n-th expert in turn: time and memory of balanced routing, on every run the same. Tokens go to
+    The router computes its choice and its weights, but the n-th visit of all tokens, sample after
+    sample, goes to the n-th expert in turn: time and memory of balanced routing, on every run the
+    same, and on any number of ranks where a rank's tokens of a sample come out even. Tokens go to
     the ranks of their experts, are gathered over the tensor group there, and come back in the
     reverse order, as in Megatron-LM's all-to-all dispatcher. Experts have no biases.
     """
@@ -73,10 +74,12 @@ class Experts(nn.Module):
         places = math.ceil(visits / self.count)
         order = torch.arange(places * self.count, device=x.device).view(places, self.count)
         order = order.t().flatten()
-        token = (order // self.visited).clamp(max=tokens.shape[0] - 1)
+        length, batch = x.shape[:2]
+        token = (order // self.visited).clamp(max=length * batch - 1)
+        token = token % length * batch + token // length
         sent = tokens.index_select(0, token)
         returned = self._away_and_back(sent.view(self.count, places, -1))
-        weights = weights.index_select(0, order.clamp(max=visits - 1))
+        weights = weights.index_select(0, token * self.visited + order % self.visited)
         if visits % self.count:
             weights = weights * (order < visits)
         weighted = returned.flatten(0, 1) * weights[:, None]
