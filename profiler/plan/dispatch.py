@@ -75,7 +75,8 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
 
     require_torch()
     from profiler.plan.dryrun import dry_run, first_ranks
-    from profiler.plan.report import show_dry_run, show_head
+    from profiler.plan.report import show_head
+    from profiler.plan.report_found import show_dry_run
     from profiler.plan.result_files import dry_run_document, write_result
 
     plan = question.job.plan
@@ -126,7 +127,8 @@ def _run(question: Question, options: PlanOptions) -> int:
     )
     if result is None:
         return 0
-    from profiler.plan.report import show_head, show_run
+    from profiler.plan.report import show_head
+    from profiler.plan.report_found import show_run
     from profiler.plan.result_files import run_document, write_result
     from profiler.plan.verdict import judge
 

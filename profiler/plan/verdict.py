@@ -12,8 +12,8 @@ __all__ = ["TOLERANCE", "Verdict", "judge"]
 
 TOLERANCE: Mapping[Precision, Mapping[str, float]] = {
     "fp32": {"loss": 2e-4, "grad_norm": 1e-3},
-    # one rounding to bf16 is 2^-9 = 2e-3, where one to fp32 is 6e-8
-    "bf16": {"loss": 2e-3, "grad_norm": 2e-2},
+    # one rounding to bf16 is 2e-3 and not 6e-8; over many tokens and parameters they cancel
+    "bf16": {"loss": 2e-3, "grad_norm": 1e-2},
 }
 """Largest difference, as a share of the reference's value."""
 

@@ -20,7 +20,7 @@ from autopar.plan_files import read_strategy
 from profiler import plan_cli
 from profiler.plan.job import DryRunRank, RunResult
 from profiler.plan.question import Question, ask
-from profiler.plan.report import show_dry_run, show_run
+from profiler.plan.report_found import show_dry_run, show_run
 from profiler.plan.result_files import dry_run_document, run_document
 from profiler.plan.verdict import judge
 from tests.unit.plan_cli_support import STRATEGY, read, small_files, write

@@ -1,0 +1,238 @@
+"""What `profile-plan` found: memory counted or measured, times and losses, beside predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from rich.console import Console
+
+from autopar.units import format_bytes, format_count, format_seconds
+from profiler.plan.job import DryRunRank, RunResult
+from profiler.plan.prediction import PredictedStage, Prediction
+from profiler.plan.question import Question
+from profiler.plan.report_parts import (
+    difference,
+    no_prediction,
+    optional_bytes,
+    optional_seconds,
+    print_some,
+)
+from profiler.plan.verdict import Verdict
+from profiler.show.frame import print_heading, print_line, print_table
+
+__all__ = ["show_dry_run", "show_run"]
+
+_MOST_STAGES = 24
+"""Stages whose times are listed; --json has all."""
+
+_CATEGORIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]] = (
+    (
+        "states",
+        ("states", "vocab_states"),
+        ("parameters", "gradients", "optimizer"),
+    ),
+    ("activations", ("activations", "vocab_activations"), ("activations",)),
+    ("transient", ("transient", "shared"), ("gathered parameters", "other")),
+)
+"""Predicted categories and parts of a dry run's peak that mean the same."""
+
+
+def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
+    """Print what ranks would hold, and the prediction beside it."""
+    print_heading(console, "counted on tensors without contents")
+    rows = [
+        [
+            str(rank.rank),
+            str(rank.stage),
+            str(rank.num_parameters),
+            *(
+                format_bytes(n)
+                for n in (
+                    rank.parameter_bytes,
+                    rank.gradient_bytes,
+                    rank.optimizer_bytes,
+                    rank.peak_bytes,
+                )
+            ),
+        ]
+        for rank in ranks
+    ]
+    columns = ["rank", "stage", "parameters", "weights", "gradients", "optimizer", "peak"]
+    print_some(console, columns, rows, left=2)
+    prediction = question.prediction
+    print_heading(console, "memory at the peak")
+    stages = prediction.stages if prediction is not None else ()
+    rows = []
+    for rank in ranks:
+        rows += _memory_rows(rank, stages[rank.stage] if stages else None)
+    print_table(console, ["rank", "what", "predicted", "counted", "difference"], rows[:120], left=2)
+    if not stages:
+        print_line(console, no_prediction("memory"), style="dim")
+        return
+    print_line(
+        console,
+        "states: weights, gradients and optimizer that are there at that moment; transient: "
+        "gathered weights, buffers and temporaries; predicted communicators and the context of "
+        "the device are not counted, nor is what an allocator wastes",
+        style="dim",
+    )
+
+
+def show_run(
+    console: Console, question: Question, result: RunResult, verdict: Verdict | None
+) -> None:
+    """Print losses against the reference, and time and memory against the prediction."""
+    print_heading(console, "checked steps")
+    reference = bool(result.reference_loss)
+    rows = [
+        [
+            str(step),
+            f"{loss:.6f}",
+            f"{result.reference_loss[step]:.6f}" if reference else "",
+            f"{norm:.6f}",
+            f"{result.reference_grad_norm[step]:.6f}" if reference else "",
+        ]
+        for step, (loss, norm) in enumerate(zip(result.loss, result.grad_norm, strict=True))
+    ]
+    columns = ["step", "loss", "reference", "gradient norm", "reference"]
+    print_some(console, columns, rows)
+    if verdict is not None:
+        print_line(
+            console,
+            f"largest difference: loss {verdict.largest['loss']:.2g} (at most "
+            f"{verdict.tolerance['loss']:g}), gradient norm {verdict.largest['grad_norm']:.2g} "
+            f"(at most {verdict.tolerance['grad_norm']:g}), as shares of the reference",
+            style=None if verdict.matches else "red",
+        )
+    else:
+        print_line(console, "not compared with one process (--no-reference)", style="dim")
+    _show_times(console, question, result)
+    _show_peaks(console, question, result)
+    for note in result.notes:
+        print_line(console, note, style="dim")
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+def _show_times(console: Console, question: Question, result: RunResult) -> None:
+    if not result.step_time_s:
+        return
+    times = sorted(result.step_time_s)
+    prediction = question.prediction
+    rows = [
+        [
+            "step",
+            optional_seconds(None if prediction is None else prediction.step_time_s),
+            format_seconds(median(times)),
+            difference(None if prediction is None else prediction.step_time_s, median(times)),
+        ]
+    ]
+    for stage, spans in enumerate(result.stage_time_s[:_MOST_STAGES]):
+        expected = _stage_times(prediction, stage, question.job.plan.num_microbatches)
+        for key, name in (("forward_s", "forwards"), ("backward_s", "backwards")):
+            if key in spans:
+                then = expected.get(key)
+                rows.append(
+                    [
+                        f"stage {stage}: {name}",
+                        optional_seconds(then),
+                        format_seconds(spans[key]),
+                        difference(then, spans[key]),
+                    ]
+                )
+        if "optimizer_s" in spans:
+            rows.append([f"stage {stage}: optimizer", "", format_seconds(spans["optimizer_s"]), ""])
+    print_heading(console, "time")
+    print_table(console, ["what", "predicted", "measured", "difference"], rows)
+    count = format_count(len(times), "step")
+    print_line(
+        console,
+        f"medians of {count} ({format_seconds(times[0])} to {format_seconds(times[-1])}), each on "
+        "its slowest rank",
+        style="dim",
+    )
+    if result.peak_source == "counted" and question.job.plan.world_size > 1:
+        print_line(
+            console,
+            "on CPUs: gloo has no all-to-all, for which torch gathers everything, and processes "
+            "share cores and memory, so these are not the times of GPUs",
+            style="dim",
+        )
+    if prediction is None:
+        print_line(console, no_prediction("times"), style="dim")
+        return
+    print_line(
+        console,
+        "the optimizer has no prediction of its own: the plan file has it together with the "
+        "exposed reduction of gradients",
+        style="dim",
+    )
+    if prediction.interval_s is not None:
+        low, high = prediction.interval_s
+        print_line(
+            console,
+            f"the predicted step is {format_seconds(low)} to {format_seconds(high)} within the "
+            "spread of its measurements",
+        )
+    if prediction.basis is not None:
+        print_line(console, f"the prediction rests on {prediction.basis}", style="yellow")
+
+
+def _show_peaks(console: Console, question: Question, result: RunResult) -> None:
+    if not any(result.peak_bytes):
+        return
+    plan, prediction = question.job.plan, question.prediction
+    each = plan.world_size // plan.num_stages
+    rows = []
+    for rank, peak in enumerate(result.peak_bytes):
+        stages = prediction.stages if prediction is not None else ()
+        then = stages[rank // each].tensor_bytes if stages else None
+        rows.append(
+            [
+                str(rank),
+                str(rank // each),
+                optional_bytes(then),
+                format_bytes(peak),
+                difference(then, peak),
+            ]
+        )
+    print_heading(console, "peak memory of a step")
+    print_some(console, ["rank", "stage", "predicted", "measured", "difference"], rows, left=2)
+    what = {
+        "allocated": "measured: the most that torch's allocator gave out",
+        "counted": "measured: storages of tensors, counted in one step",
+    }
+    taken_off = "; predicted without communicators" if prediction and prediction.stages else ""
+    print_line(console, what[result.peak_source] + taken_off, style="dim")
+    if prediction is None or not prediction.stages:
+        print_line(console, no_prediction("memory"), style="dim")
+
+
+def _memory_rows(rank: DryRunRank, stage: PredictedStage | None) -> list[list[str]]:
+    parts: Mapping[str, int] = stage.memory_bytes if stage is not None else {}
+    rows = []
+    left = dict(rank.peak_parts)
+    for name, predicted_names, counted_names in _CATEGORIES:
+        counted = sum(left.pop(key, 0) for key in counted_names)
+        then = sum(parts.get(key, 0) for key in predicted_names) if parts else None
+        rows.append(
+            ["", name, optional_bytes(then), format_bytes(counted), difference(then, counted)]
+        )
+    rows += [["", name, "", format_bytes(size), ""] for name, size in left.items() if size]
+    then = stage.tensor_bytes if stage is not None else None
+    if "fixed" in parts:
+        rows.append(["", "communicators", format_bytes(parts["fixed"]), "", ""])
+    name, peak = "all but communicators" if parts else "all", rank.peak_bytes
+    rows.append(["", name, optional_bytes(then), format_bytes(peak), difference(then, peak)])
+    rows[0][0] = str(rank.rank)
+    return rows
+
+
+def _stage_times(
+    prediction: Prediction | None, stage: int, num_microbatches: int
+) -> Mapping[str, float]:
+    if prediction is None or not prediction.stages:
+        return {}
+    return prediction.stages[stage].step_times(num_microbatches) or {}

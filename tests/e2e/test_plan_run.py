@@ -1,0 +1,92 @@
+"""The documented command of a run: strategy file and config.json in, a document out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="a run needs torch")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 250,
+    "max_position_embeddings": 64,
+}
+STRATEGY: dict[str, Any] = {
+    "pp_deg": 2,
+    "tp_sizes_enc": "2,1,2,1",
+    "tp_consecutive_flags": "1,1,1,1",
+    "dp_types_enc": "0,1,1,0",
+    "use_sp": "0,0,1,0",
+    "checkpoint": "0,1,0,0",
+    "world_size": 4,
+    "global_bsz": 8,
+    "chunks": 2,
+    "pp_division": "1,3",
+    "pipeline_type": "pipedream_flush",
+    "default_dp_type": "zero2",
+    "vtp": 2,
+    "vsp": 0,
+    "embed_sdp": 0,
+}
+
+
+def launch(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start the command with torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "profiler.plan", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.slow  # every plan runs in tests of the executor; one rank, in those of the command
+def test_documented_command(tmp_path: Path) -> None:
+    """A value per step, all of them those of one process, and one report for four ranks."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "plan.json").write_text(json.dumps(STRATEGY), encoding="utf-8")
+    options = ["--seq", "32", "--mode", "run", "--steps", "2", "--backend", "gloo"]
+    done = launch(
+        tmp_path, 4, "plan.json", "--model", "config.json", *options, "--json", "found.json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checked steps") == 1
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    for key in ("loss", "grad_norm", "reference_loss", "reference_grad_norm"):
+        assert len(found[key]) == 2
+    assert found["loss"] == pytest.approx(found["reference_loss"], rel=2e-4)
+    assert found["grad_norm"] == pytest.approx(found["reference_grad_norm"], rel=1e-3)
+    assert found["loss"][1] != found["loss"][0]
+    assert len(found["step_time_s"]) == 3
+    assert len(found["peak_bytes"]) == 4
+    assert min(found["peak_bytes"]) > 0
+    assert found["reference"]["matches"] is True
+    assert found["predicted"] is None
+
+
+@pytest.mark.slow  # the sentence is tested in process with torchrun's variables
+def test_wrong_number_of_ranks(tmp_path: Path) -> None:
+    """One rank says it, once, before torchrun ends the others."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "plan.json").write_text(json.dumps(STRATEGY), encoding="utf-8")
+    done = launch(tmp_path, 2, "plan.json", "--model", "config.json", "--seq", "32")
+    assert done.returncode != 0
+    assert done.stderr.count("profile-plan: ") == 1
+    assert "the plan is for 4 ranks and torchrun started 2" in done.stderr
