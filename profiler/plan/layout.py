@@ -18,7 +18,7 @@ from autopar.model_measurements import TensorKind
 from autopar.plan import Plan
 from profiler.plan.job import PlanJob
 
-__all__ = ["Cube", "Layout", "check_job", "cube_of", "layer_layout", "vocab_layout"]
+__all__ = ["Axes", "Cube", "Layout", "check_job", "cube_of", "layer_layout", "vocab_layout"]
 
 Axes = tuple[int, ...]
 
