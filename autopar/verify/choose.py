@@ -129,8 +129,7 @@ def choose_plans(
     ------
     CommandError : the search itself fails.
     """
-    # of its alternatives some may be left out
-    best = lines.search("best", ("--top", str(options.plans + 2)))
+    best = lines.best()
     folder.run(best)
     found = load_object(best.outputs[0]).data
     world = options.nproc

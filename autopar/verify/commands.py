@@ -79,7 +79,9 @@ class Folder:
         self._start = start or start_process
         self._environment = environment(options)
         question = {
-            name: str(value) for name, value in vars(options).items() if name not in _NOT_ASKED
+            name: "not given" if value is None else str(value)
+            for name, value in vars(options).items()
+            if name not in _NOT_ASKED
         }
         try:
             self._open(question, resume=options.resume)
@@ -95,9 +97,9 @@ class Folder:
         if known and resume:
             before = load_object(path).data
             differ = [
-                f"{name} {before.get(name)} then, {value} now"
+                f"{name} {before.get(name, 'not given')} then, {value} now"
                 for name, value in question.items()
-                if before.get(name) != value
+                if before.get(name, "not given") != value
             ]
             if differ:
                 raise OptionError(

@@ -97,6 +97,11 @@ class Lines:
             name="model", title="measuring the model", words=words, outputs=(Path(self.profiles),)
         )
 
+    def best(self) -> Command:
+        """Return the search for the best plans; of its alternatives some may be left out."""
+        top = str(self.options.plans + 2)
+        return self.search("best", ("--default-dp-type", "any", "--top", top))
+
     def search(self, name: str, extra: tuple[str, ...]) -> Command:
         """Return a search whose answer goes to `search/NAME.json`."""
         out = self.work / "search" / f"{name}.json"

@@ -111,7 +111,7 @@ def planned_commands(options: VerifyOptions) -> Iterator[str]:
     for command in (lines.profile_hardware(), lines.profile_model()):
         if command is not None:
             yield command.line
-    yield lines.search("best", ("--top", str(options.plans + 2))).line
+    yield lines.best().line
     yield f"# until {options.contrast} of them gave a plan of their own"
     for contrast in contrasts(options, spec_layers):
         yield lines.search(contrast.name, ("--top", "0", *contrast.extra)).line

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autopar.estimate import cli as estimate_cli
+from autopar.verify import cli as verify_cli
 from profiler import model_cli, plan_cli
 from search import cli, cli_estimate, cli_explore, explain_cli
 from tests.e2e import (
@@ -20,6 +21,7 @@ from tests.e2e import (
     bad_explore_table,
     bad_models_table,
     bad_plan_table,
+    bad_verify_table,
 )
 from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
 
@@ -36,6 +38,7 @@ RUN = {
     bad_estimates_table.COMMAND: cli_estimate.run,
     bad_explore_table.COMMAND: cli_explore.run,
     bad_plan_table.COMMAND: plan_cli.run,
+    bad_verify_table.COMMAND: verify_cli.run,
 }
 CASES = (
     *cases(),
@@ -43,6 +46,7 @@ CASES = (
     *bad_estimates_table.cases(),
     *bad_explore_table.cases(),
     *bad_plan_table.cases(),
+    *bad_verify_table.cases(),
 )
 Answer = tuple[int, str, str]
 HEAD = """# Bad input

@@ -1,0 +1,271 @@
+"""The whole of `autopar-verify` on a machine whose truth is known, so that it must be found.
+
+The searches are real and run in this process. In the place of the runs stands a machine that takes
+what a calibration of ours predicts: what is fitted must be that calibration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.calibration import read_calibration
+from autopar.estimate import cli as estimate_cli
+from autopar.jsonio import load_object
+from autopar.verify.commands import Command
+from autopar.verify.documents import verify_document
+from autopar.verify.lines import SMALL_MODEL
+from autopar.verify.options import VerifyOptions, checked_options
+from autopar.verify.report import show_verification
+from autopar.verify.run import Verification, verify
+from search import cli
+from tests.unit.test_calibration import document
+
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+TRUTH = {"computation": 1.3, "communication": 0.6, "fixed_s": 0.0004, "memory": 1.08}
+
+
+def run(arguments: list[str]) -> tuple[int, str]:
+    """Run the search in this process; return its exit code and what it said on stderr."""
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        code = cli.run(arguments)
+    return code, err.getvalue()
+
+
+class Machine:
+    """Runs searches here, and plans as a calibration predicts them."""
+
+    def __init__(self, folder: Path, truth: Mapping[str, float]) -> None:
+        content = document(**{name: {"value": value} for name, value in truth.items()})
+        content["hardware"]["name"] = "a100-80gb_1x2"
+        self.truth = folder / "truth.json"
+        self.truth.write_text(json.dumps(content), encoding="utf-8")
+        self.started: list[str] = []
+        self.broken: set[str] = set()
+        self.slower = 1.0
+        """What all runs take longer, round after round."""
+
+    def __call__(self, command: Command, log: Path, variables: Mapping[str, str]) -> int:
+        """Run a command as `start_process` does."""
+        self.started.append(command.name)
+        (out,) = command.outputs
+        if command.words[0] == "autopar-search":
+            code, said = run(list(command.words[1:]))
+            log.write_text(f"$ {command.line}\n{said}", encoding="utf-8")
+            return code
+        plan = Path(command.words[command.words.index("profiler.plan") + 1])
+        if plan.stem in self.broken:
+            log.write_text("$\nprofile-plan: the executor has no such layer\nnoise", "utf-8")
+            return 2
+        question = list(self.search[1:])
+        answer = out.with_suffix(".truth")
+        code, said = run(
+            [
+                *question,
+                "--evaluate",
+                str(plan),
+                "--calibration",
+                str(self.truth),
+                "--json",
+                str(answer),
+            ]
+        )
+        assert code == 0, said
+        found = load_object(answer).data
+        time_s = found["step_time_s"] * (self.slower if ".1" in command.name else 1.0)
+        ranks = [
+            s["allocated_bytes"] for s in found["memory"] for _ in range(2 // len(found["memory"]))
+        ]
+        out.write_text(
+            json.dumps({"step_time_s": [time_s] * 3, "peak_bytes": ranks}), encoding="utf-8"
+        )
+        return 0
+
+    search: tuple[str, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model and estimated profiles of it on two GPUs."""
+    folder = tmp_path_factory.mktemp("loop")
+    (folder / "model.json").write_text(json.dumps(SMALL_MODEL), encoding="utf-8")
+    arguments = ("--model", str(folder / "model.json"), "--hardware", "a100-80gb:1x2")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = estimate_cli.run([*arguments, "--precision", "fp32", "--out", str(folder / "files")])
+    assert code == 0
+    return folder
+
+
+def verified(
+    files: Path, work: Path, machine: Machine, said: list[str] | None = None, **changes: Any
+) -> Verification:
+    """Verify a machine with these files."""
+    options = checked_options(options_of(files, work, **changes))
+    machine.search = (
+        *("autopar-search", "--model", str(files / "model.json")),
+        *("--hardware", str(files / "files"), "--memory-profiling-path", str(files / "files")),
+        *("--time-profiling-path", str(files / "files"), "--mixed-precision", "fp32"),
+        *("--time-profile-mode", "batch", "--settle-bsz", "8", "--output-config-path", "none"),
+        *("--num-nodes", "1", "--num-gpus-per-node", "2"),
+    )
+    return verify(options, ([] if said is None else said).append, machine)
+
+
+def options_of(files: Path, work: Path, **changes: Any) -> VerifyOptions:
+    """Return the options of a verification with given files."""
+    values: dict[str, Any] = {
+        "model": str(files / "model.json"),
+        "hardware": str(files / "files"),
+        "profiles": str(files / "files"),
+        "device": "cpu",
+        "repeats": 2,
+        "work": work,
+    }
+    return VerifyOptions(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def found(files: Path) -> tuple[Verification, Machine, Path]:
+    """Return what was found of the machine of `TRUTH`, with the work folder."""
+    work = files / "work"
+    machine = Machine(files, TRUTH)
+    return verified(files, work, machine), machine, work
+
+
+def test_the_truth_is_found(found: tuple[Verification, Machine, Path]) -> None:
+    """Factors, fixed seconds and memory; the errors after are none, and those before are not."""
+    verification, _, work = found
+    calibrated = verification.calibrated
+    assert calibrated is not None
+    assert verification.calibration_path == work / "calibration.json"
+    read = read_calibration(work / "calibration.json")
+
+    assert read.computation.value == pytest.approx(TRUTH["computation"], rel=2e-3)
+    assert read.communication.value == pytest.approx(TRUTH["communication"], rel=2e-2)
+    assert read.fixed_s.value == pytest.approx(TRUTH["fixed_s"], rel=5e-2)
+    assert read.memory.value == pytest.approx(TRUTH["memory"], rel=1e-5)
+    assert (read.hardware, read.world_size, read.model) == ("a100-80gb_1x2", 2, "verify-small")
+    assert calibrated.error(calibrated.before_s) > 0.05
+    assert calibrated.error(calibrated.after_s) < 2e-3
+    assert calibrated.error(calibrated.left_out_s) < 5e-3
+    for factor in (read.computation, read.communication, read.fixed_s, read.memory):
+        assert factor.low is not None
+        assert factor.high is not None
+        assert factor.low <= factor.value <= factor.high
+
+
+def test_plans_differ_and_span_a_range(found: tuple[Verification, Machine, Path]) -> None:
+    """At least eight, no two the same, each with the reason why it is there."""
+    comparison = found[0].comparison
+    plans = [row.plan for row in comparison.rows]
+
+    assert len(plans) >= 8
+    assert len({json.dumps(dict(plan.strategy)) for plan in plans}) == len(plans)
+    assert {"best", "ckpt"} <= {plan.name for plan in plans}
+    assert sum(plan.chosen.startswith("contrast: ") for plan in plans) == 8
+    assert comparison.spread > 1.2
+    # the search for the best knows every kind of plan but Ulysses
+    assert next(plan.name for plan in plans if plan.name != "ulysses") == "best"
+    assert comparison.spearman is not None
+    assert comparison.spearman > 0.5
+
+
+def test_rounds_take_turns(found: tuple[Verification, Machine, Path]) -> None:
+    """Every plan once before any again, the second round backwards."""
+    runs = [name for name in found[1].started if name.startswith("runs/")]
+    half = len(runs) // 2
+    first = [name.removesuffix(".0") for name in runs[:half]]
+
+    assert [name.removesuffix(".1") for name in runs[half:]] == first[::-1]
+    assert len(set(first)) == half
+
+
+def test_everything_is_kept(files: Path, found: tuple[Verification, Machine, Path]) -> None:
+    """Again, nothing is started; with one round more, just that round."""
+    before, machine, work = found
+    num_plans = len(before.comparison.rows)
+    machine.started.clear()
+    again = verified(files, work, machine)
+    assert machine.started == []
+    assert again.comparison == before.comparison
+
+    verified(files, work, machine, repeats=3)
+    runs = [name for name in machine.started if name.startswith("runs/")]
+    assert len(runs) == num_plans
+    assert all(name.endswith(".2") for name in runs)
+
+
+def test_report_and_document_say_the_same(
+    files: Path, found: tuple[Verification, Machine, Path]
+) -> None:
+    """Every plan with its figures, the correlation, the factors; 100 columns are enough."""
+    from autopar.console import make_console
+
+    verification, _, work = found
+    out = io.StringIO()
+    shown = (
+        verification.subject,
+        verification.comparison,
+        verification.calibrated,
+        verification.calibration_path,
+        verification.notes,
+    )
+    show_verification(make_console(out), *shown)
+    text = out.getvalue()
+    content = verify_document(options_of(files, work), *shown)
+    json.dumps(content, allow_nan=False)
+
+    assert max(map(len, text.splitlines())) <= 100
+    for row in content["plans"]:
+        assert all(word in text for word in row["label"].split())
+        assert row["rounds_s"] == [[row["measured_s"]] * 3] * 2
+        assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1.0)
+        assert row["peak_bytes"] is not None
+    assert f"{content['summary']['spearman']:.2f}" in text
+    assert f"{content['summary']['median_error']:.1%}" in text
+    assert f"computation x {content['calibration']['computation']:.3f}" in text
+    assert "autopar-search --calibration" in text
+    assert content["inputs"]
+    assert all(len(entry["sha256"]) == 64 for entry in content["inputs"])
+
+
+def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Path) -> None:
+    """The others count; with too few of them there is no calibration."""
+    machine = Machine(tmp_path, TRUTH)
+    machine.broken = {"ckpt"}
+    said: list[str] = []
+    small = {"plans": 2, "contrast": 4, "repeats": 1}
+    found = verified(files, tmp_path / "work", machine, said, **small)
+
+    assert "ckpt" not in {row.plan.name for row in found.comparison.rows}
+    (note,) = [text for text in found.notes if "did not run" in text]
+    assert "torchrun -m profiler.plan failed (exit 2): the executor has no such layer; all" in note
+    assert note in said
+    machine.broken = {path.stem for path in (tmp_path / "work" / "plans").glob("*.json")} - {"best"}
+    for path in (tmp_path / "work" / "runs").glob("*.json"):
+        path.unlink()
+    found = verified(files, tmp_path / "work", machine, said, **small)
+    assert found.calibrated is None
+    assert "no calibration: it needs at least 4 plans, 1 ran" in found.notes
+
+
+def test_drift_between_rounds_widens_the_interval(files: Path, tmp_path: Path) -> None:
+    """Rounds that differ are seen in every interval, and in the figures of all."""
+    machine = Machine(tmp_path, {**TRUTH, "fixed_s": 0.0})
+    machine.slower = 1.5
+    found = verified(files, tmp_path / "work", machine, plans=2, contrast=3)
+
+    for row in found.comparison.rows:
+        low, high = row.interval_s
+        assert high / low == pytest.approx(1.5, rel=1e-6)
+    assert found.comparison.noise > 0.1
+    low, high = found.comparison.median_error_interval
+    assert high > low
