@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -27,8 +28,13 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
             "a dry run makes process groups of its own, and this process has some; run it in one "
             "process, without torchrun"
         )
+    # advice on slow collectives is of no use where nothing is sent
+    adviser = logging.getLogger("torch.distributed.tensor")
+    level = adviser.level
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
+        adviser.setLevel(logging.ERROR)
         yield
     finally:
+        adviser.setLevel(level)
         dist.destroy_process_group()

@@ -1,0 +1,322 @@
+"""Dry runs of llama2-7b: how long they take, and predicted memory beside theirs for 12 plans.
+
+`python -m benchmarks.dry_run [--only NAME ...] [--json LEDGER]`
+
+First one rank of the whole model at 64 and at 1,024 ranks, whose parameters and optimizer are
+compared with arithmetic. Then twelve plans for 64 GPUs at 4,096 tokens: what the planner predicts
+of a stage beside what its first rank holds at the peak of a dry run, by category, with the
+differences between them. docs/benchmarks.md says what causes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autopar.model import ModelSpec
+from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.specs import load_spec
+from autopar.units import MIB
+from benchmarks.metadata import append, peak_memory_bytes
+from profiler.plan.counts import first_shapes, held, last_shapes, layer_shapes
+from profiler.plan.dryrun import dry_run, first_ranks
+from profiler.plan.job import DryRunRank, PlanJob
+from search.opening import open_documents
+from search.planner import Planner
+from search.result import StagePrediction
+
+__all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]
+
+_SEQ_LENGTH = 4096
+_LAYERS = 32
+_L = LayerStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A plan for 64 GPUs, and what its strategy file does not say."""
+
+    name: str
+    plan: Plan
+    sequence_parallel: bool = True
+
+
+def _case(
+    name: str,
+    *layers: LayerStrategy,
+    vocab: VocabStrategy,
+    batch: int,
+    m: int = 1,
+    stages: Sequence[int] = (_LAYERS,),
+    pipeline_type: PipelineType = "1f1b",
+    default: ZeroDefault = "ddp",
+    sequence_parallel: bool = True,
+) -> Case:
+    each = _LAYERS // len(layers)
+    plan = Plan(
+        world_size=64,
+        num_stages=len(stages),
+        stage_sizes=tuple(stages),
+        layers=tuple(layer for layer in layers for _ in range(each)),
+        vocab=vocab,
+        global_batch=batch,
+        num_microbatches=m,
+        pipeline_type=pipeline_type,
+        default_dp_type=default,
+    )
+    return Case(name=name, plan=plan, sequence_parallel=sequence_parallel)
+
+
+_V = VocabStrategy
+CASES = (
+    _case("tp2, zero3", _L(tp=2, zero3=True), vocab=_V(tp=2, zero3=True), batch=32),
+    _case("zero3, m 4", _L(zero3=True), vocab=_V(zero3=True), batch=256, m=4),
+    _case(
+        "zero3, ckpt, m 2",
+        _L(zero3=True, checkpoint=True),
+        vocab=_V(zero3=True),
+        batch=128,
+        m=2,
+    ),
+    _case("tp8, ddp, m 2", _L(tp=8), vocab=_V(tp=8), batch=16, m=2),
+    _case("tp4 without SP, ddp", _L(tp=4), vocab=_V(tp=4), batch=16, sequence_parallel=False),
+    _case("tp4, zero2, m 2", _L(tp=4), vocab=_V(tp=4), batch=32, m=2, default="zero2"),
+    _case(
+        "ulysses4, zero3",
+        _L(tp=4, ulysses=True, zero3=True),
+        vocab=_V(tp=4, ulysses=True, zero3=True),
+        batch=16,
+    ),
+    _case("pp4 1F1B, tp2, ddp, m 8", _L(tp=2), vocab=_V(tp=2), batch=64, m=8, stages=[8] * 4),
+    _case(
+        "pp4 GPipe, tp4, ddp, m 4",
+        _L(tp=4),
+        vocab=_V(tp=4),
+        batch=16,
+        m=4,
+        stages=[8] * 4,
+        pipeline_type="gpipe",
+    ),
+    _case(
+        "pp2 (14, 18), tp2, zero2, half ckpt, m 4",
+        *[_L(tp=2, checkpoint=k % 2 == 0) for k in range(_LAYERS)],
+        vocab=_V(tp=2),
+        batch=64,
+        m=4,
+        stages=(14, 18),
+        default="zero2",
+    ),
+    _case("tp2, vtp8, zero3, m 2", _L(tp=2, zero3=True), vocab=_V(tp=8, zero3=True), batch=64, m=2),
+    _case(
+        "tp4 zero2, tp2 zero3, ulysses2 zero3 ckpt, strided tp4 zero2, m 2",
+        _L(tp=4),
+        _L(tp=2, zero3=True),
+        _L(tp=2, ulysses=True, zero3=True, checkpoint=True),
+        _L(tp=4, strided=True),
+        vocab=_V(tp=2, zero3=True),
+        batch=64,
+        m=2,
+        default="zero2",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One stage of a plan: predicted and dry-run bytes by category, communicators apart."""
+
+    name: str
+    stage: int
+    fp32_gradients: bool
+    predicted: dict[str, float]
+    """states (weights and optimizer), gradients, activations, passing (for a moment, shared)."""
+    communicators: float
+    """Predicted buffers of communicators, which a dry run has not."""
+    vocab_excess: float
+    """By how much the moment of embedding and head is predicted above that of any layer."""
+    counted: DryRunRank
+    kept_gathered: float
+    """Whole weights that ZeRO-2 keeps, in bytes."""
+    seconds: float
+
+    @property
+    def found(self) -> dict[str, float]:
+        """Bytes of the dry run in the categories of the prediction."""
+        parts = self.counted.peak_parts
+        return {
+            "states": parts["parameters"] + parts["optimizer"] + self.kept_gathered,
+            "gradients": parts["gradients"],
+            "activations": parts["activations"],
+            "passing": parts["gathered parameters"] - self.kept_gathered + parts["other"],
+        }
+
+    @property
+    def difference(self) -> float:
+        """Predicted without communicators over dry run, less one."""
+        return sum(self.predicted.values()) / self.counted.peak_bytes - 1
+
+
+def full_size(world_size: int, degree: int) -> tuple[DryRunRank, float]:
+    """Return the dry run of the whole model in ZeRO-3, and its seconds; states are checked."""
+    spec = load_spec("llama2-7b", seq_length=[_SEQ_LENGTH])
+    plan = Plan(
+        world_size=world_size,
+        num_stages=1,
+        stage_sizes=(_LAYERS,),
+        layers=(_L(tp=degree, zero3=True),) * _LAYERS,
+        vocab=_V(tp=degree, zero3=True),
+        global_batch=world_size // degree,
+        num_microbatches=1,
+    )
+    start = time.perf_counter()
+    (found,) = dry_run(PlanJob(plan=plan, spec=spec, precision="bf16"), ranks=[0])
+    seconds = time.perf_counter() - start
+    pieces = world_size // degree
+    expected = _LAYERS * held(layer_shapes(spec.layers[0], degree), pieces)
+    expected += held(first_shapes(spec, degree), pieces)
+    expected += held(last_shapes(spec, degree, own_table=True), pieces)
+    assert found.num_parameters == expected, (found, expected)
+    assert (found.parameter_bytes, found.optimizer_bytes) == (4 * expected, 8 * expected), found
+    return found, seconds
+
+
+def rows(case: Case) -> Iterator[Row]:
+    """Yield the first, the last and the largest stage of a plan.
+
+    Recipes are made alike: FSDP2 sums gradients of several micro-batches in fp32, replicas and a
+    single micro-batch leave them in bf16.
+    """
+    plan = case.plan
+    spec = load_spec("llama2-7b", seq_length=[_SEQ_LENGTH])
+    has_zero = plan.default_dp_type == "zero2" or any(layer.zero3 for layer in plan.layers)
+    wide = has_zero and plan.num_microbatches > 1
+    own, other = (_predicted(case, fp32_gradients=flag) for flag in (wide, not wide))
+    charged = _predicted(case, fp32_gradients=wide, has_communicators=True)
+    job = PlanJob(plan=plan, spec=spec, precision="bf16", sequence_parallel=case.sequence_parallel)
+    each = plan.world_size // plan.num_stages
+    for rank in sorted(set(first_ranks(job).values())):
+        start = time.perf_counter()
+        (counted,) = dry_run(job, ranks=[rank])
+        seconds = time.perf_counter() - start
+        at = rank // each
+        stage, states = own[at], _states(own[at])
+        gradients = abs(states - _states(other[at])) * (2.0 if wide else 1.0)
+        bytes_of = stage.memory_bytes
+        layers = max(r.memory_bytes["backward"] + r.memory_bytes["transient"] for r in stage.runs)
+        yield Row(
+            name=case.name,
+            stage=at,
+            fp32_gradients=wide,
+            predicted={
+                "states": states - gradients,
+                "gradients": gradients,
+                "activations": bytes_of["activations"] + bytes_of["vocab_activations"],
+                "passing": bytes_of["transient"] + bytes_of["shared"] + bytes_of["fixed"],
+            },
+            communicators=charged[at].allocated_bytes - stage.allocated_bytes,
+            vocab_excess=bytes_of["transient"] - layers,
+            counted=counted,
+            kept_gathered=_kept_gathered(plan, spec, at),
+            seconds=seconds,
+        )
+
+
+def _predicted(
+    case: Case, *, fp32_gradients: bool, has_communicators: bool = False
+) -> Sequence[StagePrediction]:
+    options = {
+        "sequence_parallel": case.sequence_parallel,
+        "fp32_gradients": fp32_gradients,
+        "memory_constraint_gib": 80.0,
+    }
+    spec, profile, hardware, chosen = open_documents("llama2-7b", "a100-80gb:8x8", options)
+    if not has_communicators:  # only estimated hardware is charged for them
+        hardware = replace(hardware, estimated=False)
+    return Planner.from_documents(spec, profile, hardware, chosen).evaluate(case.plan).stages
+
+
+def _states(stage: StagePrediction) -> float:
+    return stage.memory_bytes["states"] + stage.memory_bytes["vocab_states"]
+
+
+def _kept_gathered(plan: Plan, spec: ModelSpec, stage: int) -> float:
+    if plan.default_dp_type != "zero2":
+        return 0.0
+    shapes = [
+        held(layer_shapes(spec.layers[0], 1 if s.ulysses else s.tp))
+        for s, at in zip(plan.layers, plan.stage_of_layer(), strict=True)
+        if at == stage and not s.zero3
+    ]
+    if not plan.vocab.zero3:
+        degree = 1 if plan.vocab.ulysses else plan.vocab.tp
+        if stage == 0:
+            shapes.append(held(first_shapes(spec, degree)))
+        if stage == plan.num_stages - 1:
+            shapes.append(held(last_shapes(spec, degree, own_table=True)))
+    return 2.0 * sum(shapes)
+
+
+def _text(row: Row) -> str:
+    counted = row.counted
+    found = row.found
+    cells = [f"{row.predicted[name] / MIB:.0f} / {found[name] / MIB:.0f}" for name in row.predicted]
+    return (
+        f"| {row.name} | {row.stage} | {'fp32' if row.fp32_gradients else 'bf16'} "
+        f"| {' | '.join(cells)} | {sum(row.predicted.values()) / MIB:.0f} "
+        f"/ {counted.peak_bytes / MIB:.0f} | {row.difference:+.1%} "
+        f"| {row.vocab_excess / MIB:.0f} | {row.communicators / MIB:.0f} | {row.seconds:.1f} |"
+    )
+
+
+def main() -> int:
+    """Print durations, then the table of all plans."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", help="names of plans, as the table has them")
+    parser.add_argument("--json", type=Path, help="append the result to this file")
+    arguments = parser.parse_args()
+    sizes = []
+    for world_size, degree in () if arguments.only else ((64, 2), (1024, 8)):
+        counted, seconds = full_size(world_size, degree)
+        memory = peak_memory_bytes()
+        print(
+            f"{world_size} ranks, tp {degree}, ZeRO-3, {_LAYERS} layers: {seconds:.1f} s, "
+            f"{memory / MIB:.0f} MiB resident; parameters {counted.parameter_bytes} and optimizer "
+            f"{counted.optimizer_bytes} bytes as computed; peak {counted.peak_bytes / MIB:.0f} MiB",
+            flush=True,
+        )
+        sizes.append(
+            {"world_size": world_size, "degree": degree, "seconds": seconds, "bytes": memory}
+        )
+    print("MiB, predicted / dry run; the difference leaves communicators out\n")
+    print(
+        "| plan | stage | gradients in | weights and optimizer | gradients | activations "
+        "| passing | all | difference | embedding and head above layers | communicators | s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    found = []
+    for case in CASES:
+        if arguments.only and case.name not in arguments.only:
+            continue
+        for row in rows(case):
+            print(_text(row), flush=True)
+            found.append(row)
+    values = [
+        {
+            "plan": row.name,
+            "stage": row.stage,
+            "predicted_bytes": row.predicted,
+            "found_bytes": row.found,
+            "difference": row.difference,
+        }
+        for row in found
+    ]
+    append(arguments.json, "dry_run", {"full_size": sizes, "rows": values})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
