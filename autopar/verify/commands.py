@@ -14,6 +14,7 @@ from pathlib import Path
 from autopar.commands import one_line
 from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.jsonio import load_object, write_json
+from autopar.verify.busy import Usage
 from autopar.verify.options import VerifyOptions
 
 __all__ = ["Command", "CommandError", "Folder", "Start", "environment", "start_process"]
@@ -129,7 +130,9 @@ class Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.num_started += 1
         log.write_text(f"$ {command.line}\n", encoding="utf-8")
+        before = Usage.now()
         code = self._start(command, log, self._environment)
+        after = Usage.now()
         missing = [path for path in command.outputs if not path.exists()]
         if code or missing:
             sentence = _last_sentence(log) if code else f"wrote no {missing[0].name}"
@@ -140,7 +143,17 @@ class Folder:
                 exit_code=code if code in (2, 3) else 1,
                 sentence=sentence,
             )
-        write_json(stamp, {"command": list(command.words)})
+        others = None if before is None or after is None else after.others_since(before)
+        write_json(stamp, {"command": list(command.words), "others": others})
+
+    def others(self, folder: str) -> tuple[float, ...]:
+        """Return the share of the machine that others took during each command of a folder.
+
+        Empty where it is unknown.
+        """
+        stamps = sorted((self.path / "done" / folder).glob("*.json"))
+        shares = [load_object(stamp).data.get("others") for stamp in stamps]
+        return tuple(share for share in shares if isinstance(share, float))
 
 
 def environment(options: VerifyOptions) -> Mapping[str, str]:

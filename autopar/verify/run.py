@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from autopar.calibration import write_calibration
 from autopar.errors import InputError
@@ -33,6 +34,7 @@ from autopar.verify.options import MINIMUM_PLANS, Device, VerifyOptions
 
 __all__ = ["Verification", "find_device", "planned_commands", "verify"]
 
+_DISTURBED = 0.05
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
 
@@ -77,6 +79,7 @@ def verify(
     if len(plans) < MINIMUM_PLANS:
         notes.append(f"{len(plans)} plans say little of a ranking; {MINIMUM_PLANS} are enough")
     comparison = compare(plans)
+    notes += _disturbed(folder.others("runs"))
     subject = _subject(options, lines, spec)
     if len(plans) < FEWEST:
         notes.append(f"no calibration: it needs at least {FEWEST} plans, {len(plans)} ran")
@@ -170,6 +173,16 @@ def _measure(
         _measured(candidate, rounds[candidate.name])
         for candidate in candidates
         if candidate.name in rounds
+    ]
+
+
+def _disturbed(shares: Sequence[float]) -> list[str]:
+    """Return what is to be said of other processes while plans ran."""
+    if not shares or max(shares) < _DISTURBED:
+        return []
+    typical, most = f"{median(shares):.0%}", f"{max(shares):.0%}"
+    return [
+        f"other processes took {typical} of the processors while a plan ran (median; up to {most})"
     ]
 
 

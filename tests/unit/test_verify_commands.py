@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from autopar.errors import DocumentError, InstallError, OptionError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.verify import cli
+from autopar.verify.busy import Usage
 from autopar.verify.choose import contrasts, describe
 from autopar.verify.commands import Command, CommandError, Folder, environment
 from autopar.verify.lines import Lines
@@ -56,6 +58,37 @@ def test_done_commands_are_not_repeated(tmp_path: Path) -> None:
     out.unlink()
     work.run(command(tmp_path, f"{add}; {add}"))
     assert out.read_text() == "xx"
+
+
+def test_other_processes_are_seen(tmp_path: Path) -> None:
+    """A process that nobody here started counts, one of ours does not."""
+    stat = tmp_path / "stat"
+    usable = len(os.sched_getaffinity(0))
+    each = "".join(f"cpu{k} 0 0 0 0 0 0 0 0\n" for k in range(usable))
+    stat.write_text(f"cpu  100 0 0 900 0 0 0 0 0 0\n{each}", encoding="ascii")
+    before = Usage.now(stat)
+    assert before is not None
+    later = dataclasses.replace(before, wall_s=before.wall_s + 10.0, busy_s=before.busy_s + 12.0)
+    cores = before.num_processors
+
+    assert before.busy_s == 100 / os.sysconf("SC_CLK_TCK")
+    assert later.others_since(before) == pytest.approx(min(1.0, 1.2 / cores))
+    own = dataclasses.replace(later, own_s=before.own_s + 9.0)
+    assert own.others_since(before) == pytest.approx(0.3 / cores)
+    stat.write_text(f"cpu  1 0 0 9\n{each}cpu99 0 0 0 0\n", encoding="ascii")
+    assert Usage.now(stat) is None
+    assert Usage.now(tmp_path / "none") is None
+
+
+@pytest.mark.skipif(Usage.now() is None, reason="/proc/stat says nothing of these processors")
+def test_the_share_of_others_is_kept_with_every_command(tmp_path: Path) -> None:
+    """By folder, between 0 and 1."""
+    work, _ = opened(tmp_path)
+    work.run(command(tmp_path, "out.write_text('x')", "runs/a"))
+
+    (share,) = work.others("runs")
+    assert 0.0 <= share <= 1.0
+    assert work.others("search") == ()
 
 
 @pytest.mark.parametrize(("code", "passed"), [(1, 1), (2, 2), (3, 3), (9, 1)])
