@@ -118,6 +118,18 @@ def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
                 why="two stages, four micro-batches",
                 extra=pinned("pp=2,ckpt=0", "--settle-chunk", "4"),
             )
+    if batch // ranks > 1:
+        yield Contrast(
+            name="ckpt-chunks",
+            why="recomputed, micro-batches of one sample per rank",
+            extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", "--settle-chunk", str(batch // ranks)),
+        )
+    if batch % (2 * ranks) == 0:
+        yield Contrast(
+            name="halves",
+            why="two micro-batches",
+            extra=pinned(f"pp=1,{plain}", "--settle-chunk", "2"),
+        )
 
 
 def choose_plans(
@@ -139,7 +151,7 @@ def choose_plans(
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
-    num_layers = len(next(iter(kept)).layers)
+    num_layers = len(read_strategy(found["plan"], world_size=world).layers)
     wanted = len(kept) + options.contrast
     for contrast in contrasts(options, num_layers):
         if len(kept) >= wanted:

@@ -7,9 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from autopar.commands import one_line
 from autopar.errors import AutoparError, InstallError, OptionError
@@ -85,7 +88,9 @@ class Folder:
             if name not in _NOT_ASKED
         }
         try:
-            self._open(question, resume=options.resume)
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.held():
+                self._open(question, resume=options.resume)
         except OSError as error:
             raise OptionError(
                 f"--work: {self.path} cannot be written ({error.strerror or error}); choose "
@@ -110,8 +115,23 @@ class Folder:
         if known and not resume:
             for name in _OURS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
-        self.path.mkdir(parents=True, exist_ok=True)
         write_json(path, dict(question))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other call out of the folder; raises an OptionError where one is in it."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise OptionError(
+                f"--work: another autopar-verify works in {self.path}; wait for it, or choose "
+                "another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def run(self, command: Command) -> None:
         """Run a command unless its files are there from an earlier call.

@@ -66,6 +66,11 @@ def verify(
     InputError : an option, or a file that a command wrote, is unusable.
     """
     folder = Folder(options, say, start)
+    with folder.held():
+        return _verify(options, folder)
+
+
+def _verify(options: VerifyOptions, folder: Folder) -> Verification:
     lines = Lines(options, options.device or find_device(options.nproc))
     if options.model is None and not Path(lines.model).is_file():
         write_json(Path(lines.model), dict(SMALL_MODEL))

@@ -139,6 +139,19 @@ def test_a_folder_answers_one_question(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_one_call_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused while the first is at work, and not after it."""
+    first, second = opened(tmp_path)[0], opened(tmp_path)[0]
+    with (
+        first.held(),
+        pytest.raises(OptionError, match="another autopar-verify works in"),
+        second.held(),
+    ):
+        pass
+    with second.held():
+        pass
+
+
 def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
     """Only one that an earlier call made."""
     (tmp_path / "model").mkdir()
@@ -181,7 +194,7 @@ def test_contrasts_are_legal_rules(nproc: int) -> None:
     found = list(contrasts(options, 4))
 
     assert len({contrast.name for contrast in found}) == len(found)
-    assert len(found) >= (8 if nproc > 1 else 2)
+    assert len(found) >= (8 if nproc > 1 else 3)
     for contrast in found:
         words = contrast.extra
         pins = [words[k + 1] for k, word in enumerate(words) if word == "--pin"]
