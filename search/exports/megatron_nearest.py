@@ -172,7 +172,8 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, Degrees]:
     wanted = job.tensor_degree
     for layers in _uniform(plan, wanted):
         degrees = _shared_degrees(layers)
-        if degrees is None:
+        ranks = plan.world_size // plan.num_stages
+        if degrees is None or ranks % (degrees.tensor * degrees.context):
             continue
         vocab = engine_vocab(degrees, plan, zero3=plan.vocab.zero3)
         candidate = replace(plan, layers=layers, vocab=vocab)
@@ -226,10 +227,9 @@ def _runs(plan: Plan, degrees: Degrees, job: Job) -> bool:
         return False
     if degrees.context > 1 and job.seq_length % (2 * degrees.context):
         return False  # asked of all-to-all too
-    exchanged = [s.tp for s in plan.layers if s.ulysses]
-    unit = degrees.tensor * max(exchanged, default=1)
-    return all(
-        count is None or count % unit == 0
+    exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
+    return exchanged == 1 or all(
+        count is None or count % exchanged == 0
         for layer in job.spec.layers
         for count in (layer.num_heads, layer.num_kv_heads)
     )

@@ -1,7 +1,8 @@
 """Megatron-LM's own rules for its arguments, so that a launch is not refused on the cluster.
 
-Taken from `validate_args` in `megatron/training/arguments.py`, from `TransformerConfig` and from
-the Megatron-FSDP guide (NVIDIA/Megatron-LM, main of September 2026).
+Taken from `validate_args` in `megatron/training/arguments.py` and from the Megatron-FSDP guide
+(NVIDIA/Megatron-LM, main of 2026), from `TransformerConfig` of megatron-core 0.16.1, and, that
+Megatron-FSDP and pipeline stages exclude each other, from NVIDIA/Megatron-LM pull request 6081.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
     groups = number(arguments, "num-query-groups", heads)
     for what, count in (
         ("attention heads", heads),
-        ("query groups", groups),
         ("ffn-hidden-size", number(arguments, "ffn-hidden-size", 0)),
     ):
         if count % tp:
             yield f"{what}({count}) % tp({tp}) = {count % tp} != 0"
+    if groups and groups % tp and tp % groups:
+        yield f"query groups({groups}) is neither a multiple nor a divisor of tp({tp})"
     shift = _all_to_all(arguments, cp)
     for what, count in (("attention heads", heads), ("query groups", groups)):
-        if count % (tp * shift):
+        if shift > 1 and count % (tp * shift):
             yield f"{what}({count}) % (tp({tp}) * a2a({shift})) = {count % (tp * shift)} != 0"
     length = number(arguments, "seq-length", 0)
     if cp > 1 and length % (2 * cp):

@@ -189,7 +189,8 @@ def _array_end(text: str, at: int, path: str, line: int) -> int:
 
 
 def _open(path: str, line: int, what: str) -> DocumentError:
-    return DocumentError(path, f"the {what} on line {line} is not closed, expected a shell script")
+    where = f" on line {line}" if line else ""
+    return DocumentError(path, f"the {what}{where} is not closed, expected a shell script")
 
 
 # --- expansion --------------------------------------------------------------------------------
@@ -253,6 +254,8 @@ def _pieces(shell: _Shell, word: str, quoted: bool = False) -> list[tuple[str, b
             at += 2
         elif character == "'" and not quoted:
             end = word.find("'", at + 1)
+            if end < 0:  # inside ${NAME:-...}, where it stands for itself
+                end = len(word)
             pieces.append((word[at + 1 : end], True))
             at = end + 1
         elif character == '"' and not quoted:

@@ -126,7 +126,7 @@ def _block(lines: _Lines, at: int, indent: int, path: object) -> tuple[Any, int]
 
 def _list(lines: _Lines, at: int, indent: int, path: object) -> tuple[list[Any], int]:
     items = []
-    while at < len(lines) and lines[at][1] == indent and lines[at][2].startswith("-"):
+    while at < len(lines) and lines[at][1] == indent and f"{lines[at][2]} ".startswith("- "):
         number, _, text = lines[at]
         item = text[1:].strip()
         if re.match(r"""[^"'\[{]*:(\s|$)""", item):

@@ -1,0 +1,177 @@
+"""Launch scripts and YAML of others, read without running or importing anything."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import DocumentError
+from search.exports.configurations import read_configuration
+from search.exports.shell_words import script_command
+from search.exports.yaml_text import dump_yaml, load_yaml
+
+SCRIPTS = {
+    "variables": 'A=1\nB="$A 2"\npython x.py --a $B --b "$B" --c ${C:-3} --d "${A}x"\n',
+    "arrays": 'X=(--a 1\n  # comment )\n  --b "2 3")\nX+=(--c)\npython x.py "${X[@]}" --d\n',
+    "falling apart": 'X=("--a 1" --b)\npython x.py ${X[@]}\n',
+    "continued": "python \\\n  x.py --a \\\n  1 # end\n",
+    "arithmetic": "N=2\nG=8\npython x.py --w $((N * G)) --v $(( (N + 1) * $G / 2 - 1 ))\n",
+    "text of flags": 'ARGS="\n  --a 1 \\\n  --b two"\npython x.py $ARGS\n',
+    "quotes": "python x.py --a 'one two' --b \"it's\" --c a\\ b\n",
+    "export": "export A=4 B=5\npython x.py --a $A --b $B\n",
+    "several": "python y.py --z 1; A=1 && python x.py --a $A\n",
+    "defaults": 'A=${A:-7}\npython x.py --a $A --b "${B-}" --c "${A:+set}"\n',
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
+    """bash itself, with a `python` that prints its words, sees the same."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash on this machine")
+    program = 'python() { shift; printf "%s\\n" "$@" > words; }\n' + SCRIPTS[name]
+    subprocess.run([bash, "-c", program], cwd=tmp_path, env={}, check=True)
+    expected = (tmp_path / "words").read_text(encoding="utf-8").splitlines()
+
+    command = script_command(SCRIPTS[name], "x.sh")
+
+    assert list(command.arguments) == [word for word in expected if word]
+
+
+def test_launcher_in_variables() -> None:
+    """A launcher that is put together from texts is found, with its nodes."""
+    text = (
+        'LAUNCHER="python3 -m torch.distributed.launch"\n'
+        'LAUNCHER="${LAUNCHER} --nproc_per_node 8"\nTRAINER="train_dist.py"\n'
+        "${LAUNCHER} ${TRAINER} --pp_deg 2\n"
+    )
+    command = script_command(text, "x.sh")
+
+    assert command.before[-1] == "8"
+    assert command.arguments == ("--pp_deg", "2")
+
+
+def test_what_is_unknown_stays() -> None:
+    """Output of commands and variables of the environment are not guessed."""
+    command = script_command("python x.py --a $(nproc) --b $HOSTS --c `date`\n", "x.sh")
+
+    assert command.arguments == ("--a", "$(nproc)", "--b", "$HOSTS", "--c", "`date`")
+
+
+@pytest.mark.parametrize("text", ["A='x\n", 'A="x\n', "A=(1 2\n", "A=$(x\n", "A=${x\n", "A=`x\n"])
+def test_unclosed_texts_are_refused(text: str) -> None:
+    """One sentence with the line."""
+    with pytest.raises(DocumentError, match="line 1 is not closed"):
+        script_command(text, "x.sh")
+
+
+@given(st.text(alphabet="aA=$(){}[]'\"`\\ \n#;|&-+*:@x.py", max_size=40))
+@settings(max_examples=300)
+def test_no_script_is_an_internal_error(text: str) -> None:
+    """Every text has words or is refused."""
+    try:
+        script_command(text, "x.sh")
+    except DocumentError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_growing_variables_are_stopped() -> None:
+    """A script that doubles a variable a hundred times ends in a sentence."""
+    with pytest.raises(DocumentError, match="grows beyond"):
+        script_command("A=aaaaaaaa\n" + "A=$A$A\n" * 100, "x.sh")
+
+
+def test_branches_that_differ_are_refused(tmp_path: Path) -> None:
+    """Both are read, so a flag must not have two values."""
+    script = tmp_path / "x.sh"
+    text = "if [ $A = 1 ]; then\nX=(--a 1)\nelse\nX+=(--a 2)\nfi\npython x.py ${X[@]}\n"
+    script.write_text(text, encoding="utf-8")
+
+    with pytest.raises(DocumentError, match="gives --a twice, as '1' and as '2'"):
+        read_configuration(script)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**9), 10**9),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12),
+)
+KEYS = st.text(alphabet="abc_-", min_size=1, max_size=6).filter(lambda key: not key.startswith("-"))
+DOCUMENTS = st.dictionaries(
+    KEYS,
+    st.one_of(
+        SCALARS,
+        st.lists(SCALARS, max_size=3),
+        st.dictionaries(KEYS, SCALARS, min_size=1, max_size=3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(DOCUMENTS)
+def test_yaml_is_read_back(document: dict[str, Any]) -> None:
+    """What is written is read, by us and by PyYAML."""
+    text = dump_yaml(document)
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+    assert load_yaml(text, "x") == document
+    assert yaml.safe_load(text) == document
+
+
+def test_yaml_of_others() -> None:
+    """Comments, quotes, lists over lines, keys with hyphens; as PyYAML reads them."""
+    text = """---
+# a comment
+ENV_VARS:
+  CUBLAS: :4096:8   # with colons
+MODEL_ARGS:
+  --num-layers: 12
+  --lr: 1.0e-5
+  --data-path: ${DATA_PATH}/text # comment
+  --layout: "Et*3|t*5L"
+  --kinds: [p2p, 'a2a', "a,b"]
+  --list:
+  - 1
+  - two
+  --empty:
+  --flag: true
+last: 'it''s'
+"""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+    assert load_yaml(text, "x") == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty"),
+        ("- 1\n- 2\n", "is a list"),
+        ("a: &x 1\n", "line 1 uses '&'"),
+        ("a: |\n  text\n", "line 1 uses '|'"),
+        ("a: {b: 1}\n", "line 1 holds a mapping in braces"),
+        ("a: [1,\n  2]\n", "line 1 begins a list"),
+        ("a: 1\na: 2\n", "line 2 gives the key 'a' a second time"),
+        ("a: 1\n   b: 2\n", "line 2 is indented more"),
+        ("  a: 1\nb: 2\n", "line 2 is indented less"),
+        ("a:\n\tb: 1\n", "line 2 is indented with a tab"),
+        ("a:\n- b: 1\n", "line 2 is a list of mappings"),
+        ("just words\n", "line 1 is no `key: value`"),
+    ],
+)
+def test_other_yaml_is_refused(text: str, problem: str) -> None:
+    """The line is named."""
+    with pytest.raises(DocumentError) as caught:
+        load_yaml(text, "x.yaml")
+
+    assert problem in str(caught.value)
