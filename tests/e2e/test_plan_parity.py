@@ -1,0 +1,75 @@
+"""Plans in real processes train as one process does: losses, norms, every gradient and weight.
+
+One process group per number of ranks runs all of its plans in turn; a test for each of them would
+start as many groups where pytest runs in several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from profiler.plan.job import PlanJob
+from tests.gloo import run_ranks
+from tests.plan_cases import jobs, short_jobs, slow_jobs
+from tests.plan_ranks import Compared, compare_all, run_all
+
+pytest.importorskip("torch", reason="the profilers need torch")
+
+# What is promised of a plan is 2e-4 for the loss and 1e-3 for the gradient's norm. In fp32 all
+# of them come much closer, and what does not is a mistake.
+_FP32 = {"loss": 1e-6, "grad_norm": 1e-6, "gradients": 5e-4, "weights": 5e-3}
+# The reference is in fp32, and AdamW turns the rounding of small gradients into whole steps.
+_BF16 = {"loss": 2e-4, "grad_norm": 5e-3, "gradients": 0.1}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_plans_train_as_one_process_does(world: int) -> None:
+    assert _problems(world, jobs(world)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+def test_more_plans_train_as_one_process_does(world: int) -> None:
+    assert _problems(world, slow_jobs(world)) == {}
+
+
+def test_a_run_finds_losses_times_and_memory_of_all_ranks() -> None:
+    plans = short_jobs()
+    found = run_ranks(run_all, 2, plans)
+    assert found[1] == dict.fromkeys(plans)  # the first rank returns what was found
+    for name, result in found[0].items():
+        assert result.loss == pytest.approx(result.reference_loss, rel=1e-6), name
+        assert result.grad_norm == pytest.approx(result.reference_grad_norm, rel=1e-6), name
+        stages = plans[name].plan.num_stages
+        assert len(result.step_time_s) == 2
+        assert len(result.stage_time_s) == stages
+        for spans in result.stage_time_s:
+            assert set(spans) == {"forward_s", "backward_s", "optimizer_s"}
+            assert all(0 < seconds < max(result.step_time_s) for seconds in spans.values())
+        assert len(result.peak_bytes) == 2
+        assert all(result.peak_bytes)
+
+
+def _problems(world: int, plans: Mapping[str, PlanJob]) -> dict[str, list[str]]:
+    """Return by plan what differs more than it may on some rank."""
+    ranks: Sequence[Mapping[str, Compared]] = run_ranks(compare_all, world, plans, timeout_s=400)
+    found = {}
+    for name, job in plans.items():
+        bounds = _FP32 if job.precision == "fp32" else _BF16
+        problems = [text for rank in ranks for text in _beyond(rank[name], bounds)]
+        problems += [text for rank in ranks for text in rank[name].said]
+        if problems:
+            found[name] = problems
+    return found
+
+
+def _beyond(compared: Compared, bounds: Mapping[str, float]) -> list[str]:
+    found = []
+    for what, most in bounds.items():
+        values = getattr(compared, what)
+        named = values.items() if isinstance(values, Mapping) else enumerate(values)
+        found += [f"{what} of {key}: {value:.1e}" for key, value in named if not value < most]
+        assert values, what
+    return found

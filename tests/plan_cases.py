@@ -1,0 +1,235 @@
+"""Plans of small models that real processes run, by the number of ranks and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autopar.model import LayerSpec, ModelSpec
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from profiler.plan.job import PlanJob
+
+__all__ = ["GPT", "LLAMA", "MOE", "MQA", "TIED", "jobs", "make_job", "short_jobs", "slow_jobs"]
+
+
+def _model(name: str, **changes: Any) -> ModelSpec:
+    outer = {
+        "vocab_size": 250,  # padded differently by vocabulary degrees
+        "make_vocab_size_divisible_by": 16,
+        **{
+            key: changes.pop(key)
+            for key in ("tied_embeddings", "learned_positions", *_EXTRA)
+            if key in changes
+        },
+    }
+    shape = {
+        "num_layers": 4,
+        "seq_length": 16,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 48,
+        "gated_mlp": True,
+        **changes,
+    }
+    return ModelSpec(name=name, layers=(LayerSpec(**shape),), **outer)
+
+
+_EXTRA = ("extra_embedding_parameters", "extra_head_parameters")
+LLAMA = _model("llama-like")
+"""Two key-value heads, which four tensor ranks share."""
+MQA = _model("mqa", num_kv_heads=1, qkv_biases=True)
+TIED = _model("tied", tied_embeddings=True)
+GPT = _model(
+    "gpt-like",
+    num_kv_heads=4,
+    gated_mlp=False,
+    biases=True,
+    norm_parameters_per_hidden=4,
+    learned_positions=24,
+    extra_embedding_parameters=7,
+    extra_head_parameters=5,
+)
+MOE = _model("moe", num_experts=4, experts_per_token=2, ffn_hidden_size=24)
+
+_L, _V = LayerStrategy, VocabStrategy
+_ONE, _TP2, _TP4 = _L(), _L(tp=2), _L(tp=4)
+_ULYSSES = _L(tp=2, ulysses=True)
+
+
+def make_job(
+    world: int,
+    *layers: LayerStrategy,
+    stages: Sequence[int] = (4,),
+    m: int = 2,
+    batch: int = 8,
+    vocab: VocabStrategy = _V(),
+    gpipe: bool = False,
+    zero2: bool = False,
+    model: ModelSpec = LLAMA,
+    **others: Any,
+) -> PlanJob:
+    """Return a plan of one strategy for all layers or of one for each, and its model."""
+    strategies = layers * sum(stages) if len(layers) == 1 else layers
+    plan = Plan(
+        world_size=world,
+        num_stages=len(stages),
+        stage_sizes=tuple(stages),
+        layers=strategies,
+        vocab=vocab,
+        global_batch=batch,
+        num_microbatches=m,
+        pipeline_type="gpipe" if gpipe else "1f1b",
+        default_dp_type="zero2" if zero2 else "ddp",
+    )
+    return PlanJob(plan=plan, spec=model, **others)
+
+
+def jobs(world: int) -> dict[str, PlanJob]:
+    """Return the plans of so many ranks that are always run."""
+    return {2: _two, 4: _four}[world]()
+
+
+def short_jobs() -> dict[str, PlanJob]:
+    """Return plans of two ranks and two layers."""
+    short = _model("short", num_layers=2)
+    return {
+        "mixed": make_job(2, _ULYSSES, _L(zero3=True), stages=(2,), model=short),
+        "pp2": make_job(2, _ONE, stages=(1, 1), model=short),
+    }
+
+
+def slow_jobs(world: int) -> dict[str, PlanJob]:
+    """Return the plans that take their time: of other numbers of ranks, and in bf16."""
+    return {2: _two_more, 3: _three, 4: _four_more, 6: _six}[world]()
+
+
+def _two() -> dict[str, PlanJob]:
+    zero3 = _L(zero3=True)
+    return {
+        "ddp": make_job(2, _ONE),
+        "zero2": make_job(2, _ONE, zero2=True),
+        "zero2-gpipe": make_job(2, _ONE, zero2=True, gpipe=True, m=4),
+        "zero3": make_job(2, zero3),
+        "zero3-eager-reduce": make_job(
+            2, zero3, vocab=_V(zero3=True), m=4, async_grad_reduce=False
+        ),
+        "zero3-beside-ddp": make_job(2, zero3, _ONE, zero3, _ONE, model=GPT),
+        "vocab-zero3": make_job(2, _ONE, vocab=_V(zero3=True)),
+        "tp2": make_job(2, _TP2, vocab=_V(tp=2)),
+        "tp2-gpt": make_job(2, _TP2, vocab=_V(tp=2), model=GPT),
+        "tp2-mqa": make_job(2, _TP2, model=MQA),
+        "tp2-experts": make_job(2, _TP2, model=MOE),
+        "ddp-vocab-tp2": make_job(2, _ONE, vocab=_V(tp=2), model=TIED),
+        "vocab-ulysses": make_job(2, _ONE, vocab=_V(tp=2, ulysses=True), model=GPT),
+        "ulysses": make_job(2, _ULYSSES, vocab=_V(tp=2), model=MQA),
+        "ulysses-beside-tp": make_job(
+            2, _ULYSSES, _TP2, _ONE, _L(tp=2, ulysses=True, zero3=True, checkpoint=True)
+        ),
+        "pp2-gpipe-uneven": make_job(2, _L(checkpoint=True), stages=(3, 1), gpipe=True, m=4),
+        "pp2-1f1b-uneven": make_job(2, _ONE, stages=(1, 3), m=4),
+        "pp2-tied": make_job(2, _ONE, stages=(2, 2), model=TIED),
+    }
+
+
+def _four() -> dict[str, PlanJob]:
+    zero3 = _L(zero3=True)
+    strided = _L(tp=2, strided=True)
+    return {
+        "tp4-gpt": make_job(4, _TP4, vocab=_V(tp=4), model=GPT),
+        "tp2-zero3": make_job(4, _L(tp=2, zero3=True), vocab=_V(tp=2, zero3=True)),
+        "strided-tp2-zero2": make_job(4, strided, zero2=True, model=GPT),
+        "a-degree-per-layer": make_job(
+            4, _L(tp=4, zero3=True), strided, _L(tp=2, zero3=True), _ONE, vocab=_V(tp=2)
+        ),
+        "ulysses-4-and-strided": make_job(
+            4, _L(tp=4, ulysses=True, zero3=True), _L(tp=2, ulysses=True, strided=True), strided,
+            _L(tp=2, zero3=True), vocab=_V(tp=4), zero2=True,
+        ),
+        "experts-tp-and-data": make_job(4, _TP2, _ONE, zero3, _ULYSSES, model=MOE),
+        "pp2-tp2-tied": make_job(4, _TP2, stages=(2, 2), vocab=_V(tp=2), model=TIED),
+        "pp2-mixed-zero": make_job(
+            4, _ONE, zero3, zero3, _TP2, stages=(2, 2), vocab=_V(zero3=True), zero2=True, m=4
+        ),
+        "pp2-ulysses-vocab": make_job(
+            4, _ULYSSES, _TP2, _L(checkpoint=True), _ULYSSES, stages=(2, 2),
+            vocab=_V(tp=2, ulysses=True),
+        ),
+        "pp4": make_job(4, _ONE, stages=(1, 1, 1, 1), m=8, model=TIED),
+    }  # fmt: skip
+
+
+def _two_more() -> dict[str, PlanJob]:
+    zero3 = _L(zero3=True)
+    return {
+        "ddp-eager-reduce": make_job(2, _ONE, async_grad_reduce=False),
+        "zero2-eager-reduce": make_job(2, _ONE, zero2=True, async_grad_reduce=False),
+        "tp2-no-sp": make_job(2, _TP2, vocab=_V(tp=2), sequence_parallel=False),
+        "tp2-gpt-no-sp": make_job(2, _TP2, vocab=_V(tp=2), model=GPT, sequence_parallel=False),
+        "tp2-experts-no-sp": make_job(2, _TP2, model=MOE, sequence_parallel=False),
+        "vocab-zero3-tied": make_job(2, zero3, vocab=_V(zero3=True), model=TIED),
+        "zero3-checkpoint": make_job(2, _L(zero3=True, checkpoint=True), m=1),
+        "experts-ddp": make_job(2, _ONE, model=MOE),
+        "vocab-ulysses-zero3": make_job(2, _ONE, vocab=_V(tp=2, ulysses=True, zero3=True)),
+        "bf16-ddp": make_job(2, _ONE, precision="bf16"),
+        "bf16-zero3": make_job(2, _L(zero3=True), vocab=_V(zero3=True), precision="bf16"),
+        "bf16-tp2": make_job(2, _TP2, vocab=_V(tp=2), precision="bf16"),
+        "bf16-pp2": make_job(2, _ONE, stages=(1, 3), precision="bf16"),
+        "bf16-ulysses-zero2": make_job(2, _ULYSSES, zero2=True, precision="bf16"),
+    }
+
+
+def _four_more() -> dict[str, PlanJob]:
+    zero3 = _L(zero3=True)
+    strided = _L(tp=2, strided=True)
+    return {
+        "tp4": make_job(4, _TP4, vocab=_V(tp=4)),
+        "strided-tp2": make_job(4, strided, model=MQA),
+        "a-degree-per-layer-no-sp": make_job(
+            4, _TP4, strided, _TP2, _ONE, vocab=_V(tp=2), sequence_parallel=False
+        ),
+        "pp2-tp2": make_job(4, _TP2, stages=(1, 3), vocab=_V(tp=2)),
+        "pp2-tp2-no-sp-gpt": make_job(
+            4, _TP2, stages=(3, 1), vocab=_V(tp=2), model=GPT, sequence_parallel=False
+        ),
+        "pp2-zero3-tied": make_job(
+            4, zero3, stages=(2, 2), vocab=_V(zero3=True), model=TIED, gpipe=True
+        ),
+        "bf16-pp2-mixed-zero": make_job(
+            4, _ONE, _L(zero3=True), _L(zero3=True), _TP2, stages=(2, 2), vocab=_V(zero3=True),
+            zero2=True, m=4, precision="bf16",
+        ),
+    }  # fmt: skip
+
+
+def _three() -> dict[str, PlanJob]:
+    model = _model("of-threes", num_heads=6, num_kv_heads=3, seq_length=18, hidden_size=48)
+    tp3 = _L(tp=3)
+    return {
+        "dp3": make_job(3, _ONE, batch=6, model=model),
+        "dp3-zero3": make_job(3, _L(zero3=True), batch=6, vocab=_V(zero3=True), model=model),
+        "tp3": make_job(3, tp3, batch=6, vocab=_V(tp=3), model=model),
+        "tp3-ulysses": make_job(
+            3, _L(tp=3, ulysses=True), tp3, _ONE, tp3, batch=6, vocab=_V(tp=3, ulysses=True),
+            model=model,
+        ),
+        "pp3": make_job(3, _ONE, stages=(1, 2, 1), m=3, batch=6, model=model),
+    }  # fmt: skip
+
+
+def _six() -> dict[str, PlanJob]:
+    model = _model("of-sixes", num_heads=6, num_kv_heads=6, seq_length=18, hidden_size=48)
+    return {
+        "cube-of-3-by-2": make_job(
+            6, _TP2, _L(tp=6), _L(tp=3, strided=True), _L(zero3=True), batch=12, vocab=_V(tp=2),
+            zero2=True, model=model,
+        ),
+        "cube-of-2-by-3": make_job(
+            6, _L(tp=3), _L(tp=6, ulysses=True), _L(tp=2, strided=True), _L(tp=3, ulysses=True),
+            batch=12, vocab=_V(tp=3), model=model,
+        ),
+        "pp2-tp3": make_job(
+            6, _L(tp=3), _ONE, _L(tp=3, zero3=True), _L(tp=3, strided=True), stages=(2, 2),
+            batch=12, vocab=_V(tp=3), model=model,
+        ),
+    }  # fmt: skip

@@ -1,0 +1,215 @@
+"""What every rank of a real process group does to compare plans with one process.
+
+The reference here is apart from the executor's own: one model, the whole global batch at once
+without micro-batches, and torch's plain AdamW. A rank compares what it holds itself: losses and
+norms, the gradient of every parameter in every step, and the weights after the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from profiler.model.stack import build_stack
+from profiler.plan.batches import global_tokens, local_batch
+from profiler.plan.job import PlanJob, RunResult
+from profiler.plan.layout import Cube, Layout, check_job
+from profiler.plan.run import run_in_world
+from profiler.plan.stage import Stage, build_stage, open_groups, padded_spec
+from profiler.plan.train import Trainer
+from profiler.plan.weights import fill, pieces_of, shapes
+
+__all__ = ["Compared", "compare_all", "run_all"]
+
+_WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
+_NOISE = 1e-4
+"""Gradients so much smaller than the largest are rounding, which AdamW makes large steps of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What a rank found: relative differences from one process."""
+
+    loss: tuple[float, ...]
+    grad_norm: tuple[float, ...]
+    gradients: Mapping[str, float]
+    """By step and parameter: largest difference over the largest gradient of the model's part."""
+    weights: Mapping[str, float]
+    """By parameter: largest difference over the largest change of the weights."""
+    said: tuple[str, ...]
+    """Warnings of torch's loggers."""
+
+
+def compare_all(jobs: Mapping[str, PlanJob], num_steps: int = 2) -> dict[str, Compared]:
+    """Return by name what this rank finds of every plan, one after the other.
+
+    A warning of Python's is an error here, as it is in all tests.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return {name: _compare(job, num_steps) for name, job in jobs.items()}
+
+
+def run_all(jobs: Mapping[str, PlanJob]) -> dict[str, RunResult | None]:
+    """Return by name what a run of every plan returns on this rank, with two timed steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return {
+            name: run_in_world(job, device=torch.device("cpu"), num_timed_steps=2)
+            for name, job in jobs.items()
+        }
+
+
+def _compare(job: PlanJob, num_steps: int) -> Compared:
+    device = torch.device("cpu")
+    wanted = _Reference(job)
+    with _logged() as said:
+        cube = check_job(job)
+        groups = open_groups(job, cube, rank=dist.get_rank(), device_type="cpu")
+        stage = build_stage(job, groups, device=device)
+        trainer = Trainer(stage, job, device)
+        losses, norms, gradients = [], [], {}
+        for step in range(num_steps):
+            wanted.step(step)
+            found: dict[str, float] = {}
+            _before_stepping(stage, lambda found=found: found.update(_gradients(stage, wanted)))
+            batch = local_batch(job, stage.vocab, groups.place, step=step, device=device)
+            loss, norm = trainer.checked_step(batch)
+            losses.append(abs(loss / wanted.loss - 1))
+            norms.append(abs(norm / wanted.grad_norm - 1))
+            gradients |= {f"{step}/{name}": value for name, value in found.items()}
+        weights = dict(_weights(stage, wanted, job.learning_rate))
+    return Compared(
+        loss=tuple(losses),
+        grad_norm=tuple(norms),
+        gradients=gradients,
+        weights=weights,
+        said=tuple(said),
+    )
+
+
+def _before_stepping(stage: Stage, look: Any) -> None:
+    """Call `look` when the next gradients are whole, before the optimizers take them."""
+    step = type(stage).step
+
+    def looked() -> None:
+        look()
+        step(stage)
+
+    stage.step = looked  # type: ignore[method-assign]
+
+
+def _gradients(stage: Stage, wanted: _Reference) -> Iterator[tuple[str, float]]:
+    for name, parameter, piece in _held(stage):
+        whole = wanted.parameters[name].grad
+        if whole is None or parameter.grad is None:
+            yield name, 0.0 if _is_nothing(whole) and _is_nothing(parameter.grad) else float("inf")
+            continue
+        expected = _own(whole, piece)
+        difference = (_full(parameter.grad).double() - expected).abs().max()
+        yield name, float(difference / max(expected.abs().max(), _NOISE * wanted.largest))
+
+
+def _weights(stage: Stage, wanted: _Reference, rate: float) -> Iterator[tuple[str, float]]:
+    for name, parameter, piece in _held(stage):
+        found = _full(parameter.detach()).double()
+        expected = _own(wanted.parameters[name].detach(), piece)
+        difference = (found - expected).abs() / rate
+        certain = difference[_own(wanted.is_certain[name], piece)]
+        yield name, float(certain.max()) if certain.numel() else 0.0
+
+
+def _held(stage: Stage) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name in the whole model, parameter and piece of all that a rank holds."""
+    for part in stage.parts:
+        for name, parameter in part.holder.named_parameters():
+            where, own = part.name, name
+            if where == "ends":
+                first, _, own = name.partition(".")
+                where = "embedding" if first == "first" else "head"
+            yield f"{where}.{own}", parameter, part.pieces[name]
+
+
+def _own(whole: torch.Tensor, piece: Any) -> Any:
+    if piece.dim is not None:
+        whole = whole.chunk(piece.pieces, piece.dim)[piece.index]
+    return whole.double() if whole.is_floating_point() else whole
+
+
+def _full(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _is_nothing(gradient: Any) -> bool:
+    return gradient is None or not bool(_full(gradient).any())
+
+
+class _Reference:
+    """One process that trains the whole model."""
+
+    def __init__(self, job: PlanJob) -> None:
+        self._job = job
+        dtype = torch.float32
+        self._module = build_stack(padded_spec(job), dtype=dtype, device="cpu").module
+        layers = [layer for of_type in self._module.layers for layer in of_type]
+        parts = {"embedding": self._module.first, "head": self._module.last}
+        parts |= {f"layer{k}": layer for k, layer in enumerate(layers)}
+        self.parameters: dict[str, torch.Tensor] = {}
+        for where, part in parts.items():
+            pieces = pieces_of(part, shapes(part), _WHOLE, 0)
+            tied = job.spec.tied_embeddings
+            fill(part, pieces, seed=job.seed, where=where, tied=tied)
+            named = part.named_parameters(remove_duplicate=False)
+            self.parameters |= {f"{where}.{name}": parameter for name, parameter in named}
+        unique = list(dict.fromkeys(self.parameters.values()))
+        self._optimizer = torch.optim.AdamW(unique, lr=job.learning_rate)
+        self.is_certain = {
+            name: torch.ones_like(p, dtype=torch.bool) for name, p in self.parameters.items()
+        }
+        self.loss = self.grad_norm = self.largest = 0.0
+
+    def step(self, number: int) -> None:
+        """Train a step; gradients stay until the next one."""
+        self._optimizer.zero_grad()
+        tokens, labels = global_tokens(self._job, number)
+        loss = self._module(tokens.t().contiguous(), labels.t().contiguous())
+        loss.backward()
+        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        unique = {id(g): g for g in gradients.values()}.values()
+        self.loss = float(loss.detach())
+        self.grad_norm = float(sum(g.double().square().sum() for g in unique)) ** 0.5
+        self.largest = max(float(g.abs().max()) for g in unique)
+        for name, gradient in gradients.items():
+            certain = (gradient.abs() > _NOISE * self.largest) | (gradient == 0)
+            self.is_certain[name] &= certain
+        self._optimizer.step()
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collect what torch's loggers warn of."""
+    said: list[str] = []
+
+    class _Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = _Collect(logging.WARNING)
+    # some of torch's loggers keep what they are told from those above them
+    names = ["torch", *(n for n in logging.root.manager.loggerDict if n.startswith("torch."))]
+    loggers = [logging.getLogger(name) for name in names]
+    loggers = [each for each in loggers if each.name == "torch" or not each.propagate]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
