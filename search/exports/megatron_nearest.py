@@ -153,12 +153,14 @@ def _with_prefix(plan: Plan, losses: list[Loss]) -> tuple[Plan, int]:
         layers.append(replace(strategy, checkpoint=position <= most))
     changed = [i for i, new in enumerate(layers) if new != plan.layers[i]]
     if changed:
-        now = sum(strategy.checkpoint for strategy in layers)
+        now, before = sum(strategy.checkpoint for strategy in layers), sum(counts)
+        prefix = "the first layer" if most == 1 else f"the first {most} layers"
+        count = "as many in all" if now == before else f"{now} in all instead of {before}"
         losses.append(
             Loss(
                 field="checkpoint",
-                what=f"the first {most} layers of every stage are recomputed, {now} in all, "
-                f"instead of {sum(counts)} ({layer_ranges(changed)} change)",
+                what=f"{prefix} of every stage {'is' if most == 1 else 'are'} recomputed, "
+                f"{count} ({layer_ranges(changed)} change)",
             )
         )
     return replace(plan, layers=tuple(layers)), most

@@ -15,10 +15,11 @@ import pytest
 from autopar.estimate import cli as estimate_cli
 from autopar.verify import cli as verify_cli
 from profiler import model_cli, plan_cli
-from search import cli, cli_estimate, cli_explore, explain_cli
+from search import cli, cli_estimate, cli_explore, explain_cli, export_cli
 from tests.e2e import (
     bad_estimates_table,
     bad_explore_table,
+    bad_export_table,
     bad_models_table,
     bad_plan_table,
     bad_verify_table,
@@ -37,6 +38,7 @@ RUN = {
     bad_models_table.COMMAND: model_cli.run,
     bad_estimates_table.COMMAND: cli_estimate.run,
     bad_explore_table.COMMAND: cli_explore.run,
+    bad_export_table.COMMAND: export_cli.run,
     bad_plan_table.COMMAND: plan_cli.run,
     bad_verify_table.COMMAND: verify_cli.run,
 }
@@ -45,6 +47,7 @@ CASES = (
     *bad_models_table.cases(),
     *bad_estimates_table.cases(),
     *bad_explore_table.cases(),
+    *bad_export_table.cases(),
     *bad_plan_table.cases(),
     *bad_verify_table.cases(),
 )
@@ -79,6 +82,8 @@ def fill(folder: Path, case: Case) -> None:
         bad_estimates_table.prepare_estimates(folder, ROOT)
     if case.command == bad_explore_table.COMMAND:
         bad_explore_table.prepare_explore(folder, ROOT)
+    if case.command == bad_export_table.COMMAND:
+        bad_export_table.prepare_exports(folder)
     if case.command == bad_plan_table.COMMAND:
         bad_plan_table.prepare_plans(folder)
     if case.edit is not None:
@@ -169,6 +174,21 @@ def test_good_searches_are_good(
     monkeypatch.chdir(tmp_path)
 
     assert cli_explore.run(list(arguments)) == 0
+
+
+@pytest.mark.parametrize("arguments", bad_export_table.GOOD, ids=" ".join)
+def test_good_exports_are_good(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And those of autopar-export."""
+    bad_export_table.prepare_exports(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    assert export_cli.run(list(arguments)) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("arguments", bad_plan_table.GOOD, ids=" ".join)

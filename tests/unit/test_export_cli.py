@@ -308,7 +308,7 @@ def test_every_engine_says_what_one_plan_loses(
     for engine in EXPORTERS:
         for name in ("mixed.json", "one.json"):
             capsys.readouterr()
-            code = export(name, "--to", engine, "--num-nodes", "2")
+            code = export(name, "--to", engine, "--num-nodes", "2", "--out", "none")
             err = capsys.readouterr().err
             lines += [f"$ autopar-export {name} --to {engine}  # exit {code}", err]
 
