@@ -1,0 +1,97 @@
+"""Galvatron: bytes of the strategy file, the GLOBAL mode's keys, the model's configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from autopar.plan import Plan
+from autopar.plan_files import read_strategy
+from autopar.specs import load_spec
+from search.exports.configurations import Configuration
+from search.exports.galvatron import lower, strategy_text
+from search.exports.galvatron_import import import_galvatron
+from search.exports.yaml_text import load_yaml
+from tests.export_cases import HETEROGENEOUS, job, legal_plans
+
+
+@given(legal_plans())
+def test_strategy_files_keep_their_bytes(plan: Plan) -> None:
+    """Read and written again, a file has the same bytes, and no plan loses anything."""
+    lowered = lower(job(plan))
+    text = lowered.files["galvatron_config.json"]
+
+    assert (lowered.plan, lowered.losses) == (plan, ())
+    assert strategy_text(read_strategy(json.loads(text))) == text
+    assert read_strategy(json.loads(text)) == plan
+
+
+@given(legal_plans(uniform=True))
+def test_global_keys_say_the_same(plan: Plan) -> None:
+    """What the note names is, read as a GLOBAL configuration, the plan."""
+    notes = [note for note in lower(job(plan)).notes if "GLOBAL mode" in note]
+    if not notes:
+        return
+    found = dict(re.findall(r"runtime\.parallel\.(\w+)=(\S+)", notes[0]))
+    parallel = {key: int(value) if value.isdigit() else value for key, value in found.items()}
+    document = {
+        "runtime": {
+            "parallel": parallel,
+            "model": {"num_layers": 8},
+            "train": {"global_batch_size": plan.global_batch, "chunks": plan.num_microbatches},
+        }
+    }
+    source = Configuration(path=Path("x.yaml"), flags=None, document=document)
+
+    assert import_galvatron(source, world_size=plan.world_size).plan == plan
+
+
+def test_plans_of_several_strategies_have_no_global_keys() -> None:
+    """Nor have stages that the GLOBAL mode would divide otherwise."""
+    uniform = replace(HETEROGENEOUS, layers=HETEROGENEOUS.layers[:1] * 8)
+
+    for plan, named in (
+        (HETEROGENEOUS, False),
+        (uniform, False),
+        (replace(uniform, stage_sizes=(4, 4)), True),
+    ):
+        assert any("GLOBAL mode" in note for note in lower(job(plan)).notes) == named
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3-8b", {"num_query_groups": 8, "gated_linear_unit": True, "add_qkv_bias": False}),
+        ("qwen2.5-7b", {"add_bias_linear": False, "add_qkv_bias": True}),
+        ("gpt2-xl", {"position_embedding_type": "learned_absolute", "normalization": "LayerNorm"}),
+        ("mixtral-8x7b", {"num_moe_experts": 8, "moe_router_topk": 2}),
+    ],
+)
+def test_model_configuration(name: str, expected: dict[str, object]) -> None:
+    """The architecture in the names of GalvatronModelArgs."""
+    spec = load_spec(name)
+    plan = replace(
+        HETEROGENEOUS,
+        stage_sizes=(spec.num_layers // 2,) * 2,
+        layers=HETEROGENEOUS.layers[:1] * spec.num_layers,
+    )
+    model = load_yaml(lower(job(plan, spec, model=name)).files["model_config.yaml"], "x")
+
+    assert expected.items() <= model.items()
+    assert model["num_layers"] == spec.num_layers
+
+
+def test_other_architectures_keep_their_strategy() -> None:
+    """For T5 the strategy file is written, and the model's is left to the user."""
+    spec = load_spec("t5-3b")
+    layers = HETEROGENEOUS.layers[:1] * spec.num_layers
+    sizes = (spec.num_layers // 2,) * 2
+    lowered = lower(job(replace(HETEROGENEOUS, layers=layers, stage_sizes=sizes), spec))
+
+    assert "model_config.yaml" not in lowered.files
+    assert any("model_config.yaml" in note for note in lowered.notes)
