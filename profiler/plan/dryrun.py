@@ -81,7 +81,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
             run()
             optimizers = [part.unit.optimizer for part in stage.parts]
             peak_bytes, parts = count_step(run, model=stage, optimizers=optimizers)
-            parameters = list(dict.fromkeys(stage.parameters()))
+            parameters = list(stage.parameters())
             return DryRunRank(
                 stage=stage_index,
                 rank=rank,
