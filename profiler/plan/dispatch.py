@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -84,7 +83,6 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     named = {key: [rank] for key, rank in first_ranks(question.job).items()}
     named["all"] = list(range(0, plan.world_size, each))
     chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
-    _leave_out_torch_logs()
     found = dry_run(question.job, ranks=chosen)
     if options.json is not None:
         write_result(options.json, dry_run_document(question, found))
@@ -93,11 +91,6 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
         show_head(console, question)
         show_dry_run(console, question, found)
     return 0
-
-
-def _leave_out_torch_logs() -> None:
-    """Silence what torch says on every rank of gloo's all-to-all; the report says it once."""
-    logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
 
 
 def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
@@ -116,7 +109,8 @@ def _run(question: Question, options: PlanOptions) -> int:
     require_torch()
     from profiler.plan.run import run_plan
 
-    _leave_out_torch_logs()
+    prediction = question.prediction
+    predicted = () if prediction is None else prediction.stages
     result = run_plan(
         question.job,
         backend=_backend(options),
@@ -124,6 +118,7 @@ def _run(question: Question, options: PlanOptions) -> int:
         num_timed_steps=options.timed_steps,
         with_reference=options.reference,
         timeout_s=options.timeout_s,
+        predicted_bytes=[stage.allocated_bytes for stage in predicted],
     )
     if result is None:
         return 0

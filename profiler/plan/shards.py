@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from profiler.plan.job import Precision
 from profiler.plan.replicas import make_optimizer
 
-__all__ = ["Shard", "make_root"]
+__all__ = ["Shard", "make_root", "sums_by_itself"]
 
 
 class Shard:
@@ -68,6 +68,11 @@ class Shard:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+def sums_by_itself() -> bool:
+    """Return whether this torch sums gradients over a group; before 2.8 it can only average."""
+    return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+
+
 def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
     """Make the module that runs all units one of FSDP's, so that they share streams and order."""
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
@@ -82,9 +87,9 @@ def _policy(precision: Precision) -> MixedPrecisionPolicy:
 
 def _reduce_by_sum(unit: Any) -> bool:
     """Let a unit sum gradients over its group; return False where it can only average them."""
-    force = getattr(unit, "set_force_sum_reduction_for_comms", None)
-    if force is None:
+    if not sums_by_itself():
         return False
     unit.set_gradient_divide_factor(1.0)
-    force(True)
+    # otherwise the factor is NCCL's own kind of reduction, which gloo has not
+    unit.set_force_sum_reduction_for_comms(True)
     return True

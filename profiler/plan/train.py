@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,9 +173,12 @@ def _schedule(trainer: Trainer) -> Any:
     )
     timed.trainer = trainer
     kind = ScheduleGPipe if plan.pipeline_type == "gpipe" else Schedule1F1B
+    options: dict[str, Any] = {}
+    if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
+        options["scale_grads"] = False
     return kind(
         timed,
         n_microbatches=plan.num_microbatches,
         loss_fn=lambda loss, _: loss.sum(),
-        scale_grads=False,
+        **options,
     )
