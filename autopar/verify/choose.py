@@ -9,7 +9,7 @@ counts once, and a rule that nothing obeys here (odd heads, one rank) is left ou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def choose_plans(
     world = options.nproc
     kept: dict[Plan, tuple[str, str]] = {}
     for place, document in enumerate((found["plan"], *(x["plan"] for x in found["alternatives"]))):
-        plan = read_strategy(document, world_size=world)
+        plan = _plain(read_strategy(document, world_size=world))
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
@@ -164,10 +164,25 @@ def choose_plans(
                 raise
             notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
             continue
-        plan = read_strategy(load_object(command.outputs[0]).data, world_size=world)
+        plan = _plain(read_strategy(load_object(command.outputs[0]).data, world_size=world))
         if _runs(plan):
             kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
     return [_priced(plan, *names, lines, folder) for plan, names in kept.items()]
+
+
+def _plain(plan: Plan) -> Plan:
+    """Return the plan without a ZeRO-2 that shards nothing, so that equal plans are equal."""
+    return plan if _shards(plan) else replace(plan, default_dp_type="ddp")
+
+
+def _shards(plan: Plan) -> bool:
+    """Return whether ZeRO-2 shards something: a group of several ranks that holds the same."""
+    if plan.default_dp_type == "ddp":
+        return False
+    ranks = plan.world_size // plan.num_stages
+    held = [(s.tp, s.ulysses, s.zero3) for s in plan.layers]
+    held.append((plan.vocab.tp, plan.vocab.ulysses, plan.vocab.zero3))
+    return any(not zero3 and (ulysses or tp < ranks) for tp, ulysses, zero3 in held)
 
 
 def _runs(plan: Plan) -> bool:
@@ -212,6 +227,8 @@ def describe(plan: Plan) -> str:
         words.append(f"{'vsp' if vocab.ulysses else 'vtp'}{vocab.tp}")
     if vocab.zero3:
         words.append("vzero3")
+    elif _shards(plan) and (vocab.ulysses or vocab.tp < ranks):
+        words.append("vzero2")
     return " ".join(words) or "one rank"
 
 
@@ -221,7 +238,7 @@ def _strategy(strategy: LayerStrategy, data: int, default: str) -> str:
         "strided": strategy.strided,
         f"dp{data}": data > 1,
         "zero3": strategy.zero3,
-        "zero2": default == "zero2" and not strategy.zero3 and data > 1,
+        "zero2": default == "zero2" and not strategy.zero3 and (data > 1 or strategy.ulysses),
         "ckpt": strategy.checkpoint,
     }
     return "-".join(name for name, here in parts.items() if here)

@@ -224,7 +224,10 @@ def test_labels_say_what_differs() -> None:
     assert describe(stages) == "pp2 m4"
     assert describe(replace(stages, pipeline_type="gpipe")) == "pp2 gpipe m4"
     assert describe(replace(sharded, vocab=VocabStrategy(tp=2))) == "dp2-zero3-ckpt vtp2"
-    assert describe(replace(base, default_dp_type="zero2")) == "dp2-zero2"
+    assert describe(replace(base, default_dp_type="zero2")) == "dp2-zero2 vzero2"
+    whole = replace(base, layers=(LayerStrategy(tp=2),) * 4, default_dp_type="zero2")
+    assert describe(whole) == "tp2 vzero2"
+    assert describe(replace(whole, vocab=VocabStrategy(tp=2))) == "tp2 vtp2"
     assert describe(replace(base, world_size=1)) == "one rank"
 
 

@@ -169,6 +169,7 @@ def test_plans_differ_and_span_a_range(found: tuple[Verification, Machine, Path]
 
     assert len(plans) >= 8
     assert len({json.dumps(dict(plan.strategy)) for plan in plans}) == len(plans)
+    assert len({plan.label for plan in plans}) == len(plans)
     assert {"best", "ckpt"} <= {plan.name for plan in plans}
     assert sum(plan.chosen.startswith("contrast: ") for plan in plans) == 8
     assert comparison.spread > 1.2
