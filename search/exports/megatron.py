@@ -52,7 +52,7 @@ def lower(job: Job) -> Lowered:
         },
         losses=near.losses,
         launch=_launch(job),
-        notes=(*notes, *more, *_FILL_IN),
+        notes=(*notes, *near.notes, *more, *_FILL_IN),
     )
 
 

@@ -13,14 +13,26 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.legality import violations
+from autopar.model import ModelSpec
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from search.exports.common import layer_ranges, per_value
 from search.exports.contract import Job, Loss
 from search.space import divisors
 
-__all__ = ["Communication", "Degrees", "Nearest", "engine_vocab", "nearest"]
+__all__ = [
+    "Communication",
+    "Degrees",
+    "Nearest",
+    "checkpoints_first",
+    "engine_vocab",
+    "nearest",
+]
 
 Communication = Literal["p2p", "a2a", "a2a+p2p"]
+_MOVED = (
+    "layers of a stage that are recomputed come first in it: of layers that are alike it makes no "
+    "difference which are"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +56,20 @@ class Nearest:
     recomputed: int
     """The first so many layers of every stage are recomputed."""
     losses: tuple[Loss, ...]
+    notes: tuple[str, ...] = ()
 
 
 def nearest(job: Job) -> Nearest:
-    """Return the nearest plan; `losses` is empty exactly when it is the plan itself.
+    """Return the nearest plan; `losses` is empty exactly when it is that of `checkpoints_first`.
 
     Raises
     ------
     InputError : no plan with these stages and this batch is both near and legal.
     """
     losses: list[Loss] = []
-    plan = _with_schedule(job.plan, losses)
+    plan = checkpoints_first(job.plan, job.spec)
+    has_moved = plan != job.plan
+    plan = _with_schedule(plan, losses)
     plan = _with_data_type(plan, losses)
     plan, recomputed = _with_prefix(plan, losses)
     after, degrees = _with_degrees(plan, job)
@@ -65,7 +80,25 @@ def nearest(job: Job) -> Nearest:
         communication=tuple(_communication(strategy) for strategy in after.layers),
         recomputed=recomputed,
         losses=tuple(losses),
+        notes=(_MOVED,) if has_moved else (),
     )
+
+
+def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
+    """Return the plan with the recomputed layers of a stage first, where that changes no price.
+
+    It does not where the layers of the stage are alike in all else: which of them are recomputed
+    changes neither the time of a step nor its memory.
+    """
+    layers: list[LayerStrategy] = []
+    for size in plan.stage_sizes:
+        first = len(layers)
+        own = plan.layers[first : first + size]
+        types = set(spec.layer_types[first : first + size])
+        if len(types) == 1 and len({replace(s, checkpoint=False) for s in own}) == 1:
+            own = tuple(sorted(own, key=lambda strategy: not strategy.checkpoint))
+        layers += own
+    return replace(plan, layers=tuple(layers))
 
 
 def engine_vocab(degrees: Degrees, plan: Plan, *, zero3: bool) -> VocabStrategy:

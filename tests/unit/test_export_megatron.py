@@ -21,6 +21,7 @@ from search.exports.configurations import Configuration, flags_of
 from search.exports.contract import Lowered
 from search.exports.megatron import lower
 from search.exports.megatron_import import import_megatron
+from search.exports.megatron_nearest import checkpoints_first
 from search.exports.megatron_rules import Arguments, violated_rules
 from search.exports.shell_words import script_command
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
@@ -200,6 +201,17 @@ def test_first_layers_of_every_stage_are_recomputed() -> None:
     ] * 3
 
 
+def test_recomputed_layers_move_to_the_front_of_alike_ones() -> None:
+    """Where the layers of a stage are alike in all else nothing is lost, and the note says so."""
+    kept, again = LayerStrategy(tp=4), LayerStrategy(tp=4, checkpoint=True)
+    plan = replace(UNIFORM, layers=(kept, again, again, kept, again, again, kept, kept))
+
+    lowered = lower(job(plan))
+    assert lowered.losses == ()
+    assert lowered.plan == checkpoints_first(plan, job(plan).spec) != plan
+    assert any("recomputed come first" in note for note in lowered.notes)
+
+
 def test_gpipe_is_lost() -> None:
     """It becomes 1F1B, and is refused where that has too few micro-batches."""
     plan = replace(UNIFORM, pipeline_type="gpipe")
@@ -234,7 +246,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
         return
 
     after = lowered.plan
-    assert (lowered.losses == ()) == (after == plan)
+    assert (lowered.losses == ()) == (after == checkpoints_first(plan, SMALL))
     assert not violations(after, SMALL, sequence_parallel=True)
     assert not violated_rules(arguments(lowered), plan.world_size)
     assert (after.world_size, after.global_batch) == (plan.world_size, plan.global_batch)
