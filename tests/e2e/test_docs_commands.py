@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from autopar.estimate import cli as estimate_cli
+from autopar.verify import cli as verify_cli
 from profiler import plan_cli, show_cli
-from search import cli, cli_estimate, cli_explore, explain_cli
+from search import cli, cli_estimate, cli_explore, explain_cli, export_cli
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
@@ -27,6 +28,9 @@ PAGES = (
     "docs/analytic.md",
     "docs/explore.md",
     "docs/plan.md",
+    "docs/export-torchtitan.md",
+    "docs/export-deepspeed.md",
+    "docs/running-job.md",
 )
 RUN = {
     "autopar-search": cli.run,
@@ -36,13 +40,20 @@ RUN = {
     "autopar-profile-estimate": estimate_cli.run,
     "profile-show": show_cli.run,
     "profile-plan": plan_cli.run,
+    "autopar-export": export_cli.run,
+    "autopar-verify": verify_cli.run,
 }
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def plain_blocks(text: str) -> list[str]:
+    """Return the code blocks without a language; those with one may need what is not here."""
+    return [block for _, language, block in BLOCK.findall(text) if not language]
 
 
 def commands(page: str) -> Iterator[list[str]]:
     """Yield the words of every command in the code blocks of a page."""
-    for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+    for block in plain_blocks((ROOT / page).read_text(encoding="utf-8")):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] in RUN:
@@ -86,7 +97,7 @@ def test_golden_readme_shows_what_is_printed(
     report = capsys.readouterr().out.split("\nalternatives\n")[0].rstrip("\n") + "\n"
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
-    shown = BLOCK.findall(text)[1]
+    shown = plain_blocks(text)[1]
     if request.config.getoption("--update-golden"):
         path.write_text(text.replace(f"```\n{shown}```", f"```\n{report}```", 1), encoding="utf-8")
         return
@@ -99,7 +110,7 @@ def test_golden_exploration_shows_what_is_printed(
     """The answer in docs/explore.md is the one of today."""
     path = ROOT / "docs" / "explore.md"
     text = path.read_text(encoding="utf-8")
-    blocks = BLOCK.findall(text)
+    blocks = plain_blocks(text)
     place = next(n for n, block in enumerate(blocks) if block.endswith("--top 2\n"))
     assert cli_explore.run(shlex.split(blocks[place])[1:]) == 0
     report = capsys.readouterr().out
