@@ -118,7 +118,7 @@ def _two() -> dict[str, PlanJob]:
         "vocab-zero3": make_job(2, _ONE, vocab=_V(zero3=True)),
         "tp2": make_job(2, _TP2, vocab=_V(tp=2)),
         "tp2-gpt": make_job(2, _TP2, vocab=_V(tp=2), model=GPT),
-        "tp2-mqa": make_job(2, _TP2, model=MQA),
+        "tp2-mqa-no-sp": make_job(2, _TP2, model=MQA, sequence_parallel=False),
         "tp2-experts": make_job(2, _TP2, model=MOE),
         "ddp-vocab-tp2": make_job(2, _ONE, vocab=_V(tp=2), model=TIED),
         "vocab-ulysses": make_job(2, _ONE, vocab=_V(tp=2, ulysses=True), model=GPT),
@@ -149,7 +149,8 @@ def _four() -> dict[str, PlanJob]:
         "experts-tp-and-data": make_job(4, _TP2, _ONE, zero3, _ULYSSES, model=MOE),
         "pp2-tp2-tied": make_job(4, _TP2, stages=(2, 2), vocab=_V(tp=2), model=TIED),
         "pp2-mixed-zero": make_job(
-            4, _ONE, zero3, zero3, _TP2, stages=(2, 2), vocab=_V(zero3=True), zero2=True, m=4
+            4, _ONE, _TP2, zero3, _L(tp=2, zero3=True), stages=(2, 2), vocab=_V(zero3=True),
+            zero2=True, m=4,
         ),
         "pp2-ulysses-vocab": make_job(
             4, _ULYSSES, _TP2, _L(checkpoint=True), _ULYSSES, stages=(2, 2),
