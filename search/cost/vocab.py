@@ -206,6 +206,7 @@ def vocab_rows(
         )
         at = (table, np.full_like(table, number), which)
         parameters = states[number][which] / _STATE_BYTES_DOCUMENTED
+        gathered = _at_once(position, states, model)[which] / _STATE_BYTES_DOCUMENTED
         _time(
             out,
             at,
@@ -221,7 +222,7 @@ def vocab_rows(
         )
         for now, shard in enumerate((True, not options.async_grad_reduce)):
             args = (parameters, part.zero_size, part.zero3, part.zero2, recipe)
-            peak = zero_transient_bytes(*args, shard_gradients=shard)
+            peak = zero_transient_bytes(gathered, *args[1:], shard_gradients=shard)
             if position != "first":
                 logits = model.logits_peak_bytes_per_sample
                 peak = peak + part.batch * logits / part.degree
@@ -236,6 +237,20 @@ def vocab_rows(
     if model.spec.tied_embeddings:
         _tie(out, model, vocab, stages, world_size, priced, groups, recipe)
     return out
+
+
+def _at_once(position: str, states: F64, model: VocabModel) -> F64:
+    """(E,) documented state bytes of what ZeRO gathers and reduces at one moment.
+
+    On the only stage embedding and head are two units, at work at opposite ends of a micro-batch,
+    unless they share their table.
+    """
+    only, first, last = states
+    if position != "only" or model.spec.tied_embeddings:
+        whole: F64 = states[POSITIONS.index(position)]
+        return whole
+    larger: F64 = np.fmin(only, np.fmax(first, last))
+    return larger
 
 
 def _staying(position: str, activations: F64) -> F64:

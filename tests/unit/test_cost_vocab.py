@@ -131,6 +131,28 @@ def test_zero3() -> None:
     assert found.shared[0, ONLY, 0] == 4 * TOKENS
 
 
+def test_the_larger_table_is_gathered_on_the_only_stage() -> None:
+    """Embedding and head are at work one after the other; one shared table is there as a whole."""
+    model = toy_model()
+    memory = dict(model.other_memory)
+    for position, share in (("first", 0.25), ("last", 0.75)):
+        memory[position] = {
+            lengths: replace(
+                entry,
+                model_state_bytes={t: share * b for t, b in entry.model_state_bytes.items()},
+            )
+            for lengths, entry in memory["only"].items()
+        }
+    model = replace(model, other_memory=memory)
+    strategy = VocabStrategy(tp=2, zero3=True)
+    tied = replace(toy_spec(), tied_embeddings=True)
+
+    apart = rows(strategy, model=model).transient[:, 0, ONLY, 0]
+    together = rows(strategy, model=model, spec=tied).transient[:, 0, ONLY, 0]
+    assert apart.tolist() == [8 * 375_000, 6 * 375_000]
+    assert together.tolist() == [8 * 500_000, 6 * 500_000]
+
+
 def test_logits_peak() -> None:
     """The loss's peak counts where the head is, over the vocabulary degree."""
     model = toy_model(logits_peak_bytes_per_sample=1000.0)
