@@ -111,9 +111,7 @@ def _two() -> dict[str, PlanJob]:
         "zero2": make_job(2, _ONE, zero2=True),
         "zero2-gpipe": make_job(2, _ONE, zero2=True, gpipe=True, m=4),
         "zero3": make_job(2, zero3),
-        "zero3-eager-reduce": make_job(
-            2, zero3, vocab=_V(zero3=True), m=4, async_grad_reduce=False
-        ),
+        "zero3-eager-reduce": make_job(2, zero3, m=4, async_grad_reduce=False),
         "zero3-beside-ddp": make_job(2, zero3, _ONE, zero3, _ONE, model=GPT),
         "vocab-zero3": make_job(2, _ONE, vocab=_V(zero3=True)),
         "tp2": make_job(2, _TP2, vocab=_V(tp=2)),

@@ -1,7 +1,8 @@
 """Parameters that every rank of a data group has whole: ddp, and groups of one rank.
 
 Parameters and gradients of a part lie in one buffer each. Its gradients are summed by one
-all-reduce that starts as soon as the last of them is there, while the backward goes on.
+all-reduce that starts as soon as the last of them is there, while the backward goes on: in the
+last micro-batch, or in every one.
 """
 
 from __future__ import annotations
@@ -49,14 +50,19 @@ class Replica:
         self.optimizer = make_optimizer([self._master], learning_rate)
         self._work: Any = None
         self._arrived = 0
-        self._is_last = False
+        self._reduces = False
         if group is not None:
             for parameter in self._parameters:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def before_backward(self, *, is_last: bool) -> None:
-        """Say whether the next backward is the last of the step."""
-        self._is_last, self._arrived = is_last, 0
+    def before_backward(self, *, reduces: bool) -> None:
+        """Say whether the next backward sums the gradients over the group, as the last one does."""
+        self._reduces, self._arrived = reduces, 0
+        if self._work is not None:
+            # every rank has the sum so far, which the next sum would multiply
+            self._work.wait()
+            self._work = None
+            self._gradients.div_(self._group.size())
 
     def finish_backward(self) -> None:
         """Wait until the gradients are summed over the group."""
@@ -82,7 +88,7 @@ class Replica:
 
     def _on_gradient(self, _: Any) -> None:
         self._arrived += 1
-        if self._is_last and self._arrived == len(self._parameters):
+        if self._reduces and self._arrived == len(self._parameters):
             self._reduce()
 
     def _reduce(self) -> None:

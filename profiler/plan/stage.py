@@ -151,12 +151,12 @@ class Stage(nn.Module):
         """Prepare the next backward; called before each of them."""
         self._backwards += 1
         is_last = self._backwards == self.job.plan.num_microbatches
+        reduces = is_last or not self.job.async_grad_reduce
         for part in self.parts:
             if isinstance(part.unit, Shard):
-                reduces = is_last or not self.job.async_grad_reduce
                 part.unit.before_backward(is_last=is_last, reduces=reduces)
             else:
-                part.unit.before_backward(is_last=is_last)
+                part.unit.before_backward(reduces=reduces)
 
     def finish_backward(self) -> None:
         """Make the gradients of all micro-batches whole: over data, tensor group and both ends."""
