@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -79,6 +80,32 @@ def test_commands_run_as_printed(
         capsys.readouterr()
         code = RUN[words[0]](words[1:])
         assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_running_job_shows_what_is_predicted(name: str, folder: Path) -> None:
+    """The figures beside the logs are those of the plans that the page searches for."""
+    page = "docs/running-job.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (words,) = (words for words in commands(page) if words[-1] == f"{name}.json")
+    assert cli.run(words[1:]) == 0
+    found = json.loads(Path(f"autopar_plan_{name}.json").read_text(encoding="utf-8"))
+    (stage,) = found["prediction"]["stages"]
+    inside = stage["allocated_bytes"] - stage["memory_bytes"]["fixed"]
+    reserved = stage["reserved_bytes"] - 2**30
+    figures = {
+        "megatron": [
+            f"{found['step_time_s'] * 1e3:.0f}",
+            f"{round(inside / 2**20, -1):,.0f}",
+            f"{reserved / 2**20:,.0f}",
+        ],
+        "torchtitan": [f"{found['step_time_s']:.4g}", f"{reserved / 2**30:.2f}"],
+    }[name]
+    tokens = found["samples_per_s"] * 8192 / 16
+    figures += [f"{tokens:,.0f}", f"**{found['samples_per_s']:.5g}**"]
+    figures += [f"**{stage['reserved_bytes'] / 2**30:.2f} GiB**"]
+
+    assert [figure for figure in figures if f" {figure} |" not in text] == []
 
 
 def test_documentation_shows_commands() -> None:
