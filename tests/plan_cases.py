@@ -127,6 +127,7 @@ def _two() -> dict[str, PlanJob]:
         "pp2-gpipe-uneven": make_job(2, _L(checkpoint=True), stages=(3, 1), gpipe=True, m=4),
         "pp2-1f1b-uneven": make_job(2, _ONE, stages=(1, 3), m=4),
         "pp2-tied": make_job(2, _ONE, stages=(2, 2), model=TIED),
+        "bf16-pp2": make_job(2, _ONE, stages=(1, 3), precision="bf16"),
     }
 
 
@@ -173,7 +174,6 @@ def _two_more() -> dict[str, PlanJob]:
         "bf16-ddp": make_job(2, _ONE, precision="bf16"),
         "bf16-zero3": make_job(2, _L(zero3=True), vocab=_V(zero3=True), precision="bf16"),
         "bf16-tp2": make_job(2, _TP2, vocab=_V(tp=2), precision="bf16"),
-        "bf16-pp2": make_job(2, _ONE, stages=(1, 3), precision="bf16"),
         "bf16-ulysses-zero2": make_job(2, _ULYSSES, zero2=True, precision="bf16"),
     }
 
