@@ -17,7 +17,7 @@ __all__ = ["Shape", "first_shapes", "held", "last_shapes", "layer_shapes"]
 
 
 class Shape(NamedTuple):
-    """Tensors of one shape: rows of the first dimension, elements of a row, and how many of them there are."""
+    """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
 
     rows: int
     row: int

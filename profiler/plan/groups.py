@@ -42,8 +42,6 @@ class PlanGroups:
         whole = init_device_mesh(
             device_type, (num_stages, *cube.factors), mesh_dim_names=("stage", *names)
         )
-        self.mesh: DeviceMesh = whole[names]
-        """The ranks of this stage, one dimension per axis of the cube."""
         self.pipeline: Any = whole.get_group("stage")
         """The ranks at this place in all stages."""
         self._device_type = device_type
@@ -85,6 +83,11 @@ class PlanGroups:
     def group(self, axes: Axes) -> Any:
         """Return the group of this rank along these axes; None where it would be alone."""
         return self._groups[axes] if self.cube.size(axes) > 1 else None
+
+    @property
+    def whole_stage(self) -> Any:
+        """The group of all ranks of this stage; only where it was wanted."""
+        return self.group(tuple(range(len(self.cube.factors))))
 
     def flat_mesh(self, axes: Axes) -> DeviceMesh:
         """Return the same group as a mesh of one dimension."""

@@ -17,7 +17,7 @@ from profiler.model.sharding import Checkpoint, Sharding
 from profiler.plan.groups import PlanGroups
 from profiler.plan.job import PlanJob
 from profiler.plan.layout import Cube, Layout, layer_layout, vocab_layout
-from profiler.plan.relayout import local_shape, relayout
+from profiler.plan.relayout import is_exchanged, local_shape, relayout
 from profiler.plan.replicas import Replica
 from profiler.plan.shards import Shard, make_root
 from profiler.plan.weights import Piece, fill, pieces_of, shapes
@@ -66,6 +66,9 @@ def open_groups(
     layouts = [layer_layout(job, cube, k) for k in range(len(job.plan.layers))]
     layouts.append(vocab_layout(job, cube))
     wanted = {axes for layout in layouts for axes in (layout.tensor_axes, layout.sync_axes)}
+    distinct = set(layouts)
+    if any(is_exchanged(one, other) for one in distinct for other in distinct):
+        wanted.add(tuple(range(len(cube.factors))))
     return PlanGroups(
         rank=rank,
         num_stages=job.plan.num_stages,
@@ -189,15 +192,15 @@ class Stage(nn.Module):
         return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
-        mesh, layout = self.groups.mesh, self._entry
+        groups, layout = self.groups, self._entry
         if self._embedding is not None:
             x, layout = self._embedding(x.t().contiguous()), self.vocab
         for part in self._layers:
-            x, layout = relayout(x, mesh, layout, part.layout), part.layout
+            x, layout = relayout(x, groups, layout, part.layout), part.layout
             x = part.modules[0](x)
         if self._head is None:
             return x
-        x = relayout(x, mesh, layout, self.vocab)
+        x = relayout(x, groups, layout, self.vocab)
         # one dimension: the pipeline joins the outputs of micro-batches
         return self._head(x, self._labels[self._forwards]).view(1) * self._scale
 
