@@ -26,7 +26,8 @@ class PlanJob:
     async_grad_reduce: bool = True
     """One reduction of gradients per step, in the last micro-batch; otherwise in every one."""
     precision: Precision = "fp32"
-    """bf16: computes in bf16, keeps weights, gradient sums and optimizer states in fp32."""
+    """bf16: computes in bf16 and keeps weights and optimizer states in fp32 as well; gradients that
+    ZeRO divides are summed in fp32, those of ddp in bf16."""
     seed: int = 0
     """Of weights and tokens: the same on any number of ranks."""
     learning_rate: float = 1e-3
