@@ -59,6 +59,8 @@ class Prediction:
     """One per stage, or none at all."""
     basis: str | None
     """What the figures rest on where it is no measurement; None where it is one, or unknown."""
+    fp32_gradients: bool = False
+    """Whether gradients of a bf16 run are predicted with 4 bytes; 2 where the file does not say."""
 
 
 def read_prediction(
@@ -87,6 +89,7 @@ def read_prediction(
         interval_s=reader.interval("step_time_interval_s", interval),
         stages=stages,
         basis=_basis(document),
+        fp32_gradients=reader.flag("options", "fp32_gradients", document),
     )
 
 
@@ -124,6 +127,13 @@ class _Reader:
         if not (math.isfinite(value) and value >= 0):
             raise self.fail(key, value, "a number of at least 0")
         return float(value)
+
+    def flag(self, where: str, key: str, document: Mapping[str, object]) -> bool:
+        """Return a flag of an object of the document; False where either is missing."""
+        value = self.mapping(where, document.get(where, {})).get(key, False)
+        if not isinstance(value, bool):
+            raise self.fail(f"{where}.{key}", value, "true or false")
+        return value
 
     def interval(self, key: str, value: object) -> tuple[float, float] | None:
         if value is None:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from autopar.units import format_bytes, format_count
+from profiler.plan.prediction_parts import gradient_note
 from profiler.plan.question import Question
 from profiler.plan.report_parts import optional_bytes, print_some
 from profiler.plan.static import StaticReport
@@ -48,6 +49,7 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     print_line(console, "legal: yes")
     if report.obstacle is not None:
         print_line(console, f"not run by --mode run or dryrun: {report.obstacle}", style="yellow")
+    has_axes = any(run.tensor_axes for stage in report.stages for run in stage.runs)
     print_heading(console, "layers")
     rows = [
         [
@@ -73,8 +75,8 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
         axes = " x ".join(map(str, report.mesh))
         print_line(
             console,
-            f"the ranks of a stage are a mesh of {axes}; samples are divided over the axes that "
-            "are not a layer's tensor axes",
+            f"the ranks of a stage are a mesh of {axes}"
+            + "; samples are divided over the axes that are not a layer's tensor axes" * has_axes,
         )
     print_heading(console, "a rank of each stage")
     rows = [
@@ -95,13 +97,20 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     columns = ["stage", "ranks", "layers", "in flight", "parameters", "weights", "gradients"]
     columns += ["optimizer", "gathered", "accumulated"]
     print_some(console, columns, rows, left=3)
-    print_line(
-        console,
-        "of its first rank, which has the most; samples: of a micro-batch; in flight: "
-        "micro-batches whose activations are kept at once; gathered and accumulated: weights and "
-        "whole gradients that ZeRO holds during a step",
-        style="dim",
-    )
+    kept = [stage.held for stage in report.stages]
+    footnotes = [
+        "of its first rank, which has the most",
+        "samples: of a micro-batch",
+        "in flight: micro-batches whose activations are kept at once",
+    ]
+    if any(held.gathered_bytes for held in kept):
+        footnotes.append("gathered: weights that ZeRO-2 holds whole during a step")
+    if any(held.accumulated_bytes for held in kept):
+        footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
+    print_line(console, "; ".join(footnotes), style="dim")
+    note = gradient_note(question.job, question.prediction)
+    if note is not None:
+        print_line(console, note, style="yellow")
     if question.job.plan.num_stages > 1:
         print_line(
             console,

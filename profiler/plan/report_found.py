@@ -10,6 +10,7 @@ from rich.console import Console
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.job import DryRunRank, RunResult
 from profiler.plan.prediction import PredictedStage, Prediction
+from profiler.plan.prediction_parts import BookedPart, book, gradient_note
 from profiler.plan.question import Question
 from profiler.plan.report_parts import (
     difference,
@@ -18,6 +19,7 @@ from profiler.plan.report_parts import (
     optional_seconds,
     print_some,
 )
+from profiler.plan.static import examine
 from profiler.plan.verdict import Verdict
 from profiler.show.frame import print_heading, print_line, print_table
 
@@ -25,17 +27,6 @@ __all__ = ["show_dry_run", "show_run"]
 
 _MOST_STAGES = 24
 """Stages whose times are listed; --json has all."""
-
-_CATEGORIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]] = (
-    (
-        "states",
-        ("states", "vocab_states"),
-        ("parameters", "gradients", "optimizer"),
-    ),
-    ("activations", ("activations", "vocab_activations"), ("activations",)),
-    ("transient", ("transient", "shared"), ("gathered parameters", "other")),
-)
-"""Predicted categories and parts of a dry run's peak that mean the same."""
 
 
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
@@ -63,20 +54,33 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
     prediction = question.prediction
     print_heading(console, "memory at the peak")
     stages = prediction.stages if prediction is not None else ()
+    arithmetic = examine(question.job).stages
     rows = []
     for rank in ranks:
-        rows += _memory_rows(rank, stages[rank.stage] if stages else None)
+        kept = arithmetic[rank.stage].held.gathered_bytes
+        parts = book(question.job, rank, prediction, kept_bytes=kept)
+        rows += _memory_rows(rank, parts, stages[rank.stage] if stages else None)
     print_table(console, ["rank", "what", "predicted", "counted", "difference"], rows[:120], left=2)
+    has_kept = any(stage.held.gathered_bytes for stage in arithmetic)
+    print_line(
+        console,
+        f"weights and optimizer{', with the whole weights that ZeRO-2 keeps' * has_kept}; "
+        "gradients: that are there at that moment; passing: gathered weights, buffers and "
+        "temporaries, predicted as the most of any moment",
+        style="dim",
+    )
     if not stages:
         print_line(console, no_prediction("memory"), style="dim")
         return
     print_line(
         console,
-        "states: weights, gradients and optimizer that are there at that moment; transient: "
-        "gathered weights, buffers and temporaries; predicted communicators and the context of "
-        "the device are not counted, nor is what an allocator wastes",
+        "predicted communicators and receive buffers, and the context of the device, are not "
+        "counted, nor is what an allocator wastes",
         style="dim",
     )
+    note = gradient_note(question.job, prediction)
+    if note is not None:
+        print_line(console, note, style="yellow")
 
 
 def show_run(
@@ -208,23 +212,29 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     print_line(console, what[result.peak_source] + taken_off, style="dim")
     if prediction is None or not prediction.stages:
         print_line(console, no_prediction("memory"), style="dim")
+    note = gradient_note(question.job, prediction)
+    if note is not None:
+        print_line(console, note, style="yellow")
 
 
-def _memory_rows(rank: DryRunRank, stage: PredictedStage | None) -> list[list[str]]:
-    parts: Mapping[str, int] = stage.memory_bytes if stage is not None else {}
-    rows = []
-    left = dict(rank.peak_parts)
-    for name, predicted_names, counted_names in _CATEGORIES:
-        counted = sum(left.pop(key, 0) for key in counted_names)
-        then = sum(parts.get(key, 0) for key in predicted_names) if parts else None
-        rows.append(
-            ["", name, optional_bytes(then), format_bytes(counted), difference(then, counted)]
-        )
-    rows += [["", name, "", format_bytes(size), ""] for name, size in left.items() if size]
+def _memory_rows(
+    rank: DryRunRank, parts: Sequence[BookedPart], stage: PredictedStage | None
+) -> list[list[str]]:
+    rows = [
+        [
+            "",
+            part.name,
+            optional_bytes(part.predicted_bytes),
+            format_bytes(part.counted_bytes),
+            "" if part.name == "passing" else difference(part.predicted_bytes, part.counted_bytes),
+        ]
+        for part in parts
+    ]
+    fixed = stage.memory_bytes.get("fixed") if stage is not None else None
+    if fixed is not None:
+        rows.append(["", "communicators", format_bytes(fixed), "", ""])
     then = stage.tensor_bytes if stage is not None else None
-    if "fixed" in parts:
-        rows.append(["", "communicators", format_bytes(parts["fixed"]), "", ""])
-    name, peak = "all but communicators" if parts else "all", rank.peak_bytes
+    name, peak = "all" if fixed is None else "all but communicators", rank.peak_bytes
     rows.append(["", name, optional_bytes(then), format_bytes(peak), difference(then, peak)])
     rows[0][0] = str(rank.rank)
     return rows

@@ -15,8 +15,9 @@ from autopar.plan_files import strategy_document
 from profiler.plan.job import DryRunRank, RunResult
 from profiler.plan.options import Mode
 from profiler.plan.prediction import Prediction
+from profiler.plan.prediction_parts import book, gradient_note
 from profiler.plan.question import Question
-from profiler.plan.static import Held, StageArithmetic, StaticReport
+from profiler.plan.static import Held, StageArithmetic, StaticReport, examine
 from profiler.plan.verdict import Verdict
 
 __all__ = [
@@ -59,12 +60,23 @@ def static_document(question: Question, report: StaticReport) -> dict[str, objec
 
 def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[str, object]:
     """Return the document of `--mode dryrun`; every rank has its prediction beside it."""
-    predicted = _predicted_memory(question.prediction)
+    job, prediction = question.job, question.prediction
+    predicted = _predicted_memory(prediction)
+    stages = examine(job).stages
     return {
         **_head(question, "dryrun"),
         "ranks": [
             {
                 **{key: _plain(value) for key, value in vars(rank).items()},
+                "compared": [
+                    dict(vars(part))
+                    for part in book(
+                        job,
+                        rank,
+                        prediction,
+                        kept_bytes=stages[rank.stage].held.gathered_bytes,
+                    )
+                ],
                 "predicted": None if predicted is None else predicted[rank.stage],
             }
             for rank in ranks
@@ -90,7 +102,7 @@ def run_document(
             "tolerance": dict(verdict.tolerance),
             "largest_difference": {k: _plain(v) for k, v in verdict.largest.items()},
         },
-        "notes": [*question.notes, *result.notes],
+        "notes": [*_notes(question), *result.notes],
     }
 
 
@@ -125,8 +137,14 @@ def _head(question: Question, mode: Mode) -> dict[str, object]:
         "async_grad_reduce": job.async_grad_reduce,
         "seed": job.seed,
         "plan": strategy_document(job.plan),
-        "notes": list(question.notes),
+        "notes": _notes(question),
     }
+
+
+def _notes(question: Question) -> list[str]:
+    """Return what was assumed, and what the prediction of a legal plan's gradients leaves out."""
+    note = None if question.problems else gradient_note(question.job, question.prediction)
+    return [*question.notes, *([] if note is None else [note])]
 
 
 def _stage(stage: StageArithmetic) -> dict[str, object]:

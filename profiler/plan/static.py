@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.plan import LayerStrategy, Plan
@@ -17,10 +18,22 @@ __all__ = [
     "Run",
     "StageArithmetic",
     "StaticReport",
+    "Weights",
     "examine",
     "micro_batches_in_flight",
+    "stage_weights",
     "strategy_label",
 ]
+
+
+class Weights(NamedTuple):
+    """Parameters that one layer, or embedding and head, have on a rank before ZeRO divides them."""
+
+    shapes: tuple[Shape, ...]
+    zero: str
+    """ddp, zero2 or zero3."""
+    num_ranks: int
+    """Ranks with the same weights: gradients are summed over them, and ZeRO divides by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +135,7 @@ def examine(job: PlanJob) -> StaticReport:
     first = 0
     for stage, size in enumerate(plan.stage_sizes):
         runs = _runs(job, range(first, first + size), axes)
-        around = _around(job, stage)
+        around = _held(job, _vocab_weights(job, stage))
         stages.append(
             StageArithmetic(
                 stage=stage,
@@ -154,6 +167,13 @@ def micro_batches_in_flight(plan: Plan, stage: int) -> int:
     return min(plan.num_microbatches, plan.num_stages - stage)
 
 
+def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
+    """Return the weights on a rank of a stage: every layer's, then those of embedding and head."""
+    places = job.plan.stage_of_layer()
+    layers = (_layer_weights(job, k) for k, place in enumerate(places) if place == stage)
+    return (*layers, _vocab_weights(job, stage))
+
+
 def strategy_label(strategy: LayerStrategy, data_degree: int, plan: Plan) -> str:
     """Return a strategy in short, e.g. `tp2-dp4-zero3-ckpt`; ddp is not said."""
     tensor = f"ulysses{strategy.tp}" if strategy.ulysses else f"tp{strategy.tp}"
@@ -169,13 +189,10 @@ def strategy_label(strategy: LayerStrategy, data_degree: int, plan: Plan) -> str
 def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple[Run, ...]:
     plan, types = job.plan, job.spec.layer_types
     runs = []
-    for (strategy, kind), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
+    for (strategy, _), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
         members = list(group)
         degree = plan.data_degree(members[0])
-        weights = 1 if strategy.ulysses else strategy.tp
-        shapes = layer_shapes(job.spec.layers[kind], weights)
-        zero = "zero3" if strategy.zero3 else plan.default_dp_type
-        one = _held(job, shapes, zero, _sync_degree(plan, weights))
+        one = _held(job, _layer_weights(job, members[0]))
         runs.append(
             Run(
                 first_layer=members[0],
@@ -191,17 +208,25 @@ def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple
     return tuple(runs)
 
 
-def _around(job: PlanJob, stage: int) -> Held:
-    """Return what embedding and head hold on a stage."""
+def _layer_weights(job: PlanJob, layer: int) -> Weights:
+    strategy = job.plan.layers[layer]
+    degree = 1 if strategy.ulysses else strategy.tp
+    shapes = layer_shapes(job.spec.layers[job.spec.layer_types[layer]], degree)
+    zero = "zero3" if strategy.zero3 else job.plan.default_dp_type
+    return Weights(shapes, zero, _sync_degree(job.plan, degree))
+
+
+def _vocab_weights(job: PlanJob, stage: int) -> Weights:
+    """Return the weights of embedding and head on a stage."""
     plan, spec, vocab = job.plan, job.spec, job.plan.vocab
-    weights = 1 if vocab.ulysses else vocab.tp
+    degree = 1 if vocab.ulysses else vocab.tp
     at_start, at_end = stage == 0, stage == plan.num_stages - 1
     shared = spec.tied_embeddings and at_start and at_end
-    shapes: tuple[Shape, ...] = first_shapes(spec, weights) if at_start else ()
+    shapes: tuple[Shape, ...] = first_shapes(spec, degree) if at_start else ()
     if at_end:
-        shapes = (*shapes, *last_shapes(spec, weights, own_table=not shared))
+        shapes = (*shapes, *last_shapes(spec, degree, own_table=not shared))
     zero = "zero3" if vocab.zero3 else plan.default_dp_type
-    return _held(job, shapes, zero, _sync_degree(plan, weights))
+    return Weights(shapes, zero, _sync_degree(plan, degree))
 
 
 def _sync_degree(plan: Plan, weights: int) -> int:
@@ -209,11 +234,12 @@ def _sync_degree(plan: Plan, weights: int) -> int:
     return plan.world_size // plan.num_stages // weights
 
 
-def _held(job: PlanJob, shapes: Sequence[Shape], zero: str, z: int) -> Held:
-    """Return the executor's recipe for parameters of these shapes, divided by ZeRO over z ranks.
+def _held(job: PlanJob, weights: Weights) -> Held:
+    """Return the executor's recipe for the parameters of a layer, or of embedding and head.
 
     fp32 4+4+8 bytes; bf16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8 and gathered bf16.
     """
+    shapes, zero, z = weights
     whole, wide = held(shapes), job.precision == "bf16"
     if zero == "ddp" or z == 1:
         weight, optimizer = (2, 12) if wide else (4, 8)

@@ -19,6 +19,7 @@ from autopar.console import make_console
 from autopar.plan_files import read_strategy
 from profiler import plan_cli
 from profiler.plan.job import DryRunRank, RunResult
+from profiler.plan.prediction_parts import gradient_note
 from profiler.plan.question import Question, ask
 from profiler.plan.report_found import show_dry_run, show_run
 from profiler.plan.result_files import dry_run_document, run_document
@@ -173,17 +174,110 @@ def test_run_report_compares_time_and_memory() -> None:
 
 
 def test_dry_run_report_and_document() -> None:
-    """Categories that mean the same stand side by side, and make up the peak."""
+    """Parts that mean the same stand side by side, and make up the peak."""
     text = shown(show_dry_run, question(), [RANK])
     rows = [line.split() for line in text.splitlines()]
-    assert any(row[:2] == ["2", "states"] and row[-2:] == ["+7.1", "%"] for row in rows)
-    assert any(row[:1] == ["transient"] and row[-2:] == ["-44.4", "%"] for row in rows)
+    assert any(row[:1] == ["gradients"] and row[-1] == "%" for row in rows)
+    assert any(row[:1] == ["passing"] and row[-1] != "%" for row in rows)
     assert any(row[:3] == ["all", "but", "communicators"] and row[-2] == "-9.4" for row in rows)
+    assert "the whole weights that ZeRO-2 keeps" in text
     document: Any = dry_run_document(question(), [RANK])
     (rank,) = document["ranks"]
     assert (rank["rank"], rank["peak_parts"]) == (2, dict(RANK.peak_parts))
     assert rank["predicted"]["allocated_bytes"] == 3000
+    assert sum(part["counted_bytes"] for part in rank["compared"]) == RANK.peak_bytes
+    assert sum(part["predicted_bytes"] for part in rank["compared"]) == 2900
     assert "no predicted memory" in shown(show_dry_run, question("--layers", "2"), [RANK])
+
+
+def llama(*, fp32_gradients: bool) -> tuple[Question, DryRunRank]:
+    """Return 64 ranks of llama2-7b, tp 4, ZeRO-2, two micro-batches, and a rank of its dry run."""
+    layers = {"tp_sizes_enc": "4", "tp_consecutive_flags": "1", "dp_types_enc": "0", "use_sp": "0"}
+    plan: dict[str, Any] = {key: ",".join([value] * 32) for key, value in layers.items()}
+    plan |= {"pp_deg": 1, "pp_division": "32", "world_size": 64, "global_bsz": 64, "chunks": 2}
+    plan |= {"vtp": 2, "default_dp_type": "zero2", "pipeline_type": "pipedream_flush"}
+    memory = {"states": 7690567680, "vocab_states": 573457920}
+    memory |= {"activations": 10075242496, "transient": 628223999, "fixed": 67108864}
+    stage = {"allocated_bytes": sum(memory.values()), "memory_bytes": memory}
+    options = {"mixed_precision": "bf16", "fp32_gradients": fp32_gradients}
+    write(
+        Path("llama.json"),
+        {
+            "format": "autopar-plan",
+            "version": 1,
+            "plan": plan,
+            "step_time_s": 1.0,
+            "prediction": {"stages": [stage]},
+            "options": options,
+            "request": {"model": "llama2-7b"},
+        },
+    )
+    parts = {
+        "parameters": 454_000_000,
+        "gathered parameters": 3_500_679_168 + 1_000_000,
+        "gradients": 7_002_000_000,
+        "optimizer": 842_400_768,
+        "activations": 10_000_000_000,
+        "other": 130_000_000,
+    }
+    rank = replace(RANK, stage=0, rank=0, peak_parts=parts, peak_bytes=sum(parts.values()))
+    return ask(read("llama.json"), mode="dryrun"), rank
+
+
+@pytest.mark.parametrize("fp32_gradients", [False, True])
+def test_weights_and_gradients_are_booked_alike(fp32_gradients: bool) -> None:
+    """Gathered weights of ZeRO-2 beside its states; gradients as many bytes as were predicted."""
+    asked, rank = llama(fp32_gradients=fp32_gradients)
+    document: Any = dry_run_document(asked, [rank])
+    parts = {part["name"]: part for part in document["ranks"][0]["compared"]}
+
+    layers = 32 * ((4 * 4096 * 4096 + 3 * 4096 * 11008) // 4 + 2 * 4096)
+    vocab = 2 * 32000 * 4096 // 2 + 4096
+    whole = layers + vocab
+    assert parts["weights and optimizer"]["counted_bytes"] == 454_000_000 + 842_400_768 + 2 * whole
+    assert parts["passing"]["counted_bytes"] == 131_000_000
+    predicted = parts["gradients"]["predicted_bytes"]
+    states = 7690567680 + 573457920
+    bytes_ = 4 if fp32_gradients else 2
+    optimizer = 12 * (layers / 16 + vocab / 32)
+    assert predicted == pytest.approx(
+        states * bytes_ * whole / ((2 + bytes_) * whole + optimizer), rel=1e-9
+    )
+    assert predicted + parts["weights and optimizer"]["predicted_bytes"] == states
+    text = shown(show_dry_run, asked, [rank])
+    notes = [note for note in document["notes"] if "--fp32-gradients" in note]
+    assert ("--fp32-gradients" in text) == bool(notes) == (not fp32_gradients)
+    if notes:
+        assert "6.52 GiB of whole fp32 gradients on stage 0" in notes[0]
+        assert "3.26 GiB, 2 bytes each" in notes[0]
+
+
+def test_gradients_are_noted_only_where_fsdp2_keeps_them() -> None:
+    """Not in fp32, nor where they are reduced in every micro-batch."""
+    assert gradient_note(question().job, question().prediction) is None
+    asked, _ = llama(fp32_gradients=False)
+    assert gradient_note(asked.job, asked.prediction) is not None
+    assert gradient_note(asked.job, None) is None
+    assert gradient_note(replace(asked.job, precision="fp32"), asked.prediction) is None
+    assert gradient_note(replace(asked.job, async_grad_reduce=False), asked.prediction) is None
+    one = replace(asked.job, plan=replace(asked.job.plan, num_microbatches=1))
+    assert gradient_note(one, asked.prediction) is None
+
+
+def test_static_explains_the_columns_that_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensor axes where some layer has them; what ZeRO holds where it holds it."""
+    assert plan_cli.run(["plan.json"]) == 0
+    text = capsys.readouterr().out
+    for words in ("tensor axes", "gathered: weights that ZeRO-2 holds whole"):
+        assert words in text
+    assert "accumulated" not in text  # reduced in every micro-batch
+    layers = {"tp_sizes_enc": "1,1,1,1", "use_sp": "0,0,0,0", "vtp": 1}
+    write(Path("data.json"), {**STRATEGY, **layers, "default_dp_type": "ddp"})
+    assert plan_cli.run(["data.json", "--model", "small.json"]) == 0
+    text = capsys.readouterr().out
+    assert "accumulated: whole gradients" in text
+    for words in ("tensor axes", "gathered"):
+        assert words not in text
 
 
 def test_static_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
