@@ -11,7 +11,7 @@ from typing import Any
 from autopar.errors import DocumentError
 from autopar.jsonio import shorten
 from autopar.model import LayerSpec, ModelSpec
-from autopar.spec_files import checked_layer, largest, unexpected, whole
+from autopar.spec_files import RATIO, checked_layer, is_ratio, largest, unexpected, whole
 
 __all__ = ["parse_hugging_face"]
 
@@ -25,6 +25,12 @@ _LAYER_KEYS = {
 """What the file calls the fields that are checked against one another."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What files call the number of experts."""
+_LLAMA3_SCALING = {
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 8192,
+}
+"""What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
 
 
 class _Config:
@@ -69,11 +75,41 @@ class _Config:
             )
         return hidden // heads
 
+    def rotary(self, default: float) -> dict[str, float | None]:
+        """Return base and scaling of rotary positions, from the keys of transformers 4 or 5.
+
+        default : the base that the family's configuration class of transformers has.
+        """
+        unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
+        section: Mapping[str, Any] = {}
+        for key in ("rope_scaling", "rope_parameters"):
+            value = self.data.get(key)
+            if value is not None and not isinstance(value, dict):
+                raise unexpected(self.path, key, value, "an object or null")
+            section = value or section
+        base = section.get("rope_theta")
+        key = "rope_theta" if base is None else "rope_parameters.rope_theta"
+        base = self.data.get("rope_theta") if base is None else base
+        if base is not None and not is_ratio(base):
+            raise unexpected(self.path, key, base, RATIO)
+        found: dict[str, float | None] = {"rotary_base": float(default if base is None else base)}
+        parts = (self.data.get("partial_rotary_factor"), section.get("partial_rotary_factor"))
+        kind = section.get("rope_type", section.get("type", "default"))
+        if any(part not in (None, 1) for part in parts):
+            return unknown
+        if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
+            return found
+        factor = section.get("factor")
+        alike = all(section.get(key) == value for key, value in _LLAMA3_SCALING.items())
+        if kind == "llama3" and alike and factor is not None and is_ratio(factor):
+            return {**found, "rotary_scaling_factor": float(factor)}
+        return unknown
+
     def name(self) -> str:
         text = self.data.get("_name_or_path") or self.path.resolve().parent.name
         return str(text).rstrip("/").split("/")[-1]
 
-    def model(self, *layers: LayerSpec, tied: bool, **values: int) -> ModelSpec:
+    def model(self, *layers: LayerSpec, tied: bool, **values: Any) -> ModelSpec:
         for layer in layers:
             checked_layer(self.path, layer, _LAYER_KEYS)
         return ModelSpec(
@@ -85,7 +121,10 @@ class _Config:
         )
 
 
-def _llama(config: _Config, *, qkv_biases: bool = False, experts: bool = False) -> ModelSpec:
+def _llama(
+    config: _Config, *, base: float = 1e4, qkv_biases: bool = False, experts: bool = False
+) -> ModelSpec:
+    # base: `default_theta` of the family in transformers, src/transformers/models/*/
     heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
     biases = config.flag("mlp_bias", False)
     if not qkv_biases and config.flag("attention_bias", False) != biases:
@@ -114,7 +153,7 @@ def _llama(config: _Config, *, qkv_biases: bool = False, experts: bool = False) 
         num_experts=config.number("num_local_experts") if experts else None,
         experts_per_token=config.number("num_experts_per_tok") if experts else None,
     )
-    return config.model(layer, tied=False)
+    return config.model(layer, tied=False, **config.rotary(base))
 
 
 def _gpt2(config: _Config) -> ModelSpec:
@@ -217,7 +256,7 @@ _FAMILIES: dict[str, Callable[[_Config], ModelSpec]] = {
     "gpt_neox": _gpt_neox,
     "llama": _llama,
     "mistral": _llama,
-    "mixtral": lambda config: _llama(config, experts=True),
+    "mixtral": lambda config: _llama(config, base=1e6, experts=True),
     "opt": _opt,
     "qwen2": lambda config: _llama(config, qkv_biases=True),
     "t5": _t5,

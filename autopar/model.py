@@ -63,6 +63,12 @@ class ModelSpec:
     tied_embeddings: bool = False
     learned_positions: int = 0
     """Rows of a learned position embedding; 0 for rotary or relative positions."""
+    rotary_base: float | None = None
+    """Base of rotary positions; None where there are none, and where it is unknown or frequencies
+    are scaled in another way than the next field says."""
+    rotary_scaling_factor: float | None = None
+    """Factor by which Llama 3.1 and later slow the low frequencies of rotary positions (those of
+    more than 8192 tokens a turn, with a transition from 2048); None: as the base gives them."""
     make_vocab_size_divisible_by: int = 128
     extra_embedding_parameters: int = 0
     """Parameters in front of the first layer besides the tables (token types, position biases)."""

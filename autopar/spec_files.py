@@ -12,7 +12,16 @@ from autopar.errors import DocumentError
 from autopar.jsonio import shorten
 from autopar.model import LayerSpec, ModelSpec
 
-__all__ = ["FORMAT", "checked_layer", "largest", "parse_own", "unexpected", "whole"]
+__all__ = [
+    "FORMAT",
+    "RATIO",
+    "checked_layer",
+    "is_ratio",
+    "largest",
+    "parse_own",
+    "unexpected",
+    "whole",
+]
 
 FORMAT = "autopar-model"
 """What `format` says in our own file."""
@@ -31,6 +40,8 @@ _MOST = {
 }
 """Largest plausible integers; `_MOST_OTHERS` for every other key."""
 _MOST_OTHERS = 10**9
+RATIO = "a number from 1 to 1e12"
+"""What `is_ratio` takes, in words."""
 
 
 def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
@@ -75,6 +86,8 @@ def _checked(
             expected = "true or false"
         elif kind.startswith("str"):
             expected = "a text"
+        elif kind.startswith("float"):
+            expected = RATIO
         else:
             least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
             expected = f"a whole number from {least} to {most}"
@@ -91,6 +104,8 @@ def _checked(
             legal = isinstance(value, bool)
         elif kind.startswith("str"):
             legal = isinstance(value, str) and bool(value)
+        elif kind.startswith("float"):
+            legal = is_ratio(value)
         else:
             legal = whole(value, least, most)
         if not legal:
@@ -111,6 +126,13 @@ def largest(key: str) -> int:
 def whole(value: object, least: int, most: int) -> bool:
     """Return whether a value of a document is a whole number in this range."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_ratio(value: object) -> bool:
+    """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1 <= value <= 1e12  # infinite numbers and NaN are not
 
 
 def unexpected(path: Path, key: str, value: object, expected: str) -> DocumentError:

@@ -31,7 +31,9 @@ _EXACT_KEYS = ("dtype", "torch")
 def describe_model(spec: ModelSpec) -> str:
     """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
     fields = asdict(spec)
-    fields.pop("name")
+    # neither a name nor a base of rotary positions changes what is measured
+    for key in ("name", "rotary_base", "rotary_scaling_factor"):
+        fields.pop(key)
     for layer in fields["layers"]:
         layer.pop("num_layers")
         layer.pop("seq_length")

@@ -39,7 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
 KEYS = st.sampled_from(
     ["num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "head_dim",
      "biases", "cross_attention", "learned_positions", "attention_bias", "mlp_bias",
-     "tie_word_embeddings", "make_vocab_size_divisible_by", "extra_head_parameters", "x", ""]
+     "tie_word_embeddings", "make_vocab_size_divisible_by", "extra_head_parameters", "rotary_base",
+     "rotary_scaling_factor", "rope_theta", "rope_scaling", "rope_parameters", "x", ""]
 )  # fmt: skip
 # small or impossible: what lies between is legal, and slow to count in numbers
 VALUES = st.one_of(

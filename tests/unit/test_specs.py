@@ -339,3 +339,69 @@ def test_padding_follows_the_vocabulary_degree():
     spec = load_spec("gpt2-xl")
     assert padded_vocab_size(spec) == 50304
     assert padded_vocab_size(spec, 8) == 51200
+
+
+SCALED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "expected"),
+    [
+        ("llama", {}, (10000.0, None)),
+        ("mixtral", {}, (1e6, None)),
+        ("qwen2", {"rope_theta": 1000000.0, "rope_scaling": None}, (1e6, None)),
+        ("llama", {"rope_theta": 500000.0, "rope_scaling": SCALED}, (500000.0, 8.0)),
+        ("llama", {"rope_parameters": {**SCALED, "rope_theta": 5e5}}, (500000.0, 8.0)),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 7}}, (7.0, None)),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, (None, None)),
+        ("llama", {"rope_scaling": {**SCALED, "low_freq_factor": 2}}, (None, None)),
+        ("llama", {"partial_rotary_factor": 0.5}, (None, None)),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, (None, None)),
+        ("gpt2", {}, (None, None)),
+        ("gpt_neox", {"rotary_emb_base": 10000}, (None, None)),  # rotates a part of every head
+    ],
+)
+def test_rotary_positions(tmp_path, family, keys, expected):
+    """Base and scaling from the keys of transformers 4 and 5; None for what has no field here."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": family, **HF[family], **keys}))
+
+    spec = load_spec(str(path))
+    assert (spec.rotary_base, spec.rotary_scaling_factor) == expected
+    write_spec(spec, tmp_path / "own.json")
+    assert load_spec(str(tmp_path / "own.json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"rope_theta": "1e4"}, "rope_theta"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_scaling": 8}, "rope_scaling"),
+        ({"rope_parameters": {"rope_theta": True}}, "rope_parameters.rope_theta"),
+    ],
+)
+def test_rotary_positions_that_are_none(tmp_path, keys, key):
+    """The key is named, in files of both kinds."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **HF["llama"], **keys}))
+
+    with pytest.raises(DocumentError, match=f"key '{key}': the value is"):
+        load_spec(str(path))
+    own = tmp_path / "own.json"
+    write_spec(dataclasses.replace(load_spec("llama2-7b"), rotary_base=0.5), own)
+    with pytest.raises(DocumentError, match=r"'rotary_base': the value is 0\.5, expected"):
+        load_spec(str(own))
+
+
+def test_shipped_models_say_their_rotary_base():
+    """All with gated MLPs have rotary positions, the others none (learned or relative)."""
+    for name in model_names():
+        spec = load_spec(name)
+        assert (spec.rotary_base is not None) == spec.layers[0].gated_mlp, name
