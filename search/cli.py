@@ -6,9 +6,10 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autopar.errors import OptionError
 from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS
 from search.cli_parse import Request, build_request
@@ -45,7 +46,24 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _app() -> typer.Typer:
-    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(build_request(raw)))
+    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(_requested(raw)))
+
+
+def _requested(raw: Mapping[str, object]) -> Request:
+    """Return the request; with `--engine` that of the part of its space with the fastest plan."""
+    request = build_request(raw)  # what is wrong with an option is said first
+    engine = raw.get("engine")
+    if engine is None:
+        return request
+    if request.output.evaluate is not None or request.output.frontier:
+        other = "--evaluate" if request.output.evaluate is not None else "--frontier"
+        raise OptionError(f"--engine: not together with {other}; leave one of them out")
+    from search.for_engine import choose
+
+    choice = working("searching the engine's space", lambda: choose(raw, str(engine)))
+    for notice in choice.notices:
+        talk(f"{_COMMAND}: {notice}")
+    return choice.request
 
 
 def _execute(request: Request) -> int:
@@ -147,7 +165,7 @@ def _emit(request: Request, document: dict[str, Any]) -> None:
     if path == "-":
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     elif path is not None:
-        from autopar.errors import DocumentError, OptionError
+        from autopar.errors import DocumentError
         from autopar.plan_files import write_document
 
         try:

@@ -220,6 +220,13 @@ OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "pp-division", "ints", "layers of every stage, e.g. 9,7,8,8", _SPACE, "pp_division", low=1
     ),
+    OptionRow(
+        "engine",
+        "choice",
+        "only plans that this engine runs as they are (see autopar-export)",
+        _SPACE,
+        choices=("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"),
+    ),
     OptionRow("pin", "texts", "rule to keep, e.g. 'layers 0-3:tp=4'; repeats", _SPACE, "pin"),
     OptionRow("forbid", "texts", "rule to rule out, same grammar; repeats", _SPACE, "forbid"),
     # --- cost model

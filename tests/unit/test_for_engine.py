@@ -1,0 +1,85 @@
+"""--engine: the fastest plan that an engine runs as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import InfeasibleError
+from search.cli import run
+from search.cli_parse import build_request
+from search.export_cli import run as export
+from search.for_engine import choose
+from search.session import open_session
+
+COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
+RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
+ENGINES = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
+
+
+def plan_file(folder: Path, *arguments: str) -> Path:
+    """Search, and return our plan file."""
+    assert run([*COMMAND, "--output-config-path", str(folder), *arguments]) == 0
+    (path,) = folder.glob("autopar_plan_*.json")
+    return path
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_plan_is_exported_without_loss(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the exporter's own word; and the plan file asks the question of that part again."""
+    path = plan_file(tmp_path, "--engine", engine)
+    capsys.readouterr()
+
+    assert export([str(path), "--to", engine, "--out", "none", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["losses"] == []
+    assert document["status"] == "exported"
+    assert "engine" not in json.loads(path.read_text())["request"]
+
+
+def test_no_part_of_the_space_is_faster() -> None:
+    """The best of the parts by hand is the one that is chosen."""
+    chosen = choose(RAW, "torchtitan").request
+    best = open_session(chosen.inputs, chosen.options, chosen.given).planner.solve()
+
+    rates = []
+    for degree in (1, 2, 4, 8):
+        for options in ({"pin": f"zero3=1,vzero3=1,tp={degree},vtp={degree}"}, None):
+            raw = {**RAW, "async-grad-reduce": False, "fp32-gradients": True}
+            if options is None:
+                raw |= {"default-dp-type": "zero2", "disable-sdp": True}
+                options = {"pin": f"tp={degree},vtp={degree}"}
+            request = build_request({**raw, "pin": [options["pin"]]})
+            session = open_session(request.inputs, request.options, request.given)
+            found = session.planner.solve().prediction
+            rates.append(0.0 if found is None else found.samples_per_s)
+    assert best.prediction is not None
+    assert best.prediction.samples_per_s == pytest.approx(max(rates), rel=1e-12)
+
+
+def test_what_was_typed_stays() -> None:
+    """Options and rules of the command line are kept beside those that are added."""
+    raw = {**RAW, "fine-grained-mode": True, "max-pp-deg": "2", "pin": ["tp=2"]}
+    request = choose(raw, "megatron").request
+
+    assert request.options.fine_grained_mode
+    assert request.options.max_pp_deg == 2
+    assert request.options.pin[0] == "tp=2"
+    assert request.options.pin[1].startswith("tp=2,vtp=2")
+
+
+def test_nothing_left_is_said() -> None:
+    """Typed options may leave an engine nothing: exit code 3, and every reason."""
+    with pytest.raises(InfeasibleError, match="deepspeed runs no plan of this search as it is"):
+        choose({**RAW, "pin": ["pp=2"]}, "deepspeed")
+
+
+@pytest.mark.parametrize("other", [["--evaluate", "plan.json"], ["--frontier"]])
+def test_other_questions(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that is given, or one for every budget, is not searched for an engine."""
+    assert run([*COMMAND, "--engine", "megatron", *other]) == 2
+    assert f"--engine: not together with {other[0]}" in capsys.readouterr().err
