@@ -74,6 +74,11 @@ class Calibrated:
     memory_after: float | None
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_advised(self) -> bool:
+        """Whether the factors bring a plan that they were not fitted to nearer to its time."""
+        return self.error(self.left_out_s) < self.error(self.before_s)
+
     def error(self, times_s: Sequence[float]) -> float:
         """Return the median of |time / measured - 1|."""
         return float(np.median(np.abs(np.array(times_s) / np.array(self.measured_s) - 1.0)))

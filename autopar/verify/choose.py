@@ -21,7 +21,7 @@ from autopar.verify.commands import CommandError, Folder
 from autopar.verify.lines import Lines
 from autopar.verify.options import VerifyOptions
 
-__all__ = ["Candidate", "Contrast", "choose_plans", "contrasts", "describe"]
+__all__ = ["Candidate", "Contrast", "choose_plans", "contrasts", "describe", "plain_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def choose_plans(
     world = options.nproc
     kept: dict[Plan, tuple[str, str]] = {}
     for place, document in enumerate((found["plan"], *(x["plan"] for x in found["alternatives"]))):
-        plan = _plain(read_strategy(document, world_size=world))
+        plan = plain_plan(read_strategy(document, world_size=world))
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
@@ -164,15 +164,46 @@ def choose_plans(
                 raise
             notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
             continue
-        plan = _plain(read_strategy(load_object(command.outputs[0]).data, world_size=world))
+        plan = plain_plan(read_strategy(load_object(command.outputs[0]).data, world_size=world))
         if _runs(plan):
             kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
     return [_priced(plan, *names, lines, folder) for plan, names in kept.items()]
 
 
-def _plain(plan: Plan) -> Plan:
-    """Return the plan without a ZeRO-2 that shards nothing, so that equal plans are equal."""
-    return plan if _shards(plan) else replace(plan, default_dp_type="ddp")
+def plain_plan(plan: Plan) -> Plan:
+    """Return the plan without words that change nothing, so that equal plans are equal.
+
+    ZeRO that shards nothing (a tensor group of all ranks), a group of one or of all ranks that is
+    strided, Ulysses of degree 1, and GPipe of one stage and one micro-batch.
+    """
+    ranks = plan.world_size // plan.num_stages
+    vocab = plan.vocab
+    found = replace(
+        plan,
+        layers=tuple(_plain_layer(layer, ranks) for layer in plan.layers),
+        vocab=replace(
+            vocab,
+            ulysses=vocab.ulysses and vocab.tp > 1,
+            zero3=vocab.zero3 and _holds_alike(vocab.tp, vocab.ulysses, ranks),
+        ),
+    )
+    if found.num_stages == found.num_microbatches == 1:
+        found = replace(found, pipeline_type="1f1b")
+    return found if _shards(found) else replace(found, default_dp_type="ddp")
+
+
+def _plain_layer(layer: LayerStrategy, ranks: int) -> LayerStrategy:
+    return replace(
+        layer,
+        ulysses=layer.ulysses and layer.tp > 1,
+        strided=layer.strided and 1 < layer.tp < ranks,
+        zero3=layer.zero3 and _holds_alike(layer.tp, layer.ulysses, ranks),
+    )
+
+
+def _holds_alike(tp: int, ulysses: bool, ranks: int) -> bool:
+    """Return whether several ranks of a stage hold the same weights, which ZeRO can divide."""
+    return ranks > 1 and (ulysses or tp < ranks)
 
 
 def _shards(plan: Plan) -> bool:
@@ -182,7 +213,7 @@ def _shards(plan: Plan) -> bool:
     ranks = plan.world_size // plan.num_stages
     held = [(s.tp, s.ulysses, s.zero3) for s in plan.layers]
     held.append((plan.vocab.tp, plan.vocab.ulysses, plan.vocab.zero3))
-    return any(not zero3 and (ulysses or tp < ranks) for tp, ulysses, zero3 in held)
+    return any(not zero3 and _holds_alike(tp, ulysses, ranks) for tp, ulysses, zero3 in held)
 
 
 def _runs(plan: Plan) -> bool:
@@ -227,7 +258,7 @@ def describe(plan: Plan) -> str:
         words.append(f"{'vsp' if vocab.ulysses else 'vtp'}{vocab.tp}")
     if vocab.zero3:
         words.append("vzero3")
-    elif _shards(plan) and (vocab.ulysses or vocab.tp < ranks):
+    elif _shards(plan) and _holds_alike(vocab.tp, vocab.ulysses, ranks):
         words.append("vzero2")
     return " ".join(words) or "one rank"
 

@@ -101,4 +101,5 @@ def _calibration(found: Calibrated, path: Path | None) -> dict[str, Any]:
         "median_error_before": found.error(found.before_s),
         "median_error_after": found.error(found.after_s),
         "median_error_left_out": found.error(found.left_out_s),
+        "advised": found.is_advised,
     }

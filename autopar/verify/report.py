@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autopar.calibration import device_of
 from autopar.units import MIB, format_count, format_seconds
 from autopar.verify.calibrate import Calibrated, Subject
 from autopar.verify.comparison import Comparison, Row
@@ -43,8 +44,11 @@ def show_verification(
         console.print(line)
     if calibrated is not None:
         console.print("\ncalibration", style="bold")
-        for line in _factors(calibrated, calibration_path):
+        for line in _factors(calibrated):
             console.print(line)
+        if calibration_path is not None:
+            for line in _advice(calibrated, subject, calibration_path):
+                console.print(line)
     if notes:
         console.print("\nnotes", style="bold")
         for note in notes:
@@ -110,7 +114,7 @@ def _summary(c: Comparison) -> list[str]:
     return lines
 
 
-def _factors(found: Calibrated, path: Path | None) -> list[str]:
+def _factors(found: Calibrated) -> list[str]:
     times = found.times
     low, high = found.computation_interval
     lines = [f"computation x {times.computation:.3f} ({low:.3f} to {high:.3f})"]
@@ -131,13 +135,27 @@ def _factors(found: Calibrated, path: Path | None) -> list[str]:
         "that is left out of the fit"
     )
     if found.memory_before is not None and found.memory_after is not None:
+        worse = "" if found.memory_after < found.memory_before else ", which is no better"
         lines.append(
             f"median |error| of memory by stage: {found.memory_before:.1%} before, "
-            f"{found.memory_after:.1%} after"
+            f"{found.memory_after:.1%} after{worse}"
         )
-    if path is not None:
-        lines.append(f"autopar-search --calibration {escape(str(path))} applies it")
     return lines
+
+
+def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
+    """Return whether to use the calibration, and with what."""
+    name, device = escape(str(path)), escape(device_of(subject.hardware))
+    if not found.is_advised:
+        return [
+            f"do not use {name}:",
+            "a plan that is left out of the fit is predicted no better than without it;",
+            "measure again on an idle machine, or with more --repeats",
+        ]
+    return [
+        f"autopar-search --calibration {name} applies it,",
+        f"with files that were measured on {device}; a card and files of another device are refused",
+    ]
 
 
 def _ms(time_s: float, digits: int = 4) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +234,32 @@ def test_report_and_document_say_the_same(
     assert f"{content['summary']['spearman']:.2f}" in text
     assert f"{content['summary']['median_error']:.1%}" in text
     assert f"computation x {content['calibration']['computation']:.3f}" in text
-    assert "autopar-search --calibration" in text
+    assert f"autopar-search --calibration {work / 'calibration.json'} applies it" in text
+    assert "files that were measured on a100-80gb; a card and files of another" in text
+    assert content["calibration"]["advised"] is True
     assert content["inputs"]
     assert all(len(entry["sha256"]) == 64 for entry in content["inputs"])
+
+
+def test_factors_that_fit_nothing_else_are_advised_against(
+    files: Path, found: tuple[Verification, Machine, Path]
+) -> None:
+    """A left-out error that is no better than before: the report says so, and so does the JSON."""
+    from autopar.console import make_console
+
+    verification, _, work = found
+    assert verification.calibrated is not None
+    calibrated = replace(verification.calibrated, left_out_s=verification.calibrated.before_s)
+    out = io.StringIO()
+    rest = (calibrated, verification.calibration_path, verification.notes)
+    show_verification(make_console(out), verification.subject, verification.comparison, *rest)
+    content = verify_document(
+        options_of(files, work), verification.subject, verification.comparison, *rest
+    )
+
+    assert f"do not use {work / 'calibration.json'}" in out.getvalue().replace("\n", " ")
+    assert "applies it" not in out.getvalue()
+    assert content["calibration"]["advised"] is False
 
 
 def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Path) -> None:
