@@ -154,7 +154,7 @@ def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
         ]
     return [
         f"autopar-search --calibration {name} applies it,",
-        f"with files that were measured on {device}; a card and files of another device are refused",
+        f"with files measured on {device}; a card and files of another device are refused",
     ]
 
 

@@ -235,7 +235,7 @@ def test_report_and_document_say_the_same(
     assert f"{content['summary']['median_error']:.1%}" in text
     assert f"computation x {content['calibration']['computation']:.3f}" in text
     assert f"autopar-search --calibration {work / 'calibration.json'} applies it" in text
-    assert "files that were measured on a100-80gb; a card and files of another" in text
+    assert "files measured on a100-80gb; a card and files of another" in text
     assert content["calibration"]["advised"] is True
     assert content["inputs"]
     assert all(len(entry["sha256"]) == 64 for entry in content["inputs"])
