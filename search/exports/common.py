@@ -8,11 +8,28 @@ from typing import TypeVar
 
 from search.exports.contract import Job
 
-__all__ = ["NODE_RANK", "RENDEZVOUS", "layer_ranges", "per_value", "shell_lines", "torchrun"]
+__all__ = [
+    "NODE_RANK",
+    "RENDEZVOUS",
+    "ROTARY_BASE",
+    "layer_ranges",
+    "per_value",
+    "required",
+    "shell_lines",
+    "torchrun",
+]
 
 _H = TypeVar("_H", bound=Hashable)
 RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
 NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
+
+ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
+"""What is asked for where a spec does not hold it."""
+
+
+def required(name: str, message: str) -> str:
+    """Return a variable for a shell, which ends with a message where it is unset or empty."""
+    return f"${{{name}:?{message}}}"
 
 
 def layer_ranges(layers: Iterable[int]) -> str:

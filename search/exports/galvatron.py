@@ -13,9 +13,8 @@ from autopar.model import ModelSpec
 from autopar.plan import Plan
 from autopar.plan_files import strategy_document
 from autopar.specs import head_dim
-from search.exports.common import torchrun
+from search.exports.common import ROTARY_BASE, required, torchrun
 from search.exports.contract import Job, Lowered
-from search.exports.megatron_model import rotary_base
 from search.exports.yaml_text import dump_yaml
 
 __all__ = ["ENGINE_VERSION", "is_complete", "lower", "strategy_text"]
@@ -37,12 +36,16 @@ def lower(job: Job) -> Lowered:
         "learning rate, its schedule and the number of steps are placeholders",
     ]
     if _has_config(job.spec):
-        base, known = rotary_base(job.model)
-        files[_MODEL] = f"# {job.spec.name}\n" + dump_yaml(_model(job.spec, base))
-        if not known and not job.spec.learned_positions:
+        files[_MODEL] = f"# {job.spec.name}\n" + dump_yaml(_model(job.spec))
+        if _lacks_base(job.spec):
             notes.append(
-                f"the model description does not hold the base of rotary positions: {base} in "
-                f"{_MODEL}"
+                "the model description does not hold the base of rotary positions: the launch asks "
+                "for ROTARY_BASE"
+            )
+        if job.spec.rotary_scaling_factor is not None:
+            notes.append(
+                f"Galvatron has no scaled rotary frequencies: the model is {job.spec.name} without "
+                "them, for training from the start and not for its weights"
             )
     else:
         notes.append(
@@ -137,6 +140,7 @@ def _train(job: Job) -> str:
                 "initialize_on_meta": 1,
                 "shape_order": "SBH",
                 "dropout_prob": 0.0,
+                **({"rotary_base": "${oc.env:ROTARY_BASE}"} if _lacks_base(spec) else {}),
             },
             "profile": {"profile": 0, "exit_after_profiling": 0},
             "train": {
@@ -167,6 +171,11 @@ def _train(job: Job) -> str:
     return f"# Galvatron, {ENGINE_VERSION}\n" + dump_yaml(document)
 
 
+def _lacks_base(spec: ModelSpec) -> bool:
+    """Return whether a model has rotary positions of a base that its description lacks."""
+    return _has_config(spec) and not spec.learned_positions and spec.rotary_base is None
+
+
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
@@ -180,7 +189,7 @@ def _has_config(spec: ModelSpec) -> bool:
     )
 
 
-def _model(spec: ModelSpec, base: str) -> dict[str, object]:
+def _model(spec: ModelSpec) -> dict[str, object]:
     layer = spec.layers[-1]
     gated = layer.gated_mlp
     document: dict[str, object] = {
@@ -204,7 +213,9 @@ def _model(spec: ModelSpec, base: str) -> dict[str, object]:
     if spec.learned_positions:
         document["position_embedding_type"] = "learned_absolute"
     else:
-        document |= {"position_embedding_type": "rope", "rotary_base": int(float(base))}
+        document["position_embedding_type"] = "rope"
+        if spec.rotary_base is not None:  # a null is skipped, which would leave 10000
+            document["rotary_base"] = round(spec.rotary_base)
     if layer.num_experts is not None:
         document |= {
             "num_moe_experts": layer.num_experts,
@@ -214,9 +225,21 @@ def _model(spec: ModelSpec, base: str) -> dict[str, object]:
     return document
 
 
+_ASKED = {
+    "DATA_PATH": "set DATA_PATH to the prefix of the preprocessed data",
+    "TOKENIZER_MODEL": "set TOKENIZER_MODEL to a name or folder of Hugging Face",
+}
+
+
 def _launch(job: Job) -> str:
+    asked = dict(_ASKED)
+    if _lacks_base(job.spec):
+        asked["ROTARY_BASE"] = ROTARY_BASE
+    # The YAML takes them from the environment.
+    checks = " ".join(f'"{required(name, message)}"' for name, message in asked.items())
     here = f'export STRATEGY="$PWD/{_STRATEGY}" MODEL_CONFIG="$PWD/{_MODEL}"\n'
-    return here + torchrun(job, f'"$GALVATRON_PATH/train_dist.py" "$PWD/{_TRAIN}"')
+    path = required("GALVATRON_PATH", "set GALVATRON_PATH to the folder with train_dist.py")
+    return f": {checks}\n{here}" + torchrun(job, f'"{path}/train_dist.py" "$PWD/{_TRAIN}"')
 
 
 def _shell(job: Job) -> str:
@@ -239,10 +262,10 @@ def _shell(job: Job) -> str:
         "--initialize_on_meta 1",
         "--train-iters 500",
         "--lr 3.0e-4",
-        '--data-path "${DATA_PATH}"',
+        f'--data-path "{required("DATA_PATH", _ASKED["DATA_PATH"])}"',
         "--split 949,50,1",
         "--tokenizer-type HuggingFaceTokenizer",
-        '--tokenizer-model "${TOKENIZER_MODEL}"',
+        f'--tokenizer-model "{required("TOKENIZER_MODEL", _ASKED["TOKENIZER_MODEL"])}"',
     ]
     words = ["train_dist.py", *arguments]
     return "# Galvatron v2.4, from the folder of the model\n" + torchrun(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from search.exports.common import torchrun
+from search.exports.common import required, torchrun
 from search.exports.contract import Job, Lowered
 from search.exports.megatron_layout import layout_string
 from search.exports.megatron_model import Argument, model_arguments
@@ -28,7 +28,7 @@ def lower(job: Job) -> Lowered:
     ------
     InputError : the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
-    model, notes = model_arguments(job.spec, job.model)
+    model, notes = model_arguments(job.spec)
     near = nearest(job)
     parallel, environment, more = _parallel(job, near)
     sections = {
@@ -73,10 +73,13 @@ _TRAINING: Sequence[Argument] = (
     ("log-throughput", ()),
 )
 _DATA: Sequence[Argument] = (
-    ("data-path", ("${DATA_PATH}",)),
+    ("data-path", (required("DATA_PATH", "set DATA_PATH to the prefix of the preprocessed data"),)),
     ("split", ("949,50,1",)),
     ("tokenizer-type", ("HuggingFaceTokenizer",)),
-    ("tokenizer-model", ("${TOKENIZER_MODEL}",)),
+    (
+        "tokenizer-model",
+        (required("TOKENIZER_MODEL", "set TOKENIZER_MODEL to a name or folder of Hugging Face"),),
+    ),
 )
 
 
@@ -224,13 +227,15 @@ def _yaml_value(words: tuple[str, ...]) -> object:
         return True
     if len(words) > 1:
         return list(words)
+    word = re.sub(r":\?[^}]*\}", "}", words[0])  # whoever reads YAML puts variables in alone
     try:
-        return int(words[0]) if words[0].isdigit() else float(words[0])
+        return int(word) if word.isdigit() else float(word)
     except ValueError:
-        return words[0]
+        return word
 
 
 def _launch(job: Job) -> str:
     """Return the command; the script that it reads sets the environment."""
-    program = '"$MEGATRON_PATH/pretrain_gpt.py" "${MEGATRON_ARGS[@]}"'
+    path = required("MEGATRON_PATH", "set MEGATRON_PATH to a checkout of Megatron-LM")
+    program = f'"{path}/pretrain_gpt.py" "${{MEGATRON_ARGS[@]}}"'
     return f"source {_SCRIPT}\n" + torchrun(job, program)

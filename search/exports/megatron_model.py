@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from autopar.errors import InputError
-from autopar.jsonio import load_object
 from autopar.model import ModelSpec
 from autopar.specs import head_dim
+from search.exports.common import ROTARY_BASE, required
 
-__all__ = ["Argument", "model_arguments", "rotary_base"]
+__all__ = ["Argument", "model_arguments"]
 
 Argument = tuple[str, tuple[str, ...]]
 """A flag without its hyphens in front, and its words."""
@@ -15,12 +15,8 @@ _LAYER_NORM = 4
 """Norm parameters per hidden unit of two LayerNorms; two RMSNorms have half of them."""
 
 
-def model_arguments(spec: ModelSpec, model: str) -> tuple[list[Argument], list[str]]:
+def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
     """Return the arguments that describe an architecture, and what the user has to add.
-
-    Parameters
-    ----------
-    model : as the user named it; a Hugging Face `config.json` says the base of rotary positions.
 
     Raises
     ------
@@ -50,14 +46,7 @@ def model_arguments(spec: ModelSpec, model: str) -> tuple[list[Argument], list[s
     if spec.learned_positions:
         arguments.append(("position-embedding-type", ("learned_absolute",)))
     else:
-        base, known = rotary_base(model)
-        word = base if known else f"${{ROTARY_BASE:-{base}}}"
-        arguments += [("position-embedding-type", ("rope",)), ("rotary-base", (word,))]
-        if not known:
-            notes.append(
-                "the model description does not hold the base of rotary positions: "
-                f"{base} unless ROTARY_BASE is set"
-            )
+        arguments += [("position-embedding-type", ("rope",)), *_rotary(spec, notes)]
     norm = "LayerNorm" if layer.norm_parameters_per_hidden == _LAYER_NORM else "RMSNorm"
     arguments.append(("normalization", (norm,)))
     if layer.gated_mlp:
@@ -109,18 +98,23 @@ def _check(spec: ModelSpec) -> None:
             )
 
 
-def rotary_base(model: str) -> tuple[str, bool]:
-    """Return the base of rotary positions as a whole number, and whether the model's file says it.
+def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
+    """Return base and scaling of rotary positions; the launch asks for a base that is unknown.
 
-    10000, the default of both engines, where it does not.
+    Flags: `_add_network_size_args` in `megatron/training/arguments.py`; its scaling has the other
+    three numbers of Llama 3.1 fixed.
     """
-    from autopar import catalog
-
-    try:
-        data = load_object(catalog.find_model(model)).data
-    except InputError:
-        data = {}
-    value = data.get("rope_theta")
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1:
-        return str(int(value)), True
-    return "10000", False
+    base = spec.rotary_base
+    if base is None:
+        notes.append(
+            "the model description does not hold the base of rotary positions: the launch asks for "
+            "ROTARY_BASE"
+        )
+        return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
+    arguments: list[Argument] = [
+        ("rotary-base", (str(int(base)) if base.is_integer() else repr(base),))
+    ]
+    if spec.rotary_scaling_factor is not None:
+        factor = str(spec.rotary_scaling_factor)
+        arguments += [("use-rope-scaling", ()), ("rope-scaling-factor", (factor,))]
+    return arguments

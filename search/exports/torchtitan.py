@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from autopar.errors import InputError
 from autopar.plan import Plan
-from search.exports.common import layer_ranges, torchrun
+from search.exports.common import ROTARY_BASE, layer_ranges, required, torchrun
 from search.exports.contract import Job, Loss, Lowered
-from search.exports.torchtitan_model import flavour, model_source, plain
+from search.exports.torchtitan_model import model_source, plain
 from search.exports.uniform import DataMode, Reach, Shape, kv_heads_problems, nearest
 
 __all__ = ["VERSION", "lower"]
@@ -69,13 +69,22 @@ def lower(job: Job) -> Lowered:
         plan=plan,
         files={f"{_MODULE}.py": _recipe(job, plan, imports, model)},
         losses=tuple(losses),
-        launch='PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" '
-        + torchrun(
-            job,
-            ["-m", "torchtitan.train", "--module", _MODULE, "--config", _FUNCTION],
-        ),
+        launch=_launch(job),
         notes=tuple(_notes(job, plan)),
     )
+
+
+def _launch(job: Job) -> str:
+    """Return the command; what the recipe takes from the environment is asked for before."""
+    asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with tokenizer and weights"}
+    if job.spec.rotary_base is None:
+        asked["ROTARY_BASE"] = ROTARY_BASE
+    words = [f'{name}="{required(name, message)}"' for name, message in asked.items()]
+    words.append('PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"')
+    words.append(
+        torchrun(job, ["-m", "torchtitan.train", "--module", _MODULE, "--config", _FUNCTION])
+    )
+    return " ".join(words)
 
 
 _Imports = Mapping[str, tuple[str, ...]]
@@ -109,6 +118,7 @@ def _recipe(job: Job, plan: Plan, imports: _Imports, model: str) -> str:
 
 
 _IMPORTS = {
+    "os": ("environ",),
     "torchtitan.components.checkpoint": ("CheckpointManager",),
     "torchtitan.components.loss": ("ChunkedLossWrapper", "CrossEntropyLoss"),
     "torchtitan.components.optimizer": ("default_adamw",),
@@ -134,7 +144,7 @@ def _imports(*tables: _Imports) -> str:
         line = f"from {module} import {', '.join(ordered)}"
         if len(line) > 100:
             line = "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
-        (standard if module in ("dataclasses", "functools") else others).append(line)
+        (standard if module in ("dataclasses", "functools", "os") else others).append(line)
     return "\n".join([*standard, *([""] if standard else []), *others]) + "\n"
 
 
@@ -237,7 +247,7 @@ def {_FUNCTION}() -> Trainer.Config:
         ),
         activation_checkpoint={policy},
         compile=CompileConfig(enable=False),
-        hf_assets_path="./assets/hf/{plain(job.spec.name)}",
+        hf_assets_path=environ.get("HF_ASSETS_PATH", "./assets/hf/{plain(job.spec.name)}"),
         # enable=True begins with the Hugging Face weights under hf_assets_path.
         checkpoint=CheckpointManager.Config(enable=False, initial_load_in_hf=True),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
@@ -259,11 +269,14 @@ def _sharded(plan: Plan) -> bool:
 
 def _notes(job: Job, plan: Plan) -> list[str]:
     notes = [
-        "fill in hf_assets_path (tokenizer, weights), dataset, steps and learning rate",
+        "set HF_ASSETS_PATH to the folder with the tokenizer, and the weights if they are wanted",
+        "fill in dataset, steps and learning rate",
         "the loss is computed in chunks: less memory on the last stage than predicted",
     ]
-    if flavour(job.spec) is None:
-        notes.append("set ROPE_THETA: the model file that was planned with does not hold it")
+    if job.spec.rotary_base is None:
+        notes.append(
+            "set ROTARY_BASE: the model description does not hold the base of rotary positions"
+        )
     if plan.num_microbatches > 1 and plan.num_stages == 1 and job.async_grad_reduce:
         notes.append(
             "gradients are reduced in every micro-batch, as --no-async-grad-reduce predicts it"

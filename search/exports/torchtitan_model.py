@@ -1,8 +1,9 @@
-"""The model of a torchtitan recipe: a flavour that torchtitan has, or the same blocks by our spec.
+"""The model of a torchtitan recipe, written out of torchtitan's blocks by our spec.
 
 torchtitan's language models with the blocks that our specs describe are Llama 3's: RMSNorm, rotary
 positions, grouped-query attention, SwiGLU, no biases. Llama 2 and Mistral are these with other
-numbers, which `torchtitan/models/llama3/__init__.py` of 0.3.0 shows how to write.
+numbers, which `torchtitan/models/llama3/__init__.py` of 0.3.0 shows how to write. Its own flavours
+(8B, 70B, 405B) are Llama 3.1, whose rotary frequencies are scaled, so none of them is named.
 """
 
 from __future__ import annotations
@@ -13,23 +14,9 @@ from collections.abc import Mapping
 from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.specs import head_dim
+from search.exports.common import ROTARY_BASE
 
-__all__ = ["flavour", "model_source", "plain"]
-
-# layers, hidden, heads, key-value heads, ffn, vocabulary, tied: `llama3_configs` of 0.3.0.
-_FLAVOURS = {
-    (16, 2048, 32, 8, 8192, 128256, True): "1B",
-    (28, 3072, 24, 8, 8192, 128256, True): "3B",
-    (32, 4096, 32, 8, 14336, 128256, False): "8B",
-    (80, 8192, 64, 8, 28672, 128256, False): "70B",
-    (126, 16384, 128, 8, 53248, 128256, False): "405B",
-}
-
-_REGISTRY = '''\
-def model_spec() -> ModelSpec:
-    """Return torchtitan's own Llama 3 {flavour}."""
-    return model_registry("{flavour}")
-'''
+__all__ = ["model_source", "plain"]
 
 _BUILT = '''\
 DIM = {dim}
@@ -38,7 +25,7 @@ NUM_KV_HEADS = {kv_heads}
 HEAD_DIM = {head_dim}
 FFN_DIM = {ffn}
 VOCAB_SIZE = {vocab}
-ROPE_THETA = 10000.0  # not in the model file that was planned with: set it to your model's
+{theta}
 _INIT = {{"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}}
 _EMBEDDING_INIT = {{"weight": {embedding_init}}}
 _ONES = {{"weight": nn.init.ones_}}
@@ -57,7 +44,9 @@ def _layer() -> Llama3TransformerBlock.Config:
             wqkv_param_init=_INIT,
             wo_param_init=_INIT,
             inner_attention=get_attention_config("flex"),
-            rope=ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=SEQ_LEN, theta=ROPE_THETA),
+            rope=ComplexRoPE.Config(
+                dim=HEAD_DIM, max_seq_len=SEQ_LEN, theta=ROPE_THETA{scaling}
+            ),
         ),
         feed_forward=make_ffn_config(
             dim=DIM, hidden_dim=FFN_DIM, w1_param_init=_INIT, w2w3_param_init=_INIT
@@ -81,6 +70,11 @@ def model_spec() -> ModelSpec:
     return replace(model_registry("debugmodel"), flavor="{name}", model=model)
 '''
 
+_ASKED = """\
+if "ROTARY_BASE" not in environ:  # the model file that was planned with does not hold it
+    raise ValueError("{message}")
+ROPE_THETA = float(environ["ROTARY_BASE"])"""
+
 # Names to import by module.
 _BUILT_IMPORTS = {
     "dataclasses": ("replace",),
@@ -96,27 +90,11 @@ _BUILT_IMPORTS = {
     "torchtitan.models.llama3.model": ("Llama3Model", "Llama3TransformerBlock"),
 }
 _TIED_IMPORTS = {"torchtitan.models.common.param_init": ("skip_param_init",)}
-_REGISTRY_IMPORTS = {"torchtitan.models.llama3": ("model_registry",)}
 
 
 def plain(name: str) -> str:
     """Return a name that any string or docstring of Python can hold."""
     return re.sub(r"[^\w./+-]", "_", name)
-
-
-def flavour(spec: ModelSpec) -> str | None:
-    """Return the name of torchtitan's own model of these sizes, or None."""
-    layer = spec.layers[0]
-    sizes = (
-        spec.num_layers,
-        layer.hidden_size,
-        layer.num_heads,
-        layer.num_kv_heads,
-        layer.ffn_hidden_size,
-        spec.vocab_size,
-        spec.tied_embeddings,
-    )
-    return _FLAVOURS.get(sizes)  # type: ignore[arg-type]  # a None in it is in no flavour
 
 
 def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
@@ -148,9 +126,7 @@ def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
             f"torchtitan 0.3.0 has no model like {spec.name}, which has {' and '.join(found)}; "
             "export to megatron or galvatron instead"
         )
-    name = flavour(spec)
-    if name is not None:
-        return _REGISTRY_IMPORTS, _REGISTRY.format(flavour=name)
+    base, factor = spec.rotary_base, spec.rotary_scaling_factor
     source = _BUILT.format(
         name=plain(spec.name),
         dim=layer.hidden_size,
@@ -159,6 +135,8 @@ def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
         head_dim=head_dim(layer),
         ffn=layer.ffn_hidden_size,
         vocab=spec.vocab_size,
+        theta=_ASKED.format(message=ROTARY_BASE) if base is None else f"ROPE_THETA = {base}",
+        scaling="" if factor is None else f', scaling="llama", scaling_factor={factor}',
         tied=spec.tied_embeddings,
         # A tied table is initialised once, as the head's weight.
         embedding_init=(

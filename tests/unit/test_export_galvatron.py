@@ -66,6 +66,8 @@ def test_plans_of_several_strategies_have_no_global_keys() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("llama2-7b", {"rotary_base": 10000, "position_embedding_type": "rope"}),
+        ("llama3-8b", {"rotary_base": 500000, "num_query_groups": 8}),
         ("llama3-8b", {"num_query_groups": 8, "gated_linear_unit": True, "add_qkv_bias": False}),
         ("qwen2.5-7b", {"add_bias_linear": False, "add_qkv_bias": True}),
         ("gpt2-xl", {"position_embedding_type": "learned_absolute", "normalization": "LayerNorm"}),
@@ -95,3 +97,22 @@ def test_other_architectures_keep_their_strategy() -> None:
 
     assert "model_config.yaml" not in lowered.files
     assert any("model_config.yaml" in note for note in lowered.notes)
+
+
+def test_an_unknown_rotary_base_is_asked_for() -> None:
+    """The runtime skips a null and keeps its 10000, so the key comes from the environment."""
+    lowered = lower(job(HETEROGENEOUS))
+
+    assert "rotary_base" not in lowered.files["model_config.yaml"]
+    assert "rotary_base: ${oc.env:ROTARY_BASE}\n" in lowered.files["train_dist.yaml"]
+    assert "${ROTARY_BASE:?set ROTARY_BASE to the base" in lowered.launch
+    assert any("ROTARY_BASE" in note for note in lowered.notes)
+
+
+def test_scaled_frequencies_are_a_note() -> None:
+    """Llama 3.1's are none of Galvatron's keys."""
+    spec = load_spec("llama3-405b")
+    layers = HETEROGENEOUS.layers[:1] * spec.num_layers
+    lowered = lower(job(replace(HETEROGENEOUS, layers=layers, stage_sizes=(63, 63)), spec))
+
+    assert any("no scaled rotary frequencies" in note for note in lowered.notes)

@@ -21,6 +21,7 @@ from search.exports.configurations import Configuration, flags_of
 from search.exports.contract import Lowered
 from search.exports.megatron import lower
 from search.exports.megatron_import import import_megatron
+from search.exports.megatron_model import model_arguments
 from search.exports.megatron_nearest import checkpoints_first
 from search.exports.megatron_rules import Arguments, violated_rules
 from search.exports.shell_words import script_command
@@ -100,16 +101,22 @@ def test_model_stands_in_the_arguments() -> None:
     assert not {"swiglu", "disable-bias-linear", "untie-embeddings-and-output-weights"} & set(flags)
 
 
-def test_base_of_rotary_positions_comes_from_the_file(tmp_path: Path) -> None:
-    """A `config.json` says it; another description leaves it to a variable, with a note."""
-    config = tmp_path / "config.json"
-    config.write_text('{"rope_theta": 500000.0}', encoding="utf-8")
+def test_base_of_rotary_positions_is_the_specs() -> None:
+    """A whole number and Llama 3.1's factor; where a spec has none the launch asks for it."""
+    for name, base, factor in (
+        ("llama2-7b", "10000", None),
+        ("llama3-8b", "500000", None),
+        ("llama3-405b", "500000", "8.0"),
+        ("qwen2.5-7b", "1000000", None),
+    ):
+        flags = dict(model_arguments(load_spec(name))[0])
+        assert flags["rotary-base"] == (base,)
+        assert flags.get("rope-scaling-factor", (None,)) == (factor,)
+        assert ("use-rope-scaling" in flags) == (factor is not None)
 
-    said = arguments(lower(job(UNIFORM, model=str(config))))
-    unsaid = lower(job(UNIFORM, model="llama2-7b"))
-
-    assert said["rotary-base"] == ("500000",)
-    assert '--rotary-base "${ROTARY_BASE:-10000}"' in unsaid.files["megatron_args.sh"]
+    unsaid = lower(job(UNIFORM))
+    assert '--rotary-base "${ROTARY_BASE:?set ROTARY_BASE to' in unsaid.files["megatron_args.sh"]
+    assert "--rotary-base: ${ROTARY_BASE}\n" in unsaid.files["megatron_args.yaml"]
     assert any("ROTARY_BASE" in note for note in unsaid.notes)
 
 
@@ -282,13 +289,13 @@ def test_bash_sees_the_same_words(tmp_path: Path) -> None:
     done = subprocess.run(
         [bash, "-euc", program],
         cwd=tmp_path,
-        env={"DATA_PATH": "a b", "TOKENIZER_MODEL": "c"},
+        env={"DATA_PATH": "a b", "TOKENIZER_MODEL": "c", "ROTARY_BASE": "7"},
         capture_output=True,
         text=True,
         check=True,
     )
 
-    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\n'
+    known = 'DATA_PATH="a b"\nTOKENIZER_MODEL=c\nROTARY_BASE=7\n'
     command = script_command(known + text + 'python x.py "${MEGATRON_ARGS[@]}"\n', "x")
     assert done.stdout.splitlines() == list(command.arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import DocumentError
+from autopar.plan import LayerStrategy, VocabStrategy
 from search.exports.configurations import read_configuration
+from search.exports.documents import lowered_files
+from search.exports.registry import lower_for
 from search.exports.shell_words import script_command
 from search.exports.yaml_text import dump_yaml, load_yaml
+from tests.export_cases import HETEROGENEOUS, job
 
 SCRIPTS = {
     "variables": 'A=1\nB="$A 2"\npython x.py --a $B --b "$B" --c ${C:-3} --d "${A}x"\n',
@@ -175,3 +180,33 @@ def test_other_yaml_is_refused(text: str, problem: str) -> None:
         load_yaml(text, "x.yaml")
 
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked"),
+    [
+        ("galvatron", ["DATA_PATH", "TOKENIZER_MODEL", "ROTARY_BASE", "GALVATRON_PATH"]),
+        ("megatron", ["ROTARY_BASE", "DATA_PATH", "TOKENIZER_MODEL", "MEGATRON_PATH"]),
+        ("torchtitan", ["HF_ASSETS_PATH", "ROTARY_BASE"]),
+    ],
+)
+def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path: Path) -> None:
+    """bash ends with one sentence for each variable in turn, and then finds its torchrun."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash on this machine")
+    plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
+    plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
+    lowered = lower_for(engine)(job(plan))
+    for name, text in lowered_files(lowered).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    environment: dict[str, str] = {}
+    for name in [*asked, None]:
+        done = subprocess.run(
+            [bash, "launch.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode != 0
+        expected = "torchrun: " if name is None else f"{name}: set {name} to "
+        assert expected in done.stderr
+        environment[str(name)] = "here"

@@ -139,18 +139,38 @@ def test_fp16_becomes_bf16_and_fp32_stays():
     assert keys(whole)["mixed_precision_param"] == "float32"
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
-def test_torchtitans_own_models_are_named(name):
-    """A shipped model of torchtitan's sizes is its flavour; others are built by hand."""
+@pytest.mark.parametrize(
+    ("name", "theta", "factor"),
+    [
+        ("llama2-7b", 10000.0, None),
+        ("llama3-8b", 500000.0, None),
+        ("llama3-70b", 500000.0, None),
+        ("llama3-405b", 500000.0, 8.0),
+        ("mistral-7b", 10000.0, None),
+    ],
+)
+def test_rotary_positions_are_the_models_own(name, theta, factor):
+    """torchtitan's 8B and 70B are Llama 3.1, with scaled frequencies: none of them is named."""
     spec = load_spec(name)
     plan = uniform_plan(8, LayerStrategy(tp=8), layers=spec.num_layers)
 
-    recipe = lower(job_of(plan, spec)).files["autopar_recipe.py"]
-    assert f'model_registry("{name.removeprefix("llama3-").upper()}")' in recipe
-    assert "ROPE_THETA" not in recipe
-    assert (
-        "ROPE_THETA" in lower(job_of(uniform_plan(2, LayerStrategy()))).files["autopar_recipe.py"]
-    )
+    found = keys(lower(job_of(plan, spec)))
+    assert (found["ROPE_THETA"], found.get("scaling_factor")) == (theta, factor)
+    assert found.get("scaling") == (None if factor is None else "llama")
+    assert found["model"] == "model"
+
+
+def test_an_unknown_rotary_base_is_asked_for():
+    """The launch and the recipe both end without it; no default stands in."""
+    lowered = lower(job_of(uniform_plan(2, LayerStrategy())))
+
+    recipe = lowered.files["autopar_recipe.py"]
+    assert 'if "ROTARY_BASE" not in environ:' in recipe
+    assert 'raise ValueError("set ROTARY_BASE to the base' in recipe
+    assert keys(lowered)["ROPE_THETA"] == "float(environ['ROTARY_BASE'])"
+    assert 'ROTARY_BASE="${ROTARY_BASE:?set ROTARY_BASE to' in lowered.launch
+    known = dataclasses.replace(SMALL, rotary_base=10000.0)
+    assert "ROTARY_BASE" not in lower(job_of(lowered.plan, known)).launch
 
 
 @pytest.mark.parametrize(
