@@ -59,8 +59,8 @@ class Prediction:
     """One per stage, or none at all."""
     basis: str | None
     """What the figures rest on where it is no measurement; None where it is one, or unknown."""
-    fp32_gradients: bool = False
-    """Whether gradients of a bf16 run are predicted with 4 bytes; 2 where the file does not say."""
+    fp32_gradients: bool | None = None
+    """Whether gradients of a bf16 run are predicted with 4 bytes, else 2; None: it is not said."""
 
 
 def read_prediction(
@@ -128,10 +128,10 @@ class _Reader:
             raise self.fail(key, value, "a number of at least 0")
         return float(value)
 
-    def flag(self, where: str, key: str, document: Mapping[str, object]) -> bool:
-        """Return a flag of an object of the document; False where either is missing."""
-        value = self.mapping(where, document.get(where, {})).get(key, False)
-        if not isinstance(value, bool):
+    def flag(self, where: str, key: str, document: Mapping[str, object]) -> bool | None:
+        """Return a flag of an object of the document; None where either is missing."""
+        value = self.mapping(where, document.get(where, {})).get(key)
+        if value is not None and not isinstance(value, bool):
             raise self.fail(f"{where}.{key}", value, "true or false")
         return value
 

@@ -49,7 +49,7 @@ def book(
     if prediction is not None and prediction.stages:
         stage = prediction.stages[rank.stage]
         if stage.memory_bytes:
-            share = _gradient_share(job, rank.stage, fp32_gradients=prediction.fp32_gradients)
+            share = _gradient_share(job, rank.stage, fp32_gradients=bool(prediction.fp32_gradients))
             predicted = _predicted(stage, share)
     return tuple(
         BookedPart(name=name, predicted_bytes=predicted.get(name), counted_bytes=size)
@@ -61,9 +61,10 @@ def gradient_note(job: PlanJob, prediction: Prediction | None) -> str | None:
     """Return in one sentence that gradients take twice what is predicted, with the figure.
 
     None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
-    prediction in bf16 without `--fp32-gradients` takes 2 bytes for them.
+    prediction in bf16 without `--fp32-gradients` takes 2 bytes for them. None also where the file
+    does not say which it is.
     """
-    if prediction is None or not prediction.stages or prediction.fp32_gradients:
+    if prediction is None or not prediction.stages or prediction.fp32_gradients is not False:
         return None
     if job.precision != "bf16":
         return None

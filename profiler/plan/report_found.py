@@ -61,14 +61,13 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         parts = book(question.job, rank, prediction, kept_bytes=kept)
         rows += _memory_rows(rank, parts, stages[rank.stage] if stages else None)
     print_table(console, ["rank", "what", "predicted", "counted", "difference"], rows[:120], left=2)
-    has_kept = any(stage.held.gathered_bytes for stage in arithmetic)
-    print_line(
-        console,
-        f"weights and optimizer{', with the whole weights that ZeRO-2 keeps' * has_kept}; "
-        "gradients: that are there at that moment; passing: gathered weights, buffers and "
-        "temporaries, predicted as the most of any moment",
-        style="dim",
-    )
+    footnotes = [
+        "gradients: that are there at that moment",
+        "passing: gathered weights, buffers and temporaries, predicted as the most of any moment",
+    ]
+    if any(stage.held.gathered_bytes for stage in arithmetic):
+        footnotes.insert(0, "weights: with the whole ones that ZeRO-2 keeps")
+    print_line(console, "; ".join(footnotes), style="dim")
     if not stages:
         print_line(console, no_prediction("memory"), style="dim")
         return

@@ -180,7 +180,7 @@ def test_dry_run_report_and_document() -> None:
     assert any(row[:1] == ["gradients"] and row[-1] == "%" for row in rows)
     assert any(row[:1] == ["passing"] and row[-1] != "%" for row in rows)
     assert any(row[:3] == ["all", "but", "communicators"] and row[-2] == "-9.4" for row in rows)
-    assert "the whole weights that ZeRO-2 keeps" in text
+    assert "the whole ones that ZeRO-2 keeps" in text
     document: Any = dry_run_document(question(), [RANK])
     (rank,) = document["ranks"]
     assert (rank["rank"], rank["peak_parts"]) == (2, dict(RANK.peak_parts))
@@ -258,6 +258,9 @@ def test_gradients_are_noted_only_where_fsdp2_keeps_them() -> None:
     asked, _ = llama(fp32_gradients=False)
     assert gradient_note(asked.job, asked.prediction) is not None
     assert gradient_note(asked.job, None) is None
+    assert asked.prediction is not None
+    unknown = replace(asked.prediction, fp32_gradients=None)
+    assert gradient_note(asked.job, unknown) is None
     assert gradient_note(replace(asked.job, precision="fp32"), asked.prediction) is None
     assert gradient_note(replace(asked.job, async_grad_reduce=False), asked.prediction) is None
     one = replace(asked.job, plan=replace(asked.job.plan, num_microbatches=1))
