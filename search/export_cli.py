@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError
 from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import Request, build_request, convert
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from autopar.plan import Plan
     from search.exports.contract import Job
-    from search.exports.reprice import Choice
+    from search.exports.reprice import Choice, Price
+    from search.result import Prediction
     from search.session import Session
 
 __all__ = ["COMMAND", "REFUSED", "main", "run"]
@@ -101,12 +102,18 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
     from autopar.plan_files import read_plan_document
+    from search.export_cli_report import overfull_lines, show_export
     from search.exports.registry import lower_for
     from search.exports.reprice import choose
 
     document = read_plan_document(path)
     stored = stored_request(path, document)
-    given = {name: value for name, value in raw.items() if value not in (None, False, [])}
+    flags = {row.name for row in OPTIONS if row.kind == "flag"}  # False unless somebody gave them
+    given = {
+        name: value
+        for name, value in raw.items()
+        if value is not None and value != [] and not (value is False and name in flags)
+    }
     request = build_request({**stored, **given})
     job, session = _job(path, request)
     if session is not None:
@@ -114,24 +121,53 @@ def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
             talk(f"{COMMAND}: {name} has changed since the plan was made")
     lower = lower_for(own["to"])
     lowered = lower(job)
-    price = None if session is None or not lowered.losses else session.planner.evaluate
     if lowered.losses and not own["allow-approx"]:
-        choice = choose(job, lower, lowered, None)
-        _emit(own["json"], lambda: _document(choice, "refused", ()))
-        talk(f"{COMMAND}: {own['to']} cannot do all that the plan says:")
-        for loss in lowered.losses:
-            talk(f"{COMMAND}:   {loss.field}: {loss.what}")
-        talk(f"{COMMAND}: nothing was written; --allow-approx takes the nearest plan")
-        return REFUSED
+        return _refuse(choose(job, lower, lowered, None), own)
+    price = None if session is None else _pricer(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
+    if choice.too_large and not own["allow-approx"]:
+        return _refuse(choice, own)
     files = _files(choice, own, path, document)
     written = _write(files, own)
+    for line in overfull_lines(choice):
+        talk(f"{COMMAND}: {line}")
     if own["json"] == "-":
         _emit("-", lambda: _document(choice, "exported", written))
         return 0
-    _show(job, choice, written)
+    show_export(job, choice, written)
     _emit(own["json"], lambda: _document(choice, "exported", written))
     return 0
+
+
+def _pricer(session: Session, request: Request) -> Price:
+    """Return what prices plans with options changed; each change loads its own tables once."""
+    from search.exports.running import flags
+    from search.session import open_session
+
+    planners = {"": session.planner}
+
+    def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
+        key = flags(changes)
+        if key not in planners:
+            changed: dict[str, Any] = dict(changes)
+            options = dataclasses.replace(request.options, **changed)
+            try:
+                planners[key] = open_session(request.inputs, options, request.given).planner
+            except InputError as error:  # no tables measured that way
+                talk(f"{COMMAND}: the engine runs it with {key}, which is not priced: {error}")
+                planners[key] = session.planner
+        return planners[key].evaluate(plan)
+
+    return price
+
+
+def _refuse(choice: Choice, own: Mapping[str, Any]) -> int:
+    from search.export_cli_report import refusal_lines
+
+    _emit(own["json"], lambda: _document(choice, "refused", ()))
+    for line in refusal_lines(choice):
+        talk(f"{COMMAND}: {line}")
+    return REFUSED
 
 
 def _job(path: str, request: Request) -> tuple[Job, Session | None]:
@@ -252,45 +288,6 @@ def _write(files: Mapping[str, str], own: Mapping[str, Any]) -> list[str]:
             f"--out {out}: cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     return [str(folder / name) for name in files]
-
-
-def _show(job: Job, choice: Choice, written: Sequence[str]) -> None:
-    from autopar.console import make_console
-    from autopar.units import format_seconds
-    from search.exports.reprice import change_sentence
-    from search.report.sections import print_heading, print_item, print_line
-
-    console, lowered = make_console(sys.stdout), choice.lowered
-    print_line(
-        console,
-        f"{job.spec.name} ({job.spec.num_layers} layers) on {job.num_nodes} x "
-        f"{job.gpus_per_node} GPUs for {lowered.engine}, {lowered.engine_version}",
-        style="bold",
-    )
-    if lowered.losses:
-        print_heading(console, "what is lost")
-        for loss in lowered.losses:
-            print_item(console, f"{loss.field}: {loss.what}")
-        print_heading(console, "price of the nearest plan")
-        if choice.before is None or choice.after is None:
-            print_item(console, "unknown without hardware; --hardware CARD:NxG prices it")
-        else:
-            print_item(console, change_sentence(choice.before, choice.after))
-            times = [format_seconds(p.step_time_s) for p in (choice.after, choice.before)]
-            print_item(console, f"{times[0]} per step instead of {times[1]}")
-            for problem in choice.after.problems:
-                print_item(console, f"does not fit: {problem}")
-        if choice.how:
-            print_item(console, choice.how)
-    for heading, items in (("notes", lowered.notes), ("files", tuple(written))):
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
-    where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
-    print_heading(console, f"launch, {where}")
-    home = f"cd {shlex.quote(str(Path(written[0]).parent))}\n" if written else ""
-    sys.stdout.write(home + lowered.launch)
 
 
 def _document(choice: Choice, status: str, files: Sequence[str]) -> dict[str, object]:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from autopar.model import ModelSpec
 from autopar.plan import Plan
 from search.exports.common import shell_lines
-from search.exports.contract import Job, Lowered
+from search.exports.contract import Job, Loss, Lowered
 from search.exports.deepspeed import zero_stage
+from search.exports.running import different, search_options
 from search.exports.uniform import (
     DataMode,
     Reach,
@@ -69,6 +70,13 @@ def lower(job: Job) -> Lowered:
     """
     refuse_stages(job, _TITLE, "")
     plan, losses = nearest(job, _REACH)
+    runs = _runs(job, plan)
+    if job.fp32_gradients and not runs["fp32_gradients"]:
+        what = (
+            f"the plan sums gradients in fp32; {_TITLE} has FSDP2 and DeepSpeed sum them in the "
+            f"precision of the model, so it takes {job.precision}"
+        )
+        losses = (*losses, Loss(field="fp32_gradients", what=what))
     return Lowered(
         engine="accelerate",
         engine_version=VERSION,
@@ -77,7 +85,24 @@ def lower(job: Job) -> Lowered:
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         launch=_launch(job, plan),
         notes=tuple(_notes(job, plan)),
+        as_run=different(job, plan, runs),
+        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
     )
+
+
+def _runs(job: Job, plan: Plan) -> dict[str, bool]:
+    """Return how plans run: `no_sync` of accelerator.py, `set_mixed_precision` of FSDP's plug-in.
+
+    Accumulation leaves gradients unreduced but with ZeRO of DeepSpeed. DDP keeps fp32 weights and
+    gradients beside autocast, FSDP2 gets the precision of the model as its reduce dtype.
+    """
+    layer, kind = plan.layers[0], _kind(plan)
+    replicas = kind in ("NO", "MULTI_GPU")
+    return {
+        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
+        "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
+    }
 
 
 def _document(job: Job, plan: Plan) -> _Section:

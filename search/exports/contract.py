@@ -66,6 +66,12 @@ class Lowered:
     """The command of one node, with its environment; ends in a newline."""
     notes: tuple[str, ...] = field(default=())
     """What the user has to know besides: memory-neutral choices, keys to fill in."""
+    as_run: Mapping[str, bool] = field(default_factory=dict)
+    """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
+    plan is priced with them."""
+    search: str = ""
+    """Options of autopar-search that find plans which the engine runs as they were priced, of the
+    degrees of this one; empty where any search does."""
 
 
 Lower = Callable[[Job], Lowered]

@@ -12,6 +12,7 @@ import json
 from autopar.plan import Plan
 from search.exports.common import torchrun
 from search.exports.contract import Job, Loss, Lowered
+from search.exports.running import different, search_options
 from search.exports.uniform import (
     Reach,
     Shape,
@@ -53,7 +54,7 @@ def lower(job: Job) -> Lowered:
     refuse_stages(job, "DeepSpeed's configuration", how)
     plan, found = nearest(job, _REACH)
     losses = [*found, *whole_sequences(job, plan, _TITLE)]
-    if job.fp32_gradients and job.precision != "fp32" and zero_stage(plan) == 0:
+    if job.fp32_gradients and job.precision == "fp16" and zero_stage(plan) == 0:
         losses.append(
             Loss(
                 field="fp32_gradients",
@@ -62,6 +63,13 @@ def lower(job: Job) -> Lowered:
             )
         )
     document = _document(job, plan)
+    layer, sharded = plan.layers[0], zero_stage(plan) > 0
+    runs = {
+        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "async_grad_reduce": not sharded,
+        # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
+        "fp32_gradients": job.fp32_gradients if sharded else job.precision == "bf16",
+    }
     return Lowered(
         engine="deepspeed",
         engine_version=VERSION,
@@ -70,6 +78,8 @@ def lower(job: Job) -> Lowered:
         losses=tuple(losses),
         launch=torchrun(job, ["train.py", "--deepspeed", "--deepspeed_config", _FILE]),
         notes=tuple(_notes(job, plan)),
+        as_run=different(job, plan, runs),
+        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
     )
 
 

@@ -23,6 +23,8 @@ def export_document(choice: Choice, *, status: str, files: Sequence[str]) -> dic
         "engine_version": lowered.engine_version,
         "losses": [{"field": loss.field, "what": loss.what} for loss in lowered.losses],
         "plan": strategy_document(lowered.plan),
+        "as_run": dict(lowered.as_run),
+        "search": lowered.search or None,
         "price": _prices(choice),
         "chosen_by": choice.how or None,
         "notes": list(lowered.notes),

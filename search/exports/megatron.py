@@ -11,6 +11,7 @@ from search.exports.megatron_layout import layout_string
 from search.exports.megatron_model import Argument, model_arguments
 from search.exports.megatron_nearest import Nearest, nearest
 from search.exports.megatron_rules import violated_rules
+from search.exports.running import different, search_options
 from search.exports.yaml_text import dump_yaml
 
 __all__ = ["ENGINE_VERSION", "lower"]
@@ -31,6 +32,10 @@ def lower(job: Job) -> Lowered:
     model, notes = model_arguments(job.spec)
     near = nearest(job)
     parallel, environment, more = _parallel(job, near)
+    fully_sharded = "use-megatron-fsdp" in dict(parallel)
+    # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
+    runs = {"async_grad_reduce": not fully_sharded, "fp32_gradients": job.fp32_gradients}
+    space = ["--no-fine-grained-mode", *(["--max-pp-deg 1"] if fully_sharded else [])]
     sections = {
         "MODEL": model,
         "PARALLEL": parallel,
@@ -53,6 +58,8 @@ def lower(job: Job) -> Lowered:
         losses=near.losses,
         launch=_launch(job),
         notes=(*notes, *near.notes, *more, *_FILL_IN),
+        as_run=different(job, near.plan, runs),
+        search=search_options(near.plan, runs, space),
     )
 
 

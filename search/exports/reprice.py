@@ -1,9 +1,12 @@
-"""Prices what an engine makes of a plan, and chooses among the degrees that it could take."""
+"""Prices what an engine makes of a plan, and chooses among the degrees that it could take.
+
+What the engine does otherwise than the search took for granted (`Lowered.as_run`) is priced too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import InputError
@@ -15,7 +18,8 @@ from search.space import divisors
 
 __all__ = ["Choice", "Price", "change_sentence", "choose"]
 
-Price = Callable[[Plan], Prediction]
+Price = Callable[[Plan, Mapping[str, bool]], Prediction]
+"""Prices a plan with these fields of `SearchOptions` changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +30,18 @@ class Choice:
     before: Prediction | None
     """The plan as it was given; None where there is nothing to price it with."""
     after: Prediction | None
+    """What is exported, as the engine runs it."""
     how: str
     """How the one degree was chosen where there was a choice; empty otherwise."""
 
+    @property
+    def too_large(self) -> bool:
+        """True when what is exported is known not to fit."""
+        return self.after is not None and not (self.after.legal and self.after.fits)
+
 
 def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choice:
-    """Return the nearest plan of an engine that loses something of a plan.
+    """Return what an engine makes of a plan: the nearest one where something is lost.
 
     Parameters
     ----------
@@ -40,7 +50,10 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
     """
     if price is None:
         return Choice(lowered=first, before=None, after=None, how="")
-    before = price(job.plan)
+    before = price(job.plan, {})
+    if not first.losses:
+        after = price(first.plan, first.as_run)
+        return Choice(lowered=first, before=before, after=after, how="")
     offers: dict[Plan, tuple[int, Lowered, Prediction]] = {}
     for degree in divisors(job.plan.world_size // job.plan.num_stages):
         try:
@@ -48,9 +61,9 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         except InputError:
             continue  # this degree is legal nowhere near the plan; others are
         if offer.plan not in offers:
-            offers[offer.plan] = (degree, offer, price(offer.plan))
+            offers[offer.plan] = (degree, offer, price(offer.plan, offer.as_run))
     if first.plan not in offers:
-        offers[first.plan] = (0, first, price(first.plan))
+        offers[first.plan] = (0, first, price(first.plan, first.as_run))
     degree, best, after = min(offers.values(), key=lambda offer: _rank(offer[2]))
     return Choice(
         lowered=best,

@@ -14,6 +14,7 @@ from autopar.errors import InputError
 from autopar.plan import Plan
 from search.exports.common import ROTARY_BASE, layer_ranges, required, torchrun
 from search.exports.contract import Job, Loss, Lowered
+from search.exports.running import different, search_options
 from search.exports.torchtitan_model import model_source, plain
 from search.exports.uniform import DataMode, Reach, Shape, kv_heads_problems, nearest
 
@@ -63,6 +64,11 @@ def lower(job: Job) -> Lowered:
                 "so it takes bf16",
             )
         )
+    # Without stages every backward reduces, in the one reduce dtype that it has; schedules of
+    # torch.distributed.pipelining reduce behind the last micro-batch.
+    staged = plan.num_stages > 1
+    runs = {"async_grad_reduce": staged, "fp32_gradients": job.precision != "fp32"}
+    stages = f"--pin pp={plan.num_stages}" if staged else "--max-pp-deg 1"
     return Lowered(
         engine="torchtitan",
         engine_version=VERSION,
@@ -71,6 +77,8 @@ def lower(job: Job) -> Lowered:
         losses=tuple(losses),
         launch=_launch(job),
         notes=tuple(_notes(job, plan)),
+        as_run=different(job, plan, runs),
+        search=search_options(plan, runs, [stages]),
     )
 
 

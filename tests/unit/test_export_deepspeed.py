@@ -110,13 +110,15 @@ def test_precision(precision):
 
 
 def test_fp32_gradients_need_zero():
-    """With ZeRO they are a key, without it a loss."""
+    """With ZeRO they are a key, without it what bf16 has anyway, and a loss in fp16."""
     plan = uniform_plan(2, LayerStrategy())
     sharded = uniform_plan(2, LayerStrategy(zero3=True))
 
-    lost = lower(job_of(plan, fp32_gradients=True))
+    lost = lower(job_of(plan, fp32_gradients=True, precision="fp16"))
     assert [loss.field for loss in lost.losses] == ["fp32_gradients"]
     assert "data_types" not in document(lost)
+    assert lower(job_of(plan, fp32_gradients=True)).losses == ()
+    assert lower(job_of(plan)).as_run == {"fp32_gradients": True}
     kept = lower(job_of(sharded, fp32_gradients=True))
     assert kept.losses == ()
     assert document(kept)["data_types"] == {"grad_accum_dtype": "fp32"}

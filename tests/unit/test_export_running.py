@@ -1,0 +1,182 @@
+"""How engines run a plan: options that differ, the price of them, and a search that has none."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from search import cli, export_cli
+from search.cli_options import OPTIONS
+from search.exports.galvatron import strategy_text
+from search.exports.registry import EXPORTERS, lower_for
+from search.exports.running import different, flags
+from tests.export_cases import HETEROGENEOUS, SMALL, job
+
+pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
+
+STAGED = Plan(
+    world_size=8,
+    num_stages=2,
+    stage_sizes=(4, 4),
+    layers=(LayerStrategy(tp=2),) * 8,
+    vocab=VocabStrategy(tp=2),
+    global_batch=64,
+    num_microbatches=4,
+    default_dp_type="zero2",
+)
+FLAT = replace(STAGED, num_stages=1, stage_sizes=(8,))
+ZERO3 = replace(FLAT, layers=(LayerStrategy(zero3=True),) * 8, vocab=VocabStrategy(zero3=True))
+DDP = replace(ZERO3, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy(), default_dp_type="ddp")
+TENSOR = {"sequence_parallel": False}
+ONCE, EACH = {"async_grad_reduce": True}, {"async_grad_reduce": False}
+FP32, BF16 = {"fp32_gradients": True}, {"fp32_gradients": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "plan", "given", "expected"),
+    [
+        ("galvatron", HETEROGENEOUS, {}, {}),
+        ("megatron", STAGED, {}, {}),
+        ("megatron", DDP, EACH, ONCE),
+        ("megatron", ZERO3, {}, EACH),
+        ("megatron", replace(ZERO3, num_microbatches=1), {}, {}),
+        ("torchtitan", ZERO3, {}, {**EACH, **FP32}),
+        ("torchtitan", STAGED, {}, FP32),
+        ("torchtitan", STAGED, EACH, {**ONCE, **FP32}),
+        ("torchtitan", ZERO3, {"precision": "fp32"}, EACH),
+        ("deepspeed", ZERO3, {}, EACH),
+        ("deepspeed", FLAT, {}, {**TENSOR, **EACH}),
+        ("deepspeed", DDP, {"precision": "fp16", **EACH}, ONCE),
+        ("accelerate", ZERO3, {}, {}),
+        ("accelerate", ZERO3, EACH, ONCE),
+        ("accelerate", ZERO3, FP32, BF16),
+        ("accelerate", DDP, {}, FP32),
+    ],
+)
+def test_what_an_engine_runs_otherwise(
+    engine: str, plan: Plan, given: dict[str, object], expected: dict[str, bool]
+) -> None:
+    """Only what differs from the job, and nothing that makes no difference."""
+    assert lower_for(engine)(job(plan, **given)).as_run == expected
+
+
+def test_words_are_options_of_the_search() -> None:
+    """Every flag is one that autopar-search takes."""
+    names = {row.name for row in OPTIONS}
+    for name in ("sequence_parallel", "async_grad_reduce", "fp32_gradients"):
+        for value in (True, False):
+            word = flags({name: value}).removeprefix("--").removeprefix("no-")
+            assert word in names
+    assert different(job(FLAT), FLAT, {"sequence_parallel": True}) == {}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with plans for llama2-7b, of which the engine's memory differs."""
+    monkeypatch.chdir(tmp_path)
+    big = {
+        "layers": (LayerStrategy(zero3=True),) * 32,
+        "stage_sizes": (32,),
+        "global_batch": 32,
+    }
+    (tmp_path / "zero3.json").write_text(strategy_text(replace(ZERO3, **big)), encoding="utf-8")
+    return tmp_path
+
+
+def export(*arguments: str) -> int:
+    """Export the plan of llama2-7b on one machine of 8 GPUs."""
+    model = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--no-async-grad-reduce")
+    return export_cli.run(["zero3.json", *arguments, *model])
+
+
+def reserved(*options: str) -> float:
+    """Return the GiB that the plan reserves, by autopar-search --evaluate."""
+    arguments = ("--evaluate", "zero3.json", "--model", "llama2-7b", "--hardware", "h100:1x8")
+    cli.run([*arguments, *options, "--memory-constraint", "1000", "--json", "result.json"])
+    document = json.loads(Path("result.json").read_text(encoding="utf-8"))
+    return float(document["memory"][0]["reserved_bytes"]) / 2**30
+
+
+def test_lossless_plans_are_priced_as_they_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The difference is that of two evaluations, one with the engine's options."""
+    before = reserved("--no-async-grad-reduce")
+    after = reserved("--no-async-grad-reduce", "--fp32-gradients")
+    capsys.readouterr()
+
+    assert export("--to", "torchtitan") == 0
+
+    out = capsys.readouterr().out
+    assert "what is lost" not in out
+    assert "as the engine runs it (--fp32-gradients): +" in out
+    assert f"{after - before:+.1f} GiB on stage 0" in out
+    assert "it fits" in out
+
+
+def test_plans_that_no_longer_fit_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between both figures of memory: exit 3 and the search that avoids it; then loud."""
+    once = reserved("--async-grad-reduce")  # accelerate leaves whole gradients until the step
+    each = reserved("--no-async-grad-reduce")
+    assert once > each + 2
+    limit = ("--memory-constraint", f"{(once + each) / 2:.2f}")
+    capsys.readouterr()
+
+    assert export("--to", "accelerate", *limit) == export_cli.REFUSED
+    err = capsys.readouterr().err
+    assert "the plan does not fit as accelerate runs it:" in err
+    assert "(--async-grad-reduce): " in err
+    assert f"{once - each:+.1f} GiB on stage 0" in err
+    (line,) = [line for line in err.splitlines() if "autopar-search --" in line]
+    assert not (folder / "exports").exists()
+
+    assert export("--to", "accelerate", *limit, "--allow-approx", "--json", "out.json") == 0
+    captured = capsys.readouterr()
+    assert "WARNING: WHAT IS WRITTEN DOES NOT FIT: " in captured.err
+    assert "does not fit: " in captured.out
+    document = json.loads((folder / "out.json").read_text(encoding="utf-8"))
+    assert document["as_run"] == {"async_grad_reduce": True}
+    assert not document["price"]["after"]["fits"]
+    assert document["price"]["before"]["fits"]
+
+    # what it says to search for is exported without a word
+    words = shlex.split(line.partition("autopar-search ")[2])
+    cluster = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--settle-bsz", "32")
+    assert document["search"] == " ".join(words)
+    assert cli.run([*words, *cluster, "--output-config-path", "found.json"]) == 0
+    (plan,) = folder.glob("autopar_plan_*.json")
+    capsys.readouterr()
+    assert export_cli.run([str(plan), "--to", "accelerate", "--out", "other"]) == 0
+    assert "as the engine runs it" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", [e for e in EXPORTERS if e != "galvatron"])
+def test_refusals_name_a_search_without_losses(
+    engine: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options in the line find a plan that goes through as it was priced."""
+    (folder / "mixed.json").write_text(
+        strategy_text(replace(HETEROGENEOUS, num_stages=1, stage_sizes=(8,))), encoding="utf-8"
+    )
+    from autopar.specs import write_spec
+
+    write_spec(SMALL, folder / "model.json")
+    cluster = ("--model", "model.json", "--hardware", "h100:2x8")
+    assert export_cli.run(["mixed.json", "--to", engine, *cluster]) == export_cli.REFUSED
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if "autopar-search --" in line]
+
+    words = shlex.split(line.partition("autopar-search ")[2])
+    batch = ("--settle-bsz", "64", "--output-config-path", "found.json")
+    assert cli.run([*words, *cluster, *batch]) == 0
+    (plan,) = folder.glob("autopar_plan_*.json")
+    capsys.readouterr()
+    assert export_cli.run([str(plan), "--to", engine]) == 0
+    out = capsys.readouterr().out
+    assert "what is lost" not in out
+    assert "as the engine runs it" not in out
