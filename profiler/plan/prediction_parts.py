@@ -15,7 +15,11 @@ from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.prediction import PredictedStage, Prediction
 from profiler.plan.static import examine, stage_weights
 
-__all__ = ["BookedPart", "book", "gradient_note"]
+__all__ = ["AT_THE_PEAK", "BookedPart", "book", "gradient_note"]
+
+AT_THE_PEAK = ("activations", "passing")
+"""Parts that mean the same only together: what the loss, or the layer at its peak, has saved passes
+in a prediction and is an activation in a count."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.job import DryRunRank, RunResult
 from profiler.plan.prediction import PredictedStage, Prediction
-from profiler.plan.prediction_parts import BookedPart, book, gradient_note
+from profiler.plan.prediction_parts import AT_THE_PEAK, BookedPart, book, gradient_note
 from profiler.plan.question import Question
 from profiler.plan.report_parts import (
     difference,
@@ -64,6 +64,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
     footnotes = [
         "gradients: that are there at that moment",
         "passing: gathered weights, buffers and temporaries, predicted as the most of any moment",
+        "compared together: what the loss has saved is predicted as passing, counted as kept",
     ]
     if any(stage.held.gathered_bytes for stage in arithmetic):
         footnotes.insert(0, "weights: with the whole ones that ZeRO-2 keeps")
@@ -219,22 +220,23 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
 def _memory_rows(
     rank: DryRunRank, parts: Sequence[BookedPart], stage: PredictedStage | None
 ) -> list[list[str]]:
-    rows = [
-        [
-            "",
-            part.name,
-            optional_bytes(part.predicted_bytes),
-            format_bytes(part.counted_bytes),
-            "" if part.name == "passing" else difference(part.predicted_bytes, part.counted_bytes),
-        ]
-        for part in parts
-    ]
+    rows = []
+    for part in parts:
+        then, now = part.predicted_bytes, part.counted_bytes
+        apart = "" if part.name in AT_THE_PEAK else difference(then, now)
+        rows.append(["", part.name, optional_bytes(then), format_bytes(now), apart])
+    at_peak = [part for part in parts if part.name in AT_THE_PEAK]
+    predicted = [part.predicted_bytes for part in at_peak if part.predicted_bytes is not None]
+    if predicted:
+        then, now = sum(predicted), sum(part.counted_bytes for part in at_peak)
+        row = [optional_bytes(then), format_bytes(now), difference(then, now)]
+        rows.append(["", " and ".join(AT_THE_PEAK), *row])
     fixed = stage.memory_bytes.get("fixed") if stage is not None else None
     if fixed is not None:
         rows.append(["", "communicators", format_bytes(fixed), "", ""])
-    then = stage.tensor_bytes if stage is not None else None
+    whole = stage.tensor_bytes if stage is not None else None
     name, peak = "all" if fixed is None else "all but communicators", rank.peak_bytes
-    rows.append(["", name, optional_bytes(then), format_bytes(peak), difference(then, peak)])
+    rows.append(["", name, optional_bytes(whole), format_bytes(peak), difference(whole, peak)])
     rows[0][0] = str(rank.rank)
     return rows
 

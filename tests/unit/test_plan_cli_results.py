@@ -179,6 +179,8 @@ def test_dry_run_report_and_document() -> None:
     rows = [line.split() for line in text.splitlines()]
     assert any(row[:1] == ["gradients"] and row[-1] == "%" for row in rows)
     assert any(row[:1] == ["passing"] and row[-1] != "%" for row in rows)
+    # 900 + 500 predicted; 900 + 300 counted, since ZeRO-2 keeps all that is gathered
+    assert any(row[:3] == ["activations", "and", "passing"] and "+16.7" in row for row in rows)
     assert any(row[:3] == ["all", "but", "communicators"] and row[-2] == "-9.4" for row in rows)
     assert "the whole ones that ZeRO-2 keeps" in text
     document: Any = dry_run_document(question(), [RANK])
