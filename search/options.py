@@ -7,10 +7,12 @@ option spellings (kebab, underscore, peers' names) on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from autopar.calibration import Calibration
 from autopar.plan import PipelineType
+
+if TYPE_CHECKING:
+    from autopar.calibration import Calibration
 
 __all__ = ["ProfileMode", "SearchOptions"]
 
