@@ -111,6 +111,7 @@ def _files() -> Iterator[Case]:
         ("text for predicted bytes", ("prediction", "stages", 0, "allocated_bytes"), "9 GB"),
         ("options that are a list", ("options",), [1]),
         ("text for a flag", ("options", "sequence_parallel"), "yes"),
+        ("a number for fp32 gradients", ("options", "fp32_gradients"), 4),
         ("unknown precision", ("options", "mixed_precision"), "fp8"),
         ("a request whose model is a number", ("request", "model"), 7),
         ("a request with unusable layers", ("request", "num-layers"), "many"),
