@@ -21,7 +21,9 @@ with torch.device("meta"):
 parameters = sum(p.numel() for p in model.parameters())
 if config.activation_checkpoint is not None:
     config.activation_checkpoint.build(dump_folder="").apply(model)
+rope = config.model_spec.model.layers[0].attention.rope
 result = {
+    "rope": [rope.theta, rope.scaling_factor if rope.scaling == "llama" else None],
     "degrees": {k: getattr(dims, k) for k in ("dp_replicate", "dp_shard", "cp", "tp", "pp")},
     "parameters": parameters,
     "checkpointed": [

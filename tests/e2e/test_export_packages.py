@@ -173,6 +173,7 @@ def test_torchtitan_parses_the_recipe(tmp_path, name, stages, checkpointed):
     own = spec.num_layers * parameter_count(spec.layers[0])
     embedding, head = embedding_parameter_counts(spec, spec.vocab_size)
     assert result["parameters"] == own + embedding + head
+    assert result["rope"] == [spec.rotary_base, spec.rotary_scaling_factor]
     assert result["checkpointed"] == list(checkpointed)
     assert result["reshard"] == "always"
     assert result["global_batch"] == 64
