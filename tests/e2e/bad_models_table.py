@@ -98,6 +98,9 @@ def _configurations() -> Iterator[Case]:
         ("no layers", "num_hidden_layers", 0),
         ("an impossible size", "vocab_size", 10**30),
         ("key-value heads that do not divide the heads", "num_key_value_heads", 3),
+        ("a base of rotary positions that is a text", "rope_theta", "1e4"),
+        ("a base of rotary positions below 1", "rope_theta", 0.5),
+        ("a scaling of rotary positions that is no object", "rope_scaling", 8),
         ("an unknown architecture", "model_type", "resnet"),
         ("an architecture that is no text", "model_type", ["llama"]),
     ):
