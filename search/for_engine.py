@@ -46,8 +46,8 @@ _SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
         ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH, **_SHARDED_OPTIMIZER}, ""),
     ),
     "accelerate": (
-        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32}, _ZERO3),
-        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_SHARDED_OPTIMIZER}, ""),
+        ({**_UNIFORM, **_ONE_STAGE}, _ZERO3),
+        ({**_UNIFORM, **_ONE_STAGE, **_SHARDED_OPTIMIZER}, ""),
     ),
 }
 _WITHOUT_SP = frozenset({"deepspeed", "accelerate"})
