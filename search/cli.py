@@ -122,6 +122,7 @@ def _solve(session: Session, with_frontier: bool) -> tuple[SearchResult, list[Se
 
 def _evaluate(request: Request, session: Session) -> int:
     from search.evaluate_file import evaluate_file
+    from search.options import option_record
     from search.report.files import evaluation_document
 
     path = request.output.evaluate
@@ -146,7 +147,15 @@ def _evaluate(request: Request, session: Session) -> int:
             notes=session.notes,
             sources=session.sources,
         )
-    document = evaluation_document(plan, prediction, defaults=defaults, synthetic=session.synthetic)
+    document = evaluation_document(
+        plan,
+        prediction,
+        defaults=defaults,
+        synthetic=session.synthetic,
+        estimated=session.estimated,
+        options=option_record(session.options, session.options.memory_constraint_bytes),
+        request={**session.named, **request.given},
+    )
     _emit(request, document)
     return 0
 

@@ -6,7 +6,7 @@ option spellings (kebab, underscore, peers' names) on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from autopar.plan import PipelineType
@@ -14,7 +14,7 @@ from autopar.plan import PipelineType
 if TYPE_CHECKING:
     from autopar.calibration import Calibration
 
-__all__ = ["ProfileMode", "SearchOptions"]
+__all__ = ["ProfileMode", "SearchOptions", "option_record"]
 
 ProfileMode = Literal["static", "batch", "sequence"]
 
@@ -83,3 +83,14 @@ class SearchOptions:
     """Alternatives to report."""
     threads: int = 1
     time_limit_s: float | None = None
+
+
+def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
+    """Return the options that shape an answer; threads and limits of time do not."""
+    record = asdict(options)
+    record["memory_constraint_bytes"] = memory_bytes
+    for name in ("threads", "time_limit_s"):
+        del record[name]
+    if options.calibration is None:  # plan files of questions without one do not name it
+        del record["calibration"]
+    return record

@@ -6,8 +6,8 @@ Tables are built once per set of batch sizes; changing the memory constraint re-
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from autopar.units import GIB, format_bytes
 from search.build import CostModel
 from search.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
 from search.cost.memory import reserved_bytes
-from search.options import SearchOptions
+from search.options import SearchOptions, option_record
 from search.pins import Rules, parse_rules
 from search.predict import allocation_budget, predict, probabilities_faster
 from search.restrict import finite, restrict, stage_mask
@@ -242,7 +242,7 @@ class Planner:
             infeasibility=self._infeasibility(built, solution, memory),
             defaults_used=tuple(cost.defaults_used),
             notes=tuple(cost.notes),
-            options=_option_record(self.options, memory),
+            options=option_record(self.options, memory),
             sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
             estimated=self.hardware.estimated or self.profile.estimated,
             synthetic=self.hardware.synthetic or self.profile.synthetic,
@@ -336,17 +336,6 @@ def _degrees(plan: Plan) -> list[str]:
         ("ulysses" if ulysses else "tp") + str(t) + (f"-cp{c}" if c > 1 else "")
         for t, ulysses, c in kinds
     ]
-
-
-def _option_record(options: SearchOptions, memory: float) -> Mapping[str, object]:
-    """Return the options that shape the answer; threads and limits of time do not."""
-    record = asdict(options)
-    record["memory_constraint_bytes"] = memory
-    for name in ("threads", "time_limit_s"):
-        del record[name]
-    if options.calibration is None:  # plan files of questions without one do not name it
-        del record["calibration"]
-    return record
 
 
 def _calibrated(options: SearchOptions) -> tuple[Source, ...]:

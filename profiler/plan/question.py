@@ -108,7 +108,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
 
 
 class _Stored:
-    """What a plan file of ours says besides the plan; empty for every other file."""
+    """What a plan file or a result of ours says besides the plan; empty for other files."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path or Path()
@@ -118,8 +118,9 @@ class _Stored:
         self.has_options = bool(self.options)
 
     def _mapping(self, key: str) -> Mapping[str, object]:
-        # other objects are strategies or results, whose keys their own readers check
-        value = self.document.get(key, {}) if "format" in self.document else {}
+        # strategies have no such keys, and what they hold instead their reader checks
+        is_ours = "format" in self.document or "status" in self.document
+        value = self.document.get(key, {}) if is_ours else {}
         if not isinstance(value, Mapping):
             raise DocumentError(self.path, f"expected an object, got {shorten(value)}", key=key)
         return value

@@ -160,8 +160,7 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
     if result.peak_source == "counted" and question.job.plan.world_size > 1:
         print_line(
             console,
-            "on CPUs: gloo has no all-to-all, for which torch gathers everything, and processes "
-            "share cores and memory, so these are not the times of GPUs",
+            "on CPUs processes share cores and memory, so these are not the times of GPUs",
             style="dim",
         )
     if prediction is None:

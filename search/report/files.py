@@ -76,8 +76,15 @@ def evaluation_document(
     *,
     defaults: Sequence[str] = (),
     synthetic: bool = False,
+    estimated: bool = False,
+    options: Mapping[str, object] | None = None,
+    request: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """Return the object that `--evaluate --json` prints; `problems` holds the arithmetic."""
+    """Return the object that `--evaluate --json` prints; `problems` holds the arithmetic.
+
+    `prediction`, `options` and `request` are as in our plan file, so that whoever checks a plan
+    finds in either what was predicted, and of what.
+    """
     document = _head("evaluated", plan, prediction)
     document |= {
         "bound_samples_per_s": None,
@@ -88,6 +95,10 @@ def evaluation_document(
         "defaults_used": list(defaults),
         "search": {"states": 0, "cpu_s": 0.0, "wall_s": 0.0},
         "problems": list(prediction.problems),
+        "prediction": _prediction(plan, prediction),
+        "estimated": estimated,
+        "options": _kept(options or {}),
+        "request": {key: _plain(value) for key, value in sorted((request or {}).items())},
     }
     return document | _where_it_applies(prediction, synthetic=synthetic)
 
@@ -130,11 +141,7 @@ def plan_document(
         "estimated": result.estimated,
         "synthetic": result.synthetic,
         "inputs": [_plain(source) for source in result.sources],
-        "options": {
-            key: _plain(value)
-            for key, value in sorted(result.options.items())
-            if key not in _NOT_KEPT
-        },
+        "options": _kept(result.options),
         "request": {key: _plain(value) for key, value in sorted((request or {}).items())},
         "versions": _versions(),
     }
@@ -253,6 +260,10 @@ def _prediction(plan: Plan | None, prediction: Prediction | None) -> object:
         "problems": list(prediction.problems),
         "stages": [_stage(stage, ranks) for stage in prediction.stages],
     }
+
+
+def _kept(options: Mapping[str, object]) -> dict[str, object]:
+    return {k: _plain(value) for k, value in sorted(options.items()) if k not in _NOT_KEPT}
 
 
 def _stage(stage: StagePrediction, ranks: int) -> dict[str, object]:

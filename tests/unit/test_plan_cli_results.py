@@ -165,7 +165,7 @@ def test_run_report_compares_time_and_memory() -> None:
     assert ["stage", "0:", "backwards", "8", "ms", "10", "ms", "-20.0", "%"] in rows
     assert ["stage", "0:", "optimizer", "1", "ms"] in rows
     assert any(row[:2] == ["2", "1"] and row[-2:] == ["+100.0", "%"] for row in rows)
-    for words in ("has no prediction of its own", "rests on estimates", "a note", "gloo has no"):
+    for words in ("has no prediction of its own", "rests on estimates", "a note", "on CPUs"):
         assert words in text
     alone = replace(RESULT, reference_loss=(), reference_grad_norm=())
     text = shown(show_run, question("--layers", "2"), alone, None)
