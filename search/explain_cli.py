@@ -57,7 +57,12 @@ def _execute(raw: dict[str, Any]) -> int:
     why_not = raw.pop("why-not")
     document = read_plan_document(path)
     stored = stored_request(path, document)
-    given = {name: value for name, value in raw.items() if value not in (None, False, [])}
+    flags = {row.name for row in _ROWS if row.kind == "flag"}  # False unless somebody gave them
+    given = {
+        name: value
+        for name, value in raw.items()
+        if value is not None and value != [] and not (value is False and name in flags)
+    }
     request = build_request({**stored, **given})
     rules = _rules(why_not)
 

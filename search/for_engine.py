@@ -9,7 +9,7 @@ exporter, and of those that lose nothing the fastest is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.errors import InfeasibleError, InputError
@@ -146,12 +146,19 @@ def _fastest(session: Session, request: Request, engine: str) -> float | str:
         fp32_gradients=options.fp32_gradients,
     )
     try:
-        losses = lower_for(engine)(job).losses
+        lowered = lower_for(engine)(job)
     except InputError as error:
         return str(error)
-    if losses:
-        return f"its best plan loses {', '.join(dict.fromkeys(loss.field for loss in losses))}"
-    return float(result.prediction.samples_per_s)
+    if lowered.losses:
+        fields = dict.fromkeys(loss.field for loss in lowered.losses)
+        return f"its best plan loses {', '.join(fields)}"
+    prediction = result.prediction
+    if lowered.as_run:
+        changed = replace(options, **lowered.as_run)  # type: ignore[arg-type]
+        prediction = session.rebuilt(options=changed).evaluate(lowered.plan)
+        if not prediction.fits:
+            return "its best plan does not fit as the engine runs it"
+    return float(prediction.samples_per_s)
 
 
 def _typed(raw: Mapping[str, object], request: Request) -> str:

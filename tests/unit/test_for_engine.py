@@ -10,6 +10,7 @@ import pytest
 from autopar.errors import InfeasibleError
 from search.cli import run
 from search.cli_parse import build_request
+from search.explain_cli import run as explain
 from search.export_cli import run as export
 from search.for_engine import choose
 from search.session import open_session
@@ -83,3 +84,19 @@ def test_other_questions(other: list[str], capsys: pytest.CaptureFixture[str]) -
     """A plan that is given, or one for every budget, is not searched for an engine."""
     assert run([*COMMAND, "--engine", "megatron", *other]) == 2
     assert f"--engine: not together with {other[0]}" in capsys.readouterr().err
+
+
+def test_explain_takes_options_that_are_switched_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--no-X` beside a plan file counts: without sequence parallelism more memory is needed."""
+    path = plan_file(tmp_path, "--pin", "tp=8,vtp=8")
+    capsys.readouterr()
+
+    def first_gib(*arguments: str) -> str:
+        assert explain([str(path), *arguments]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        at = next(k for k, line in enumerate(lines) if line.startswith("memory per GPU"))
+        return lines[at + 3].split()[1]
+
+    assert float(first_gib("--no-sequence-parallel")) > float(first_gib())
