@@ -24,6 +24,7 @@ __all__ = ["Choice", "choose"]
 Additions = Mapping[str, object]
 
 _ONE_STAGE: Additions = {"max-pp-deg": "1"}
+_STAGES: Additions = {"forbid": ["pp=1"]}
 _UNIFORM: Additions = {"fine-grained-mode": False}
 _EVERY_MICROBATCH: Additions = {"async-grad-reduce": False}
 _SHARDED_OPTIMIZER: Additions = {"default-dp-type": "zero2", "disable-sdp": True}
@@ -37,9 +38,12 @@ _SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
         ({**_SHARDED_OPTIMIZER, **_UNIFORM}, ""),
         ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
     ),
+    # with stages it reduces once per step
     "torchtitan": (
-        ({**_EVERY_MICROBATCH, **_FP32}, _ZERO3),
-        ({**_EVERY_MICROBATCH, **_FP32, **_SHARDED_OPTIMIZER}, ""),
+        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32}, _ZERO3),
+        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_SHARDED_OPTIMIZER}, ""),
+        ({**_STAGES, **_FP32}, _ZERO3),
+        ({**_STAGES, **_FP32, **_SHARDED_OPTIMIZER}, ""),
     ),
     "deepspeed": (
         ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
@@ -117,7 +121,10 @@ def _added(
     if degree > 1 and engine in _WITHOUT_SP:
         additions = {**additions, "sequence-parallel": False}
     for name, value in additions.items():
-        if result.get(name) is None or result[name] is False:
+        typed = result.get(name)
+        if isinstance(value, list):
+            result[name] = [*(typed if isinstance(typed, list | tuple) else ()), *value]
+        elif typed is None or typed is False:
             result[name] = value
     pin = f"tp={degree},vtp={degree}" + (f",{rules}" if rules else "")
     before = result.get("pin")
