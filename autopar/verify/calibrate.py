@@ -103,13 +103,11 @@ def calibrate(
     measured = np.array([row.measured_s for row in rows])
     before = np.array([row.plan.predicted_s for row in rows])
     c = k = 1.0
-    for turn in range(_TURNS):
+    for _ in range(_TURNS):
         columns = pricer.columns(c, k)
         times = fit_times(columns, measured)
         c, k = times.computation, 1.0 if times.communication is None else times.communication
         after = pricer.times_s(c, k) + times.fixed_s
-        if turn and np.abs(after / times.times_s(columns) - 1.0).max() < _NEAR:
-            break
         if np.allclose(after, times.times_s(columns), rtol=_NEAR):
             break
     drawn, drawn_memory = _draws(comparison, columns)

@@ -21,7 +21,7 @@ from autopar.verify.commands import CommandError, Folder
 from autopar.verify.lines import Lines
 from autopar.verify.options import VerifyOptions
 
-__all__ = ["Candidate", "Contrast", "choose_plans", "contrasts", "describe", "plain_plan"]
+__all__ = ["Candidate", "Contrast", "choose_plans", "contrasts", "describe", "plain_plan", "priced"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def choose_plans(
         plan = plain_plan(read_strategy(load_object(command.outputs[0]).data, world_size=world))
         if _runs(plan):
             kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
-    return [_priced(plan, *names, lines, folder) for plan, names in kept.items()]
+    return [priced(plan, *names, lines, folder) for plan, names in kept.items()]
 
 
 def plain_plan(plan: Plan) -> Plan:
@@ -221,15 +221,23 @@ def _runs(plan: Plan) -> bool:
     return plan.pipeline_type == "gpipe" or plan.num_microbatches >= plan.num_stages
 
 
-def _priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
+def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
+    """Return a plan with its price; figures of another plan that had its name are deleted.
+
+    Raises
+    ------
+    CommandError : pricing fails.
+    DocumentError : the price holds no time.
+    """
     strategy = lines.work / "plans" / f"{name}.strategy.json"
     out = lines.work / "plans" / f"{name}.json"
     document = strategy_document(plan)
     if not strategy.is_file() or load_object(strategy).data != document:
         write_json(strategy, document)
         out.unlink(missing_ok=True)  # of another plan under this name
-        for run in (lines.work / "runs").glob(f"{name}.*.json"):
-            run.unlink()
+        for pattern in (f"runs/{name}.*.json", f"probes/*/{name}.json"):
+            for stale in list(lines.work.glob(pattern)):
+                stale.unlink()
     label = describe(plan)
     folder.run(lines.price(strategy, out, f"plans/{name}", f"pricing {label}"))
     if load_object(out).data.get("step_time_s") is None:

@@ -18,14 +18,13 @@ from autopar.commands import one_line
 from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.jsonio import load_object, write_json
 from autopar.verify.busy import Usage
-from autopar.verify.options import VerifyOptions
+from autopar.verify.options import OWN_FOLDERS, VerifyOptions, require_own_inputs
 
 __all__ = ["Command", "CommandError", "Folder", "Start", "environment", "start_process"]
 
 _GRACE_S = 10.0
 _QUESTION = "question.json"
-_OURS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
-"""Folders inside of the work folder that are written, and emptied by --no-resume."""
+_CALIBRATION = "calibration.json"
 _NOT_ASKED = {"work", "resume", "json", "dry_run", "repeats", "plans", "contrast"}
 """Options that may change between two calls in one folder: what is there still counts."""
 
@@ -71,13 +70,16 @@ class Folder:
 
     Raises
     ------
-    OptionError : the folder holds the answers to another question, or cannot be written.
+    OptionError : the folder holds the answers to another question, or given files that
+        --no-resume would delete, or cannot be written.
     """
 
     def __init__(
         self, options: VerifyOptions, say: Callable[[str], None], start: Start | None = None
     ) -> None:
+        require_own_inputs(options)
         self.path = options.work
+        self.calibration = self.path / _CALIBRATION
         self.say = say
         self.num_started = 0
         self._start = start or start_process
@@ -113,9 +115,25 @@ class Folder:
                     "another folder, or empty it with --no-resume"
                 )
         if known and not resume:
-            for name in _OURS:
+            self.drop_calibration()
+            for name in OWN_FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
         write_json(path, dict(question))
+
+    def drop_calibration(self) -> None:
+        """Delete the calibration of an earlier call, which rests on other runs.
+
+        Raises
+        ------
+        OptionError : it cannot be deleted.
+        """
+        try:
+            self.calibration.unlink(missing_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"--work: {self.calibration} cannot be deleted ({error.strerror or error}); "
+                "choose another folder"
+            ) from None
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -9,12 +9,21 @@ from typing import Literal
 
 from autopar.errors import OptionError
 
-__all__ = ["MINIMUM_PLANS", "Device", "VerifyOptions", "checked_options"]
+__all__ = [
+    "MINIMUM_PLANS",
+    "OWN_FOLDERS",
+    "Device",
+    "VerifyOptions",
+    "checked_options",
+    "require_own_inputs",
+]
 
 Device = Literal["cuda", "cpu"]
 MINIMUM_PLANS = 8
 """A rank correlation of fewer plans says little: with 8 a correlation of 0.64 is chance once in
 20 times (one-sided, table of Zar, J. Am. Stat. Assoc. 67 (1972) 578)."""
+OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
+"""Folders inside of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
 
 
@@ -89,4 +98,25 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
     for name, folder in (("--hardware", options.hardware), ("--profiles", options.profiles)):
         if folder is not None and not Path(folder).is_dir():
             raise OptionError(f"{name}: {folder} is no folder; give the folder of measured files")
+    require_own_inputs(options)
     return options
+
+
+def require_own_inputs(options: VerifyOptions) -> None:
+    """Raise an OptionError when given files lie where --no-resume deletes everything."""
+    work = options.work.resolve()
+    for name, given in (
+        ("--hardware", options.hardware),
+        ("--profiles", options.profiles),
+        ("--model", options.model),
+    ):
+        if given is None or not Path(given).exists():  # a shipped name
+            continue
+        inside = Path(given).resolve()
+        for folder in OWN_FOLDERS:
+            if inside.is_relative_to(work / folder):
+                raise OptionError(
+                    f"{name}: {given} is in {options.work / folder}, which autopar-verify writes "
+                    "and --no-resume empties; copy these files to another folder, or choose "
+                    "another --work"
+                )

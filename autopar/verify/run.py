@@ -80,6 +80,7 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
             folder.run(command)
     notes: list[str] = []
     candidates = choose_plans(options, lines, folder, notes)
+    folder.drop_calibration()
     plans = _measure(options, candidates, lines, folder, notes)
     if len(plans) < MINIMUM_PLANS:
         notes.append(f"{len(plans)} plans say little of a ranking; {MINIMUM_PLANS} are enough")
@@ -96,7 +97,7 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
             notes=tuple(notes),
         )
     calibrated = calibrate(comparison, candidates, subject, lines, folder)
-    path = options.work / "calibration.json"
+    path = folder.calibration
     write_calibration(path, calibration_document(calibrated, subject))
     return Verification(
         subject=subject,

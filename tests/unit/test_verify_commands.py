@@ -139,6 +139,37 @@ def test_a_folder_answers_one_question(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["hardware", "profiles", "model"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_given_files_are_never_deleted(tmp_path: Path, name: str, resume: bool) -> None:
+    """Those in a folder that --no-resume empties are refused, also by a detour."""
+    work = tmp_path / "work"
+    opened(work)
+    mine = work / "model" / "mine"
+    mine.mkdir(parents=True)
+    (work / "calibration.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "link").symlink_to(mine)
+    changes = {"model": "llama2-7b", name: str(tmp_path / "link")}
+
+    words = rf"--{name}: .*link is in .*model, which .*; copy these files to another folder"
+    with pytest.raises(OptionError, match=words):
+        checked_options(VerifyOptions(work=work, **changes))
+    with pytest.raises(OptionError, match=words):
+        opened(work, resume=resume, **changes)
+    assert mine.is_dir()
+    assert (work / "calibration.json").is_file()
+
+
+def test_a_calibration_of_other_runs_does_not_stay(tmp_path: Path) -> None:
+    """It is deleted where the rest is."""
+    opened(tmp_path)
+    (tmp_path / "calibration.json").write_text("{}", encoding="utf-8")
+    opened(tmp_path)
+    assert (tmp_path / "calibration.json").is_file()
+    opened(tmp_path, resume=False)
+    assert not (tmp_path / "calibration.json").exists()
+
+
 def test_one_call_at_a_time(tmp_path: Path) -> None:
     """A second one is refused while the first is at work, and not after it."""
     first, second = opened(tmp_path)[0], opened(tmp_path)[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ import pytest
 from autopar.calibration import read_calibration
 from autopar.estimate import cli as estimate_cli
 from autopar.jsonio import load_object
-from autopar.verify.commands import Command
+from autopar.plan_files import read_strategy
+from autopar.verify.choose import priced
+from autopar.verify.commands import Command, Folder
 from autopar.verify.documents import verify_document
-from autopar.verify.lines import SMALL_MODEL
+from autopar.verify.lines import SMALL_MODEL, Lines
 from autopar.verify.options import VerifyOptions, checked_options
 from autopar.verify.report import show_verification
 from autopar.verify.run import Verification, verify
@@ -277,9 +280,33 @@ def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Pa
     machine.broken = {path.stem for path in (tmp_path / "work" / "plans").glob("*.json")} - {"best"}
     for path in (tmp_path / "work" / "runs").glob("*.json"):
         path.unlink()
+    old = tmp_path / "work" / "calibration.json"
+    assert old.is_file()
     found = verified(files, tmp_path / "work", machine, said, **small)
     assert found.calibrated is None
+    assert not old.exists()
     assert "no calibration: it needs at least 4 plans, 1 ran" in found.notes
+
+
+def test_a_name_with_another_plan_has_no_old_figures(
+    files: Path, found: tuple[Verification, Machine, Path], tmp_path: Path
+) -> None:
+    """Price, runs and probes are of the plan that had the name before; others keep theirs."""
+    work = tmp_path / "work"
+    shutil.copytree(found[2], work)
+    options = options_of(files, work)
+    before = load_object(work / "plans" / "ckpt.strategy.json").data
+    plan = read_strategy(before, world_size=2)
+    other = replace(plan, vocab=replace(plan.vocab, tp=3 - plan.vocab.tp))
+    folder = Folder(options, [].append, Machine(tmp_path, TRUTH))
+    probes = set(work.glob("probes/*/*.json"))
+    own = {path for path in probes if path.name == "ckpt.json"}
+    assert own
+
+    priced(other, "ckpt", "for the test", Lines(options, "cpu"), folder)
+    assert set(work.glob("probes/*/*.json")) == probes - own
+    assert not list(work.glob("runs/ckpt.*.json"))
+    assert list(work.glob("runs/best.*.json"))
 
 
 def test_drift_between_rounds_widens_the_interval(files: Path, tmp_path: Path) -> None:
