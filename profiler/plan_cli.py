@@ -12,6 +12,7 @@ from autopar.commands import describe_failure, one_line, reader_left
 from autopar.errors import InputError
 from profiler.option_table import FILES, OptionRow, make_app
 from profiler.plan.dispatch import dispatch, refuse_illegal
+from profiler.plan.launched import launched_ranks
 from profiler.plan.options import Mode, PlanOptions
 from profiler.plan.parse import build_options
 from profiler.plan.question import Question, ask
@@ -20,8 +21,6 @@ from profiler.plan.spellings import translate
 __all__ = ["app", "main", "run"]
 
 _COMMAND = "profile-plan"
-_LAUNCHER_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
-_LAUNCHER_VARIABLES = (*_LAUNCHER_NUMBERS, "MASTER_ADDR")
 _GRACE_S = 2.0
 """torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
 say why."""
@@ -86,7 +85,9 @@ _OPTIONS = (
         "backend", "auto|nccl|gloo", "auto: nccl where torch finds a GPU, otherwise gloo.", _HOW
     ),
     OptionRow("device", "auto|cuda|cpu", "cuda is --backend nccl, cpu is --backend gloo.", _HOW),
-    OptionRow("timeout", "S", "A communication that takes longer has failed.", _HOW),
+    OptionRow(
+        "timeout", "S", "A step, or the building of stages, that takes longer has failed.", _HOW
+    ),
     OptionRow(
         "ranks",
         "RANKS",
@@ -144,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
         options = app(args=normal, prog_name=_COMMAND, standalone_mode=False)
         if not isinstance(options, PlanOptions):  # --help
             return options if isinstance(options, int) else 0
-        launched = _launched()
+        launched = launched_ranks()
         mode: Mode = options.mode or ("static" if launched is None else "run")
         if rank and mode != "run":
             return 0
@@ -169,24 +170,6 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, KeyboardInterrupt):
             speaks = rank == 0
         return _end(failure.text, failure.exit_code, speaks=speaks)
-
-
-def _launched() -> int | None:
-    """Return the number of ranks that torchrun started, None where it did not.
-
-    Raises
-    ------
-    InputError: somebody else set its variables.
-    """
-    if any(name not in os.environ for name in _LAUNCHER_VARIABLES):
-        return None
-    for name in _LAUNCHER_NUMBERS:
-        if not os.environ[name].isdecimal():
-            raise InputError(
-                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
-                "let torchrun set it"
-            )
-    return max(1, int(os.environ["WORLD_SIZE"]))
 
 
 def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:

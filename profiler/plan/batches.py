@@ -30,7 +30,7 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise InputError(
             f"model {job.spec.name!r}: the vocabulary size is unknown; give vocab_size"
         )
-    generator = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
+    generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))
     shape = (2, job.plan.global_batch, job.spec.layers[0].seq_length)
     tokens, labels = torch.randint(0, vocab, shape, generator=generator)
     return tokens, labels

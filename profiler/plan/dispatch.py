@@ -14,11 +14,15 @@ from profiler.plan.question import Question
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
 
-__all__ = ["MismatchError", "dispatch", "refuse_illegal"]
+__all__ = ["MismatchError", "UncheckedError", "dispatch", "refuse_illegal"]
 
 
 class MismatchError(AutoparError):
     """A run has other losses or gradients than one process without parallelism (exit code 1)."""
+
+
+class UncheckedError(AutoparError):
+    """A run could not be compared with one process (exit code 1)."""
 
 
 def refuse_illegal(
@@ -134,6 +138,8 @@ def _run(question: Question, options: PlanOptions) -> int:
         console = make_console(sys.stdout)
         show_head(console, question)
         show_run(console, question, result, verdict)
+    if verdict is None and result.notes:
+        raise UncheckedError("; ".join(result.notes))
     if verdict is not None and not verdict.matches:
         raise MismatchError(verdict.sentence)
     return 0

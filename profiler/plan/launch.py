@@ -18,6 +18,7 @@ from profiler.environment import collect
 from profiler.hardware.meeting import connect, introduce
 from profiler.hardware.session import claim_errors
 from profiler.hardware.watch import Trouble, Watch
+from profiler.plan.launched import launched_ranks
 from profiler.plan.layout import Cube
 
 __all__ = ["OutOfMemoryError", "is_shortage", "met"]
@@ -47,7 +48,7 @@ def met(
 
     predicted_bytes : by stage, to be said beside what was there when memory runs out.
     """
-    if "MASTER_ADDR" not in os.environ:
+    if launched_ranks() is None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         try:
             with _explained(0, cube, device, predicted_bytes):

@@ -60,7 +60,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         kept = arithmetic[rank.stage].held.gathered_bytes
         parts = book(question.job, rank, prediction, kept_bytes=kept)
         rows += _memory_rows(rank, parts, stages[rank.stage] if stages else None)
-    print_table(console, ["rank", "what", "predicted", "counted", "difference"], rows[:120], left=2)
+    print_some(console, ["rank", "what", "predicted", "counted", "difference"], rows, left=2)
     footnotes = [
         "gradients: that are there at that moment",
         "passing: gathered weights, buffers and temporaries, predicted as the most of any moment",
@@ -188,10 +188,18 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         return
     plan, prediction = question.job.plan, question.prediction
     each = plan.world_size // plan.num_stages
+    # the allocator gives out receive buffers too; communicators, which are predicted where the
+    # hardware is estimated, it does not see
+    with_buffers = (
+        result.peak_source == "allocated" and prediction is not None and prediction.basis is None
+    )
     rows = []
     for rank, peak in enumerate(result.peak_bytes):
         stages = prediction.stages if prediction is not None else ()
-        then = stages[rank // each].tensor_bytes if stages else None
+        then = None
+        if stages and prediction is not None:
+            stage = stages[rank // each]
+            then = stage.allocated_bytes if with_buffers else stage.tensor_bytes
         rows.append(
             [
                 str(rank),
@@ -207,7 +215,9 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         "allocated": "measured: the most that torch's allocator gave out",
         "counted": "measured: storages of tensors, counted in one step",
     }
-    taken_off = "; predicted without communicators" if prediction and prediction.stages else ""
+    taken_off = "; predicted without communicators and receive buffers"
+    if with_buffers or prediction is None or not prediction.stages:
+        taken_off = ""
     print_line(console, what[result.peak_source] + taken_off, style="dim")
     if prediction is None or not prediction.stages:
         print_line(console, no_prediction("memory"), style="dim")

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from autopar.errors import InputError
 from profiler.plan.batches import Batch, local_batch
 from profiler.plan.job import PlanJob, RunResult
-from profiler.plan.launch import OutOfMemoryError, is_shortage, met
+from profiler.plan.launch import is_shortage, met
+from profiler.plan.launched import launched_ranks
 from profiler.plan.layout import Cube, check_job, layer_layout, vocab_layout
 from profiler.plan.reference import reference_steps
 from profiler.plan.shards import sums_by_itself
@@ -25,6 +26,12 @@ from profiler.plan.train import Trainer
 __all__ = ["choose_backend", "run_in_world", "run_plan"]
 
 
+_NO_REFERENCE = (
+    "the plan ran, but one process with the whole model to compare it with ran out of memory; run "
+    "fewer layers (--layers), or compare with nothing (--no-reference)"
+)
+
+
 def run_plan(
     job: PlanJob,
     *,
@@ -32,7 +39,7 @@ def run_plan(
     num_steps: int = 2,
     num_timed_steps: int = 0,
     with_reference: bool = True,
-    timeout_s: float = 600.0,
+    timeout_s: float = 300.0,
     predicted_bytes: Sequence[int | None] = (),
 ) -> RunResult | None:
     """Run a plan on the ranks that torchrun has started; return what was found on rank 0.
@@ -52,7 +59,7 @@ def run_plan(
     if with_reference:
         _check_reference(job)
     name, device = choose_backend(backend)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched_ranks() or 1
     if world != job.plan.world_size:
         raise InputError(
             f"the plan is for {job.plan.world_size} ranks and {world} were started; start "
@@ -77,10 +84,7 @@ def run_plan(
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise
-        raise OutOfMemoryError(
-            "the plan ran, but one process with the whole model to compare it with ran out of "
-            "memory; run fewer layers (--layers), or compare with nothing (--no-reference)"
-        ) from None
+        return replace(result, notes=(_NO_REFERENCE,))  # what ran is not thrown away
     return replace(result, reference_loss=loss, reference_grad_norm=grad_norm)
 
 
@@ -91,7 +95,7 @@ def run_in_world(
     num_steps: int = 2,
     num_timed_steps: int = 0,
     with_reference: bool = True,
-    timeout_s: float = 600.0,
+    timeout_s: float = 300.0,
     begin: Callable[[str], None] = lambda during: None,
 ) -> RunResult | None:
     """Do the same among ranks that have met already, so that several plans can follow.

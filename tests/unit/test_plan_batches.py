@@ -76,3 +76,9 @@ def test_a_model_without_vocabulary_is_refused() -> None:
     job = replace(job, spec=replace(LLAMA, vocab_size=None))
     with pytest.raises(InputError, match=r"^model 'llama-like': the vocabulary size is unknown"):
         global_tokens(job, 0)
+
+
+def test_the_largest_seed_has_tokens() -> None:
+    """Seeds are taken as they are, also where a step beyond them has more than 63 bits."""
+    job = replace(_job(VocabStrategy()), seed=(1 << 63) - 1)
+    assert not torch.equal(global_tokens(job, 0)[0], global_tokens(job, 1)[0])

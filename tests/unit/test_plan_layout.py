@@ -68,15 +68,18 @@ def test_axes_are_prime_factors_in_an_order_that_fits_all_degrees(
         (
             _plan(6, _L(tp=2), _L(tp=3)),
             (
-                "the consecutive groups of 2 of layer 0 and the consecutive groups of 3 of layer 1 do "
-                "not fit on one mesh of 6 ranks (2 does not divide 3); choose degrees that divide one "
+                "the consecutive groups of 2 of layer 0 and the consecutive groups of 3 of layer "
+                "1 do "
+                "not fit on one mesh of 6 ranks (2 does not divide 3); choose degrees that "
+                "divide one "
                 "another"
             ),
         ),
         (
             _plan(12, _L(tp=4), vocab=6),
             (
-                "the consecutive groups of 4 of layer 0 and the groups of 6 of embedding and head do "
+                "the consecutive groups of 4 of layer 0 and the groups of 6 of embedding and "
+                "head do "
                 "not fit on one mesh of 12 ranks (4 does not divide 6); choose degrees that divide "
                 "one another"
             ),
@@ -84,7 +87,8 @@ def test_axes_are_prime_factors_in_an_order_that_fits_all_degrees(
         (
             _plan(6, _L(tp=2), _L(tp=2, strided=True)),
             (
-                "the consecutive groups of 2 of layer 0 and the strided groups of 2 of layer 1 do not "
+                "the consecutive groups of 2 of layer 0 and the strided groups of 2 of layer 1 "
+                "do not "
                 "fit on one mesh of 6 ranks (2 does not divide 3); choose degrees that divide one "
                 "another"
             ),

@@ -21,6 +21,13 @@ from tests.plan_cases import MOE, make_job  # noqa: E402
 _L = LayerStrategy
 
 
+def _launch(monkeypatch: pytest.MonkeyPatch, world: int | str) -> None:
+    """Set what torchrun sets in the first of some ranks."""
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world, "MASTER_PORT": 29500}
+    for name, value in {**values, "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def _experts(seq_length: int) -> ModelSpec:
     return replace(MOE, layers=(replace(MOE.layers[0], seq_length=seq_length),))
 
@@ -38,7 +45,7 @@ def _experts(seq_length: int) -> ModelSpec:
 def test_experts_that_one_process_would_train_otherwise(
     job: PlanJob, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", str(job.plan.world_size))
+    _launch(monkeypatch, str(job.plan.world_size))
     with pytest.raises(InputError) as caught:
         run_plan(job, backend="gloo")
     assert str(caught.value).startswith(start)
@@ -59,13 +66,13 @@ def test_a_torch_that_only_averages_cannot_divide_on_cpus(
 ) -> None:
     # as in torch 2.6, whose FSDP2 asks gloo for an average
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    _launch(monkeypatch, "2")
     with pytest.raises(InputError, match=r"^ZeRO-2 and ZeRO-3 on CPUs need torch 2\.8 or newer"):
         run_plan(job, backend="gloo")
 
 
 def test_other_numbers_of_ranks_and_missing_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    _launch(monkeypatch, "3")
     with pytest.raises(InputError, match=r"^the plan is for 2 ranks and 3 were started; "):
         run_plan(make_job(2, _L()), backend="gloo")
     if not torch.cuda.is_available():
@@ -80,3 +87,20 @@ def test_only_a_lack_of_memory_is_one() -> None:
     assert is_shortage(MemoryError())
     assert is_shortage(torch.OutOfMemoryError("CUDA out of memory"))
     assert not is_shortage(RuntimeError("Connection closed by peer"))
+
+
+def test_a_run_survives_a_reference_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found is returned, with the reason why there is nothing to compare it with."""
+
+    def too_large(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("profiler.plan.run.reference_steps", too_large)
+    found = run_plan(make_job(1, _L()), backend="gloo", num_steps=1)
+
+    assert found is not None
+    assert len(found.loss) == 1
+    assert found.reference_loss == ()
+    assert "one process with the whole model" in found.notes[0]
