@@ -11,7 +11,7 @@ from typing import Any
 from autopar.errors import DocumentError
 from autopar.jsonio import load_object, shorten
 
-__all__ = ["MeasuredPlan", "RunSamples", "read_priced", "read_run"]
+__all__ = ["MeasuredPlan", "RunSamples", "predicted_bytes", "read_priced", "read_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class MeasuredPlan:
     chosen: str
     predicted_s: float
     predicted_bytes: tuple[int, ...]
-    """Allocated, by stage."""
+    """By stage, of what `peak_bytes` holds."""
     rounds: tuple[RunSamples, ...]
     strategy: Mapping[str, Any]
     """The strategy file."""
@@ -76,6 +76,42 @@ def read_priced(path: Path) -> dict[str, Any]:
             remedy="run again with --no-resume",
         )
     return data
+
+
+def predicted_bytes(path: Path, priced: Mapping[str, Any], peak_source: str) -> tuple[int, ...]:
+    """Return what is predicted of the peak of each stage, in bytes.
+
+    A count has the tensors of the model alone, so `fixed` (receive buffers and, of estimates,
+    communicators) is left out. A CUDA allocator has the receive buffers too: there all counts, as
+    what communicators take beside the allocator is predicted of estimates only.
+
+    Raises
+    ------
+    DocumentError : the price says nothing of a stage.
+    """
+    try:
+        stages = priced["prediction"]["stages"]
+        found = tuple(
+            int(stage["allocated_bytes"])
+            - (int(stage["memory_bytes"]["fixed"]) if peak_source == "counted" else 0)
+            for stage in stages
+        )
+    except (KeyError, TypeError, ValueError):
+        raise _unpriced(path, priced) from None
+    if not found or min(found) <= 0:
+        raise _unpriced(path, priced)
+    return found
+
+
+def _unpriced(path: Path, priced: Mapping[str, Any]) -> DocumentError:
+    detail = priced.get("prediction")
+    stages = detail.get("stages") if isinstance(detail, Mapping) else detail
+    return DocumentError(
+        path,
+        f"expected allocated_bytes and memory_bytes of every stage, got {shorten(stages)}",
+        key="prediction.stages",
+        remedy="run again with --no-resume",
+    )
 
 
 def read_run(path: Path, num_ranks: int) -> RunSamples:

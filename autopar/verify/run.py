@@ -29,7 +29,7 @@ from autopar.verify.choose import Candidate, choose_plans, contrasts
 from autopar.verify.commands import CommandError, Folder, Start, environment, start_process
 from autopar.verify.comparison import Comparison, compare
 from autopar.verify.lines import SMALL_MODEL, Lines
-from autopar.verify.measured import MeasuredPlan, RunSamples, read_priced, read_run
+from autopar.verify.measured import MeasuredPlan, RunSamples, predicted_bytes, read_priced, read_run
 from autopar.verify.options import MINIMUM_PLANS, Device, VerifyOptions
 
 __all__ = ["Verification", "find_device", "planned_commands", "verify"]
@@ -200,7 +200,7 @@ def _measured(candidate: Candidate, runs: Sequence[RunSamples]) -> MeasuredPlan:
         label=candidate.label,
         chosen=candidate.chosen,
         predicted_s=float(priced["step_time_s"]),
-        predicted_bytes=tuple(int(stage["allocated_bytes"]) for stage in priced["memory"]),
+        predicted_bytes=predicted_bytes(candidate.path, priced, runs[0].peak_source),
         rounds=tuple(runs),
         strategy=strategy_document(candidate.plan),
         interval_s=None if interval is None else (interval[0], interval[1]),

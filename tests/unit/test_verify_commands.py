@@ -18,7 +18,7 @@ from autopar.verify.busy import Usage
 from autopar.verify.choose import contrasts, describe
 from autopar.verify.commands import Command, CommandError, Folder, environment
 from autopar.verify.lines import Lines
-from autopar.verify.measured import read_priced, read_run
+from autopar.verify.measured import predicted_bytes, read_priced, read_run
 from autopar.verify.options import VerifyOptions, checked_options
 from search.pins import parse_rules
 
@@ -310,6 +310,24 @@ def test_plans_without_a_price_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DocumentError, match="expected a time above 0, got null"):
         read_priced(path)
+
+
+def test_counted_peaks_are_predicted_without_receive_buffers() -> None:
+    """The allocator's with them; a price without stages is refused."""
+    stage = {"allocated_bytes": 100, "memory_bytes": {"states": 70, "fixed": 30}}
+    priced = {"prediction": {"stages": [stage, stage]}}
+    path = Path("plan.json")
+
+    assert predicted_bytes(path, priced, "counted") == (70, 70)
+    assert predicted_bytes(path, priced, "allocated") == (100, 100)
+    bad: tuple[dict[str, Any], ...] = (
+        {},
+        {"prediction": None},
+        {"prediction": {"stages": [{"allocated_bytes": 100}]}},
+    )
+    for content in bad:
+        with pytest.raises(DocumentError, match=r"key 'prediction.stages': expected allocated_b"):
+            predicted_bytes(path, content, "counted")
 
 
 def test_peaks_that_nobody_counted_are_unknown(tmp_path: Path) -> None:
