@@ -25,6 +25,8 @@ from autopar.units import format_seconds
 __all__ = [
     "CALIBRATION_FORMAT",
     "CALIBRATION_VERSION",
+    "MOST",
+    "MOST_S",
     "SANE",
     "Calibration",
     "CalibrationDocument",
@@ -44,10 +46,15 @@ and is better measured again. Communication of small messages scatters most, byt
 _WIDE = 2.0
 """An interval whose ends are so far apart leaves open what the factor is."""
 
+MOST = 1e3
+"""No factor, and no end of its interval, is larger: more is no correction but another machine."""
+MOST_S = 3600.0
+"""No step takes more seconds longer."""
+
 _Factor = Annotated[
     float,
     Quantity(
-        what="measured over predicted", unit="", maximum=1e3, too_large="is no correction any more"
+        what="measured over predicted", unit="", maximum=MOST, too_large="is no correction any more"
     ),
 ]
 _Seconds = Annotated[
@@ -55,7 +62,7 @@ _Seconds = Annotated[
     Quantity(
         what="time of every step",
         unit="s",
-        maximum=3600.0,
+        maximum=MOST_S,
         exclusive=False,
         too_large="is probably in ms",
     ),

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from autopar.calibration import (
     CALIBRATION_FORMAT,
     CALIBRATION_VERSION,
+    MOST,
+    MOST_S,
     CalibrationDocument,
     write_calibration,
 )
@@ -128,15 +130,23 @@ def calibrate(
     predicted, counted = _stages(comparison)
     memory = fit_bytes(predicted, counted) if len(counted) else None
     known = memory is not None
+    computation, communication, fixed = (
+        _around(value, [x for x in drawn_values if x is not None])
+        for value, drawn_values in (
+            (c, [f.computation for f in factors]),
+            (k, [f.communication for f in factors]),
+            (times.fixed_s, [f.fixed_s for f in factors]),
+        )
+    )
+    memory_interval = None if memory is None else _around(memory, drawn_memory)
+    notes += _clipped(computation, communication, fixed, memory_interval)
     return Calibrated(
         times=times,
         memory=memory,
-        computation_interval=_around(c, [f.computation for f in factors]),
-        communication_interval=None
-        if times.communication is None
-        else _around(k, [f.communication for f in factors if f.communication is not None]),
-        fixed_interval_s=_around(times.fixed_s, [f.fixed_s for f in factors]),
-        memory_interval=_around(memory, drawn_memory) if memory is not None else None,
+        computation_interval=computation,
+        communication_interval=None if times.communication is None else communication,
+        fixed_interval_s=fixed,
+        memory_interval=memory_interval,
         names=tuple(row.plan.name for row in rows),
         measured_s=tuple(measured.tolist()),
         before_s=tuple(before.tolist()),
@@ -148,6 +158,27 @@ def calibrate(
         else None,
         notes=tuple(notes),
     )
+
+
+def _clipped(
+    computation: tuple[float, float],
+    communication: tuple[float, float],
+    fixed_s: tuple[float, float],
+    memory: tuple[float, float] | None,
+) -> list[str]:
+    """Return what is to be said of intervals that end at the most that a calibration holds."""
+    ends = {
+        "factor of computation": (computation, MOST),
+        "factor of communication": (communication, MOST),
+        "time of every step": (fixed_s, MOST_S),
+        "factor of memory": (memory, MOST),
+    }
+    return [
+        f"the {name} is {'' if interval[0] >= most else 'up to '}{most:g} or more, cut there: the "
+        "profiles are not of what ran; measure them again"
+        for name, (interval, most) in ends.items()
+        if interval is not None and interval[1] >= most
+    ]
 
 
 def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocument:
@@ -244,8 +275,9 @@ class _Pricer:
     def columns(self, computation: float, communication: float) -> TimeColumns:
         """Return the derivatives of the step times at these factors."""
         here = self.times_s(computation, communication)
-        there = self.times_s(computation, communication * (1.0 + _STEP))
-        slope = np.maximum((there - here) / (communication * _STEP), 0.0)
+        step = _STEP if communication * (1.0 + _STEP) <= MOST else -_STEP
+        there = self.times_s(computation, communication * (1.0 + step))
+        slope = np.maximum((there - here) / (communication * step), 0.0)
         rest = np.maximum((here - communication * slope) / computation, 0.0)
         return TimeColumns(computation=rest, communication=slope)
 

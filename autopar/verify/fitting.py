@@ -5,7 +5,7 @@ degree 1 (both twice, twice the time) and piecewise linear, because exchanges hi
 computation; so at any point T = c*a + k*b with a, b its derivatives (Euler). The columns a and b
 come from pricing the plans again with another factor of communication, and the fit
 
-    measured = c*a + k*b + fixed,   c, k >= LEAST, fixed >= 0
+    measured = c*a + k*b + fixed,   MOST >= c, k >= LEAST, MOST_S >= fixed >= 0
 
 weighs relative errors, large ones less (Huber, Ann. Math. Statist. 35 (1964) 73).
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.calibration import MOST, MOST_S
 from autopar.fit import nonnegative_fit
 
 __all__ = ["LEAST", "Fitted", "TimeColumns", "fit_bytes", "fit_times", "left_out_s"]
@@ -58,7 +59,10 @@ class Fitted:
 
 
 def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
-    """Return the factors; at least as many plans as unknowns, else fixed seconds are left at 0."""
+    """Return the factors; at least as many plans as unknowns, else fixed seconds are left at 0.
+
+    What is above the most that a calibration holds is set to that.
+    """
     communicates = bool((columns.communication > _SMALL * measured_s).any())
     base = LEAST * columns.computation
     parts = [columns.computation]
@@ -74,9 +78,9 @@ def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
     found = _robust(design, measured_s, np.minimum(base, measured_s))
     has_fixed = len(parts) == 2 + communicates
     return Fitted(
-        computation=LEAST + float(found[0]),
-        communication=LEAST + float(found[1]) if communicates else None,
-        fixed_s=float(found[-1]) if has_fixed else 0.0,
+        computation=min(LEAST + float(found[0]), MOST),
+        communication=min(LEAST + float(found[1]), MOST) if communicates else None,
+        fixed_s=min(float(found[-1]), MOST_S) if has_fixed else 0.0,
     )
 
 
@@ -94,12 +98,12 @@ def left_out_s(columns: TimeColumns, measured_s: F64) -> F64:
 
 
 def fit_bytes(predicted: F64, counted: F64) -> float:
-    """Return the factor of memory: the median ratio, which a few odd plans do not move.
+    """Return the factor of memory: the median ratio, at most MOST; few odd plans do not move it.
 
     Most stages are predicted within a percent and a few are far above; those say something of
     their kind of plan and nothing of the others.
     """
-    return float(np.median(counted / predicted))
+    return min(float(np.median(counted / predicted)), MOST)
 
 
 def _robust(design: F64, target: F64, base: F64) -> F64:

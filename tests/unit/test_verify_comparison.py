@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from autopar.calibration import MOST, MOST_S
 from autopar.verify.comparison import compare, ranks_of, resampled_s, spearman
 from autopar.verify.fitting import LEAST, TimeColumns, fit_bytes, fit_times, left_out_s
 from autopar.verify.measured import MeasuredPlan, RunSamples
@@ -164,6 +165,15 @@ def test_factors_are_never_below_the_least() -> None:
 
     assert found.communication == pytest.approx(LEAST)
     assert found.fixed_s >= 0.0
+
+
+def test_factors_are_never_above_what_a_calibration_holds() -> None:
+    """A profile of quite another machine; the file would be refused."""
+    times = 5e6 * COLUMNS.computation
+
+    assert fit_times(COLUMNS, times).computation == MOST
+    assert fit_times(COLUMNS, times + 1e6).fixed_s == MOST_S
+    assert fit_bytes(np.array([1.0]), np.array([5e3])) == MOST
 
 
 def test_plans_without_communication_say_nothing_of_it() -> None:

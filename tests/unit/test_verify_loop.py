@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from autopar.calibration import read_calibration
+from autopar.calibration import MOST, read_calibration
 from autopar.estimate import cli as estimate_cli
 from autopar.jsonio import load_object
 from autopar.plan_files import read_strategy
@@ -290,6 +290,19 @@ def test_factors_that_fit_nothing_else_are_advised_against(
     assert f"do not use {work / 'calibration.json'}" in out.getvalue().replace("\n", " ")
     assert "applies it" not in out.getvalue()
     assert content["calibration"]["advised"] is False
+
+
+def test_absurd_factors_are_cut_and_said(files: Path, tmp_path: Path) -> None:
+    """After hours of runs there is a file that a search reads, and a note."""
+    machine = Machine(tmp_path, {**TRUTH, "computation": 900.0, "communication": 900.0})
+    machine.slower = 4.0
+    found = verified(files, tmp_path / "work", machine, plans=2, contrast=3)
+    read = read_calibration(tmp_path / "work" / "calibration.json")
+
+    assert read.computation.value == read.computation.high == MOST
+    (note,) = [text for text in found.notes if "factor of computation" in text]
+    assert note.startswith("the factor of computation is ")
+    assert "1000 or more, cut there" in note
 
 
 def test_a_plan_that_does_not_run_is_left_out_and_said(files: Path, tmp_path: Path) -> None:
