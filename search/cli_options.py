@@ -257,7 +257,13 @@ OPTIONS: tuple[OptionRow, ...] = (
         "mixed_precision",
         choices=("bf16", "fp16", "fp32"),
     ),
-    OptionRow("fp32-gradients", "flag", "gradients are kept in fp32", _COST, "fp32_gradients"),
+    OptionRow(
+        "fp32-gradients",
+        "switch",
+        "gradients are kept in fp32 [default: off]",
+        _COST,
+        "fp32_gradients",
+    ),
     OptionRow(
         "sequence-parallel",
         "switch",
