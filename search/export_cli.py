@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.errors import DocumentError, InputError, OptionError
+from autopar.errors import DocumentError, OptionError
 from search.cli_app import guarded, leave, make_app, talk, working
 from search.cli_options import OPTIONS, OptionRow
 from search.cli_parse import Request, build_request, convert
@@ -140,7 +140,10 @@ def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
 
 
 def _pricer(session: Session, request: Request) -> Price:
-    """Return what prices plans with options changed; each change loads its own tables once."""
+    """Return what prices plans with options changed; each change loads its own tables once.
+
+    Raises InputError where no tables were measured that way.
+    """
     from search.exports.running import flags
     from search.session import open_session
 
@@ -151,11 +154,7 @@ def _pricer(session: Session, request: Request) -> Price:
         if key not in planners:
             changed: dict[str, Any] = dict(changes)
             options = dataclasses.replace(request.options, **changed)
-            try:
-                planners[key] = open_session(request.inputs, options, request.given).planner
-            except InputError as error:  # no tables measured that way
-                talk(f"{COMMAND}: the engine runs it with {key}, which is not priced: {error}")
-                planners[key] = session.planner
+            planners[key] = open_session(request.inputs, options, request.given).planner
         return planners[key].evaluate(plan)
 
     return price

@@ -57,7 +57,9 @@ def _changes(choice: Choice) -> list[str]:
     if not (lowered.losses or lowered.as_run):
         return []
     how = f" ({flags(lowered.as_run)})" if lowered.as_run else ""
-    if choice.before is None or choice.after is None:
+    if choice.not_priced:
+        change = f"not priced: {choice.not_priced}"
+    elif choice.before is None or choice.after is None:
         change = "unknown without hardware; --hardware CARD:NxG prices it"
     else:
         change = change_sentence(choice.before, choice.after)

@@ -44,8 +44,10 @@ def import_document(engine: str, plan: Plan, notes: Sequence[str]) -> dict[str, 
 
 
 def _prices(choice: Choice) -> Mapping[str, object] | None:
-    if choice.before is None or choice.after is None:
+    if choice.before is None:
         return None
+    if choice.after is None:
+        return {"before": _price(choice.before), "after": None, "why": choice.not_priced}
     return {"before": _price(choice.before), "after": _price(choice.after)}
 
 

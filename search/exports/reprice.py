@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.errors import InputError
@@ -19,7 +20,9 @@ from search.space import divisors
 __all__ = ["Choice", "Price", "change_sentence", "choose"]
 
 Price = Callable[[Plan, Mapping[str, bool]], Prediction]
-"""Prices a plan with these fields of `SearchOptions` changed."""
+"""Prices a plan with these fields of `SearchOptions` changed; InputError where the inputs cannot,
+such as memory tables that were measured otherwise."""
+_Offers = dict[Plan, tuple[int, Lowered, Prediction]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class Choice:
     """What is exported, as the engine runs it."""
     how: str
     """How the one degree was chosen where there was a choice; empty otherwise."""
+    not_priced: str = ""
+    """Why there is no price of it as the engine runs it, though there are profiles."""
 
     @property
     def too_large(self) -> bool:
@@ -52,18 +57,17 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         return Choice(lowered=first, before=None, after=None, how="")
     before = price(job.plan, {})
     if not first.losses:
-        after = price(first.plan, first.as_run)
-        return Choice(lowered=first, before=before, after=after, how="")
-    offers: dict[Plan, tuple[int, Lowered, Prediction]] = {}
+        return _only(first, before, price)
+    offers: _Offers = {}
     for degree in divisors(job.plan.world_size // job.plan.num_stages):
         try:
             offer = lower(replace(job, tensor_degree=degree))
         except InputError:
             continue  # this degree is legal nowhere near the plan; others are
-        if offer.plan not in offers:
-            offers[offer.plan] = (degree, offer, price(offer.plan, offer.as_run))
-    if first.plan not in offers:
-        offers[first.plan] = (0, first, price(first.plan, first.as_run))
+        _add(offers, degree, offer, price)
+    _add(offers, 0, first, price)
+    if not offers:
+        return _only(first, before, price)
     degree, best, after = min(offers.values(), key=lambda offer: _rank(offer[2]))
     return Choice(
         lowered=best,
@@ -71,6 +75,23 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         after=after,
         how=_how(degree, offers) if len(offers) > 1 else "",
     )
+
+
+def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:
+    """Return what there is no choice about, without a price where it has none."""
+    after, why = None, ""
+    try:
+        after = price(lowered.plan, lowered.as_run)
+    except InputError as error:
+        why = str(error)
+    return Choice(lowered=lowered, before=before, after=after, how="", not_priced=why)
+
+
+def _add(offers: _Offers, degree: int, offer: Lowered, price: Price) -> None:
+    """Add what a degree gives, unless it is there or has no price as the engine runs it."""
+    if offer.plan not in offers:
+        with suppress(InputError):
+            offers[offer.plan] = (degree, offer, price(offer.plan, offer.as_run))
 
 
 def _rank(prediction: Prediction) -> tuple[bool, float, float]:
@@ -82,7 +103,7 @@ def _rank(prediction: Prediction) -> tuple[bool, float, float]:
     return (not fits, 0.0 if fits else float(over), prediction.step_time_s)
 
 
-def _how(chosen: int, offers: dict[Plan, tuple[int, Lowered, Prediction]]) -> str:
+def _how(chosen: int, offers: _Offers) -> str:
     parts = []
     for degree, _, prediction in sorted(offers.values(), key=lambda offer: offer[0]):
         time = (
