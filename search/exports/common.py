@@ -13,6 +13,7 @@ __all__ = [
     "RENDEZVOUS",
     "ROTARY_BASE",
     "layer_ranges",
+    "one_line",
     "per_value",
     "required",
     "shell_lines",
@@ -30,6 +31,11 @@ ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 def required(name: str, message: str) -> str:
     """Return a variable for a shell, which ends with a message where it is unset or empty."""
     return f"${{{name}:?{message}}}"
+
+
+def one_line(name: str) -> str:
+    """Return a name that a comment of one line can hold."""
+    return " ".join(name.split())
 
 
 def layer_ranges(layers: Iterable[int]) -> str:

@@ -7,13 +7,14 @@ Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, who
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 
 from autopar.model import ModelSpec
 from autopar.plan import Plan
 from autopar.plan_files import strategy_document
 from autopar.specs import head_dim
-from search.exports.common import ROTARY_BASE, required, torchrun
+from search.exports.common import ROTARY_BASE, one_line, required, torchrun
 from search.exports.contract import Job, Lowered
 from search.exports.yaml_text import dump_yaml
 
@@ -36,7 +37,7 @@ def lower(job: Job) -> Lowered:
         "learning rate, its schedule and the number of steps are placeholders",
     ]
     if _has_config(job.spec):
-        files[_MODEL] = f"# {job.spec.name}\n" + dump_yaml(_model(job.spec))
+        files[_MODEL] = f"# {one_line(job.spec.name)}\n" + dump_yaml(_model(job.spec))
         if _lacks_base(job.spec):
             notes.append(
                 "the model description does not hold the base of rotary positions: the launch asks "
@@ -246,7 +247,7 @@ def _shell(job: Job) -> str:
     """Return the launch of v2.4, whose train_dist.py takes flags."""
     plan = job.plan
     arguments = [
-        f"--model_size {job.spec.name}",
+        f"--model_size {shlex.quote(one_line(job.spec.name))}",
         "--set_model_config_manually 0",
         "--set_seqlen_manually 1",
         f"--seq_length {job.seq_length}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from search.exports.common import required, torchrun
+from search.exports.common import one_line, required, torchrun
 from search.exports.contract import Job, Lowered
 from search.exports.megatron_layout import layout_string
 from search.exports.megatron_model import Argument, model_arguments
@@ -191,7 +191,7 @@ def _script(job: Job, sections: _Sections, environment: Mapping[str, str | None]
     where = f"{job.num_nodes} x {job.gpus_per_node} GPUs"
     lines = [
         f"# Arguments of Megatron-LM's pretrain_gpt.py ({ENGINE_VERSION})",
-        f"# for {job.spec.name} on {where}; to be sourced by bash.",
+        f"# for {one_line(job.spec.name)} on {where}; to be sourced by bash.",
         *_exports(environment),
         "",
     ]

@@ -190,6 +190,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
             "on a rank than Megatron-LM keeps: a plan has no context degree for them"
         )
     _say_pricing(arguments, tensor, notes)
+    _say_reductions(arguments, batch // (micro * data), notes)
     return replace(plan, vocab=vocab)
 
 
@@ -334,3 +335,14 @@ def _say_pricing(arguments: _Arguments, tensor: int, notes: list[str]) -> None:
         notes.append("gradients are accumulated in fp32: price it with --fp32-gradients")
     if not arguments.has("overlap-grad-reduce"):
         notes.append("no --overlap-grad-reduce: the price assumes that reductions overlap")
+
+
+def _say_reductions(arguments: _Arguments, num_microbatches: int, notes: list[str]) -> None:
+    """Say where Megatron-FSDP, which shards gradients, reduces in every micro-batch."""
+    fully_sharded = arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp")
+    kind = arguments.text("data-parallel-sharding-strategy", "no_shard")
+    if fully_sharded and kind.startswith("optim_grads") and num_microbatches > 1:
+        notes.append(
+            "Megatron-FSDP reduces gradients in every micro-batch: price it with "
+            "--no-async-grad-reduce"
+        )

@@ -137,9 +137,7 @@ def _list(lines: _Lines, at: int, indent: int, path: object) -> tuple[list[Any],
 
 
 def _pair(text: str, number: int, path: object) -> tuple[str, str]:
-    match = re.fullmatch(
-        r"""("[^"]*"|'[^']*'|[^\s"'\[\]{}&*!|>%@`#][^\n]*?)\s*:(?:\s+(.*))?""", text
-    )
+    match = _PAIR.fullmatch(text)
     if match is None:
         raise _fail(path, number, f"is no `key: value`: {text[:40]!r}")
     key = match[1]
