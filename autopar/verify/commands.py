@@ -19,14 +19,13 @@ from autopar.errors import AutoparError, InstallError, OptionError
 from autopar.jsonio import load_object, write_json
 from autopar.verify.busy import Usage
 from autopar.verify.options import OWN_FOLDERS, VerifyOptions, require_own_inputs
+from autopar.verify.question import differences, question_of
 
 __all__ = ["Command", "CommandError", "Folder", "Start", "environment", "start_process"]
 
 _GRACE_S = 10.0
 _QUESTION = "question.json"
 _CALIBRATION = "calibration.json"
-_NOT_ASKED = {"work", "resume", "json", "dry_run", "repeats", "plans", "contrast"}
-"""Options that may change between two calls in one folder: what is there still counts."""
 
 
 class CommandError(AutoparError):
@@ -72,6 +71,7 @@ class Folder:
     ------
     OptionError : the folder holds the answers to another question, or given files that
         --no-resume would delete, or cannot be written.
+    InputError : a given file is unusable.
     """
 
     def __init__(
@@ -84,11 +84,7 @@ class Folder:
         self.num_started = 0
         self._start = start or start_process
         self._environment = environment(options)
-        question = {
-            name: "not given" if value is None else str(value)
-            for name, value in vars(options).items()
-            if name not in _NOT_ASKED
-        }
+        question = question_of(options)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.held():
@@ -103,12 +99,7 @@ class Folder:
         path = self.path / _QUESTION
         known = path.is_file()
         if known and resume:
-            before = load_object(path).data
-            differ = [
-                f"{name} {before.get(name, 'not given')} then, {value} now"
-                for name, value in question.items()
-                if before.get(name, "not given") != value
-            ]
+            differ = differences(load_object(path).data, question)
             if differ:
                 raise OptionError(
                     f"--work: {self.path} answers another question ({'; '.join(differ)}); choose "

@@ -13,10 +13,9 @@ from statistics import median
 from autopar.calibration import write_calibration
 from autopar.errors import InputError
 from autopar.hardware_files import read_hardware_dir
-from autopar.jsonio import load_object, write_json
+from autopar.jsonio import write_json
 from autopar.model import ModelSpec
 from autopar.plan_files import strategy_document
-from autopar.sources import Source
 from autopar.specs import load_spec
 from autopar.verify.calibrate import (
     FEWEST,
@@ -31,6 +30,7 @@ from autopar.verify.comparison import Comparison, compare
 from autopar.verify.lines import SMALL_MODEL, Lines
 from autopar.verify.measured import MeasuredPlan, RunSamples, predicted_bytes, read_priced, read_run
 from autopar.verify.options import MINIMUM_PLANS, Device, VerifyOptions
+from autopar.verify.question import profile_sources
 
 __all__ = ["Verification", "find_device", "planned_commands", "verify"]
 
@@ -209,10 +209,7 @@ def _measured(candidate: Candidate, runs: Sequence[RunSamples]) -> MeasuredPlan:
 
 def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
     hardware = read_hardware_dir(lines.hardware, num_nodes=1, gpus_per_node=options.nproc)
-    files = [
-        Source(role="model profile", path=str(path), sha256=load_object(path).sha256)
-        for path in sorted(Path(lines.profiles).glob("*_profiling_*.json"))
-    ]
+    files = profile_sources(lines.profiles)
     return Subject(
         hardware=hardware.name,
         world_size=options.nproc,

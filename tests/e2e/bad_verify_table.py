@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autopar import __version__
 from tests.e2e.bad_input_table import COMMANDS, ESTIMATED, Case
 
 __all__ = ["COMMAND", "cases"]
@@ -80,7 +81,7 @@ def _options() -> Iterator[Case]:
 
 def _other_question(folder: Path) -> None:
     (folder / "verify").mkdir()
-    before = {"nproc": "2", "batch": "8", "steps": "5", "device": "cpu"}
+    before = {"autopar": __version__, "nproc": "2", "batch": "8", "steps": "5", "device": "cpu"}
     (folder / "verify" / "question.json").write_text(json.dumps(before), encoding="utf-8")
 
 

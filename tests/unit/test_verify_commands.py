@@ -170,6 +170,17 @@ def test_a_calibration_of_other_runs_does_not_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "calibration.json").exists()
 
 
+def test_another_release_is_another_question(tmp_path: Path) -> None:
+    """Its predictions and runs may differ."""
+    opened(tmp_path)
+    path = tmp_path / "question.json"
+    before = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**before, "autopar": "0.0.1"}), encoding="utf-8")
+
+    with pytest.raises(OptionError, match=r"another question \(autopar 0.0.1 then, \S+ now\)"):
+        opened(tmp_path)
+
+
 def test_one_call_at_a_time(tmp_path: Path) -> None:
     """A second one is refused while the first is at work, and not after it."""
     first, second = opened(tmp_path)[0], opened(tmp_path)[0]

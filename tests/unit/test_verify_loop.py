@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from autopar.calibration import MOST, read_calibration
+from autopar.errors import OptionError
 from autopar.estimate import cli as estimate_cli
 from autopar.jsonio import load_object
 from autopar.plan_files import read_strategy
@@ -233,6 +234,31 @@ def test_everything_is_kept(files: Path, found: tuple[Verification, Machine, Pat
     runs = [name for name in machine.started if name.startswith("runs/")]
     assert len(runs) == num_plans
     assert all(name.endswith(".2") for name in runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("model", "model.json"),
+        ("hardware", "files/p2p_*.meta.json"),
+        ("profiles", "files/computation_*8.json"),
+    ],
+)
+def test_files_with_another_content_are_another_question(
+    files: Path, tmp_path: Path, name: str, pattern: str
+) -> None:
+    """Under the same path; what nobody reads may change."""
+    mine = tmp_path / "mine"
+    shutil.copytree(files, mine, ignore=shutil.ignore_patterns("work*"))
+    options = options_of(mine, tmp_path / "work")
+    Folder(options, [].append)
+    (mine / "files" / "notes.json").write_text("{}", encoding="utf-8")
+    Folder(options, [].append)
+    (path,) = mine.glob(pattern)
+    path.write_text(path.read_text(encoding="utf-8") + " ", encoding="utf-8")
+
+    with pytest.raises(OptionError, match=rf"\({name}_sha256 \w{{12}} then, \w{{12}} now\)"):
+        Folder(options, [].append)
 
 
 def test_report_and_document_say_the_same(
