@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from search.exports.common import one_line, required, torchrun
 from search.exports.contract import Job, Lowered
@@ -30,11 +31,16 @@ def lower(job: Job) -> Lowered:
     InputError : the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
     model, notes = model_arguments(job.spec)
+    priced = job
+    if any(layer.num_experts for layer in job.spec.layers):
+        job = replace(job, sequence_parallel=True)  # experts do not train without it
     near = nearest(job)
     parallel, environment, more = _parallel(job, near)
     fully_sharded = "use-megatron-fsdp" in dict(parallel)
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
     runs = {"async_grad_reduce": not fully_sharded, "fp32_gradients": job.fp32_gradients}
+    if near.degrees.tensor > 1:
+        runs["sequence_parallel"] = job.sequence_parallel
     space = ["--no-fine-grained-mode", *(["--max-pp-deg 1"] if fully_sharded else [])]
     sections = {
         "MODEL": model,
@@ -58,7 +64,7 @@ def lower(job: Job) -> Lowered:
         losses=near.losses,
         launch=_launch(job),
         notes=(*notes, *near.notes, *more, *_FILL_IN),
-        as_run=different(job, near.plan, runs),
+        as_run=different(priced, near.plan, runs),
         search=search_options(near.plan, runs, space),
     )
 

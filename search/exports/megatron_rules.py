@@ -3,6 +3,8 @@
 Taken from `validate_args` in `megatron/training/arguments.py` and from the Megatron-FSDP guide
 (NVIDIA/Megatron-LM, main of 2026), from `TransformerConfig` of megatron-core 0.16.1, and, that
 Megatron-FSDP and pipeline stages exclude each other, from NVIDIA/Megatron-LM pull request 6081.
+That experts beside tensor parallelism need sequence parallelism: `MoELayer.forward` of
+`megatron/core/transformer/moe/moe_layer.py`, which ends the first step otherwise.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
             yield "--sequence-parallel needs --tensor-model-parallel-size above 1"
         elif length % (tp * cp):
             yield f"seq-length({length}) % (tp({tp}) * cp({cp})) = {length % (tp * cp)} != 0"
+    if "num-experts" in arguments and tp > 1 and "sequence-parallel" not in arguments:
+        yield f"experts with tp({tp}) need --sequence-parallel"
     if number(arguments, "max-position-embeddings", length) < length:
         yield f"max-position-embeddings is below seq-length({length})"
 

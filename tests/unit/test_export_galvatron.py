@@ -116,3 +116,11 @@ def test_scaled_frequencies_are_a_note() -> None:
     lowered = lower(job(replace(HETEROGENEOUS, layers=layers, stage_sizes=(63, 63)), spec))
 
     assert any("no scaled rotary frequencies" in note for note in lowered.notes)
+
+
+def test_names_are_quoted() -> None:
+    """A model's name is one word of the shell script and one comment of the YAML."""
+    asked = job(HETEROGENEOUS)
+    lowered = lower(replace(asked, spec=replace(asked.spec, name="my\nmodel; ls")))
+    assert "--model_size 'my model; ls'" in lowered.files["train_dist_v2.4.sh"]
+    assert lowered.files["model_config.yaml"].startswith("# my model; ls\n")

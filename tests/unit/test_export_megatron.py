@@ -372,3 +372,24 @@ def test_real_parser_takes_the_arguments() -> None:
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert "sizes 2 4" in done.stdout
+
+
+def test_experts_run_with_sequence_parallelism() -> None:
+    """They do not train beside tensor parallelism without it: it is set, and priced."""
+    spec = load_spec("mixtral-8x7b")
+    sizes = (spec.num_layers // 2,) * 2
+    plan = replace(UNIFORM, stage_sizes=sizes, layers=(LayerStrategy(tp=4),) * spec.num_layers)
+    asked = replace(job(plan), spec=spec, sequence_parallel=False)
+    lowered = lower(asked)
+
+    assert "sequence-parallel" in arguments(lowered)
+    assert lowered.as_run == {"sequence_parallel": True}
+    flags = {flag: words for flag, words in arguments(lowered).items() if "sequence-p" not in flag}
+    assert violated_rules(flags, 16) == ("experts with tp(4) need --sequence-parallel",)
+
+
+def test_a_name_of_two_lines_is_one_comment() -> None:
+    """What a model is called never becomes a command of the script."""
+    asked = job(UNIFORM)
+    lowered = lower(replace(asked, spec=replace(asked.spec, name="a\ntouch b")))
+    assert "# for a touch b on" in lowered.files["megatron_args.sh"]
