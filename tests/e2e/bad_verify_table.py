@@ -77,6 +77,14 @@ def _options() -> Iterator[Case]:
         command=COMMAND,
         edit=_other_question,
     )
+    yield Case(
+        section=_SECTION,
+        what="files where --no-resume deletes",
+        arguments=(*_CPU, "--work", "verify", "--hardware", "verify/hardware", "--no-resume"),
+        code=2,
+        command=COMMAND,
+        edit=lambda folder: (folder / "verify" / "hardware").mkdir(parents=True),
+    )
 
 
 def _other_question(folder: Path) -> None:
