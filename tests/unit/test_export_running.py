@@ -180,3 +180,16 @@ def test_refusals_name_a_search_without_losses(
     out = capsys.readouterr().out
     assert "what is lost" not in out
     assert "as the engine runs it" not in out
+
+
+def test_a_stored_flag_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--no-fp32-gradients`, as the report prints it, changes what a plan file says."""
+    model = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--max-pp-deg", "1")
+    arguments = [*model, "--fp32-gradients", "--output-config-path", str(tmp_path)]
+    assert cli.run([*arguments, "--pin", "zero3=1,vzero3=1,tp=1,vtp=1"]) == 0
+    (path,) = (str(p) for p in tmp_path.glob("autopar_plan_*.json"))
+    engine = ("--to", "accelerate", "--out", "none")
+
+    assert export_cli.run([path, *engine]) == 3
+    assert "fp32_gradients" in capsys.readouterr().err
+    assert export_cli.run([path, *engine, "--no-fp32-gradients"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, OptionError
 from search.cli import run
 from search.cli_parse import build_request
 from search.explain_cli import run as explain
@@ -100,3 +100,48 @@ def test_explain_takes_options_that_are_switched_off(
         return lines[at + 3].split()[1]
 
     assert float(first_gib("--no-sequence-parallel")) > float(first_gib())
+
+
+def test_plain_replicas_are_tried() -> None:
+    """DeepSpeed without ZeRO reduces once per step, with it in every micro-batch."""
+    raw = {"model": "gpt2-xl", "hardware": "a100-80gb:1x8", "mixed-precision": "fp32"}
+    choice = choose({**raw, "settle-bsz": "64", "settle-chunk": "8"}, "deepspeed")
+    assert choice.request.options.default_dp_type == "ddp"
+
+
+def test_an_alternative_without_losses_is_found() -> None:
+    """The best plan of a part recomputes layers of one stage only; one of one stage does not."""
+    typed = {"pin": ["layers 0-0:ckpt=1"], "fine-grained-mode": True, "disable-sdp": True}
+    raw = {**RAW, "hardware": "a100-40gb:1x8", "settle-bsz": "128", **typed}
+    choice = choose(raw, "megatron")
+
+    request = choice.request
+    assert request.options.pin[0] == "layers 0-0:ckpt=1"
+    assert "pp=1" in request.options.pin
+    (notice,) = choice.notices
+    assert notice.count("'layers 0-0:ckpt=1'") == 1  # quoted, and only what was added
+    assert "--disable-sdp" not in notice
+    found = open_session(request.inputs, request.options, request.given).planner.solve()
+    assert found.prediction is not None
+    assert f"{found.prediction.samples_per_s:.5g} samples/s" in notice
+
+
+def test_tensor_degrees_without_sequence_parallelism() -> None:
+    """They have tables of their own where memory is estimated."""
+    choice = choose({**RAW, "pin": ["tp=2"]}, "deepspeed")
+    assert not choice.request.options.sequence_parallel
+    assert "--no-sequence-parallel" in choice.notices[0]
+
+
+def test_what_is_switched_off_stays_off() -> None:
+    """`--no-fp32-gradients` and `--async-grad-reduce 1` are answers, no absence of one."""
+    request = choose({**RAW, "fp32-gradients": False}, "torchtitan").request
+    assert request.given["fp32-gradients"] is False
+
+
+def test_a_rule_that_no_search_has_is_an_error() -> None:
+    """As without --engine, and not a reason of the engine."""
+    with pytest.raises(OptionError, match="names layer 90"):
+        choose({**RAW, "pin": ["layers 90:tp=2"]}, "megatron")
+    with pytest.raises(InfeasibleError, match="no number of pipeline stages is left for 8 GPUs"):
+        choose({**RAW, "pin": ["pp=2"]}, "deepspeed")
