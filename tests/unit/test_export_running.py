@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -193,3 +194,33 @@ def test_a_stored_flag_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFix
     assert export_cli.run([path, *engine]) == 3
     assert "fp32_gradients" in capsys.readouterr().err
     assert export_cli.run([path, *engine, "--no-fp32-gradients"]) == 0
+
+
+def test_what_the_profiles_cannot_price_is_said(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory measured with sequence parallelism says nothing of an engine without it."""
+    big = {"layers": (LayerStrategy(tp=2),) * 32, "stage_sizes": (32,), "global_batch": 32}
+    Path("tp2.json").write_text(strategy_text(replace(FLAT, **big)), encoding="utf-8")
+    found = root / "models" / "llama2-7b" / "configs"
+    profile = Path("profile")
+    shutil.copytree(found, profile)
+    for file in profile.glob("memory_profiling_*"):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        for key in [key for key in document if not key.endswith("_sp")]:
+            if f"{key}_sp" in document:
+                del document[key]
+        file.write_text(json.dumps(document), encoding="utf-8")
+    arguments = ["tp2.json", "--to", "deepspeed", "--out", "none", "--model", "llama2-7b"]
+    arguments += ["--hardware", "h100:1x8", "--memory-profiling-path", str(profile)]
+    arguments += ["--time-profiling-path", str(profile), "--allow-approx"]
+
+    assert export_cli.run(arguments) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "not priced: " in out
+    assert "it fits" not in out
+    assert export_cli.run([*arguments, "--json", "-"]) == 0
+    price = json.loads(capsys.readouterr().out)["price"]
+    assert price["after"] is None
+    assert price["before"]["fits"]
+    assert price["why"] in out
