@@ -19,7 +19,7 @@ PIP := $(PY) -m pip --disable-pip-version-check -qq
 # What the caller has activated must not leak in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-CORE := $(shell find csrc/src csrc/include csrc/bindings -type f 2>/dev/null)
+CORE := $(shell find csrc/planner csrc/closed_form csrc/bindings -type f 2>/dev/null)
 CPP  := $(shell find csrc -name third_party -prune -o \( -name '*.cpp' -o -name '*.hpp' \) -print 2>/dev/null)
 
 # torch stands before the development tools: see the note at its stamp.

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "autopar/solve_stage.hpp"
+#include "planner/solve_stage.hpp"
 
 namespace {
 

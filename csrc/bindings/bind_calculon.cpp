@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "autopar/analytic/calculon.hpp"
-#include "autopar/analytic/calculon_explore.hpp"
+#include "closed_form/calculon/calculon.hpp"
+#include "closed_form/calculon/explore.hpp"
 
 namespace py = pybind11;
 using namespace autopar::analytic;

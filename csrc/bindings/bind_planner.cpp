@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "autopar/problem.hpp"
+#include "planner/problem.hpp"
 
 namespace py = pybind11;
 

@@ -2,7 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "autopar/solve_stage.hpp"
+#include "planner/solve_stage.hpp"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "autopar/analytic/tensor2d.hpp"
+#include "closed_form/tensor2d/tensor2d.hpp"
 
 namespace py = pybind11;
 using namespace autopar::analytic::tensor2d;

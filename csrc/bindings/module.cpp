@@ -1,7 +1,7 @@
 // Table of contents of the private module `_autopar_core`.
 #include <pybind11/pybind11.h>
 
-#include "autopar/common.hpp"
+#include "planner/common.hpp"
 
 namespace py = pybind11;
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "autopar/analytic/calculon.hpp"
-#include "autopar/analytic/calculon_explore.hpp"
+#include "closed_form/calculon/calculon.hpp"
+#include "closed_form/calculon/explore.hpp"
 
 using namespace autopar::analytic;
 using namespace autopar::analytic::calculon;

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "autopar/hull.hpp"
+#include "planner/hull.hpp"
 
 using autopar::HullPoint;
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "autopar/solve_stage.hpp"
+#include "planner/solve_stage.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "autopar/analytic/tensor2d.hpp"
+#include "closed_form/tensor2d/tensor2d.hpp"
 
 using namespace autopar::analytic::tensor2d;
 

@@ -1,0 +1,180 @@
+// Time and memory of one training step in closed form, after Calculon (SC'23).
+// search/analytic/calculon is the readable model and the oracle of this one: same names, same
+// order of operations, so that figures agree to rounding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "closed_form/machine.hpp"
+
+namespace autopar::analytic::calculon {
+
+struct Application {
+  std::int64_t hidden = 0, feedforward = 0, seq = 0, heads = 0, head_size = 0, blocks = 0;
+  std::int64_t kv_heads = 0;  // as many as heads without grouped queries
+  std::int64_t vocab = 0;     // 0 leaves embedding, head and loss out
+  bool tied = false;
+  bool causal = true;
+};
+
+enum Datatype : std::uint8_t { kFloat8, kFloat16, kBfloat16, kFloat32, kNumDatatypes };
+enum Attention : std::uint8_t { kMultihead, kMultiquery, kFlash };
+enum Recompute : std::uint8_t { kNoRecompute, kAttentionOnly, kFull };
+enum Communication : std::uint8_t { kAr, kP2pRsAg, kRsAg };
+enum Overlap : std::uint8_t { kNoOverlap, kRing, kPipe };
+enum Structure : std::uint8_t { kGpt, kLlama };
+
+// One way to run an application. A NumPy row: order and types are part of the interface.
+struct Execution {
+  std::int32_t num_procs, tensor_par, pipeline_par, data_par;
+  std::int32_t tensor_par_net, pipeline_par_net, data_par_net;
+  std::int32_t batch_size, microbatch_size, pipeline_interleaving;
+  std::uint8_t datatype, attention_type, activation_recompute;
+  std::uint8_t tensor_par_comm_type, tensor_par_overlap, structure_type;
+  std::uint8_t fused_activation, optimizer_sharding, seq_par_ag_redo, data_par_overlap;
+  std::uint8_t weight_offload, activations_offload, optimizer_offload, training;
+};
+
+struct Memory {
+  double bytes = 0.0;
+  Rate rate;
+};
+
+struct System {
+  std::array<Rate, kNumDatatypes> matrix, vector;  // without steps where a datatype is missing
+  Memory first, second;
+  bool roofline = false;
+  std::vector<Tier> tiers;
+};
+
+// Defects to reproduce; search/analytic/calculon/quirks.py says what each is, and has two more that
+// change no figure here: a null for a number, and the kind of a refusal.
+struct Quirks {
+  bool running_recompute_totals = false, pipe_tile_twice = false, edge_overlaps_as_base = false,
+       recommunication_as_forward = false, attention_input_dropped = false,
+       overlapped_activations = false, dropout_gradient_bytes = false,
+       weight_gradient_bytes = false, checkpoint_unsharded = false,
+       optimizer_per_microbatch = false, overlap_requirements = false, tail_windows = false,
+       latency_without_neighbour = false, offload_sums = false, divisor_fills_tier = false,
+       communication_flops = false;
+};
+
+// Why an execution cannot run; search/analytic/calculon/reasons.py has the sentences.
+enum Reason : std::uint8_t {
+  kOk,
+  kCounts,
+  kProduct,
+  kBatch,
+  kRecomputeInference,
+  kInterleaving,
+  kInterleavingOneStage,
+  kShardingAlone,
+  kOverlapAlone,
+  kRedoWithoutGather,
+  kRedoFull,
+  kDataOverlapInference,
+  kDataOverlapAlone,
+  kOffloadInference,
+  kNoTier,
+  kTierTooSmall,
+  kTierNotFull,
+  kDatatype,
+  kInterleavingTooLarge,
+  kInterleavingNoFactor,
+  kOffloadBlocks,
+  kSplitSequence,
+  kSplitHidden,
+  kSplitFeedforward,
+  kSplitHeads,
+  kKvHeads,
+  kSplitKvHeads,
+  kUnpublished,
+  kMemoryFirst,
+  kMemorySecond,
+  kUnknownCode,
+  kNumReasons
+};
+
+// One pass over a block, for base and edge blocks where they differ.
+struct Work {
+  double flops = 0, flops_s = 0, bytes = 0, memory_s = 0;
+  double time_s[2] = {0, 0}, link_bytes[2] = {0, 0}, link_s[2] = {0, 0}, exposed_s[2] = {0, 0};
+};
+
+struct Block {
+  Work fw, agrad, wgrad, optim, again, again_link;
+  double weight = 0, working = 0, stored = 0, weight_gradient = 0, whole_weight_gradient = 0,
+         activation_gradient = 0, optimizer = 0;
+  double required_bytes_per_s = 0;
+  std::array<double, 8> parameters{};  // of every operation that has some
+  std::size_t num_parameters = 0;
+};
+
+// What everything else is made of: one microbatch on a processor of the first stage.
+struct Shape {
+  std::int64_t hidden, feedforward, seq, heads, head_size, microbatch, tokens;
+  std::int64_t kv_heads, vocab;
+  double elements;  // may be more than 2^63
+  double element_bytes, tensor, shards, local_elements, kv_width;
+  std::int64_t blocks, missing_blocks, chunk_blocks, chunks, microbatches;
+  bool fused, shared_kv, flash, causal, gated, tied, rs, rs_at_edges, tiled, pipe, training;
+  bool recompute_all, recompute_attention, regather_attention, regather_mlp;
+};
+
+struct Outer {
+  double embedding_s = 0, head_s = 0, optimizer_s = 0, table_bytes = 0, logits_bytes = 0;
+};
+
+// What matters of a step.
+struct Figures {
+  double total_time_s = 0, tier1_bytes = 0, tier2_bytes = 0, sample_rate_per_s = 0;
+};
+
+inline constexpr int kNumStatistics = 99;  // the 96, and three of the vocabulary
+
+class Model {
+ public:
+  Model(Application application, System system, Quirks quirks, bool published)
+      : application_(application),
+        system_(std::move(system)),
+        quirks_(quirks),
+        published_(published) {}
+
+  // Everything that can be told without pricing.
+  Reason check(const Execution& x) const;
+  Shape shape(const Execution& x) const;
+  Block block(const Execution& x, const Shape& shape) const;
+  // Sums the optimizer's work and states again: all of a block that its shards change.
+  void share_optimizer(const Execution& x, const Shape& shape, Block& block) const;
+  Outer outer(const Execution& x, const Shape& shape) const;
+  // Needs no times: only sizes of the block are read.
+  Figures memory(const Execution& x, const Shape& shape, const Block& block,
+                 const Outer& outer) const;
+  // `statistics`: room for kNumStatistics numbers, or null.
+  Figures step(const Execution& x, const Shape& shape, const Block& block, const Outer& outer,
+               double* statistics) const;
+  Reason fits(const Figures& figures) const;
+
+  const Application& application() const { return application_; }
+  const System& system() const { return system_; }
+
+ private:
+  Application application_;
+  System system_;
+  Quirks quirks_;
+  bool published_;
+};
+
+struct Outcome {
+  std::uint8_t ok, reason;
+  double total_time_s, tier1_bytes, tier2_bytes, sample_rate_per_s;
+};
+
+// Prices executions in any order; blocks that repeat are computed once. `statistics`: a row of
+// kNumStatistics for each, or null.
+void evaluate_many(const Model& model, const Execution* executions, std::size_t count, int threads,
+                   Outcome* outcomes, double* statistics);
+
+}  // namespace autopar::analytic::calculon

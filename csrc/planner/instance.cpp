@@ -1,0 +1,146 @@
+#include "planner/instance.hpp"
+
+#include <algorithm>
+
+namespace autopar {
+namespace {
+
+std::size_t idx(int i) { return static_cast<std::size_t>(i); }
+
+double largest(const double* values, std::size_t n, const std::uint8_t* valid = nullptr) {
+  double top = 0.0;
+  for (std::size_t i = 0; i < n; ++i)
+    if ((valid == nullptr || valid[i] != 0) && values[i] > top) top = values[i];
+  return top;
+}
+
+// An upper bound of every step time that can be formed.
+double largest_step(const Tables& t) {
+  const std::size_t rows = idx(t.num_tables) * idx(t.num_types) * idx(t.num_strategies);
+  const std::size_t moves =
+      idx(t.num_tables) * idx(t.num_types) * idx(t.num_layouts) * idx(t.num_layouts);
+  const std::size_t vocab = idx(t.num_tables) * 3 * idx(t.num_vocab);
+  const double layer = largest(t.forward_s, rows, t.valid) + largest(t.backward_s, rows, t.valid) +
+                       largest(t.tail_s, rows, t.valid);
+  const double move =
+      largest(t.redistribute_forward_s, moves) + largest(t.redistribute_backward_s, moves);
+  const double other = largest(t.vocab_forward_s, vocab) + largest(t.vocab_backward_s, vocab) +
+                       largest(t.vocab_tail_s, vocab);
+  const double send = largest(t.send_s, idx(t.num_tables) * idx(t.num_types) * idx(t.num_layouts));
+  int stages = 1, microbatches = 1;
+  for (int n = 0; n < t.num_tables; ++n) stages = std::max(stages, t.table_stages[n]);
+  for (int q = 0; q < t.num_candidates; ++q)
+    microbatches = std::max(microbatches, t.candidate_microbatches[q]);
+  const double once = t.num_layers * (layer + move) + 2.0 * (other + move) + 4.0 * stages * send;
+  return 2.0 * once * (microbatches + 2.0);
+}
+
+std::vector<Ticks> in_ticks(const TickScale& scale, const double* values, std::size_t n,
+                            const std::uint8_t* valid = nullptr) {
+  std::vector<Ticks> out(n, 0);
+  for (std::size_t i = 0; i < n; ++i)
+    if (valid == nullptr || valid[i] != 0) out[i] = scale.ticks(values[i]);
+  return out;
+}
+
+}  // namespace
+
+Instance::Instance(const Tables& tables, const SearchSettings& settings)
+    : t(tables), budget(settings.budget), scale(largest_step(tables)) {
+  const std::size_t K = idx(t.num_types), Y = idx(t.num_layouts), N = idx(t.num_tables);
+  forward = in_ticks(scale, t.forward_s, num_rows(), t.valid);
+  backward = in_ticks(scale, t.backward_s, num_rows(), t.valid);
+  tail = in_ticks(scale, t.tail_s, num_rows(), t.valid);
+  move_forward = in_ticks(scale, t.redistribute_forward_s, N * K * Y * Y);
+  move_backward = in_ticks(scale, t.redistribute_backward_s, N * K * Y * Y);
+  send = in_ticks(scale, t.send_s, N * K * Y);
+  vocab_forward = in_ticks(scale, t.vocab_forward_s, num_vocab_rows());
+  vocab_backward = in_ticks(scale, t.vocab_backward_s, num_vocab_rows());
+  vocab_tail = in_ticks(scale, t.vocab_tail_s, num_vocab_rows());
+  count.assign(K, 0);
+  prefix.assign((idx(t.num_layers) + 1) * K, 0);
+  for (int l = 0; l < t.num_layers; ++l) {
+    std::copy_n(prefix.begin() + static_cast<std::ptrdiff_t>(idx(l) * K), K,
+                prefix.begin() + static_cast<std::ptrdiff_t>((idx(l) + 1) * K));
+    ++prefix[(idx(l) + 1) * K + idx(t.layer_type[l])];
+    ++count[idx(t.layer_type[l])];
+  }
+}
+
+std::vector<int> Instance::vocabs(const Item& item) const {
+  const int n = t.candidate_table[item.candidate];
+  std::vector<int> valid;
+  for (int e = 0; e < t.num_vocab; ++e)
+    if ((item.vocab == kAnyVocab || item.vocab == e) && t.vocab_valid[n * t.num_vocab + e] != 0)
+      valid.push_back(e);
+  return valid;
+}
+
+VocabCost Instance::vocab_cost(const Item& item, int position, std::size_t once) const {
+  VocabCost least;
+  bool first = true;
+  for (const int e : vocabs(item)) {
+    const std::size_t r = vocab_row(t.candidate_table[item.candidate], position, e);
+    const VocabCost v{vocab_forward[r],
+                      vocab_backward[r],
+                      vocab_tail[r],
+                      t.vocab_static_bytes[once * num_vocab_rows() + r],
+                      t.vocab_activation_bytes[r],
+                      t.vocab_transient_bytes[once * num_vocab_rows() + r],
+                      t.vocab_shared_bytes[r]};
+    if (first) {
+      least = v;
+      first = false;
+      continue;
+    }
+    least.forward = std::min(least.forward, v.forward);
+    least.backward = std::min(least.backward, v.backward);
+    least.tail = std::min(least.tail, v.tail);
+    least.fixed = std::min(least.fixed, v.fixed);
+    least.activation = std::min(least.activation, v.activation);
+    least.transient = std::min(least.transient, v.transient);
+    least.shared = std::min(least.shared, v.shared);
+  }
+  return least;
+}
+
+double Instance::simple_bound(const Item& item) const {
+  const int n = t.candidate_table[item.candidate];
+  const int p = t.table_stages[n];
+  const double m = microbatches(item);
+  if (p > t.num_layers || vocabs(item).empty()) return std::numeric_limits<double>::infinity();
+  if (!t.gpipe && p > 1 && m < p) return std::numeric_limits<double>::infinity();
+  if (!t.division.empty() && static_cast<int>(t.division.size()) != p)
+    return std::numeric_limits<double>::infinity();
+  double pass = 0.0, tails = 0.0, both = 0.0;
+  for (int k = 0; k < t.num_types; ++k) {
+    if (count[idx(k)] == 0) continue;
+    Ticks least = kInfTicks, least_tail = kInfTicks;
+    double least_both = std::numeric_limits<double>::infinity();
+    for (int s = 0; s < t.num_strategies; ++s) {
+      const std::size_t r = row(n, k, s);
+      if (t.valid[r] == 0 || !allowed(item, t.num_stage_rules, s)) continue;
+      const Ticks time = forward[r] + backward[r];
+      least = std::min(least, time);
+      least_tail = std::min(least_tail, tail[r]);
+      least_both =
+          std::min(least_both, m * static_cast<double>(time) + static_cast<double>(tail[r]));
+    }
+    if (least == kInfTicks) return std::numeric_limits<double>::infinity();
+    pass += static_cast<double>(least) * count[idx(k)];
+    tails += static_cast<double>(least_tail) * count[idx(k)];
+    both += least_both * count[idx(k)];
+  }
+  double other = 0.0, other_tail = 0.0;
+  for (const int position : p == 1 ? std::vector<int>{0} : std::vector<int>{1, 2}) {
+    const VocabCost v = vocab_cost(item, position, m == 1 ? 0 : 1);
+    other += static_cast<double>(v.forward + v.backward);
+    other_tail += static_cast<double>(v.tail);
+  }
+  if (p == 1) return both + m * other + other_tail;
+  // the largest stage is at least the mean
+  const double sum = pass + other;
+  return sum + (m - 1) * sum / p + (tails + other_tail) / p;
+}
+
+}  // namespace autopar

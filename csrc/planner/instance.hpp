@@ -1,0 +1,104 @@
+// Tables in ticks, and the sub-problems (items) that the best-first search orders.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/problem.hpp"
+
+namespace autopar {
+
+// One sub-problem: a candidate (table and number of micro-batches) and an embedding strategy (or
+// kAnyVocab, for bounds that hold for all of them), with the layouts (and, for uniform plans, the
+// one strategy) that it may use.
+inline constexpr int kAnyVocab = -1;
+
+// Cost of embedding and head on one stage in ticks and bytes.
+struct VocabCost {
+  Ticks forward = 0, backward = 0, tail = 0;
+  Bytes fixed = 0, activation = 0, transient = 0, shared = 0;
+};
+
+struct Item {
+  int candidate = 0;
+  int vocab = 0;
+  std::uint64_t layouts = ~std::uint64_t{0};
+  int only_strategy = -1;
+};
+
+struct ItemPlan {
+  Ticks step = kInfTicks;
+  bool exact = true;  // false: the best one known when the deadline passed
+  std::vector<int> stage_sizes;
+  std::vector<int> strategies;
+};
+
+class Instance {
+ public:
+  Instance(const Tables& tables, const SearchSettings& settings);
+
+  const Tables& t;
+  const Bytes budget;
+  const TickScale scale;
+  std::vector<int> count;   // layers by type
+  std::vector<int> prefix;  // (L+1, K) layers of each type before layer l
+
+  // row (n, k, s) etc. in ticks
+  std::vector<Ticks> forward, backward, tail;                    // (N, K, S)
+  std::vector<Ticks> move_forward, move_backward;                // (N, K, Y, Y)
+  std::vector<Ticks> send;                                       // (N, K, Y)
+  std::vector<Ticks> vocab_forward, vocab_backward, vocab_tail;  // (N, 3, E)
+
+  int stages(const Item& item) const { return t.table_stages[t.candidate_table[item.candidate]]; }
+  int microbatches(const Item& item) const { return t.candidate_microbatches[item.candidate]; }
+  std::int64_t batch(const Item& item) const {
+    return t.table_microbatch[t.candidate_table[item.candidate]] * microbatches(item);
+  }
+  bool allowed(const Item& item, int stage, int strategy) const {
+    if (item.only_strategy >= 0 && strategy != item.only_strategy) return false;
+    if (((item.layouts >> t.strategy_layout[strategy]) & 1U) == 0) return false;
+    return stage >= t.num_stage_rules || t.stage_allowed[stage * t.num_strategies + strategy] != 0;
+  }
+  std::size_t row(int table, int type, int strategy) const {
+    return (static_cast<std::size_t>(table) * static_cast<std::size_t>(t.num_types) +
+            static_cast<std::size_t>(type)) *
+               static_cast<std::size_t>(t.num_strategies) +
+           static_cast<std::size_t>(strategy);
+  }
+  std::size_t vocab_row(int table, int position, int vocab) const {
+    return (static_cast<std::size_t>(table) * 3 + static_cast<std::size_t>(position)) *
+               static_cast<std::size_t>(t.num_vocab) +
+           static_cast<std::size_t>(vocab);
+  }
+  std::size_t num_rows() const {
+    return static_cast<std::size_t>(t.num_tables) * static_cast<std::size_t>(t.num_types) *
+           static_cast<std::size_t>(t.num_strategies);
+  }
+  std::size_t num_vocab_rows() const {
+    return static_cast<std::size_t>(t.num_tables) * 3 * static_cast<std::size_t>(t.num_vocab);
+  }
+
+  // The embedding strategies that the item stands for and that are valid in its table.
+  std::vector<int> vocabs(const Item& item) const;
+  // Their least cost at a position, component by component; `once`: 0 for one micro-batch.
+  VocabCost vocab_cost(const Item& item, int position, std::size_t once) const;
+
+  // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
+  double simple_bound(const Item& item) const;
+};
+
+// Bound of T with memory relaxed to the convex hull, at most `limit` is needed exactly: a value
+// above `limit` says only that no plan is better than it.
+double relaxed_bound(const Instance& instance, const Item& item, double limit);
+
+// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. Once the
+// deadline has passed and some plan is known (this item's or, as `limit`, another one's), stops and
+// returns the best of its own.
+ItemPlan solve_item(const Instance& instance, const Item& item, double limit,
+                    const Deadline& deadline, std::int64_t& states);
+
+// The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage` is
+// where it binds.
+Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage);
+
+}  // namespace autopar

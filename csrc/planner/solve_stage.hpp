@@ -1,0 +1,30 @@
+// One stage given as plain arrays: the smallest total time of a chain of layers within a budget.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/common.hpp"
+
+namespace autopar {
+
+struct StageArrays {
+  int num_layers = 0;
+  int num_strategies = 0;
+  const double* time_s = nullptr;           // (L, S); infinite where a strategy is not allowed
+  const double* memory_bytes = nullptr;     // (L, S)
+  const double* transition_s = nullptr;     // (L, S, S): from, to; row 0 is not charged
+  const double* transient_bytes = nullptr;  // (L, S) or null
+  double budget_bytes = 0.0;
+};
+
+struct StageAnswer {
+  bool feasible = false;
+  std::vector<int> choice;
+  std::int64_t states = 0;
+};
+
+// Exact for times up to the rounding of one tick (2^-58 of the largest total).
+StageAnswer solve_stage(const StageArrays& arrays);
+
+}  // namespace autopar

@@ -1,0 +1,409 @@
+#include "planner/stage_kernel.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "planner/hull.hpp"
+
+namespace autopar {
+namespace {
+
+constexpr std::int32_t kNone = -1;
+
+std::size_t idx(int i) { return static_cast<std::size_t>(i); }
+
+template <int D>
+std::array<double, D> to_double(const Cost<D>& c) {
+  std::array<double, D> r;
+  for (std::size_t d = 0; d < D; ++d) r[d] = static_cast<double>(c[d]);
+  return r;
+}
+
+template <int D>
+bool dominates(const Cost<D>& a, const Cost<D>& shift, const Cost<D>& b) {
+  for (std::size_t d = 0; d < D; ++d)
+    if (a[d] + shift[d] > b[d]) return false;
+  return true;
+}
+
+// Labels kept so far of one layout, in order of bytes: is a candidate dominated by one of them?
+// One dimension: a running minimum. Two: a staircase. More: a list.
+template <int D>
+class Staircase {
+ public:
+  void clear() { steps_.clear(); }
+  bool dominates_candidate(const Cost<D>& shift, const Cost<D>& c) const {
+    if constexpr (D == 1) {
+      return !steps_.empty() && steps_.front()[0] + shift[0] <= c[0];
+    } else if constexpr (D == 2) {
+      const Ticks x = c[0] - shift[0];
+      auto it = std::upper_bound(steps_.begin(), steps_.end(), x,
+                                 [](Ticks v, const Cost<2>& s) { return v < s[0]; });
+      return it != steps_.begin() && (*(it - 1))[1] + shift[1] <= c[1];
+    } else {
+      for (const auto& s : steps_)
+        if (dominates<D>(s, shift, c)) return true;
+      return false;
+    }
+  }
+  void insert(const Cost<D>& c) {
+    if constexpr (D == 1) {
+      if (steps_.empty())
+        steps_.push_back(c);
+      else if (c[0] < steps_.front()[0])
+        steps_.front() = c;
+    } else if constexpr (D == 2) {
+      auto it = std::lower_bound(steps_.begin(), steps_.end(), c[0],
+                                 [](const Cost<2>& s, Ticks v) { return s[0] < v; });
+      if (it != steps_.begin() && (*(it - 1))[1] <= c[1]) return;
+      auto end = it;
+      while (end != steps_.end() && (*end)[1] >= c[1]) ++end;
+      it = steps_.erase(it, end);
+      steps_.insert(it, c);
+    } else {
+      steps_.push_back(c);
+    }
+  }
+
+ private:
+  std::vector<Cost<D>> steps_;
+};
+
+template <int D>
+struct Label {
+  Bytes bytes = 0;
+  Cost<D> cost{};
+  std::int32_t next = kNone;  // label of the following layer
+  std::int32_t option = 0;    // index into the options of its layer's type
+  std::int32_t layout = 0;
+  std::int32_t exit = 0;  // layout of the last layer; with one dimension only the optimum counts,
+                          // whatever its exit, and this stays 0
+};
+
+// Worst difference over predecessors z of redistribute(z, x) - redistribute(z, y).
+template <int D>
+std::vector<Cost<D>> worst_differences(const std::vector<Cost<D>>& table, int num_layouts) {
+  std::vector<Cost<D>> delta(idx(num_layouts) * idx(num_layouts));
+  for (int x = 0; x < num_layouts; ++x)
+    for (int y = 0; y < num_layouts; ++y) {
+      Cost<D> worst;
+      worst.fill(std::numeric_limits<Ticks>::min());
+      for (int z = 0; z < num_layouts; ++z)
+        for (std::size_t d = 0; d < D; ++d)
+          worst[d] = std::max(
+              worst[d], table[idx(z * num_layouts + x)][d] - table[idx(z * num_layouts + y)][d]);
+      delta[idx(x * num_layouts + y)] = worst;
+    }
+  return delta;
+}
+
+template <int D>
+class Kernel {
+ public:
+  Kernel(const StageProblem<D>& problem, std::int64_t& states)
+      : p_(problem),
+        n_(static_cast<int>(problem.layer_type.size())),
+        states_(states),
+        bound_(problem.bound) {}
+
+  std::vector<StagePoint<D>> run() {
+    prepare_counts();
+    prepare_deltas();
+    const std::vector<Bytes> transients =
+        distinct(p_.base_transient, [](const auto& o) { return o.transient; });
+    const std::vector<Bytes> shareds =
+        distinct(p_.base_shared, [](const auto& o) { return o.shared; });
+    for (const Bytes transient : transients)
+      for (const Bytes shared : shareds) solve_with_caps(transient, shared);
+    return pareto();
+  }
+
+ private:
+  using Options = std::vector<StageOption<D>>;
+
+  const StageProblem<D>& p_;
+  const int n_;
+  std::int64_t& states_;
+  StepBound<D> bound_;
+  std::vector<std::vector<int>> prefix_count_;  // layers 0..i-1 by type
+  std::vector<std::vector<Cost<D>>> delta_;     // by layer
+  std::vector<int> delta_of_layer_;
+  std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
+  std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
+  std::vector<std::vector<Label<D>>> labels_;                // by layer
+  struct Key {
+    Bytes bytes;
+    Ticks cost;
+    std::uint32_t label;
+  };
+  std::vector<Key> order_;
+  std::vector<StagePoint<D>> points_;
+
+  void prepare_counts() {
+    prefix_count_.assign(idx(n_) + 1, std::vector<int>(p_.options.size(), 0));
+    for (int i = 0; i < n_; ++i) {
+      prefix_count_[idx(i) + 1] = prefix_count_[idx(i)];
+      ++prefix_count_[idx(i) + 1][idx(p_.layer_type[idx(i)])];
+    }
+  }
+
+  void prepare_deltas() {
+    // Layer i > 0 is preceded by any layout of the layer before it; the first layer by any exit
+    // layout of the previous stage. On the first stage the label contains its entry already.
+    std::vector<int> by_type(p_.redistribute.size(), -1);
+    delta_of_layer_.assign(idx(n_), 0);
+    if (p_.predecessor != nullptr)
+      delta_.push_back(worst_differences<D>(*p_.predecessor, p_.num_layouts));
+    else
+      delta_.emplace_back(idx(p_.num_layouts) * idx(p_.num_layouts), Cost<D>{});
+    for (int i = 1; i < n_; ++i) {
+      const int type = p_.layer_type[idx(i - 1)];
+      if (by_type[idx(type)] < 0) {
+        by_type[idx(type)] = static_cast<int>(delta_.size());
+        delta_.push_back(worst_differences<D>(p_.redistribute[idx(type)], p_.num_layouts));
+      }
+      delta_of_layer_[idx(i)] = by_type[idx(type)];
+    }
+  }
+
+  template <class Get>
+  std::vector<Bytes> distinct(Bytes base, Get get) const {
+    std::vector<Bytes> values{base};
+    for (std::size_t k = 0; k < p_.options.size(); ++k) {
+      if (prefix_count_[idx(n_)][k] == 0) continue;
+      for (const auto& o : p_.options[k]) values.push_back(std::max(base, get(o)));
+    }
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+    return values;
+  }
+
+  void solve_with_caps(Bytes transient_cap, Bytes shared_cap) {
+    const Bytes budget = p_.budget - transient_cap - shared_cap;
+    if (budget < 0 || !restrict_options(transient_cap, shared_cap)) return;
+    if (!prepare_bounds(budget)) return;
+    const std::size_t last = idx(n_ - 1);
+    labels_.resize(idx(n_));
+    for (auto& layer : labels_) layer.clear();
+    std::vector<Label<D>> created;
+    const Options& final_options = options_[idx(p_.layer_type[last])];
+    for (std::size_t o = 0; o < final_options.size(); ++o) {
+      const auto& option = final_options[o];
+      if (!p_.exit_allowed[idx(option.layout)]) continue;
+      Label<D> label{option.bytes,  option.cost + p_.exit[idx(option.layout)] + p_.base,
+                     kNone,         static_cast<std::int32_t>(o),
+                     option.layout, D == 1 ? 0 : option.layout};
+      if (n_ == 1) label.cost = label.cost + p_.entry[idx(option.layout)];
+      if (admits(label, n_ - 1, budget)) created.push_back(label);
+    }
+    keep_undominated(n_ - 1, created);
+    for (int i = n_ - 2; i >= 0; --i) {
+      if (labels_[idx(i) + 1].empty()) return;
+      extend(i, budget, created);
+      keep_undominated(i, created);
+    }
+    collect(transient_cap + shared_cap);
+  }
+
+  // Options allowed under the caps, dominated ones inside a layout dropped. False when these caps
+  // admit nothing that smaller caps do not.
+  bool restrict_options(Bytes transient_cap, Bytes shared_cap) {
+    bool transient_used = transient_cap == p_.base_transient;
+    bool shared_used = shared_cap == p_.base_shared;
+    options_.assign(p_.options.size(), {});
+    for (std::size_t k = 0; k < p_.options.size(); ++k) {
+      if (prefix_count_[idx(n_)][k] == 0) continue;
+      Options& kept = options_[k];
+      for (const auto& o : p_.options[k]) {
+        if (o.transient > transient_cap || o.shared > shared_cap) continue;
+        transient_used |= o.transient == transient_cap;
+        shared_used |= o.shared == shared_cap;
+        kept.push_back(o);
+      }
+      if (kept.empty()) return false;
+      std::vector<std::uint8_t> drop(kept.size(), 0);
+      for (std::size_t a = 0; a < kept.size(); ++a)
+        for (std::size_t b = 0; b < kept.size(); ++b) {
+          if (a == b || drop[a] || drop[b] || kept[a].layout != kept[b].layout) continue;
+          if (kept[a].bytes > kept[b].bytes || !dominates<D>(kept[a].cost, Cost<D>{}, kept[b].cost))
+            continue;
+          const bool equal = kept[a].bytes == kept[b].bytes && kept[a].cost == kept[b].cost;
+          if (!equal || a < b) drop[b] = 1;
+        }
+      std::size_t size = 0;
+      for (std::size_t a = 0; a < kept.size(); ++a)
+        if (!drop[a]) kept[size++] = kept[a];
+      kept.resize(size);
+    }
+    return transient_used && shared_used;
+  }
+
+  static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
+
+  typename StepBound<D>::Vector bounded(const Cost<D>& cost, int first, double left,
+                                        bool& fits) const {
+    typename StepBound<D>::Vector total{};
+    for (std::size_t d = 0; d < kBounds && fits; ++d) {
+      const double rest = value_at(prefix_bound_[d][idx(first)], left);
+      fits = rest >= 0;
+      total[d] = bound_.entry(cost, d) + rest;
+    }
+    return total;
+  }
+
+  bool prepare_bounds(Bytes budget) {
+    for (std::size_t d = 0; d < kBounds; ++d) {
+      std::vector<std::vector<HullPoint>> hulls(options_.size());
+      for (std::size_t k = 0; k < options_.size(); ++k) {
+        for (const auto& o : options_[k])
+          hulls[k].push_back({static_cast<double>(o.bytes), bound_.entry(o.cost, d)});
+        lower_hull(hulls[k]);
+      }
+      RelaxedLayers relaxed;
+      relaxed.assign(hulls);
+      prefix_bound_[d].resize(idx(n_) + 1);
+      for (int i = 0; i <= n_; ++i)
+        if (!relaxed.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+    }
+    bool fits = true;
+    const auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
+    return fits && !bound_.prunes(total);
+  }
+
+  // May the label (whose layers are first..n-1) still lead to a point within budget and bound?
+  bool admits(const Label<D>& label, int first, Bytes budget) const {
+    bool fits = true;
+    const auto total = bounded(label.cost, first, static_cast<double>(budget - label.bytes), fits);
+    return fits && !bound_.prunes(total);
+  }
+
+  void extend(int i, Bytes budget, std::vector<Label<D>>& created) {
+    created.clear();
+    const int type = p_.layer_type[idx(i)];
+    const bool same_type = type == p_.layer_type[idx(i) + 1];
+    const Options& options = options_[idx(type)];
+    const auto& redistribute = p_.redistribute[idx(type)];
+    const auto& following = labels_[idx(i) + 1];
+    for (std::size_t l = 0; l < following.size(); ++l) {
+      if (l % 256 == 0 && p_.deadline != nullptr && p_.deadline->passed()) throw DeadlinePassed{};
+      const Label<D>& next = following[l];
+      for (std::size_t o = 0; o < options.size(); ++o) {
+        const auto& option = options[o];
+        // equal neighbours in one layout: ascending strategies only, swapping changes nothing
+        if (same_type && option.layout == next.layout && static_cast<std::int32_t>(o) > next.option)
+          continue;
+        Label<D> label{next.bytes + option.bytes,
+                       next.cost + option.cost +
+                           redistribute[idx(option.layout * p_.num_layouts + next.layout)],
+                       static_cast<std::int32_t>(l),
+                       static_cast<std::int32_t>(o),
+                       option.layout,
+                       next.exit};
+        if (i == 0) label.cost = label.cost + p_.entry[idx(option.layout)];
+        if (admits(label, i, budget)) created.push_back(label);
+      }
+    }
+  }
+
+  // Which of two labels of layer i has the smaller strategy sequence?
+  bool sequence_less(int i, const Label<D>* a, const Label<D>* b) const {
+    while (true) {
+      if (a->option != b->option) return a->option < b->option;
+      if (a->next == b->next) return false;
+      ++i;
+      a = &labels_[idx(i)][idx(a->next)];
+      b = &labels_[idx(i)][idx(b->next)];
+    }
+  }
+
+  void keep_undominated(int i, std::vector<Label<D>>& created) {
+    states_ += static_cast<std::int64_t>(created.size());
+    // sorting small keys is cheaper than moving labels; ties are rare
+    order_.clear();
+    for (std::size_t c = 0; c < created.size(); ++c)
+      order_.push_back({created[c].bytes, created[c].cost[0], static_cast<std::uint32_t>(c)});
+    std::sort(order_.begin(), order_.end(), [&](const Key& x, const Key& y) {
+      if (x.bytes != y.bytes) return x.bytes < y.bytes;
+      if (x.cost != y.cost) return x.cost < y.cost;
+      const Label<D>& a = created[x.label];
+      const Label<D>& b = created[y.label];
+      if (a.cost != b.cost) return a.cost < b.cost;
+      if (a.exit != b.exit) return a.exit < b.exit;
+      return sequence_less(i, &a, &b);
+    });
+    const auto& delta = delta_[idx(delta_of_layer_[idx(i)])];
+    const int layouts = p_.num_layouts;
+    std::vector<Staircase<D>> stairs(idx(layouts) * idx(layouts));  // exit * Y + layout
+    std::vector<std::uint8_t> used(idx(layouts) * idx(layouts), 0);
+    auto& kept = labels_[idx(i)];
+    kept.clear();
+    for (const Key& key : order_) {
+      const Label<D>& label = created[key.label];
+      bool dominated = false;
+      for (int x = 0; x < layouts && !dominated; ++x) {
+        const std::size_t at = idx(label.exit * layouts + x);
+        if (!used[at]) continue;
+        dominated =
+            stairs[at].dominates_candidate(delta[idx(x * layouts + label.layout)], label.cost);
+      }
+      if (dominated) continue;
+      const std::size_t at = idx(label.exit * layouts + label.layout);
+      stairs[at].insert(label.cost);
+      used[at] = 1;
+      kept.push_back(label);
+    }
+  }
+
+  void collect(Bytes caps) {
+    for (const Label<D>& first : labels_[0]) {
+      StagePoint<D> point;
+      point.cost = first.cost;
+      point.bytes = first.bytes + caps;
+      point.first_layout = first.layout;
+      point.strategies.reserve(idx(n_));
+      const Label<D>* label = &first;
+      for (int i = 0; i < n_; ++i) {
+        point.strategies.push_back(
+            options_[idx(p_.layer_type[idx(i)])][idx(label->option)].strategy);
+        if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
+      }
+      point.exit_layout = label->layout;
+      if constexpr (D == 1)  // one stage: its cost is the objective
+        bound_.incumbent = std::min(
+            bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0, 0.0}));
+      points_.push_back(std::move(point));
+    }
+  }
+
+  // Undominated points of all caps, per (first layout, exit layout).
+  std::vector<StagePoint<D>> pareto() {
+    std::sort(points_.begin(), points_.end(), [](const StagePoint<D>& a, const StagePoint<D>& b) {
+      if (a.cost != b.cost) return a.cost < b.cost;
+      return a.strategies < b.strategies;
+    });
+    std::vector<StagePoint<D>> kept;
+    for (auto& point : points_) {
+      const bool dominated = std::any_of(kept.begin(), kept.end(), [&](const StagePoint<D>& k) {
+        return k.first_layout == point.first_layout && k.exit_layout == point.exit_layout &&
+               dominates<D>(k.cost, Cost<D>{}, point.cost);
+      });
+      if (!dominated) kept.push_back(std::move(point));
+    }
+    return kept;
+  }
+};
+
+}  // namespace
+
+template <int D>
+std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
+                                                std::int64_t& states) {
+  if (problem.layer_type.empty()) return {};
+  return Kernel<D>(problem, states).run();
+}
+
+template std::vector<StagePoint<1>> solve_stage_frontier<1>(const StageProblem<1>&, std::int64_t&);
+template std::vector<StagePoint<2>> solve_stage_frontier<2>(const StageProblem<2>&, std::int64_t&);
+template std::vector<StagePoint<3>> solve_stage_frontier<3>(const StageProblem<3>&, std::int64_t&);
+
+}  // namespace autopar

@@ -1,0 +1,334 @@
+// Construction of a sub-problem and its lower bounds.
+#include "planner/subproblem.hpp"
+
+namespace autopar {
+namespace {
+constexpr double kInf = std::numeric_limits<double>::infinity();
+}
+
+template <int D>
+Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send_cap)
+    : in_(instance),
+      item_(item),
+      table_(instance.t.candidate_table[item.candidate]),
+      stages_(instance.stages(item)),
+      layers_(instance.t.num_layers),
+      microbatches_(instance.microbatches(item)),
+      types_(instance.t.num_types),
+      layouts_(instance.t.num_layouts),
+      send_cap_(send_cap) {
+  const Tables& t = in_.t;
+  one_type_ = true;
+  for (int l = 1; l < layers_; ++l) one_type_ = one_type_ && t.layer_type[l] == t.layer_type[0];
+  const std::size_t pairs = at(layouts_) * at(layouts_);
+  move_.resize(at(types_));
+  exit_allowed_.assign(at(types_) * at(layouts_), 1);
+  least_send_ = kInfTicks;
+  for (int k = 0; k < types_; ++k) {
+    const std::size_t from = (at(table_) * at(types_) + at(k)) * pairs;
+    for (std::size_t c = 0; c < pairs; ++c)
+      move_[at(k)].push_back(cost(in_.move_forward[from + c], in_.move_backward[from + c], 0));
+    for (int y = 0; y < layouts_; ++y) {
+      const Ticks send = in_.send[(at(table_) * at(types_) + at(k)) * at(layouts_) + at(y)];
+      if (send > send_cap_)
+        exit_allowed_[at(k) * at(layouts_) + at(y)] = 0;
+      else if ((item_.layouts >> y) & 1U)
+        least_send_ = std::min(least_send_, send);
+    }
+  }
+  // bounds charge no redistribution, so any layout will do for kAnyVocab
+  const int vocab_layout = t.vocab_layout[std::max(item_.vocab, 0)];
+  for (int y = 0; y < layouts_; ++y) {
+    entry_.push_back(move_[at(t.layer_type[0])][at(vocab_layout * layouts_ + y)]);
+    exit_.push_back(move_[at(t.layer_type[layers_ - 1])][at(y * layouts_ + vocab_layout)]);
+  }
+  zero_.assign(at(layouts_), Cost<D>{});
+  stage_.resize(at(stages_));
+  for (int j = 0; j < stages_ && feasible_; ++j) build_stage(j);
+}
+
+template <int D>
+void Subproblem<D>::build_stage(int j) {
+  const Tables& t = in_.t;
+  Stage& stage = stage_[at(j)];
+  const std::size_t once = microbatches_ == 1 ? 0 : 1;
+  const Bytes in_flight = stages_ == 1 ? 1 : (t.gpipe ? microbatches_ : stages_ - j);
+  const int kind = stages_ == 1 ? 0 : j == 0 ? 1 : j == stages_ - 1 ? 3 : 2;
+  stage.base_bytes = t.stage_fixed_bytes[table_ * 4 + kind];
+  if (stages_ > 1 && !t.gpipe) {
+    const double transfers = 2.0 * static_cast<double>(send_cap_) * (stages_ - 1) / stages_;
+    stage.base = cost(static_cast<Ticks>(std::llround(transfers)), 0, 0);
+  }
+  if (kind != 2) {
+    const int position = kind == 0 ? 0 : kind == 1 ? 1 : 2;
+    const VocabCost vocab = in_.vocab_cost(item_, position, once);
+    stage.base = stage.base + cost(vocab.forward, vocab.backward, vocab.tail);
+    stage.base_bytes += vocab.fixed + vocab.activation * in_flight;
+    stage.base_transient = vocab.transient;
+    stage.base_shared = vocab.shared;
+  }
+  stage.options.resize(at(types_));
+  Bytes least_transient = kInfBytes, least_shared = kInfBytes;
+  for (int k = 0; k < types_; ++k) {
+    if (in_.count[at(k)] == 0) continue;
+    for (int s = 0; s < t.num_strategies; ++s) {
+      const std::size_t r = in_.row(table_, k, s);
+      if (t.valid[r] == 0 || !in_.allowed(item_, j, s)) continue;
+      StageOption<D> option;
+      option.strategy = s;
+      option.layout = t.strategy_layout[s];
+      option.bytes = t.static_bytes[once * in_.num_rows() + r] + t.activation_bytes[r] * in_flight;
+      option.transient = t.transient_bytes[once * in_.num_rows() + r];
+      option.shared = t.shared_bytes[r];
+      option.cost = cost(in_.forward[r], in_.backward[r], in_.tail[r]);
+      least_transient = std::min(least_transient, option.transient);
+      least_shared = std::min(least_shared, option.shared);
+      stage.options[at(k)].push_back(option);
+    }
+  }
+  if (least_transient == kInfBytes) {
+    feasible_ = false;
+    return;
+  }
+  stage.relaxed_budget = static_cast<double>(in_.budget - stage.base_bytes -
+                                             std::max(stage.base_transient, least_transient) -
+                                             std::max(stage.base_shared, least_shared));
+  stage.average_weight = stages_ > 1 ? 1.0 / stages_ : 0.0;
+  stage.tail_weight = static_cast<Ticks>(stage.average_weight * kWeights);
+  relax(j);
+}
+
+template <int D>
+StepBound<D> Subproblem<D>::weights_of(int j) const {
+  StepBound<D> weights;
+  weights.microbatches_less_1 = microbatches_ - 1.0;
+  weights.tail_weight = static_cast<double>(stage_[at(j)].tail_weight) / kWeights;
+  return weights;
+}
+
+// Convex hulls of the options of stage j for every entry of the bound.
+template <int D>
+void Subproblem<D>::relax(int j) {
+  Stage& stage = stage_[at(j)];
+  const StepBound<D> weights = weights_of(j);
+  for (std::size_t d = 0; d < D + 3; ++d) {
+    std::vector<std::vector<HullPoint>> hulls(at(types_));
+    for (int k = 0; k < types_; ++k) {
+      for (const auto& o : stage.options[at(k)])
+        hulls[at(k)].push_back({static_cast<double>(o.bytes), weights.entry(o.cost, d)});
+      lower_hull(hulls[at(k)]);
+    }
+    stage.relaxed[d].assign(hulls);
+  }
+}
+
+template <int D>
+std::size_t Subproblem<D>::bound_key(int j, int l, int n) const {
+  const std::size_t width = at(layers_) + 1;  // with one type the first layer does not matter
+  return one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
+}
+
+template <int D>
+typename Subproblem<D>::Fit Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
+  const std::size_t width = at(layers_) + 1;
+  const std::size_t key = bound_key(j, l, n);
+  if (cell_fit_.empty()) {
+    const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
+    cell_fit_.assign(size, Fit::kUnknown);
+    cell_refined_.assign(size, 0);
+    cell_bound_.resize(size);
+  }
+  if (cell_fit_[key] == Fit::kUnknown) {
+    Stage& stage = stage_[at(j)];
+    thread_local std::vector<int> counts;
+    counts.assign(at(types_), 0);
+    for (int k = 0; k < types_; ++k)
+      counts[at(k)] =
+          in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+    bool fits = true;
+    const StepBound<D> weights = weights_of(j);
+    for (std::size_t d = 0; d < D + 3 && fits; ++d) {
+      const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
+      fits = value >= 0;
+      cell_bound_[key][d] = value + weights.entry(stage.base, d);
+    }
+    cell_fit_[key] = fits ? Fit::kFits : Fit::kTooLarge;
+  }
+  out = cell_bound_[key];
+  return cell_fit_[key];
+}
+
+// Fills the bounds before and after every (stage, layer); false when no division can be at most
+// `limit` or fit.
+template <int D>
+bool Subproblem<D>::compute_bounds(double limit) {
+  const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
+  Bound infinite, none;
+  infinite.fill(kInf);
+  none.fill(0.0);
+  before_sum_.assign(size, kInf);
+  after_sum_.assign(size, kInf);
+  before_max_.assign(size, infinite);
+  after_max_.assign(size, infinite);
+  before_dual_.assign(size, kInf);
+  after_dual_.assign(size, kInf);
+  before_dual_[state(0, 0)] = 0.0;
+  after_dual_[state(stages_, layers_)] = 0.0;
+  before_sum_[state(0, 0)] = 0.0;
+  before_max_[state(0, 0)] = none;
+  after_sum_[state(stages_, layers_)] = 0.0;
+  after_max_[state(stages_, layers_)] = none;
+  for (int j = 0; j < stages_; ++j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const std::size_t from = state(j, l);
+      if (before_sum_[from] == kInf) continue;
+      for_each_size(j, l, limit, [&](int n, const Bound& cell) {
+        const std::size_t to = state(j + 1, l + n);
+        const double sends = least_sends(j);
+        before_sum_[to] = std::min(before_sum_[to], before_sum_[from] + sends + part_of_sum(cell));
+        before_dual_[to] = std::min(before_dual_[to], before_dual_[from] + sends + cell[D + 2]);
+        Bound largest = before_max_[from];
+        raise_to(largest, cell);
+        for (std::size_t d = 0; d < D + 1; ++d)
+          before_max_[to][d] = std::min(before_max_[to][d], largest[d]);
+      });
+    }
+  if (before_sum_[state(stages_, layers_)] == kInf) return false;
+  for (int j = stages_ - 1; j >= 0; --j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const std::size_t from = state(j, l);
+      if (before_sum_[from] == kInf) continue;
+      for_each_size(j, l, limit, [&](int n, const Bound& cell) {
+        const std::size_t to = state(j + 1, l + n);
+        const double sends = least_sends(j);
+        after_sum_[from] = std::min(after_sum_[from], after_sum_[to] + sends + part_of_sum(cell));
+        after_dual_[from] = std::min(after_dual_[from], after_dual_[to] + sends + cell[D + 2]);
+        Bound largest = after_max_[to];
+        raise_to(largest, cell);
+        for (std::size_t d = 0; d < D + 1; ++d)
+          after_max_[from][d] = std::min(after_max_[from][d], largest[d]);
+      });
+    }
+  return after_sum_[state(0, 0)] < kInf;
+}
+
+template <int D>
+double Subproblem<D>::bound(double limit) {
+  if (!feasible_ || !compute_bounds(limit)) return kInf;
+  return whole_bound();
+}
+
+template <int D>
+Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
+  if (!feasible_) return limit;
+  // by stage: for every pair of maxima the least kept bytes of each type
+  struct Caps {
+    Bytes maxima;
+    std::vector<Bytes> least;
+  };
+  std::vector<std::vector<Caps>> caps(at(stages_));
+  for (int j = 0; j < stages_; ++j) {
+    const Stage& stage = stage_[at(j)];
+    std::vector<Bytes> transients{stage.base_transient}, shareds{stage.base_shared};
+    for (const auto& options : stage.options)
+      for (const auto& o : options) {
+        transients.push_back(std::max(o.transient, stage.base_transient));
+        shareds.push_back(std::max(o.shared, stage.base_shared));
+      }
+    for (auto* values : {&transients, &shareds}) {
+      std::sort(values->begin(), values->end());
+      values->erase(std::unique(values->begin(), values->end()), values->end());
+    }
+    for (const Bytes transient : transients)
+      for (const Bytes shared : shareds) {
+        Caps c{stage.base_bytes + transient + shared, std::vector<Bytes>(at(types_), kInfBytes)};
+        for (int k = 0; k < types_; ++k)
+          for (const auto& o : stage.options[at(k)])
+            if (o.transient <= transient && o.shared <= shared)
+              c.least[at(k)] = std::min(c.least[at(k)], o.bytes);
+        caps[at(j)].push_back(std::move(c));
+      }
+  }
+  const auto need = [&](int j, int l, int n) {
+    Bytes best = kInfBytes;
+    for (const Caps& c : caps[at(j)]) {
+      Bytes total = c.maxima;
+      for (int k = 0; k < types_ && total < kInfBytes; ++k) {
+        const int count =
+            in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+        if (count == 0) continue;
+        total = c.least[at(k)] >= kInfBytes ? kInfBytes : total + c.least[at(k)] * count;
+      }
+      best = std::min(best, total);
+    }
+    return best;
+  };
+  // how many layers from l on stage j can hold; more layers never need less
+  const auto furthest = [&](int j, int l, Bytes budget) {
+    const int most = layers_ - l - (stages_ - 1 - j);
+    if (!in_.t.division.empty()) {
+      const int n = in_.t.division[at(j)];
+      return n <= most && need(j, l, n) <= budget ? n : 0;
+    }
+    int low = 0, high = most;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (need(j, l, middle) <= budget)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  };
+  // Which layers can the next stage start at? Not only the last one: starting there may force a
+  // large layer on a stage that holds many micro-batches.
+  const auto reaches = [&](Bytes budget) {
+    std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
+    starts[0] = 1;
+    for (int j = 0; j < stages_; ++j) {
+      std::vector<std::uint8_t> next(at(layers_) + 1, 0);
+      for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+        if (!starts[at(l)]) continue;
+        const int n = furthest(j, l, budget);
+        const int least = in_.t.division.empty() ? 1 : n;
+        for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
+      }
+      starts = next;
+    }
+    return starts[at(layers_)] != 0;
+  };
+  if (limit <= 0 || !reaches(limit - 1)) return limit;
+  Bytes low = 0, high = limit - 1;
+  while (low < high) {
+    const Bytes middle = low + (high - low) / 2;
+    if (reaches(middle))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  // the first stage that some division needs all of it for, and that no division avoids
+  std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
+  starts[0] = 1;
+  binding_stage = stages_ - 1;
+  for (int j = 0; j < stages_; ++j) {
+    std::vector<std::uint8_t> next(at(layers_) + 1, 0);
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      if (!starts[at(l)]) continue;
+      const int n = furthest(j, l, high - 1);
+      const int least = in_.t.division.empty() ? 1 : n;
+      for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
+    }
+    if (std::find(next.begin(), next.end(), 1) == next.end()) {
+      binding_stage = j;
+      break;
+    }
+    starts = next;
+  }
+  return high;
+}
+
+template class Subproblem<1>;
+template class Subproblem<2>;
+template class Subproblem<3>;
+
+}  // namespace autopar
