@@ -6,10 +6,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-__all__ = ["LayerStrategy", "PipelineType", "Plan", "VocabStrategy", "ZeroDefault"]
+from autopar.model import LayerSpec, ModelSpec
+
+__all__ = [
+    "LayerStrategy",
+    "PipelineType",
+    "Plan",
+    "VocabStrategy",
+    "ZeroDefault",
+    "violations",
+]
+
 
 PipelineType = Literal["1f1b", "gpipe"]
 ZeroDefault = Literal["ddp", "zero2"]
@@ -68,3 +80,141 @@ class Plan:
     def stage_of_layer(self) -> tuple[int, ...]:
         """Return the stage index of every layer."""
         return tuple(j for j, n in enumerate(self.stage_sizes) for _ in range(n))
+
+
+# --------------------------------------------------------------------------------------------------
+# Says why a plan cannot run: every rule of legality, each violation with its arithmetic.
+
+
+def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[str, ...]:
+    """Return one sentence per violated rule, empty for a legal plan.
+
+    Parameters
+    ----------
+    sequence_parallel : whether tensor-parallel layers use Megatron sequence parallelism, which
+        shards the sequence and so restricts the tensor degree.
+    """
+    problems = list(_structure(plan, spec))
+    shape_known = len(plan.layers) == spec.num_layers
+    # Runs that differ in something else, such as checkpointing, share a sentence.
+    where: dict[str, list[tuple[int, int]]] = {}
+    for first, last, kind, strategy in _runs(plan, spec):
+        texts = list(_degrees(plan, strategy))
+        if shape_known:
+            texts += _shape(spec.layers[kind], strategy, sequence_parallel)
+        for text in texts:
+            ranges = where.setdefault(text, [])
+            if ranges and ranges[-1][1] == first - 1:
+                ranges[-1] = (ranges[-1][0], last)
+            else:
+                ranges.append((first, last))
+    problems += (f"{_layers(ranges)}: {text}" for text, ranges in where.items())
+    problems += _vocabulary(plan, spec, sequence_parallel)
+    return tuple(problems)
+
+
+def _layers(ranges: list[tuple[int, int]]) -> str:
+    """Return ranges of layers in words, the first four of them."""
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:4]]
+    shown += ["..."] if len(ranges) > 4 else []
+    one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    return ("layer " if one else "layers ") + ", ".join(shown)
+
+
+def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
+    p, m, num_layers = plan.num_stages, plan.num_microbatches, len(plan.layers)
+    if num_layers != spec.num_layers:
+        yield f"layers of the plan({num_layers}) != layers of {spec.name}({spec.num_layers})"
+    if len(plan.stage_sizes) != p:
+        yield f"entries of pp_division({len(plan.stage_sizes)}) != pp({p})"
+    if sum(plan.stage_sizes) != num_layers:
+        terms = " + ".join(map(str, plan.stage_sizes)) if p <= 16 else "sum of pp_division"
+        yield f"{terms} = {sum(plan.stage_sizes)} != layers({num_layers})"
+    for stage, size in enumerate(plan.stage_sizes):
+        if size < 1:
+            yield f"stage {stage} has {size} layers where at least 1 is needed"
+    if p > num_layers:
+        yield f"pp({p}) > layers({num_layers})"
+    if plan.world_size % p:
+        yield f"world_size({plan.world_size}) % pp({p}) = {plan.world_size % p} != 0"
+    if plan.pipeline_type == "1f1b" and m < p:
+        yield f"1F1B needs micro-batches({m}) >= pp({p})"
+    if plan.global_batch % m:
+        yield (
+            f"global_batch({plan.global_batch}) % micro-batches({m}) = {plan.global_batch % m} != 0"
+        )
+
+
+def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStrategy]]:
+    """Yield (first, last, layer type, strategy) of consecutive layers that are alike."""
+    types = spec.layer_types
+    keys = [
+        (types[i] if i < len(types) else -1, strategy) for i, strategy in enumerate(plan.layers)
+    ]
+    first = 0
+    for (kind, strategy), group in groupby(keys):
+        count = len(list(group))
+        yield first, first + count - 1, kind, strategy
+        first += count
+
+
+def _degrees(plan: Plan, strategy: LayerStrategy) -> Iterator[str]:
+    """Degrees must fill the stage, and every rank must get whole samples: b = G/(m*d)."""
+    p, m, world = plan.num_stages, plan.num_microbatches, plan.world_size
+    group = strategy.tp * strategy.cp
+    d = world // (p * group)
+    if d * p * group != world:
+        yield (
+            f"tp({strategy.tp}) * cp({strategy.cp}) * dp({d}) * pp({p}) = {d * p * group} "
+            f"!= world_size({world})"
+        )
+    yield from _samples(plan.global_batch, m, d, "dp")
+
+
+def _samples(batch: int, m: int, d: int, name: str) -> Iterator[str]:
+    # A batch that m does not divide is reported once, for the whole plan.
+    if d > 0 and batch % m == 0 and batch % (m * d):
+        yield (
+            f"global_batch({batch}) / (micro-batches({m}) * {name}({d})) = {batch / (m * d):g} "
+            f"samples, which is not an integer"
+        )
+
+
+def _shape(layer: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) -> Iterator[str]:
+    t, c, s = strategy.tp, strategy.cp, layer.seq_length
+    name = "ulysses" if strategy.ulysses else "tp"
+    heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
+    if heads is not None and heads % t:
+        yield f"heads({heads}) % {name}({t}) = {heads % t} != 0"
+    if kv_heads is not None and kv_heads % t and t % kv_heads:
+        yield (
+            f"kv_heads({kv_heads}) % {name}({t}) = {kv_heads % t} "
+            f"and {name}({t}) % kv_heads({kv_heads}) = {t % kv_heads}, where one must be 0"
+        )
+    if not strategy.ulysses and ffn is not None and ffn % t:
+        yield f"ffn_hidden_size({ffn}) % tp({t}) = {ffn % t} != 0"
+    shards = t if strategy.ulysses or sequence_parallel else 1
+    if c > 1:
+        # Zigzag: every rank of the ring holds one early and one late piece of the sequence.
+        pieces = 2 * c * shards
+        factor = f" * {name}({t})" if shards > 1 else ""
+        if s % pieces:
+            yield f"seq_length({s}) % (2 * cp({c}){factor}) = {s % pieces} != 0"
+    elif s % shards:
+        yield f"seq_length({s}) % {name}({t}) = {s % shards} != 0"
+
+
+def _vocabulary(plan: Plan, spec: ModelSpec, sequence_parallel: bool) -> Iterator[str]:
+    """The vocabulary itself is padded to a multiple of the degree, so it never restricts it."""
+    t, p, world = plan.vocab.tp, plan.num_stages, plan.world_size
+    d = world // (p * t)
+    where = "embedding and head: "
+    if d * p * t != world:
+        yield f"{where}vtp({t}) * dp({d}) * pp({p}) = {d * p * t} != world_size({world})"
+    for text in _samples(plan.global_batch, plan.num_microbatches, d, "dp"):
+        yield where + text
+    if plan.vocab.ulysses or sequence_parallel:
+        for s in sorted({layer.seq_length for layer in spec.layers}):
+            if s % t:
+                name = "vsp" if plan.vocab.ulysses else "vtp"
+                yield f"{where}seq_length({s}) % {name}({t}) = {s % t} != 0"

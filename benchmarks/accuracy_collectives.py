@@ -18,13 +18,12 @@ from statistics import median
 
 import numpy as np
 
-from autopar.estimate.cards import load_card
-from autopar.estimate.hardware import allreduce_time_s
-from autopar.jsonio import load_object, write_text
+from autopar.documents.json import load_object, write_text
+from autopar.estimate.card import allreduce_time_s, load_card
 from benchmarks.metadata import ROOT
-from search.analytic.shipped import tensor2d_system
-from search.analytic.tensor2d import COMPAT, CORRECT, Quirks, System
-from search.analytic.tensor2d.links import collective_s
+from search.closed_form.files import tensor2d_system
+from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
+from search.closed_form.tensor2d.links import collective_s
 
 __all__ = ["Measured", "compare", "main", "read"]
 

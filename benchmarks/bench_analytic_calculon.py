@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleExecution
 from benchmarks.metadata import append, metadata, timed
-from search.analytic.calculon import Application, System, evaluate, evaluate_many
-from search.analytic.calculon.engine import unpack_execution
-from search.analytic.calculon.exploration import Exploration, Space, explore
-from search.analytic.shipped import calculon_system
+from search.closed_form.calculon import Application, System, evaluate, evaluate_many
+from search.closed_form.calculon.engine import unpack_execution
+from search.closed_form.calculon.exploration import Exploration, Space, explore
+from search.closed_form.files import calculon_system
 
 __all__ = ["APPLICATIONS", "feasible", "main", "orders"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.metadata import append, metadata, summary, timed
-from search.analytic.shipped import tensor2d_system
-from search.analytic.tensor2d import (
+from search.closed_form.files import tensor2d_system
+from search.closed_form.tensor2d import (
     CANDIDATE,
     STRATEGIES,
     Found,
@@ -28,7 +28,7 @@ from search.analytic.tensor2d import (
     evaluate_many,
     survey,
 )
-from search.analytic.tensor2d.engine import unpack_candidate
+from search.closed_form.tensor2d.engine import unpack_candidate
 
 __all__ = ["MODELS", "main", "orders", "searches"]
 

@@ -20,12 +20,11 @@ from typing import Any
 from autopar.plan import Plan
 from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
-from search.build import CostModel
-from search.evaluate_file import evaluate_file
-from search.inputs import InputSpec
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.result import Prediction, SearchResult
-from search.session import Session, open_session
+from search.planner.result import Prediction, SearchResult
+from search.question import Session, evaluate_file, open_session
+from search.request import InputSpec
 from tests.oracles.galvatron_terms import Peer, PeerV24, attribution
 
 __all__ = ["Case", "Outcome", "answer", "inputs_of", "main", "open_case", "read_cases", "terms_of"]
@@ -210,7 +209,7 @@ def command_options(folder: Path, case: Case) -> list[str]:
 def command_cpu_s(folder: Path, case: Case) -> float:
     """Return the CPU seconds of the whole command, interpreter and imports included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = "from search.cli import main; main()"
+    code = "from search.commands.search import main; main()"
     with tempfile.TemporaryDirectory() as out:
         options = [*command_options(folder, case), "--json", "-", "--output-config-path", out]
         subprocess.run(

@@ -19,11 +19,11 @@ from typing import Any
 
 from autopar.units import GIB
 from benchmarks.metadata import ROOT, append, peak_memory_bytes, summary, timed
-from search.inputs import InputSpec
 from search.options import SearchOptions
-from search.planner import Planner
-from search.result import SearchResult
-from search.session import open_session
+from search.planner.planner import Planner
+from search.planner.result import SearchResult
+from search.question import open_session
+from search.request import InputSpec
 
 __all__ = ["RANGES", "large", "main", "small"]
 

@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.fit import latency_bandwidth_fit
-from autopar.jsonio import load_object
-from autopar.measurements import CurveData, Measurement
-from autopar.sidecar import read_sidecar
+from autopar.documents.json import load_object
+from autopar.documents.sidecar import CurveData, Measurement, read_sidecar
+from autopar.statistics import latency_bandwidth_fit
 from autopar.units import GB, MIB, MS, format_bytes
 from benchmarks.metadata import append
 from tests.e2e.shaped_network import GOODPUT, MBIT, refusal, run_on_two_nodes

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append, summary, timed
-from search.planner import StageSolution, solve_stage
+from search.planner.core import StageSolution, solve_stage
 
 __all__ = ["TARGET_RATIO", "StageCase", "main", "read_cases", "wrong"]
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from autopar.documents.sidecar import ModelMeasurement
+from autopar.documents.spec import load_spec
 from autopar.errors import AutoparError
-from autopar.model_measurements import ModelMeasurement
-from autopar.specs import load_spec
 from autopar.units import MIB, MS
 from profiler.environment import require_torch
 from profiler.model.cells import ModelCell, plan_cells
-from profiler.model.checks import ON_DEVICE
+from profiler.model.documents import ON_DEVICE
 from profiler.model.measuring import SpecMeasurer
 from profiler.model.options import ModelOptions
 

@@ -17,17 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autopar.documents.spec import load_spec
 from autopar.model import ModelSpec
 from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
-from autopar.specs import load_spec
 from autopar.units import MIB
 from benchmarks.metadata import append, peak_memory_bytes
-from profiler.plan.counts import first_shapes, held, last_shapes, layer_shapes
+from profiler.plan.arithmetic import first_shapes, held, last_shapes, layer_shapes
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
-from search.opening import open_documents
-from search.planner import Planner
-from search.result import StagePrediction
+from search.planner.planner import Planner
+from search.planner.result import StagePrediction
+from search.question import open_documents
 
 __all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]
 

@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from autopar import catalog
+from autopar.documents import catalog
+from autopar.documents.model import with_shipped_memory
+from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_model
 from autopar.estimate.memory import Kernels
 from autopar.model import ModelProfile, OtherMemory
-from autopar.shipped import with_shipped_memory
-from autopar.specs import load_spec
 
 __all__ = ["Ratios", "main", "ratios"]
 

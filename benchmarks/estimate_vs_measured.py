@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.estimate.memory import Kernels
 from autopar.model import ModelProfile
-from autopar.specs import load_spec
 from autopar.units import GB, MIB, MS
 
 __all__ = ["Row", "main", "rows"]

@@ -26,6 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.model import read_model_profile
+from autopar.documents.spec import load_spec
 from autopar.model import (
     LayerProfile,
     ModelProfile,
@@ -34,13 +36,10 @@ from autopar.model import (
     ShardedTime,
     TimePoint,
 )
-from autopar.model_files import read_model_profile
-from autopar.specs import load_spec
 from autopar.units import MS
 from benchmarks.metadata import ROOT, append
 from profiler.measure import Policy
-from search.cost.computation import fit_computation
-from search.cost.fits import ComputeFit, fit_other_time
+from search.cost.fits import ComputeFit, fit_computation, fit_other_time
 from search.options import SearchOptions
 from tests.unit.cpu_clock import CpuTimer, one_thread
 
@@ -78,7 +77,7 @@ MODEL: dict[str, Any] = {
     "vocab_size": 2048,
 }
 _OPTIONS = SearchOptions(time_profile_mode="sequence")
-_COMMAND = "from profiler.model_cli import main; main()"
+_COMMAND = "from profiler.model.command import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +247,8 @@ def counted(
     """
     import torch
 
-    from profiler.model.sharding import Sharding
-    from profiler.model.timing import time_layer
-    from profiler.model.whole import time_outer
+    from profiler.model.parallel import Sharding
+    from profiler.model.timing import time_layer, time_outer
 
     (layer,) = spec.layers
     device = torch.device("cpu")

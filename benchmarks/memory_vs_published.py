@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.specs import load_spec, padded_vocab_size
+from autopar.documents.spec import load_spec, padded_vocab_size
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append
 from benchmarks.published_llama import llama_rows
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
-from profiler.model.exact import layer_memory, outer_memory
-from profiler.model.sharding import Sharding
+from profiler.model.counting import layer_memory, outer_memory
+from profiler.model.parallel import Sharding
 
 __all__ = ["gpt_rows", "main"]
 

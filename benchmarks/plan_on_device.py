@@ -26,16 +26,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autopar.documents.json import load_object, write_json
+from autopar.documents.plan import strategy_document
 from autopar.errors import AutoparError, OptionError
-from autopar.jsonio import load_object, write_json
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import strategy_document
 from autopar.units import MIB, MS
-from autopar.verify.commands import Command, CommandError, Folder
-from autopar.verify.lines import Lines
-from autopar.verify.options import Device, VerifyOptions, checked_options
-from autopar.verify.run import find_device
 from benchmarks.metadata import append
+from profiler.verify.command import find_device
+from profiler.verify.folder import Command, CommandError, Folder
+from profiler.verify.options import Device, VerifyOptions, checked_options
+from profiler.verify.plans import Lines
 
 __all__ = ["TARGET_MEMORY", "TARGET_TIME", "Cell", "Row", "cells", "commands", "main", "row"]
 

@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from autopar.documents.spec import head_dim, load_spec, padded_vocab_size
 from autopar.model import ModelSpec
-from autopar.specs import head_dim, load_spec, padded_vocab_size
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
-from profiler.model.exact import ExactMemory, layer_memory, outer_memory
+from profiler.model.counting import ExactMemory, layer_memory, outer_memory
 from profiler.model.outer import OuterPart
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 
 __all__ = ["TOKENS", "llama_rows"]
 

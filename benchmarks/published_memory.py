@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.jsonio import load_object
+from autopar.documents.json import load_object
 from autopar.units import MIB
 
 __all__ = ["BLOCK", "DEVICES", "WORKSPACES", "Published", "Row", "Run"]

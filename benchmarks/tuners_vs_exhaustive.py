@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import InstallError
-from search.analytic.tuners import TuningResult, load_space, tune
+from search.closed_form.tuners import TuningResult, load_space, tune
 
 __all__ = ["APPLICATION", "SPACE", "SYSTEM", "best_of_all", "evaluations_to"]
 

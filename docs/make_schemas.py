@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autopar.schemas import json_schemas
+from autopar.documents.schemas import json_schemas
 
 FOLDER = Path(__file__).resolve().parent / "schemas"
 

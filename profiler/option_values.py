@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 
 __all__ = ["check_files", "choice", "count", "names", "repetitions", "seconds"]
 

@@ -11,16 +11,17 @@ if TYPE_CHECKING:
     from autopar.hardware import HardwareProfile
     from autopar.model import ModelProfile, ModelSpec
     from search.options import SearchOptions
-    from search.planner import Planner, solve_stage
-    from search.result import SearchResult
+    from search.planner.core import solve_stage
+    from search.planner.planner import Planner
+    from search.planner.result import SearchResult
 
 __all__ = ["Planner", "SearchOptions", "SearchResult", "plan", "solve_stage"]
 
 _HOMES = {
-    "Planner": "search.planner",
+    "Planner": "search.planner.planner",
     "SearchOptions": "search.options",
-    "SearchResult": "search.result",
-    "solve_stage": "search.planner",
+    "SearchResult": "search.planner.result",
+    "solve_stage": "search.planner.planner",
 }
 
 
@@ -52,6 +53,6 @@ def plan(
     ------
     InputError : an input or option is unusable.
     """
-    from search.planner import Planner
+    from search.planner.planner import Planner
 
     return Planner(model, hardware, **options).solve()

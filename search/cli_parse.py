@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from autopar.errors import OptionError
 from search.cli_options import ALIASES, IGNORED, OPTIONS, PLANNED, VALUES, OptionRow
-from search.inputs import InputSpec
 from search.options import SearchOptions
+from search.request import InputSpec
 
 __all__ = ["OutputSpec", "Request", "Value", "build_request", "convert", "normalise"]
 
@@ -269,7 +269,7 @@ def _check_batches(fields: dict[str, Value]) -> None:
 
 
 def _check_rules(options: SearchOptions) -> None:
-    from search.pins import parse_rules
+    from search.space import parse_rules
 
     parse_rules(options.pin, options.forbid)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from autopar.plan import PipelineType
 
 if TYPE_CHECKING:
-    from autopar.calibration import Calibration
+    from autopar.documents.calibration import Calibration
 
 __all__ = ["ProfileMode", "SearchOptions", "option_record"]
 

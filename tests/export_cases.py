@@ -6,10 +6,9 @@ import itertools
 
 from hypothesis import strategies as st
 
-from autopar.legality import violations
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.exports.contract import Job
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.job import Job
 
 __all__ = ["HETEROGENEOUS", "SMALL", "job", "legal_plans"]
 

@@ -17,14 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from profiler.model.stack import build_stack
-from profiler.plan.batches import global_tokens, local_batch
+from profiler.model.outer import build_stack
+from profiler.plan.arithmetic import Cube, Layout, check_job
+from profiler.plan.exchange import fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult
-from profiler.plan.layout import Cube, Layout, check_job
-from profiler.plan.run import run_in_world
+from profiler.plan.run import Trainer, run_in_world
 from profiler.plan.stage import Stage, build_stage, open_groups, padded_spec
-from profiler.plan.train import Trainer
-from profiler.plan.weights import fill, pieces_of, shapes
 
 __all__ = ["Compared", "compare_all", "run_all"]
 

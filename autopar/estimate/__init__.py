@@ -6,8 +6,7 @@ Nothing here was measured: every result has `estimated=True`, names its card as 
 
 from __future__ import annotations
 
-from autopar.estimate.cards import Card, load_card
-from autopar.estimate.hardware import estimate_hardware, parse_hardware
+from autopar.estimate.card import Card, estimate_hardware, load_card, parse_hardware
 from autopar.estimate.memory import activation_bytes
 from autopar.estimate.model import estimate_model
 

@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 
 ABI_VERSION: int
 calculon: Any
-"""Submodule of the closed-form engine; see search/analytic/calculon/engine.py."""
+"""Submodule of the closed-form engine; see search/closed_form/calculon/engine.py."""
 tensor2d: Any
-"""Submodule of the closed-form engine; see search/analytic/tensor2d/engine.py."""
+"""Submodule of the closed-form engine; see search/closed_form/tensor2d/engine.py."""
 
 def solve_stage(
     time_s: NDArray[np.float64],

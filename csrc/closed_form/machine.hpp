@@ -1,5 +1,5 @@
 // What an analytic model runs on: rates that depend on the size of an operation, and networks.
-// The Python side, search/analytic/machine.py, is the readable version of this file.
+// The Python side, search/closed_form/machine.py, is the readable version of this file.
 #pragma once
 
 #include <algorithm>

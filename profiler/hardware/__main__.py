@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.entry import hardware
+from autopar.entry import hardware
 
 if __name__ == "__main__":
     hardware()

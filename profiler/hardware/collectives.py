@@ -1,6 +1,6 @@
 """The operations that are measured, one row each: buffers, one run of it, and its check.
 
-Sizes are messages as `autopar.operations` defines them, rounded up to a multiple of the group size
+Sizes are messages as `autopar.hardware` defines them, rounded up to a multiple of the group size
 times the element size. Buffers hold random values: a device computes faster on zeros, and what
 infinities and denormals cost is nobody's bandwidth.
 """
@@ -9,25 +9,258 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autopar.operations import OPERATIONS
-from profiler.hardware import patterns
-from profiler.hardware.buffers import (
-    Buffers,
-    Layout,
-    make_room,
-    out_of_place,
-    summed_in_place,
-    transfer,
-)
+import torch
 
-if TYPE_CHECKING:
+from autopar.hardware import OPERATIONS
+from profiler.hardware.cells import Group
+
+__all__ = [
+    "COLLECTIVES",
+    "PERIOD",
+    "Buffers",
+    "Collective",
+    "Layout",
+    "first_difference",
+    "labelled",
+    "make_room",
+    "out_of_place",
+    "random_values",
+    "summand",
+    "summed_in_place",
+    "tile",
+    "total",
+    "transfer",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What measured tensors hold: random values while they are timed, known ones in a check.
+#
+# All of them repeat with one period, so that a tensor of any size is filled and compared without a
+# second one of its size.
+
+
+PERIOD = 65521
+"""Elements after which patterns repeat: a prime, so that no misplaced block lands on a copy."""
+_BASE = 251
+"""Number of different pattern values, -125..125: sums of two are exact in bf16."""
+_SPREAD = 17
+"""Shifts the values from one run of `_BASE` places to the next."""
+_COMPARED_PERIODS = 32
+"""Periods that are compared at once; it bounds the memory of a comparison."""
+
+
+def random_values(dtype: torch.dtype, device: torch.device, exponent: int = 0) -> torch.Tensor:
+    """Return values of both signs in 2^exponent..2^(exponent+1), shape (65521,).
+
+    They are the same on every rank, so that sums over ranks cancel nowhere.
+    """
     import torch
 
-__all__ = ["COLLECTIVES", "Buffers", "Collective", "Layout"]
+    generator = torch.Generator().manual_seed(1)
+    uniform = torch.rand(PERIOD, generator=generator, dtype=torch.float64) * 2 - 1
+    values = (uniform.sign() + uniform) * 2.0**exponent
+    return values.to(device=device, dtype=dtype)
+
+
+def tile(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
+    """Fill a flat tensor with repetitions of a pattern."""
+    whole = tensor.numel() // pattern.numel() * pattern.numel()
+    tensor[:whole].view(-1, pattern.numel()).copy_(pattern)
+    tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+
+
+def first_difference(tensor: torch.Tensor, pattern: torch.Tensor) -> int | None:
+    """Return the first element of a flat tensor that differs from the repeated pattern."""
+    period = pattern.numel()
+    step = _COMPARED_PERIODS * period
+    for start in range(0, tensor.numel(), step):
+        part = tensor[start : start + step]
+        whole = part.numel() // period * period
+        for offset, differs in (
+            (0, (part[:whole].view(-1, period) != pattern).view(-1)),
+            (whole, part[whole:] != pattern[: part.numel() - whole]),
+        ):
+            if bool(differs.any()):
+                return start + offset + int(differs.nonzero()[0])
+    return None
+
+
+def labelled(label: int | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return integers in -125..125, shape (65521,), that tell labels and places apart.
+
+    The three digits of a label to base 251 take turns: labels below 251^3 differ within any three
+    consecutive places. A tensor has one label for every place.
+    """
+    import torch
+
+    at = torch.arange(PERIOD, device=device)
+    weight = torch.tensor([1, _BASE, _BASE**2], device=device)[at % 3]
+    digit = torch.div(label, weight, rounding_mode="floor")
+    return (at + _SPREAD * (at // _BASE) + digit) % _BASE - _BASE // 2
+
+
+def summand(position: int, block: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return what one of `count` ranks adds: at every place two of them have a value, others 0.
+
+    So no order of summation leaves the integers that the narrowest type represents, however many
+    ranks there are, and every rank's turn comes.
+    """
+    import torch
+
+    at = torch.arange(PERIOD, device=device)
+    own = labelled(position * count + block, device)
+    return own.where((at - position) % count < 2, 0)
+
+
+def total(block: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return the sum of what `count` ranks add in a block."""
+    import torch
+
+    at = torch.arange(PERIOD, device=device)
+    result = labelled(at % count * count + block, device)
+    if count > 1:
+        result = result + labelled((at - 1) % count * count + block, device)
+    return result
+
+
+# --------------------------------------------------------------------------------------------------
+# The tensors of one rank in one cell: their sizes, what they hold, and for how long it lasts.
+
+
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where one rank stands in one cell."""
+
+    ranks: Group
+    """Global ranks of the group, in order; of a transfer the sender and the receiver."""
+    rank: int
+    group: Any
+    """The torch process group of `ranks`; None where nothing is communicated."""
+    size_bytes: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        assert self.rank in self.ranks, f"rank {self.rank} is not in {self.ranks}"
+        assert self.size_bytes > 0, self.size_bytes
+
+    @property
+    def position(self) -> int:
+        """Index of this rank in the group."""
+        return self.ranks.index(self.rank)
+
+    @property
+    def share_elements(self) -> int:
+        """Elements of a message divided by the group size, rounded up."""
+        element_bytes: int = self.dtype.itemsize
+        return -(-self.size_bytes // (len(self.ranks) * element_bytes))
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of a message: as many as fit the size, rounded up to whole shares."""
+        return self.share_elements * len(self.ranks)
+
+
+@dataclass(kw_only=True)
+class Buffers:
+    """One rank's tensors, flat; empty where it sends or receives nothing."""
+
+    send: torch.Tensor
+    receive: torch.Tensor
+    """`send` itself where the operation works in place."""
+    values: torch.Tensor
+    """Random values, the same on every rank, with which both are filled."""
+    transfers: list[Any] = field(default_factory=list)
+    """Point-to-point operations of one run."""
+    limit: int = _NO_LIMIT
+    """Sums in place after which freshly filled values would leave the range of their type."""
+    room: int = _NO_LIMIT
+    """Sums in place that are left."""
+    capturing: bool = False
+    """Whether the last run was captured in a graph instead of carried out."""
+    replayed: bool = False
+    """Whether a graph holds a run, whose replays nobody counts."""
+
+    def refill(self) -> None:
+        """Fill the tensors with random values again."""
+        tile(self.send, self.values)
+        if self.receive is not self.send:
+            tile(self.receive, self.values)
+        self.room = self.limit
+
+
+def out_of_place(sends: int, receives: int, layout: Layout) -> Buffers:
+    """Return filled buffers of so many shares of the message each."""
+    import torch
+
+    share = layout.share_elements
+    buffers = Buffers(
+        send=torch.empty(sends * share, dtype=layout.dtype, device=layout.device),
+        receive=torch.empty(receives * share, dtype=layout.dtype, device=layout.device),
+        values=random_values(layout.dtype, layout.device),
+    )
+    buffers.refill()
+    return buffers
+
+
+def summed_in_place(layout: Layout) -> Buffers:
+    """Return one tensor, whose values can be summed in place `limit` times.
+
+    torch reduces in place, so every run multiplies the values by the group size. They begin at
+    the bottom of their type's normal range and are filled in anew before they reach its top: in
+    bf16 after 249 sums over 2 ranks and 83 over 8. In groups of another size than a power of two
+    rounding thins them out: to some dozen different values in bf16. A mean or a maximum would keep
+    them bounded, but NCCL's fastest algorithm (NVLS) has no mean, and no maximum in fp32.
+    """
+    import torch
+
+    info = torch.finfo(layout.dtype)
+    lowest, highest = (math.frexp(value)[1] - 1 for value in (info.tiny, info.max))
+    tensor = torch.empty(layout.num_elements, dtype=layout.dtype, device=layout.device)
+    buffers = Buffers(
+        send=tensor,
+        receive=tensor,
+        values=random_values(layout.dtype, layout.device, lowest),
+    )
+    count = len(layout.ranks)
+    if count > 1:
+        # four octaves are spare for the values themselves and the rounding of many sums
+        buffers.limit = max(1, int((highest - lowest - 4) / math.log2(count)))
+    buffers.refill()
+    return buffers
+
+
+def make_room(buffers: Buffers, layout: Layout, loops: int) -> None:
+    """Fill a tensor that is summed in place anew unless `loops` further sums are sure to fit."""
+    if buffers.replayed or buffers.room < loops:
+        buffers.refill()
+    if buffers.replayed:
+        buffers.room = max(0, buffers.limit - loops)
+
+
+def transfer(sends: bool, receives: bool, layout: Layout) -> Buffers:
+    """Return filled buffers of the message in each direction, and the operations that move it."""
+    import torch.distributed as dist
+
+    assert len(layout.ranks) == 2, f"a transfer has a sender and a receiver, got {layout.ranks}"
+    peer = layout.ranks[1 - layout.position]
+    buffers = out_of_place(2 * sends, 2 * receives, layout)
+    if sends:
+        buffers.transfers.append(dist.P2POp(dist.isend, buffers.send, peer, layout.group))
+    if receives:
+        buffers.transfers.append(dist.P2POp(dist.irecv, buffers.receive, peer, layout.group))
+    return buffers
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def _no_preparation(buffers: Buffers, layout: Layout, loops: int) -> None:
@@ -39,7 +272,7 @@ class Collective:
     """One operation: `make` its buffers, `check` it once, then `prepare` and `run` it often."""
 
     name: str
-    """Key of `autopar.operations.OPERATIONS`, which has the bus factor."""
+    """Key of `autopar.hardware.OPERATIONS`, which has the bus factor."""
     tensor_bytes: Callable[[int, int], int]
     """Bytes a rank allocates, of message size and group size; a check takes a few MiB more."""
     make: Callable[[Layout], Buffers]
@@ -63,7 +296,7 @@ class Collective:
         """
         buffers.refill()
         for index, block in _blocks(buffers.send, layout):
-            patterns.tile(block, self.sent(layout, index).to(block))
+            tile(block, self.sent(layout, index).to(block))
         if buffers.receive is not buffers.send:
             buffers.receive.fill_(math.nan)
         _synchronize(layout.device)
@@ -72,13 +305,13 @@ class Collective:
         wrong = None
         for index, block in _blocks(buffers.receive, layout):
             pattern = self.expected(layout, index).to(block)
-            at = patterns.first_difference(block, pattern)
+            at = first_difference(block, pattern)
             if at is not None:
                 wrong = (
                     f"{self.name}: rank {layout.rank}, number {layout.position} of "
                     f"{len(layout.ranks)}, found {float(block[at]):g} at element "
                     f"{index * layout.share_elements + at} of {buffers.receive.numel()}, "
-                    f"expected {float(pattern[at % patterns.PERIOD]):g}"
+                    f"expected {float(pattern[at % PERIOD]):g}"
                 )
                 break
         buffers.refill()
@@ -154,7 +387,7 @@ def _run_memcopy(buffers: Buffers, layout: Layout) -> None:
 
 def _from(position: int, layout: Layout, block: int) -> torch.Tensor:
     """Return what the rank at a position of the group sends in a block, different from all else."""
-    return patterns.labelled(position * len(layout.ranks) + block, layout.device)
+    return labelled(position * len(layout.ranks) + block, layout.device)
 
 
 def _from_me(layout: Layout, block: int) -> torch.Tensor:
@@ -166,11 +399,11 @@ def _from_peer(layout: Layout, block: int) -> torch.Tensor:
 
 
 def _my_summand(layout: Layout, block: int) -> torch.Tensor:
-    return patterns.summand(layout.position, block, len(layout.ranks), layout.device)
+    return summand(layout.position, block, len(layout.ranks), layout.device)
 
 
 def _total(block: int, layout: Layout) -> torch.Tensor:
-    return patterns.total(block, len(layout.ranks), layout.device)
+    return total(block, len(layout.ranks), layout.device)
 
 
 _ROWS = (

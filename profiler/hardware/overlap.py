@@ -10,9 +10,10 @@ A measurement in which the two did not really run at the same time says so and i
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profiler.hardware.lanes import (
@@ -25,17 +26,185 @@ from profiler.hardware.lanes import (
     evidence,
     inside,
 )
-from profiler.hardware.overlap_plan import OverlapPlan, plan_overlap
-from profiler.hardware.overlap_samples import QUANTITIES, OverlapSamples, slowdowns
 
 __all__ = [
     "LEAST_SHARED",
     "OVERLAP_WINDOW_S",
+    "QUANTITIES",
+    "OverlapPlan",
     "OverlapSamples",
+    "Slowdowns",
+    "efficiency",
     "local_overlap",
     "measure_overlap",
+    "plan_overlap",
     "slowdowns",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# How many GEMMs and communications fill the windows of an overlap measurement.
+
+
+_MOST_OPERATIONS = 1024
+_MOST_BLOCKS = 256
+_LEAD_FROM = 4
+"""Windows of at least so many communications spend one more on starting together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapPlan:
+    """What one window holds: two queues of the same length in time, each alone."""
+
+    communications: int
+    blocks: int
+    gemms_per_block: int
+    blocks_per_communication: float
+    """By the calibration: how many blocks take as long as one communication."""
+
+    @property
+    def gemms_per_communication(self) -> float:
+        """GEMMs that go with one communication; the scale of all times of the GEMMs."""
+        return self.blocks * self.gemms_per_block / self.communications
+
+    def queues(self, blocks: int, communications: int) -> Queues:
+        """Return two queues of this plan's operations."""
+        return Queues(
+            blocks=blocks,
+            gemms_per_block=self.gemms_per_block,
+            communications=communications,
+            blocks_per_communication=self.blocks_per_communication,
+            lead=communications >= _LEAD_FROM,
+        )
+
+    @property
+    def equal(self) -> Queues:
+        """Both queues in full."""
+        return self.queues(self.blocks, self.communications)
+
+    def covered(self, cover: float) -> Queues:
+        """Return queues in which the communications outlast the blocks `cover` times."""
+        blocks = int(self.communications * self.blocks_per_communication / cover)
+        return self.queues(min(max(blocks, 1), self.blocks), self.communications)
+
+    def covering(self, cover: float) -> Queues:
+        """Return queues in which the blocks outlast the communications `cover` times."""
+        communications = max(int(self.communications / cover), 1)
+        blocks = math.ceil(cover * communications * self.blocks_per_communication)
+        return self.queues(max(blocks, 2), communications)
+
+    def stopping(self, cover: float) -> Queues:
+        """Return queues in which blocks go on until all communications have ended.
+
+        They give up when they would outlast them `cover` times, both alone.
+        """
+        blocks = max(math.ceil(cover * self.blocks), 2)
+        return replace(self.queues(blocks, self.communications), until_communicated=True)
+
+
+def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> OverlapPlan:
+    """Return how many operations fill a window, of times that are the same on every rank."""
+    communications = min(max(math.ceil(window_s / communication_s), 1), _MOST_OPERATIONS)
+    gemms = communications * communication_s / gemm_s
+    per_block = max(math.ceil(gemms / _MOST_BLOCKS), 1)
+    return OverlapPlan(
+        communications=communications,
+        blocks=max(round(gemms / per_block), 1),
+        gemms_per_block=per_block,
+        blocks_per_communication=communication_s / gemm_s / per_block,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a rank measured of overlap, and what its samples say; needs no torch.
+#
+# All times are per communication: the GEMMs that go with one communication take as long as it does,
+# both alone. So the five quantities can be compared with one another.
+
+
+QUANTITIES = (
+    "compute_alone",
+    "communication_alone",
+    "compute_overlapped",
+    "communication_overlapped",
+    "both",
+)
+"""Names of the samples in a sidecar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapSamples:
+    """Samples of one rank, in seconds per communication; of GEMMs, those that go with one."""
+
+    compute_alone: tuple[float, ...]
+    communication_alone: tuple[float, ...]
+    compute_overlapped: tuple[float, ...]
+    """With communication at work during the whole window."""
+    communication_overlapped: tuple[float, ...]
+    """With GEMMs at work during the whole window."""
+    both: tuple[float, ...]
+    """Makespan of two queues that take equally long alone."""
+    gemm: str
+    """Such as `4096x4096x4096 bf16 x 3.5`: the shape, and how many go with one communication."""
+    shared_fraction: float
+    """Share of the overlapped windows in which both were certainly at work; the worst rank's."""
+    reason: str | None = None
+    """Why this is no measurement of overlap; None where it is one."""
+
+    @property
+    def overlapped(self) -> bool:
+        """True when both really ran at the same time, on every rank."""
+        return self.reason is None
+
+    @property
+    def samples_s(self) -> dict[str, list[float]]:
+        """The samples by their names in a sidecar."""
+        return {name: list(getattr(self, name)) for name in QUANTITIES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdowns:
+    """Medians of samples, compared."""
+
+    compute: float
+    """GEMMs with communication over GEMMs alone."""
+    communication: float
+    """Communication with GEMMs over communication alone."""
+    efficiency: float
+    """Share of the shorter of the two that was hidden; negative where both lost by overlapping."""
+
+    @property
+    def coefficient(self) -> float:
+        """The documented `overlap_coe`: the larger slowdown, and at least 1."""
+        return max(1.0, self.compute, self.communication)
+
+
+def efficiency(compute_s: float, communication_s: float, both_s: float) -> float:
+    """Return (t_c + t_m - T_both) / min(t_c, t_m): 1 is all hidden, 0 as slow as one by one."""
+    return (compute_s + communication_s - both_s) / min(compute_s, communication_s)
+
+
+def slowdowns(samples_s: Mapping[str, Sequence[float]]) -> Slowdowns:
+    """Return the slowdowns by the medians of samples that are named as in a sidecar.
+
+    Raises KeyError where one of the five names is missing, and ValueError where one is empty.
+    """
+    medians = {}
+    for name in QUANTITIES:
+        if not samples_s[name]:
+            raise ValueError(f"there are no samples of {name}")
+        medians[name] = statistics.median(samples_s[name])
+    return Slowdowns(
+        compute=medians["compute_overlapped"] / medians["compute_alone"],
+        communication=medians["communication_overlapped"] / medians["communication_alone"],
+        efficiency=efficiency(
+            medians["compute_alone"], medians["communication_alone"], medians["both"]
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 OVERLAP_WINDOW_S = {"cuda": 0.02, "cpu": 0.05}
 """Length of a queue that runs alone, by device type; at least one communication is in it."""

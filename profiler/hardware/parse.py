@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 from autopar.units import GIB, MIB
 from profiler.hardware.cells import divisors
 from profiler.hardware.options import OPERATIONS, Backend, Dtype, HardwareOptions

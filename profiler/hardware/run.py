@@ -5,25 +5,227 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.errors import AutoparError
+from autopar.statistics import summarize
 from autopar.units import format_count
 from profiler.environment import run_metadata
 from profiler.hardware.cells import Cell, plan_cells
-from profiler.hardware.driver import Driver
+from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import HardwareOptions
-from profiler.hardware.outcome import unmeasured
+from profiler.hardware.overlap import OVERLAP_WINDOW_S
 from profiler.hardware.parse import check_world
-from profiler.hardware.predict import describe_forecast, forecast, probe_policy
-from profiler.hardware.progress import Progress, say
 from profiler.hardware.record import Record
-from profiler.hardware.session import Session, open_session
-from profiler.hardware.watch import Trouble, Watch
-from profiler.measure import Policy
+from profiler.measure import Policy, expected_seconds, forecast_line
+from profiler.processes import Session, open_session
+from profiler.progress import Progress, say
+from profiler.watch import Trouble, Watch
 
-__all__ = ["run"]
+__all__ = [
+    "Forecast",
+    "KindForecast",
+    "describe_forecast",
+    "forecast",
+    "probe_policy",
+    "run",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Predicts how long a run takes, for `--dry-run`: short probes, then the driver's own rules.
+#
+# Every kind of cell is probed at two or three sizes that are quick to measure. They give the time
+# of an operation at any size, and their scatter how many repetitions it will take.
+
+
+_PROBE_BYTES = 16 << 20
+"""Largest size that is probed where a kind has a smaller one too."""
+_PROBE_ITERS = 8
+_PROBE_SECONDS = 0.3
+_LONG_PROBE_S = 0.15
+"""Longest operation that is probed for what large messages take."""
+_BARRIERS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindForecast:
+    """Cells that differ only in size: how many, and how long they will take together."""
+
+    operation: str
+    group_size: int
+    consecutive: bool
+    num_cells: int
+    num_skipped: int
+    """Cells whose buffers do not fit."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run would do."""
+
+    kinds: tuple[KindForecast, ...]
+    probe_s: float
+    """What probing took."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration of the whole run."""
+        return sum(kind.seconds for kind in self.kinds)
+
+
+def describe_forecast(found: Forecast) -> str:
+    """Return the forecast as lines of text."""
+    lines = [f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s} {'seconds':>8s}"]
+    for kind in found.kinds:
+        where = "consecutive" if kind.consecutive else "strided"
+        left_out = f"  {kind.num_skipped} do not fit in memory" if kind.num_skipped else ""
+        lines.append(
+            f"{kind.operation:<24s} {kind.group_size:>9d} {where:<12s} {kind.num_cells:>5d} "
+            f"{kind.seconds:>8.1f}{left_out}"
+        )
+    num_cells = sum(kind.num_cells for kind in found.kinds)
+    lines.append(forecast_line(num_cells, found.seconds, found.probe_s))
+    return "\n".join(lines) + "\n"
+
+
+def probe_policy(policy: Policy) -> Policy:
+    """Return how a probe measures: like the run, but briefly."""
+    return replace(
+        policy,
+        iters=min(policy.iters, _PROBE_ITERS),
+        warmup=min(policy.warmup, 2),
+        max_seconds=min(policy.max_seconds, _PROBE_SECONDS),
+        half_width=0.0,
+    )
+
+
+def forecast(
+    cells: Sequence[Cell],
+    policy: Policy,
+    driver: Driver,
+    session: Session,
+) -> Forecast:
+    """Return how long `cells` will take; every rank must call it, with the same cells.
+
+    driver : measures with `probe_policy(policy)`.
+    """
+    begun_s = time.perf_counter()
+    barrier_s = session.largest(_barrier_seconds(session.barrier))
+    kinds: dict[tuple[str, int, bool], list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault((cell.operation, cell.group_size, cell.consecutive), []).append(cell)
+    found = tuple(_kind(of_kind, policy, driver, barrier_s) for of_kind in kinds.values())
+    return Forecast(kinds=found, probe_s=session.largest(time.perf_counter() - begun_s))
+
+
+def _barrier_seconds(barrier: Callable[[], None]) -> float:
+    barrier()
+    begun_s = time.perf_counter()
+    for _ in range(_BARRIERS):
+        barrier()
+    return (time.perf_counter() - begun_s) / _BARRIERS
+
+
+def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> KindForecast:
+    fitting = [cell for cell in cells if driver.fits(cell)]
+    seconds = 0.0
+    if fitting and cells[0].operation.startswith(OVERLAP_PREFIX):
+        seconds = _overlap_seconds(fitting, policy, driver)
+    elif fitting:
+        seconds = _collective_seconds(fitting, policy, driver, barrier_s)
+    return KindForecast(
+        operation=cells[0].operation,
+        group_size=cells[0].group_size,
+        consecutive=cells[0].consecutive,
+        num_cells=len(fitting),
+        num_skipped=len(cells) - len(fitting),
+        seconds=seconds,
+    )
+
+
+def _collective_seconds(
+    cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float
+) -> float:
+    """Return the expected seconds of the cells of a kind together."""
+    ordered = sorted(cells, key=lambda cell: cell.size_bytes)
+    quick = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
+    first = driver.measure(quick[-1])  # creates groups and checks the result
+    if first.status != "ok":
+        return first.elapsed_s * len(cells)
+    probes = [driver.measure(cell) for cell in dict.fromkeys((quick[0], quick[-1]))]
+    once_s = max(0.0, first.elapsed_s - probes[-1].elapsed_s)
+    # Large messages leave the caches: probe the largest one that is still quick.
+    reached = quick[-1].size_bytes
+    operation_s = summarize(probes[-1].samples_s["time"]).median_s
+    for cell in reversed(ordered):
+        if cell.size_bytes > reached and operation_s * cell.size_bytes / reached < _LONG_PROBE_S:
+            probes.append(driver.measure(cell))
+            break
+
+    sizes = np.array([float(probe.size_bytes or 0.0) for probe in probes])
+    summaries = [summarize(probe.samples_s["time"]) for probe in probes]
+    num_rounds = len(cells[0].rounds)
+    probing = probe_policy(policy)
+    # what a cell takes besides its repetitions: buffers, mostly
+    rest_s = [
+        probe.elapsed_s - num_rounds * expected_seconds(s.median_s, barrier_s, s.variation, probing)
+        for probe, s in zip(probes, summaries, strict=True)
+    ]
+    times_s = np.array([s.median_s for s in summaries])
+    setups_s = np.maximum.accumulate(np.maximum(rest_s, 1e-4))
+    variation = float(np.median([s.variation for s in summaries]))
+    return once_s + sum(
+        _at(cell.size_bytes, sizes, setups_s)
+        + num_rounds
+        * expected_seconds(_at(cell.size_bytes, sizes, times_s), barrier_s, variation, policy)
+        for cell in cells
+    )
+
+
+def _at(size_bytes: float, sizes: NDArray[np.float64], values_s: NDArray[np.float64]) -> float:
+    """Return a probed quantity at a size: power laws between probes, above them proportional."""
+    above = max(1.0, size_bytes / float(sizes[-1]))
+    return above * float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(values_s))))
+
+
+def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> float:
+    """Return the expected seconds of overlap cells, probed at the smallest.
+
+    A cell repeats its five phases until its time is spent; a large message makes the first
+    repetition alone longer than that.
+    """
+    smallest = min(cells, key=lambda cell: cell.size_bytes)
+    first = driver.measure(smallest)
+    probe = driver.measure(smallest)
+    once_s = max(0.0, first.elapsed_s - probe.elapsed_s)
+    if probe.status != "ok":
+        return once_s + probe.elapsed_s * len(cells)
+    alone_s = summarize(probe.samples_s["communication_alone"]).median_s
+    # of the probe's time one part in so many was a repetition; the rest is calibration
+    repetition_s = probe.elapsed_s / (len(probe.samples_s["both"]) + 1)
+    shortest_s = max(alone_s, OVERLAP_WINDOW_S[driver.device_type])
+    total_s = once_s
+    for cell in cells:
+        # a window holds at least one communication; below that all sizes take as long
+        growth = max(1.0, cell.size_bytes / smallest.size_bytes * alone_s / shortest_s)
+        longest_s = growth * repetition_s
+        repetitions = min(
+            policy.iters,
+            max(2 if longest_s < policy.max_seconds else 1, int(policy.max_seconds / longest_s)),
+        )
+        total_s += (1 + repetitions) * longest_s
+    return total_s
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""

@@ -8,23 +8,487 @@ cross-attention, a gated (SwiGLU) or plain (GELU) MLP or a mixture of them. Acti
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.backends.cuda import (
+    SDPAParams,
+    can_use_cudnn_attention,
+    can_use_efficient_attention,
+    can_use_flash_attention,
+)
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import LayerSpec
-from autopar.specs import head_dim
-from profiler.model.attention import attention, open_attention, rotary
-from profiler.model.experts import Experts
-from profiler.model.norms import layer_norm, rms_norm
-from profiler.model.parallel import ColumnParallel, RowParallel, TensorGroup
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import ColumnParallel, RowParallel, Sharding, TensorGroup
 
-__all__ = ["Norm", "build_layer", "has_norm_biases", "layer_inputs", "made_of"]
+__all__ = [
+    "Experts",
+    "Norm",
+    "attention",
+    "build_layer",
+    "has_norm_biases",
+    "layer_inputs",
+    "layer_norm",
+    "made_of",
+    "open_attention",
+    "rms_norm",
+    "rotary",
+    "statistics_like",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# RMSNorm and LayerNorm that keep exactly what a GPU's fused kernels keep.
+#
+# On a CPU torch decomposes them and keeps fp32 copies; here they are autograd functions whose saved
+# tensors are written down. The formulas are registered as operators, so that whoever watches
+# operators sees one, as on a GPU, and not the temporary fp32 copies.
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def statistics_like(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor for one number per row of x: fp32, or fp64 where x is that."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty((*x.shape[:-1], 1), dtype=dtype)
+
+
+@torch.library.custom_op(
+    "autopar::rms_norm", mutates_args=(), schema="(Tensor x, Tensor w, float eps) -> Tensor[]"
+)
+def _rms_norm(x: Any, w: Any, eps: float) -> Any:
+    wide = _wide(x)
+    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return [(wide * rstd * w).to(x.dtype), rstd]
+
+
+@_rms_norm.register_fake
+def _(x: Any, w: Any, eps: float) -> Any:
+    return [torch.empty_like(x), statistics_like(x)]
+
+
+@torch.library.custom_op(
+    "autopar::rms_norm_backward",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, Tensor w, Tensor rstd) -> Tensor[]",
+)
+def _rms_norm_backward(g: Any, x: Any, w: Any, rstd: Any) -> Any:
+    wide, g_wide = _wide(x), _wide(g)
+    normal = wide * rstd
+    g_normal = g_wide * w
+    g_x = rstd * (g_normal - normal * (g_normal * normal).mean(-1, keepdim=True))
+    return [g_x.to(x.dtype), (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)]
+
+
+@_rms_norm_backward.register_fake
+def _(g: Any, x: Any, w: Any, rstd: Any) -> Any:
+    return [torch.empty_like(x), torch.empty_like(w)]
+
+
+@torch.library.custom_op(
+    "autopar::layer_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor w, Tensor b, float eps) -> Tensor[]",
+)
+def _layer_norm(x: Any, w: Any, b: Any, eps: float) -> Any:
+    wide = _wide(x)
+    mean = wide.mean(-1, keepdim=True)
+    centred = wide - mean
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return [(centred * rstd * w + b).to(x.dtype), mean, rstd]
+
+
+@_layer_norm.register_fake
+def _(x: Any, w: Any, b: Any, eps: float) -> Any:
+    return [torch.empty_like(x), statistics_like(x), statistics_like(x)]
+
+
+@torch.library.custom_op(
+    "autopar::layer_norm_backward",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, Tensor w, Tensor mean, Tensor rstd) -> Tensor[]",
+)
+def _layer_norm_backward(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
+    g_wide = _wide(g)
+    normal = (_wide(x) - mean) * rstd
+    g_normal = g_wide * w
+    g_x = rstd * (
+        g_normal
+        - g_normal.mean(-1, keepdim=True)
+        - normal * (g_normal * normal).mean(-1, keepdim=True)
+    )
+    g_w = (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)
+    return [g_x.to(x.dtype), g_w, g_wide.flatten(0, -2).sum(0).to(w.dtype)]
+
+
+@_layer_norm_backward.register_fake
+def _(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
+    return [torch.empty_like(x), torch.empty_like(w), torch.empty_like(w)]
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, eps: float) -> Any:
+        # older versions of torch have an operator of that name for other devices, no backward
+        ctx.fused = x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+        if ctx.fused:
+            y, rstd = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], w, eps)
+        else:
+            y, rstd = _rms_norm(x, w, eps)
+        ctx.save_for_backward(x, w, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, w, rstd = ctx.saved_tensors
+        if ctx.fused:
+            g_x, g_w = torch.ops.aten._fused_rms_norm_backward(
+                g.contiguous(), x, [x.shape[-1]], rstd, w, [True, True]
+            )
+        else:
+            g_x, g_w = _rms_norm_backward(g, x, w, rstd)
+        return g_x, g_w, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, b: Any, eps: float) -> Any:
+        if x.is_cuda:
+            y, mean, rstd = torch.ops.aten.native_layer_norm(x, [x.shape[-1]], w, b, eps)
+        else:
+            y, mean, rstd = _layer_norm(x, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, w, b, mean, rstd = ctx.saved_tensors
+        if x.is_cuda:
+            found = torch.ops.aten.native_layer_norm_backward(
+                g.contiguous(), x, [x.shape[-1]], mean, rstd, w, b, [True, True, True]
+            )
+        else:
+            found = _layer_norm_backward(g, x, w, mean, rstd)
+        return (*found, None)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """Return x over its root mean square; keeps x and one fp32 number per token."""
+    return _RmsNorm.apply(x, weight, eps)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> torch.Tensor:
+    """Return x with mean 0 and variance 1; keeps x and two fp32 numbers per token."""
+    return _LayerNorm.apply(x, weight, bias, eps)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rotary positions and attention that keep exactly what a GPU's fused kernels keep.
+#
+# Tensors are (sequence, batch, heads, width), as Megatron-LM lays them out. Attention is registered
+# as an operator, so that whoever watches operators sees one, on every version of torch.
+
+
+# --- positions -----------------------------------------------------------------------------
+
+
+def _rotate(x: Any, cos: Any, sin: Any, sign: int) -> Any:
+    out = torch.empty_like(x)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-sign)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin, value=sign)
+    return out
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, cos: Any, sin: Any) -> Any:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotate(g, cos, sin, -1), None, None
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return heads turned by their positions; keeps only the tables.
+
+    `x` is (sequence, batch, heads, width), the tables are (sequence, 1, 1, width / 2).
+    """
+    return _Rotary.apply(x, cos, sin)
+
+
+# --- attention -----------------------------------------------------------------------------
+
+
+def _heads_first(x: Any) -> Any:
+    return x.permute(1, 2, 0, 3)
+
+
+def _sequence_first(x: Any) -> Any:
+    return x.permute(2, 0, 1, 3).contiguous()
+
+
+def _repeated(x: Any, like: Any) -> Any:
+    """Return key-value heads, each as often as query heads share it; (batch, heads, ...)."""
+    times = like.shape[2] // x.shape[2]
+    heads = _heads_first(x)
+    return heads if times == 1 else heads.repeat_interleave(times, dim=1)
+
+
+def _summed(grad: Any, like: Any) -> Any:
+    """Return the gradient of key-value heads from that of their repetitions."""
+    batch, heads, seq, width = grad.shape
+    own = like.shape[2]
+    return _sequence_first(grad.view(batch, own, heads // own, seq, width).sum(2))
+
+
+@torch.library.custom_op(
+    "autopar::attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, bool causal) -> Tensor[]",
+)
+def _attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        _heads_first(q), _repeated(k, q), _repeated(v, q), 0.0, causal
+    )
+    return [_sequence_first(out), lse]
+
+
+@_attention.register_fake
+def _(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    seq, batch, heads, _ = q.shape
+    return [torch.empty_like(q), statistics_like(q).view(seq, batch, heads).permute(1, 2, 0)]
+
+
+@torch.library.custom_op(
+    "autopar::attention_backward",
+    mutates_args=(),
+    schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal)"
+    " -> Tensor[]",
+)
+def _attention_backward(g: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool) -> Any:
+    g_q, g_k, g_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        _heads_first(g),
+        _heads_first(q),
+        _repeated(k, q),
+        _repeated(v, q),
+        _heads_first(out),
+        lse,
+        0.0,
+        causal,
+    )
+    return [_sequence_first(g_q), _summed(g_k, k), _summed(g_v, v)]
+
+
+@_attention_backward.register_fake
+def _(g: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool) -> Any:
+    return [torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)]
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool) -> Any:
+        out, lse = _attention(q, k, v, causal)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.causal = causal
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return (*_attention_backward(g.contiguous(), *ctx.saved_tensors, ctx.causal), None)
+
+
+_repeats: dict[tuple[Any, ...], bool] = {}
+"""What `_must_repeat` found out, by sizes: asking takes longer than a short kernel."""
+
+
+def _must_repeat(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
+    """Return whether fused kernels of a CUDA device want as many key-value heads as query heads.
+
+    They do in fp32, and on devices before compute capability 8.0.
+    Which of the kernels runs is torch's choice; they keep the same. The kernel of last resort
+    keeps the matrix of scores, and takes times that nobody trains with: none is better than it.
+    """
+    key = (q.shape, k.shape, q.dtype, q.device, causal, dropout)
+    if key not in _repeats:
+        times = q.shape[1] // k.shape[1]
+        if _is_fused(q, k, v, causal, dropout):
+            _repeats[key] = False
+        elif times > 1 and _is_fused(
+            q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), causal, dropout
+        ):
+            _repeats[key] = True
+        else:
+            name = str(q.dtype).removeprefix("torch.")
+            raise InputError(
+                f"this device has no fused attention for heads of width {q.shape[-1]} in {name}; "
+                "choose another --dtype or another device"
+            )
+    return _repeats[key]
+
+
+def _is_fused(q: Any, k: Any, v: Any, causal: bool, dropout: float) -> bool:
+    params = SDPAParams(q, k, v, None, dropout, causal, q.shape[1] != k.shape[1])
+    kernels = (can_use_flash_attention, can_use_cudnn_attention, can_use_efficient_attention)
+    return any(can_use(params) for can_use in kernels)
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, dropout: float = 0.0
+) -> torch.Tensor:
+    """Return attention that never holds the matrix of scores; keeps q, k, v, out, one sum a row.
+
+    `q` is (sequence, batch, heads, width), `k` and `v` may have fewer heads and another sequence.
+    The dropout exists on CUDA alone: its mask is not kept, so it changes no memory. Raises
+    InputError where a CUDA device has no fused kernel for it.
+    """
+    if not q.is_cuda:
+        return _FlashAttention.apply(q, k, v, causal)
+    heads = (_heads_first(q), _heads_first(k), _heads_first(v))
+    grouped = q.shape[2] != k.shape[2]
+    if _must_repeat(*heads, causal, dropout):
+        heads, grouped = (heads[0], _repeated(k, q), _repeated(v, q)), False
+    out = functional.scaled_dot_product_attention(
+        *heads, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
+    )
+    return out.permute(2, 0, 1, 3)
+
+
+def open_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, dropout: float = 0.0
+) -> torch.Tensor:
+    """Return the same with the softmax in the open; keeps softmax, dropout mask and its product.
+
+    As counted by Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models" (5 a s^2 b bytes in 16 bit); tensors as in `attention`.
+    """
+    seq, batch, heads, width = q.shape
+    flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)
+    flat_k, flat_v = (_repeated(x, q).flatten(0, 1) for x in (k, v))
+    scores = torch.bmm(flat_q, flat_k.transpose(1, 2)) * (1 / math.sqrt(width))
+    if causal:
+        # adding the mask keeps nothing, filling by it would keep it
+        scores = scores + torch.full_like(scores[0], -math.inf).triu(1)
+    weights = torch.softmax(scores, dim=-1)
+    if dropout:
+        weights = torch.native_dropout(weights, dropout, True)[0]
+    out = torch.bmm(weights, flat_v)
+    return out.view(batch, heads, seq, width).permute(2, 0, 1, 3)
+
+
+# --------------------------------------------------------------------------------------------------
+# A mixture-of-experts MLP with the shapes of one rank and evenly spread tokens.
+
+
+class _Combine(torch.autograd.Function):
+    """Sums the rows of each token; keeps their tokens, and not the rows as torch's own does."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, token: Any, count: int) -> Any:
+        ctx.save_for_backward(token)
+        return rows.new_zeros(count, rows.shape[-1]).index_add_(0, token, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.index_select(0, *ctx.saved_tensors), None, None
+
+
+class Experts(nn.Module):
+    """A router and the experts of one rank, between which tokens are spread evenly.
+
+    The router computes its choice and its weights, but the n-th visit of all tokens, sample after
+    sample, goes to the n-th expert in turn: time and memory of balanced routing, on every run the
+    same, and on any number of ranks where a rank's tokens of a sample come out even. Tokens go to
+    the ranks of their experts, are gathered over the tensor group there, and come back in the
+    reverse order, as in Megatron-LM's all-to-all dispatcher. Experts have no biases.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, on: TensorGroup, *, degree: int, expert_group: Any = None
+    ) -> None:
+        """Make the experts of one rank; raises InputError where they cannot be spread so."""
+        super().__init__()
+        count, visited = spec.num_experts or 1, spec.experts_per_token or 1
+        if degree < 1 or count % degree:
+            raise InputError(
+                f"expert degree {degree} does not divide the {count} experts; choose a degree that "
+                "does"
+            )
+        self.on = on
+        self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
+        self.count, self.visited = count, visited
+        h, ffn = spec.hidden_size, (spec.ffn_hidden_size or 1) // on.weight_ranks
+        own = count // degree
+        self.router = nn.Parameter(torch.empty(count, h).normal_(std=0.02))
+        self.gated = spec.gated_mlp
+        self.ups = nn.ParameterList(
+            nn.Parameter(torch.empty(own, h, ffn).normal_(std=0.02))
+            for _ in range(2 if spec.gated_mlp else 1)
+        )
+        self.down = nn.Parameter(torch.empty(own, ffn, h).normal_(std=0.02))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weighted outputs of the experts that each token visits."""
+        tokens = x.flatten(0, 1)
+        visits = tokens.shape[0] * self.visited
+        scores = tokens @ self.router.t()
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores, _ = scores.topk(self.visited)
+        weights = torch.softmax(scores, dim=-1).to(x.dtype).flatten()
+        # expert by expert; where they do not come out even, some places stay empty
+        places = math.ceil(visits / self.count)
+        order = torch.arange(places * self.count, device=x.device).view(places, self.count)
+        order = order.t().flatten()
+        length, batch = x.shape[:2]
+        token = (order // self.visited).clamp(max=length * batch - 1)
+        token = token % length * batch + token // length
+        sent = tokens.index_select(0, token)
+        returned = self._away_and_back(sent.view(self.count, places, -1))
+        weights = weights.index_select(0, token * self.visited + order % self.visited)
+        if visits % self.count:
+            weights = weights * (order < visits)
+        weighted = returned.flatten(0, 1) * weights[:, None]
+        return _Combine.apply(weighted, token, tokens.shape[0]).view_as(x)
+
+    def _away_and_back(self, x: Any) -> Any:
+        """Return the experts' outputs for their tokens, (experts, tokens of each, hidden)."""
+        e, t = self.across.degree, self._ranks
+        own, places = self.count // e, x.shape[1]
+        x = self.across.exchange(x.view(e, own, places, -1))
+        x = self.on.enter(x)  # (t * e, own, places, hidden)
+        x = x.transpose(0, 1).flatten(1, 2)
+        inner = torch.bmm(x, self.ups[0])
+        if self.gated:
+            inner = nn.functional.silu(inner) * torch.bmm(x, self.ups[1])
+        else:
+            inner = nn.functional.gelu(inner)
+        x = torch.bmm(inner, self.down)
+        x = x.unflatten(1, (t * e, places)).transpose(0, 1)
+        return self.across.exchange(self.on.leave(x)).view(self.count, places, -1)
+
+    @property
+    def _ranks(self) -> int:
+        """Ranks of the tensor group whose tokens come together here."""
+        return self.on.degree if self.on.splits_weights and self.on.splits_sequence else 1
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 _ROTARY_BASE = 10000.0
 

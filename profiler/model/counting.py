@@ -15,20 +15,280 @@ communication buffers outside the process.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.model_measurements import ModelMeasurement, Part, TensorKind
-from profiler.model.sharding import Checkpoint
+from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
+from autopar.errors import OptionError
+from autopar.model import LayerSpec, ModelSpec
+from profiler.model.blocks import build_layer, layer_inputs
+from profiler.model.outer import OuterPart, build_outer, outer_inputs
+from profiler.model.parallel import Checkpoint, Sharding, SoleRank
 
-__all__ = ["End", "ExactMemory", "count_memory"]
+__all__ = [
+    "DTYPES",
+    "PARTS",
+    "End",
+    "ExactMemory",
+    "count_memory",
+    "count_step",
+    "held_bytes",
+    "layer_memory",
+    "outer_memory",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts the memory of one training step, storage by storage, with or without contents.
+#
+# Every storage that an operator makes, that is resized or that goes away is an event; the peak is
+# the largest sum. What a storage is for follows from who holds it:
+#
+#     parameters            a rank's own shards or copies, and buffers of the model
+#     optimizer             the optimizer's state, and what it steps where that is no model
+#     parameter
+#     gathered parameters   unsharded parameters of FSDP2, and what they are gathered from and into
+#     gradients             of parameters, whole or sharded, and buffers that they are reduced in
+#     activations           what autograd saved in a forward and keeps for the backward
+#     other                 the rest: outputs, incoming gradients, temporaries, recomputed tensors
+#
+# Not counted: rounding and fragmentation of an allocator, workspaces, communicators and what a
+# backend copies for itself, the context of a device, tensors that were there before and belong to
+# none of these. Works on real tensors and inside a `FakeTensorMode`.
+
+
+PARTS = (
+    "parameters",
+    "optimizer",
+    "gathered parameters",
+    "gradients",
+    "activations",
+    "other",
+)
+"""What bytes are divided into; a storage that is several of these is the first."""
+
+# FSDP2's own operators, by name: torch registers them when the first module is sharded.
+_FSDP_PARTS = {
+    "fsdp::all_gather_copy_in": "gathered parameters",
+    "fsdp::split_with_sizes_copy": "gathered parameters",
+    "fsdp::chunk_cat": "gradients",
+}
+
+# Returns what it waited for, except among fake tensors, where it would be counted twice.
+_WAIT = "_c10d_functional::wait_tensor"
+
+
+def count_step(
+    step: Callable[[], None],
+    *,
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> tuple[int, Mapping[str, int]]:
+    """Return the most bytes alive at once while `step` runs, and what they were, by `PARTS`.
+
+    `step` runs forwards, backwards and the optimizers. Run one step before: optimizer states exist
+    only after it, and what DTensor works out once would be counted.
+    """
+    ledger = _Ledger()
+    ledger.label((*model.parameters(), *model.buffers()), "parameters")
+
+    def label_held(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ledger.label((stepped, list(optimizer.state.values())), "optimizer")
+        ledger.label([parameter.grad for parameter in stepped], "gradients")
+
+    def label_gradient(parameter: torch.Tensor) -> None:
+        ledger.label([parameter.grad], "gradients")
+
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        ledger.label([tensor], "activations")
+        return tensor
+
+    ledger.label([parameter.grad for parameter in model.parameters()], "gradients")
+    hooks = []
+    for optimizer in optimizers:
+        label_held(optimizer)
+        hooks.append(optimizer.register_step_pre_hook(label_held))
+    hooks += [
+        parameter.register_post_accumulate_grad_hook(label_gradient)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        with (
+            _seen_resizes(ledger),
+            _Watch(ledger),
+            torch.autograd.graph.saved_tensors_hooks(saved, _unchanged),
+        ):
+            step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ledger.peak()
+
+
+def held_bytes(tensors: object) -> int:
+    """Return the bytes of the storages of all tensors in nested containers, each storage once.
+
+    Distributed tensors count as what the rank holds of them; what is no tensor counts nothing.
+    """
+    held = {s._cdata: s.nbytes() for s in _storages(tree_leaves(tensors))}
+    return sum(held.values())
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _storages(leaves: Iterable[object]) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors among some objects; wrappers have those of what they wrap.
+
+    DTensor and the results of asynchronous functional collectives are wrappers.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        flatten = getattr(leaf, "__tensor_flatten__", None)
+        if flatten is None:
+            yield leaf.untyped_storage()
+        else:
+            yield from _storages(getattr(leaf, name) for name in flatten()[0])
+
+
+class _Ledger:
+    """What came, grew, shrank and went: storages by number, changes of bytes in their order."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._parts: list[int] = []
+        self._before: list[tuple[int, int]] = []
+        """Numbers and sizes of storages that were there when counting began."""
+        self._events: list[tuple[int, int]] = []
+        self._foreign: set[int] = set()
+        """Storages that came from elsewhere and do not count."""
+
+    def made(self, storage: torch.UntypedStorage) -> None:
+        """Note a storage that an operator returned: alive from now on if it is new."""
+        number = self._numbers.get(storage._cdata)
+        self._resize(self._enter(storage) if number is None else number, storage.nbytes())
+
+    def taken(self, storage: torch.UntypedStorage) -> None:
+        """Note a storage that an operator takes; one that no operator made does not count."""
+        if storage._cdata not in self._numbers:
+            self._foreign.add(self._enter(storage))
+
+    def label(self, tensors: object, part: str) -> None:
+        """Say what the storages of all tensors in nested containers are for.
+
+        Those that no operator made were there from the beginning.
+        """
+        for storage in _storages(tree_leaves(tensors)):
+            self.label_storage(storage, part)
+
+    def label_storage(self, storage: torch.UntypedStorage, part: str) -> None:
+        """Say what one storage is for."""
+        self.taken(storage)
+        number = self._numbers[storage._cdata]
+        if number in self._foreign:
+            self._foreign.remove(number)
+            self._sizes[number] = storage.nbytes()
+            self._before.append((number, storage.nbytes()))
+        self._parts[number] = min(self._parts[number], PARTS.index(part))
+
+    def peak(self) -> tuple[int, Mapping[str, int]]:
+        """Return the most bytes that were alive at once, and what they were."""
+        alive = [0] * len(PARTS)
+        for number, size in self._before:
+            alive[self._parts[number]] += size
+        total = most = sum(alive)
+        parts = list(alive)
+        for number, change in self._events:
+            alive[self._parts[number]] += change
+            total += change
+            if total > most:
+                most, parts = total, list(alive)
+        return most, dict(zip(PARTS, parts, strict=True))
+
+    def _enter(self, storage: torch.UntypedStorage) -> int:
+        address = storage._cdata
+        number = self._numbers[address] = len(self._sizes)
+        self._sizes.append(0)
+        self._parts.append(len(PARTS) - 1)
+        weakref.finalize(storage, self._gone, address).atexit = False
+        return number
+
+    def _resize(self, number: int, size: int) -> None:
+        change = size - self._sizes[number]
+        if change and number not in self._foreign:
+            self._sizes[number] = size
+            self._events.append((number, change))
+
+    def _gone(self, address: int) -> None:
+        self._resize(self._numbers.pop(address), 0)
+
+
+class _Watch(TorchDispatchMode):
+    """Shows a ledger what operators take and return."""
+
+    def __init__(self, ledger: _Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper's own operators come here one by one
+        kwargs = kwargs or {}
+        ledger = self._ledger
+        for storage in _storages(tree_leaves((args, kwargs))):
+            ledger.taken(storage)
+        out = func(*args, **kwargs)
+        name = func._schema.name
+        if name == _WAIT:
+            out = args[0]
+        leaves = tree_leaves(out)
+        for storage in _storages(leaves):
+            ledger.made(storage)
+        part = _FSDP_PARTS.get(name)
+        if part is not None:
+            ledger.label((args, kwargs, leaves), part)
+        return out
+
+
+@contextlib.contextmanager
+def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
+    """Tell a ledger of every storage whose size is changed: no operator runs when FSDP2 does it."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+        # FSDP2 keeps its unsharded parameters as storages without contents between uses
+        ledger.label_storage(storage, "gathered parameters")
+        out = resize(storage, size)
+        ledger.made(storage)
+        return out
+
+    inherited = "resize_" not in vars(torch.UntypedStorage)
+    torch.UntypedStorage.resize_ = resize_and_tell
+    try:
+        yield
+    finally:
+        if inherited:
+            del torch.UntypedStorage.resize_
+        else:
+            torch.UntypedStorage.resize_ = resize
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +469,108 @@ def _gone(numbers: dict[int, int], changes: _Changes, address: int) -> None:
     number = numbers.pop(address)
     changes.storages[number].alive = False
     changes.events.append((number, -1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory of layers and of what surrounds them, counted exactly, without a device.
+#
+# A part runs forward and backward on tensors that have shapes and no contents, on one rank of a
+# group that exchanges nothing; `counting` says what is counted.
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def layer_memory(
+    spec: LayerSpec,
+    sharding: Sharding,
+    *,
+    batch: int = 1,
+    dtype: str = "bf16",
+    encoder_seq_length: int | None = None,
+) -> ExactMemory:
+    """Return the memory of one layer on one rank; raises InputError for what cannot be built."""
+    torch_dtype = _torch_dtype(dtype)
+    notes = []
+    if spec.cross_attention:
+        notes.append("the encoder's output is not counted here: all decoder layers share it")
+    if not sharding.flash:
+        notes.append("attention keeps its matrix of scores, which grows with the sequence squared")
+    if spec.num_experts is not None:
+        notes.append("tokens are spread evenly over the experts")
+    with FakeTensorMode():
+        module = build_layer(
+            spec,
+            sharding,
+            group=_alone(sharding.degree),
+            dtype=torch_dtype,
+            device="cpu",
+            expert_group=_alone(sharding.expert_degree),
+        )
+        inputs = layer_inputs(
+            spec,
+            sharding,
+            batch=batch,
+            dtype=torch_dtype,
+            device="cpu",
+            encoder_seq_length=encoder_seq_length,
+        )
+        counted = count_memory(module, inputs, shared=inputs[1:])
+    return dataclasses.replace(
+        counted,
+        batch=batch,
+        seq_lengths=(spec.seq_length,),
+        degree=sharding.degree,
+        kind=sharding.kind,
+        checkpoint=sharding.checkpoint,
+        notes=tuple(notes),
+    )
+
+
+def outer_memory(
+    spec: ModelSpec,
+    part: OuterPart,
+    *,
+    degree: int = 1,
+    kind: TensorKind = "sp",
+    batch: int = 1,
+    dtype: str = "bf16",
+) -> ExactMemory:
+    """Return the memory of what surrounds the layers, on one rank of a vocabulary group."""
+    torch_dtype = _torch_dtype(dtype)
+    with FakeTensorMode():
+        module = build_outer(
+            spec,
+            part,
+            degree=degree,
+            kind=kind,
+            group=_alone(degree),
+            dtype=torch_dtype,
+            device="cpu",
+        )
+        inputs = outer_inputs(
+            spec, part, degree=degree, kind=kind, batch=batch, dtype=torch_dtype, device="cpu"
+        )
+        counted = count_memory(module, inputs)
+    notes = []
+    if part == "last" and spec.tied_embeddings:
+        notes.append("the table is tied to the first stage's, of which this stage has a copy")
+    return dataclasses.replace(
+        counted,
+        part=part,
+        batch=batch,
+        seq_lengths=tuple(layer.seq_length for layer in spec.layers),
+        degree=degree,
+        kind=kind,
+        notes=tuple(notes),
+    )
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise OptionError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def _alone(degree: int) -> SoleRank | None:
+    return SoleRank(degree) if degree > 1 else None

@@ -6,12 +6,27 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from statistics import median
+from typing import Any, Literal, get_args
 
-from autopar.computation_files import computation_keys
-from autopar.memory_files import memory_keys
+import numpy as np
+
+from autopar.documents.memory import memory_keys
+from autopar.documents.sidecar import (
+    FitCell,
+    Form,
+    LayerTimes,
+    ModelMeasurement,
+    OtherTimes,
+    TensorKind,
+    Term,
+    TimeCoefficients,
+    TimeFit,
+)
+from autopar.documents.times import computation_keys
 from autopar.model import (
     LayerMemory,
     LayerProfile,
@@ -21,34 +36,324 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.model_measurements import (
-    LayerTimes,
-    ModelMeasurement,
-    OtherTimes,
-    TensorKind,
-    TimeFit,
+from autopar.statistics import (
+    BAD_FIT,
+    INTERVAL,
+    REACH,
+    bootstrap_times,
+    fit_times,
+    summarize,
+    terms_of,
+    warnings_of,
 )
-from autopar.stats import summarize
-from autopar.units import MS
-from profiler.model.checks import (
-    Size,
-    device_differences,
-    few_batches,
-    forward_s,
-    layer_differences,
-    missing_cells,
-    unsteady_times,
-)
-from profiler.model.fits import bad_fits, fit_cells, fits_through
-from profiler.model.options import Mode
-from profiler.model.sizes import seqs_text
+from autopar.units import MS, format_count
+from profiler.model.cells import seqs_text
+from profiler.model.options import GALVATRON_BATCHES, Mode
 
 __all__ = [
+    "ON_DEVICE",
     "STATE_BYTES_PER_PARAMETER",
     "ModelDocument",
+    "Size",
+    "bad_fits",
+    "cell_name",
     "derive_computation",
     "derive_memory",
+    "device_differences",
+    "few_batches",
+    "fit_cells",
+    "fit_name",
+    "fits_through",
+    "forward_s",
+    "largest_cell",
+    "layer_differences",
+    "main_fits",
+    "missing_cells",
+    "unsteady_times",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Fits of measured cells, in the forms in which a planner uses their times, and what is wrong.
+#
+# A pure function of the cells, like the documents: the planner fits the same times again on read,
+# so what stands in a sidecar tells how far its prices can be trusted.
+
+
+_Pass = Literal["forward", "backward", "recompute"]
+_PASSES: tuple[_Pass, ...] = get_args(_Pass)
+_Series = tuple[int | None, int, TensorKind, _Pass]
+"""Layer type or None, degree, kind, pass."""
+_Point = tuple[tuple[int, ...], int, tuple[float, ...]]
+"""Sequence lengths, batch, samples in seconds; one number is a time without samples."""
+_REMEDY = (
+    "measure again with --force on an idle machine; if it stays, plan with sizes near those that "
+    "were measured"
+)
+
+
+def fit_cells(
+    cells: Iterable[ModelMeasurement],
+    rests: Mapping[tuple[tuple[int, ...], int], float] | None = None,
+) -> list[TimeFit]:
+    """Return the fits of the times of layers and of what surrounds them, in a fixed order.
+
+    Each pass and sharding has a joint fit where several lengths were measured, one with a launch
+    cost for every length with several batch sizes, and without either one proportional to the
+    batch.
+
+    rests : seconds of what surrounds the layers where no cell of its own tells, by sequence
+    lengths and batch.
+    """
+    series: dict[_Series, list[_Point]] = {}
+    for m in cells:
+        if m.num_layers is not None or m.checkpoint != "none":
+            continue
+        for name in _PASSES:
+            if samples := m.samples_s.get(name):
+                point = (tuple(m.seq_lengths), m.batch, tuple(samples))
+                series.setdefault((m.layer_type, m.degree, m.kind, name), []).append(point)
+    for (lengths, batch), time_s in (rests or {}).items():
+        series.setdefault((None, 1, "sp", "forward"), []).append((lengths, batch, (time_s,)))
+    return [
+        _fit(key, form, tuple(points))
+        for key in sorted(series, key=_order)
+        for form, points in _forms(sorted(series[key]))
+    ]
+
+
+def bad_fits(fits: Sequence[TimeFit]) -> list[str]:
+    """Return a sentence on the fits that are far from one of their times, if there are."""
+    bad = [fit for fit in fits if abs(fit.worst_relative) > BAD_FIT]
+    if not bad:
+        return []
+    worst = max(bad, key=lambda fit: abs(fit.worst_relative))
+    cell = max(worst.cells, key=lambda cell: abs(cell.relative))
+    said = (
+        f"{len(bad)} of {format_count(len(fits), 'fit')} {'is' if len(bad) == 1 else 'are'} more "
+        f"than {100 * BAD_FIT:.0f} % off a time, most "
+        f"{fit_name(worst)} in mode {worst.form}: {100 * cell.relative:+.3g} % at {cell_name(cell)}"
+        f", the worst of {format_count(len(worst.cells), 'time')}; {_REMEDY}"
+    )
+    return [said]
+
+
+def fit_name(fit: TimeFit) -> str:
+    """Return what a fit is of, such as `layer type 0, backward at tp=2`."""
+    part = "embedding and head" if fit.layer_type is None else f"layer type {fit.layer_type}"
+    axis = "ulysses" if fit.kind == "ulysses" else "tp"
+    return f"{part}, {fit.time}" + (f" at {axis}={fit.degree}" if fit.degree > 1 else "")
+
+
+def cell_name(cell: FitCell) -> str:
+    """Return the size of a cell in words."""
+    return f"batch {cell.batch}, sequence length {','.join(map(str, cell.seq_lengths))}"
+
+
+def largest_cell(fit: TimeFit) -> FitCell:
+    """Return the cell with the most tokens, of equal ones that with the longest sequence."""
+    return max(fit.cells, key=lambda c: (c.batch * sum(c.seq_lengths), sum(c.seq_lengths)))
+
+
+def fits_through(fits: Sequence[TimeFit], cells: Iterable[ModelMeasurement]) -> list[TimeFit]:
+    """Return the fits that go through at least one of these cells."""
+    sizes = {(m.layer_type, m.degree, m.kind, m.batch, tuple(m.seq_lengths)) for m in cells}
+    return [
+        fit
+        for fit in fits
+        if any(
+            (fit.layer_type, fit.degree, fit.kind, cell.batch, tuple(cell.seq_lengths)) in sizes
+            for cell in fit.cells
+        )
+    ]
+
+
+def main_fits(fits: Sequence[TimeFit], mode: Mode) -> list[TimeFit]:
+    """Return the fits of forward and backward of what is whole, in the form of a mode.
+
+    Times that have no fit of that form have their joint one, or else all that they have.
+    """
+    chosen: dict[tuple[int | None, str], list[TimeFit]] = {}
+    for fit in fits:
+        if fit.degree == 1 and fit.time != "recompute":
+            chosen.setdefault((fit.layer_type, fit.time), []).append(fit)
+    found: list[TimeFit] = []
+    for own in chosen.values():
+        forms: tuple[Form, ...] = (mode, "sequence")
+        by_form = ([fit for fit in own if fit.form == form] for form in forms)
+        found += next(filter(None, by_form), own)
+    return found
+
+
+def _order(series: _Series) -> tuple[bool, int, int, str, int]:
+    layer_type, degree, kind, name = series
+    return layer_type is None, layer_type or 0, degree, kind, _PASSES.index(name)
+
+
+def _forms(points: list[_Point]) -> list[tuple[Form, list[_Point]]]:
+    """Return the forms that these points can be fitted in, each with its points."""
+    found: list[tuple[Form, list[_Point]]] = []
+    if len({sum(lengths) for lengths, _, _ in points}) > 1:
+        found.append(("sequence", points))
+    for lengths in dict.fromkeys(lengths for lengths, _, _ in points):
+        here = [point for point in points if point[0] == lengths]
+        if len(here) > 1:
+            found.append(("batch", here))
+    return found or [("static", points)]
+
+
+@lru_cache(maxsize=1024)  # files are written after every cell, which changes few of the fits
+def _fit(series: _Series, form: Form, points: tuple[_Point, ...]) -> TimeFit:
+    layer_type, degree, kind, name = series
+    tokens = [sum(lengths) for lengths, _, _ in points]
+    batches = [batch for _, batch, _ in points]
+    samples = [samples for _, _, samples in points]
+    measured = [summarize(cell).median_s for cell in samples]
+    terms = terms_of(form, batches, tokens, quadratic=layer_type is not None)
+    fitted = fit_times(batches, tokens, measured, terms)
+    ends: dict[str, TimeCoefficients] = {}
+    cells: list[dict[str, Any]] = [
+        {
+            "batch": batch,
+            "seq_lengths": list(lengths),
+            "measured_s": time_s,
+            "fitted_s": float(fitted_s),
+            "relative": float(error),
+        }
+        for (lengths, batch, _), time_s, fitted_s, error in zip(
+            points, measured, fitted.fitted_s, fitted.errors, strict=True
+        )
+    ]
+    if min(map(len, samples)) > 1:
+        coefficients, times = bootstrap_times(batches, tokens, samples, terms)
+        for end, quantile in zip(("low", "high"), INTERVAL, strict=True):
+            ends[end] = _coefficients(terms, np.quantile(coefficients, quantile, axis=0).tolist())
+            for cell, time_s in zip(cells, np.quantile(times, quantile, axis=0), strict=True):
+                cell[f"fitted_{end}_s"] = float(time_s)
+    return TimeFit(
+        layer_type=layer_type,
+        time=name,
+        degree=degree,
+        kind=kind,
+        form=form,
+        coefficients=_coefficients(terms, fitted.coefficients.tolist()),
+        low=ends.get("low"),
+        high=ends.get("high"),
+        cells=[FitCell(**cell) for cell in cells],
+        worst_relative=float(fitted.errors[fitted.worst]),
+        batches=[min(batches), max(batches)],
+        tokens=[min(tokens), max(tokens)],
+        usable_batch=int(REACH * max(batches)),
+        usable_tokens=int(REACH * max(tokens)) if form == "sequence" else tokens[0],
+    )
+
+
+def _coefficients(terms: Sequence[Term], values: Sequence[float]) -> TimeCoefficients:
+    return TimeCoefficients(**dict(zip(terms, values, strict=True)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Says what is wrong with the cells of a profile, in sentences.
+
+
+ON_DEVICE = "% on the device: "
+"""In the note of a memory cell whose exact and device figures differ."""
+Size = tuple[int, int, int]
+"""Layer type, batch, sequence length."""
+_APART = 0.10
+"""A layer measured alone and one by difference may differ by so much without a warning."""
+
+
+def forward_s(measurement: ModelMeasurement) -> float:
+    """Return the median forward of a cell, in seconds for the whole batch."""
+    return median(measurement.samples_s["forward"])
+
+
+def device_differences(cells: Iterable[ModelMeasurement]) -> list[str]:
+    """Return a sentence on the cells that their device takes other memory for, if there are."""
+    apart = {m.key: note for m in cells for note in m.notes if ON_DEVICE in note}
+    if not apart:
+        return []
+    key, note = next(iter(apart.items()))
+    differ = format_count(len(apart), "cell differs from its", "cells differ from their")
+    return [f"{differ} device by over 1 %; {key}: {note}"]
+
+
+def missing_cells(found: Mapping[str, ModelMeasurement]) -> list[str]:
+    """Return sentences on cells that gave nothing, one per reason."""
+    by_reason: dict[str, list[str]] = {}
+    for m in found.values():
+        if m.status != "ok":
+            by_reason.setdefault(f"{m.status}: {m.reason}", []).append(m.key)
+    return [
+        f"{keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''} {reason}"
+        for reason, keys in by_reason.items()
+    ]
+
+
+def few_batches(layers: list[tuple[TimePoint, ...]], mode: Mode | None) -> list[str]:
+    """Return warnings where batch mode has fewer batch sizes than Galvatron takes."""
+    if mode != "batch" or not layers or not layers[0]:
+        return []
+    counts = {p.seq_length: 0 for p in layers[0]}
+    for point in layers[0]:
+        counts[point.seq_length] += 1
+    return [
+        f"{format_count(count, 'batch size was', 'batch sizes were')} measured at sequence length "
+        f"{seq}, and Galvatron refuses batch mode with fewer than {GALVATRON_BATCHES}: measure "
+        f"with --resume --bsz 1:{GALVATRON_BATCHES}"
+        for seq, count in counts.items()
+        if count < GALVATRON_BATCHES
+    ]
+
+
+def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float]) -> list[str]:
+    """Return warnings where a layer alone takes much more or less than one among others."""
+    apart: list[tuple[float, str]] = []
+    checked = 0
+    by_size: dict[tuple[int, tuple[int, ...]], list[ModelMeasurement]] = {}
+    for m in stacks:
+        by_size.setdefault((m.batch, tuple(m.seq_lengths)), []).append(m)
+    for (batch, lengths), runs in by_size.items():
+        low = min(runs, key=lambda m: m.num_layers or [])
+        for kind, seq in enumerate(lengths):
+            direct = alone.get((kind, batch, seq))
+            more = max(runs, key=lambda m: (m.num_layers or [])[kind])
+            count = (more.num_layers or [])[kind] - (low.num_layers or [])[kind]
+            if direct is None or count < 1:
+                continue
+            checked += 1
+            ratio = (forward_s(more) - forward_s(low)) / count / direct
+            if abs(ratio - 1.0) > _APART:
+                name = f"layertype_{kind}_bsz{batch}_seq{seq}"
+                apart.append((abs(ratio - 1.0), f"{name} (x{ratio:.2f})"))
+    if not apart:
+        return []
+    text = (
+        f"{len(apart)} of {format_count(checked, 'layer time')} "
+        f"{'differs' if len(apart) == 1 else 'differ'} by more than {100 * _APART:.0f} % from the "
+        f"difference of whole forwards, most {max(apart)[1]}: is the machine busy with something "
+        "else?"
+    )
+    return [text]
+
+
+def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
+    """Return a sentence on the whole layers whose samples look suspicious, if there are."""
+    suspicious = {
+        m.key: said[0]
+        for m in cells
+        if (said := warnings_of(m.samples_s["forward"])) and m.part == "layer" and m.degree == 1
+    }
+    if not suspicious:
+        return []
+    key, first = next(iter(suspicious.items()))
+    are = format_count(len(suspicious), "layer time is", "layer times are")
+    return [f"{are} unsteady; {key}: {first}"]
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 STATE_BYTES_PER_PARAMETER = 16
 """Of the documented model states: weight, gradient and optimizer, whatever the precision."""

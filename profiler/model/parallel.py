@@ -9,21 +9,263 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model_measurements import TensorKind
-from profiler.model.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from autopar.model import LayerSpec
 
 __all__ = [
+    "Checkpoint",
     "ColumnParallel",
+    "LocalGroup",
     "RowParallel",
+    "Sharding",
+    "SoleRank",
     "TensorGroup",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "reduce_scatter",
+    "timed_group",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Collectives of one rank: of a process group, of a group that has no other rank, or of none.
+#
+# They work along dimension 0: activations are (sequence, batch, ...), ranks hold consecutive
+# pieces.
+
+
+class SoleRank:
+    """Rank 0 of a group whose other ranks do not exist: results are as large as in a real one.
+
+    Every result that a process group would allocate is allocated, so that memory can be counted;
+    the values are finite and this rank's own. Nothing global is set up: a process may count while
+    it uses torch.distributed. Any object with these methods can be the group of a layer.
+    """
+
+    def __init__(self, degree: int) -> None:
+        """Make a group of so many ranks."""
+        self._degree = degree
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._degree
+
+    def rank(self) -> int:
+        """Return this rank's number."""
+        return 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x, into which a real group would sum."""
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return x as often as there are ranks, along `dim`."""
+        times = [1] * x.dim()
+        times[dim] = self._degree
+        return x.repeat(times)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the first of as many pieces of x as there are ranks, along `dim`."""
+        return x.narrow(dim, 0, x.shape[dim] // self._degree).clone(
+            memory_format=torch.contiguous_format
+        )
+
+    def all_to_all(self, x: torch.Tensor, split_dim: int, concat_dim: int) -> torch.Tensor:
+        """Return the pieces of x along `split_dim`, joined along `concat_dim`."""
+        return torch.cat(x.chunk(self._degree, split_dim), concat_dim)
+
+
+def _is_real(group: Any) -> bool:
+    return isinstance(group, dist.ProcessGroup)
+
+
+def _function(name: str, older: str) -> Any:
+    # torch renamed them and warns about the older names
+    return getattr(dist, name, None) or getattr(dist, older)
+
+
+def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return the pieces of all ranks one after the other along dimension 0; not to be written."""
+    x = x.contiguous()
+    if not _is_real(group):
+        return x if group is None else group.all_gather(x, 0)
+    out = x.new_empty((x.shape[0] * group.size(), *x.shape[1:]))
+    _function("all_gather_single", "all_gather_into_tensor")(out, x, group=group)
+    return out
+
+
+def reduce_scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return this rank's piece along dimension 0 of the sum over all ranks; not to be written."""
+    x = x.contiguous()
+    if not _is_real(group):
+        return x if group is None else group.reduce_scatter(x, 0)
+    out = x.new_empty((x.shape[0] // group.size(), *x.shape[1:]))
+    _function("reduce_scatter_single", "reduce_scatter_tensor")(out, x, group=group)
+    return out
+
+
+def all_reduce(x: torch.Tensor, group: Any, *, largest: bool = False) -> torch.Tensor:
+    """Return x, contiguous, summed over all ranks in place (or the largest values of all)."""
+    if not _is_real(group):
+        return x if group is None else group.all_reduce(x)
+    assert x.is_contiguous(), x.stride()
+    dist.all_reduce(x, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    return x
+
+
+def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return the rank's pieces of all ranks; x has a piece for each rank in dimension 0."""
+    x = x.contiguous()
+    if not _is_real(group):
+        return x if group is None else group.all_to_all(x, 0, 0)
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x, group=group)
+    return out
+
+
+# --------------------------------------------------------------------------------------------------
+# A group whose other ranks do not exist and whose collectives take no time.
+#
+# A layer built for a tensor group computes on one device exactly what a rank of that group
+# computes, while its communication is measured and priced elsewhere. Results are views, or random
+# values of the right shape that were made before a clock ran: no kernel runs for a collective.
+
+
+class LocalGroup:
+    """Rank 0 of a group of `degree` ranks; a group for the parts of a model that are timed.
+
+    Results may alias what went in, or one another: they may be kept and read, but not written to.
+    Where memory is counted, a group that allocates like a real one is needed instead.
+    """
+
+    def __init__(self, degree: int) -> None:
+        """Make a group of so many ranks."""
+        assert degree >= 1, degree
+        self._degree = degree
+        self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._degree
+
+    def rank(self) -> int:
+        """Return this rank's number."""
+        return 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what has the shape of the sum over the ranks: x itself."""
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return random values in the shape of all ranks' x side by side along `dim`.
+
+        They are normal, as norms and their gradients leave them: with zeros, kernels are fast.
+        """
+        import torch
+
+        shape = list(x.shape)
+        shape[dim] *= self._degree
+        key = (torch.Size(shape), x.dtype, x.device)
+        if key not in self._kept:
+            self._kept[key] = torch.randn(shape, dtype=x.dtype, device=x.device)
+        # .data: an alias that no caller's graph is attached to
+        return self._kept[key].data
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this rank's part of x along `dim`."""
+        return x.data.narrow(dim, 0, x.shape[dim] // self._degree)
+
+    def all_to_all(self, x: torch.Tensor, split_dim: int, concat_dim: int) -> torch.Tensor:
+        """Return what has the shape of the parts of x along `split_dim`, joined along `concat_dim`.
+
+        Where both are the first, of a contiguous x, that is x itself.
+        """
+        import torch
+
+        if split_dim == concat_dim:
+            return x.data
+        return torch.cat(x.chunk(self._degree, split_dim), concat_dim)
+
+
+def timed_group(degree: int) -> LocalGroup | None:
+    """Return a group of so many ranks; None for one."""
+    return LocalGroup(degree) if degree > 1 else None
+
+
+# --------------------------------------------------------------------------------------------------
+# How one part of a model is laid out over a tensor group, as seen by one of its ranks.
+
+
+Checkpoint = Literal["none", "full", "selective"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """A tensor degree, what it shards, and what is recomputed."""
+
+    degree: int = 1
+    kind: TensorKind = "sp"
+    checkpoint: Checkpoint = "none"
+    """full: only the layer's input is kept; selective: attention is recomputed."""
+    expert_degree: int = 1
+    """Ranks over which the experts of a mixture-of-experts layer are spread."""
+    flash: bool = True
+    """Attention that never keeps the matrix of scores; otherwise softmax in the open."""
+    dropout: float = 0.0
+
+    @property
+    def is_tensor(self) -> bool:
+        """True when the group shards weights, False for Ulysses."""
+        return self.kind != "ulysses"
+
+    @property
+    def shards_sequence(self) -> bool:
+        """True when the residual stream is split over the group along the sequence."""
+        return self.kind in ("sp", "dtensor_sp", "ulysses")
+
+    def local_seq_length(self, seq_length: int) -> int:
+        """Return the tokens of a sample that a rank holds between layers."""
+        return seq_length // self.degree if self.shards_sequence else seq_length
+
+    def check(self, layer: LayerSpec) -> None:
+        """Raise InputError, one sentence, where a layer cannot be laid out like this."""
+        t = self.degree
+        if layer.num_experts is not None and layer.biases:
+            raise InputError(
+                "experts with biases cannot be built, and would be counted without them; give a "
+                "model.json without `biases`, or a module of your own (--model py:...)"
+            )
+        if t < 1:
+            raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
+        numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
+        if self.is_tensor:
+            numbers.append(("MLP width", layer.ffn_hidden_size))
+        if self.shards_sequence:
+            numbers.append(("sequence length", layer.seq_length))
+        for name, number in numbers:
+            if number is not None and number % t:
+                raise InputError(
+                    f"tensor degree {t} does not divide the {name} {number}; choose a degree that "
+                    "does"
+                )
+        kv_heads = layer.num_kv_heads
+        if kv_heads is not None and kv_heads % t and t % kv_heads:
+            raise InputError(
+                f"tensor degree {t} and the {kv_heads} key-value heads do not divide one another; "
+                "choose another degree"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class _Enter(torch.autograd.Function):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 from profiler.model.options import (
     GALVATRON_BATCHES,
     DeviceChoice,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 
 __all__ = ["MAX_DEGREE", "MAX_NUMBER", "parse_batches", "parse_degrees", "parse_seq_lengths"]
 

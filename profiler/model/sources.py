@@ -11,20 +11,87 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.estimate.memory import tensor_degrees
-from autopar.model import ModelSpec
-from autopar.specs import load_spec
-from profiler.model.modules import Built, first_line
-from profiler.model.sharding import Sharding
+from autopar.model import LayerSpec, ModelSpec
+from profiler.model.modules import (
+    Built,
+    LayerCall,
+    blamed,
+    call,
+    capture_layers,
+    check_positions,
+    check_weights,
+    fake_tensors,
+    find_layers,
+    first_line,
+    made_here,
+    main_output,
+    needs_values,
+    typical_layer,
+)
+from profiler.model.parallel import Sharding
+from profiler.processes import available_bytes
 
 if TYPE_CHECKING:
-    import torch
+    from torch import nn
 
-__all__ = ["Factory", "ModelSource", "SpecSource", "load_source"]
+__all__ = [
+    "Factory",
+    "ModelSource",
+    "ModuleSource",
+    "SpecSource",
+    "load_source",
+    "module_source",
+    "parallelized",
+    "rehearse",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of others laid out over a tensor group by their own plan, as one of its ranks sees them.
+#
+# The group is torch's own stand-in for a process group of which one rank exists: DTensor has its
+# shapes, and collectives exchange nothing.
+
+
+def parallelized(layer: nn.Module, plan: Mapping[str, Any], degree: int) -> nn.Module:
+    """Return the layer, changed in place by `parallelize_module` for rank 0 of `degree` ranks.
+
+    Raises whatever a plan that does not fit the layer raises.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    with unset_fake_temporarily():  # the mesh is real: numbers of ranks are read from it
+        mesh = _mesh(degree, next(layer.parameters()).device.type)
+    result: nn.Module = parallelize_module(layer, mesh, dict(plan))
+    return result
+
+
+def _mesh(degree: int, device_type: str) -> Any:
+    """Return a mesh of `degree` ranks of which this process is the first."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized() and dist.get_world_size() != degree:
+        assert dist.get_backend() == "fake", dist.get_backend()
+        dist.destroy_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
+    return init_device_mesh(device_type, (degree,))
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 Factory = Callable[[int, int, Any], Any]
 """(num_layers, seq_length, torch dtype) to a module with `make_batch`, or to an object with
@@ -148,7 +215,7 @@ class SpecSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return reference blocks with embedding, head and loss (`build_stack`)."""
-        from profiler.model.stack import build_stack
+        from profiler.model.outer import build_stack
         from profiler.model.timing import torch_dtype
 
         layers = (
@@ -190,7 +257,6 @@ def load_source(
     from profiler.environment import require_torch
 
     require_torch()
-    from profiler.model.module_source import module_source
 
     return module_source(
         factory, text=text, label=label, seq_lengths=seq_lengths, num_layers=num_layers, dtype=dtype
@@ -255,3 +321,381 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
             f"--model: {attribute!r} of Python module {module_name} {problem}; {remedy}"
         )
     return module_name, attribute, factory
+
+
+# --------------------------------------------------------------------------------------------------
+# A module that a factory makes, as a source of layers to measure.
+#
+# It is tried with fake tensors, which cost neither memory nor time; where its shapes depend on
+# values (a router that sorts tokens) it is tried in earnest, at the shortest length.
+
+
+_LENGTH = 2048
+"""Tokens of a sample where neither the run nor the factory says it."""
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_WIDTHS = ("hidden_size", "d_model", "n_embd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSource(ModelSource):
+    """A module that a factory makes."""
+
+    text: str
+    """What `--model` said, for messages."""
+    factory: Factory
+    known: ModelSpec
+    plan: Mapping[str, Any] | None = None
+    fakeable: bool = True
+    """Whether tensors without contents do to count memory; not where shapes depend on values."""
+    num_typical: int = 1
+    """Layers of a type that must be made for the last of them to be like most: 2 where the first
+    one has what others do not, such as a table that all share."""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder that receives the files."""
+        return self.known.name
+
+    @property
+    def spec(self) -> None:
+        """None: the module itself is measured."""
+        return
+
+    @property
+    def sizes(self) -> ModelSpec:
+        """Lengths of the run, and width and heads of the module."""
+        return self.known
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """1 alone without a plan, otherwise every divisor of the heads."""
+        heads = 1 if self.plan is None else self.num_heads
+        return tuple(t for t in range(1, heads + 1) if heads % t == 0)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return self.assumed
+
+    @property
+    def parallelize_plan(self) -> Mapping[str, Any] | None:
+        """Tensor parallelism as torch's `parallelize_module` wants it, of one layer."""
+        return self.plan
+
+    def build(
+        self,
+        num_layers: int,
+        *,
+        seq_length: int | None = None,
+        dtype: str = "bf16",
+        device: torch.device | str = "cpu",
+    ) -> Built:
+        """Return a model of the factory, its layers found and its weights checked."""
+        length = seq_length or max(layer.seq_length for layer in self.known.layers)
+        return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
+
+    def layer_calls(
+        self, built: Built, batch: int, seq_length: int, *, degree: int = 1
+    ) -> list[LayerCall]:
+        """Return the typical layer of every type, with the arguments that the model gives it.
+
+        degree : laid out by `parallelize_plan` as a rank of so many holds it, changing `built`.
+        """
+        calls = capture_layers(built, batch, seq_length, self.text)
+        if degree > 1:
+            assert self.plan is not None, "only degrees in `degrees` can be built"
+            what = f"{self.text}: parallelize_plan at degree {degree}"
+            for one in calls:
+                blamed(what, partial(parallelized, one.module.layer, self.plan, degree))
+        return calls
+
+
+def module_source(
+    factory: Factory,
+    *,
+    text: str,
+    label: str,
+    seq_lengths: Sequence[int] | None = None,
+    num_layers: int = 2,
+    dtype: str = "bf16",
+) -> ModuleSource:
+    """Return the source of a factory after one forward of what it makes.
+
+    text : what messages call it. label : its name. Raises InputError, one sentence.
+    """
+    lengths = tuple(seq_lengths or (getattr(factory, "seq_length", None) or _LENGTH,))
+    assumed = []
+    made, built, widths, flaw = _tried(factory, text, num_layers, lengths, dtype)
+    if flaw is not None:
+        assumed.append(f"{text}: memory is counted with contents, and takes that memory: {flaw}")
+    assumed += _frozen(built, text)
+    typical = all(typical_layer(of_type) is of_type[0] for of_type in built.layers)
+    owners = (made, built.module, getattr(built.module, "config", None))
+    heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
+    if heads is None:
+        assumed.append(f"{text}: the number of heads is unknown and taken as 1; set num_heads")
+    hidden = _number(owners, _WIDTHS)
+    plan = next(
+        (p for o in owners if (p := getattr(o, "parallelize_plan", None)) is not None), None
+    )
+    if plan is not None and not isinstance(plan, Mapping):
+        raise InputError(
+            f"{text}: parallelize_plan is a {type(plan).__name__}, expected a dict of names inside "
+            "a layer to styles of torch.distributed.tensor.parallel"
+        )
+    layers = (
+        LayerSpec(
+            num_layers=num_layers,
+            seq_length=max(lengths),
+            hidden_size=hidden or width,
+            num_heads=heads or 1,
+        )
+        for width in widths
+    )
+    return ModuleSource(
+        text=text,
+        factory=factory,
+        known=ModelSpec(name=label, layers=tuple(layers)),
+        plan=plan,
+        fakeable=flaw is None,
+        num_typical=1 if typical else 2,
+        assumed=tuple(assumed),
+    )
+
+
+def _tried(
+    factory: Factory, text: str, num_layers: int, lengths: Sequence[int], dtype: str
+) -> tuple[Any, Built, list[int], str | None]:
+    """Return what the factory made, the model in it, the width of its layer types, and why not.
+
+    The last is a phrase on why tensors without contents do not do for it, None where they do.
+    """
+    made = built = None
+    try:
+        with fake_tensors():
+            made, built = _make(factory, text, num_layers, max(lengths), dtype, "cpu")
+            return made, built, _run_once(built, max(lengths), text), None
+    except needs_values() as error:
+        flaw = f"its shapes depend on values ({first_line(error)})"
+    except InputError as error:
+        # shapes of an operator may be unknown to torch, and its values not
+        if built is None or not isinstance(error.__cause__, RuntimeError):
+            raise
+        flaw = f"it does not run on tensors without contents ({first_line(error.__cause__)})"
+        if not _fits(built):
+            raise
+    if built is not None and not _fits(built):
+        raise InputError(f"{text}: {flaw}, and with contents it does not fit into memory here")
+    made, built = _make(factory, text, num_layers, min(lengths), dtype, "cpu")
+    return made, built, _run_once(built, min(lengths), text), flaw
+
+
+def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
+    """Return the width of the model's layer types, after one forward of each and of the whole."""
+    check_positions(built.module, seq_length, text)
+    widths = []
+    calls = capture_layers(built, 1, seq_length, text)
+    for layer, double in zip(calls, capture_layers(built, 2, seq_length, text), strict=True):
+        name = f"{text}: layer {type(layer.module.layer).__name__}"
+        _check_gradient(blamed(name, partial(layer.module, *layer.inputs)), name)
+        shapes = [tuple(one.inputs[0].shape) for one in (layer, double)]
+        if double.inputs[0].numel() != 2 * layer.inputs[0].numel():
+            raise InputError(
+                f"{name} gets a hidden state of shape {list(shapes[0])} for one sample and of "
+                f"{list(shapes[1])} for two; let make_batch(batch, seq_length) make so many samples"
+            )
+        widths.append(shapes[0][-1])
+    data = built.make_batch(1, seq_length)
+    output = blamed(f"{text}: the forward", lambda: call(built.module, data))
+    name = f"{text}: the module {type(built.module).__name__}"
+    _check_gradient(main_output(output, name), name)
+    return widths
+
+
+def _check_gradient(output: torch.Tensor, name: str) -> None:
+    """Refuse an output that no backward can start from."""
+    if not output.requires_grad:
+        raise InputError(
+            f"{name} returns a tensor that needs no gradient, so that there is no backward to "
+            "measure; let its forward run without torch.no_grad() and without detach()"
+        )
+
+
+def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: Any) -> None:
+    """Run a small model in earnest; raise InputError where values are what is wrong with it.
+
+    Tokens and positions beyond their tables, weights and outputs that are not finite, operators
+    that the device does not have: tensors without contents show none of them.
+    """
+    import torch
+
+    text = source.text
+    built = source.build(source.num_typical, seq_length=max(lengths), dtype=dtype, device=device)
+    capture_layers(built, 1, max(lengths), text)  # ends at the last layer, before the head
+    for layer in capture_layers(built, 1, min(lengths), text):
+        name = f"{text}: layer {type(layer.module.layer).__name__}"
+        output = blamed(name, partial(layer.module, *layer.inputs))
+        if not bool(torch.isfinite(output).all()):
+            raise InputError(
+                f"{name} returns NaN or infinite values for random tokens, and times of such "
+                "numbers are not those of training; initialise its weights, or use another --dtype"
+            )
+
+
+def _fits(built: Built) -> bool:
+    """Return whether the parameters of a model, twice, are less than the memory that is free."""
+    needed: float = 2.0 * sum(p.nbytes for p in built.module.parameters())
+    return needed < available_bytes()
+
+
+def _frozen(built: Built, text: str) -> list[str]:
+    """Return a warning where layers have parameters that are not trained."""
+    every = [p for of_type in built.layers for p in typical_layer(of_type).parameters()]
+    share = sum(p.numel() for p in every if not p.requires_grad) / sum(p.numel() for p in every)
+    said = (
+        f"{text}: {100 * share:.0f} % of a layer's parameters need no gradient; times and "
+        "activations are of that, and parameter_size counts them as if trained"
+    )
+    return [said] if share else []
+
+
+def _make(
+    factory: Factory,
+    text: str,
+    num_layers: int,
+    seq_length: int,
+    dtype: str,
+    device: torch.device | str,
+) -> tuple[Any, Built]:
+    """Return what the factory made, and the model in it after every check that needs no forward."""
+    from torch import nn
+
+    from profiler.model.blocks import made_of
+    from profiler.model.timing import torch_dtype
+
+    element = torch_dtype(dtype)
+
+    def make(where: torch.device | str) -> Any:
+        with made_of(element, where):
+            return blamed(f"{text}: the factory", lambda: factory(num_layers, seq_length, element))
+
+    made = made_here(make, _module_of, device)
+    module = _module_of(made)
+    if not isinstance(module, nn.Module):
+        what = "None" if made is None else f"a {type(made).__name__}"
+        raise InputError(
+            f"{text}: the factory returned {what}; let it return an nn.Module, or "
+            "an object with .module, .make_batch and .layers"
+        )
+    own_batch = getattr(made, "make_batch", None)
+    if not callable(own_batch):
+        raise InputError(
+            f"{text}: {type(made).__name__} has no make_batch(batch, seq_length); add it, it "
+            "returns what one call of the module gets"
+        )
+    # a module's own .layers is whatever its author likes: the list is found by its class
+    stated = None if made is module else getattr(made, "layers", None)
+    layers = find_layers(module, text) if stated is None else _checked_layers(stated, text)
+    for of_type in layers:
+        if next(of_type[-1].parameters(), None) is None:
+            raise InputError(
+                f"{text}: layer {type(of_type[0]).__name__} has no parameters, so that there is "
+                "nothing to train or to divide; name the layers that have some in .layers"
+            )
+        if len(of_type) != num_layers:
+            raise InputError(
+                f"{text}: the factory was asked for {num_layers} layers and made "
+                f"{len(of_type)} of {type(of_type[0]).__name__}; let num_layers decide"
+            )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError(
+            f"{text}: {type(module).__name__} has no parameter that needs a gradient, so that "
+            "there is no training to measure; let requires_grad be true for some"
+        )
+    _check_dtype(layers, element, text)
+    check_weights(module, text)
+    return made, Built(module, _batches(own_batch, text, device, element), layers)
+
+
+def _module_of(made: Any) -> Any:
+    """Return the module that a factory's result is or has."""
+    from torch import nn
+
+    return made if isinstance(made, nn.Module) else getattr(made, "module", None)
+
+
+def _batches(
+    own: Callable[[int, int], Any], text: str, device: torch.device | str, element: torch.dtype
+) -> Callable[[int, int], Any]:
+    """Return `make_batch` whose tensors are made on the device and whose errors are sentences."""
+
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from profiler.model.blocks import made_of
+
+    def make_batch(batch: int, seq_length: int) -> Any:
+        with made_of(element, device):
+            made = blamed(f"{text}: make_batch", lambda: own(batch, seq_length))
+        expected = torch.device(device).type
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and one.device.type != expected:
+                raise InputError(
+                    f"{text}: make_batch returned a tensor on {one.device.type} and the model is "
+                    f"on {expected}; leave out device=, the default one is set"
+                )
+        return made
+
+    return make_batch
+
+
+def _checked_layers(stated: Any, text: str) -> list[list[Any]]:
+    """Return `.layers` as lists by layer type."""
+    from torch import nn
+
+    try:
+        layers = [list(of_type) for of_type in stated]
+    except TypeError:
+        layers = []
+    for of_type in layers:
+        if not of_type or not all(isinstance(layer, nn.Module) for layer in of_type):
+            layers = []
+            break
+        if len({type(layer) for layer in of_type}) > 1:
+            raise InputError(
+                f"{text}: a list of .layers mixes classes; give one list for each layer type"
+            )
+    if not layers:
+        raise InputError(
+            f"{text}: .layers is no list of lists of modules; write [list(model.blocks)], one "
+            "list for each layer type"
+        )
+    return layers
+
+
+def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> None:
+    """Refuse layers most of whose parameters are of another type: they would take other times."""
+    right = total = 0
+    for of_type in layers:
+        for parameter in of_type[0].parameters():
+            if parameter.is_floating_point():
+                total += parameter.numel()
+                right += parameter.numel() if parameter.dtype == element else 0
+    if total and 2 * right <= total:
+        other = next(p.dtype for p in layers[0][0].parameters() if p.dtype != element)
+        names = [str(t).removeprefix("torch.") for t in (other, element)]
+        raise InputError(
+            f"{text}: the factory made weights of {names[0]} when asked for {names[1]}; pass its "
+            "dtype on to the modules"
+        )
+
+
+def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
+    """Return the first whole number above 0 that an owner has under one of the names."""
+    for owner in owners:
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None

@@ -11,21 +11,368 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autopar.model import LayerSpec
-from profiler.measure import Policy
-from profiler.model.passes import Passes, optimizer_step, out_of_memory, sample
-from profiler.model.sharding import Sharding
-from profiler.timers import Timer, make_timer
+import torch
+from torch import nn
 
-if TYPE_CHECKING:
+from autopar.documents.sidecar import TensorKind
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec
+from profiler.measure import Policy, Timer, choose_loops, make_timer, next_block, warmups
+from profiler.model.cells import seqs_text, with_seq_lengths
+from profiler.model.counting import End
+from profiler.model.documents import ON_DEVICE
+from profiler.model.outer import OuterPart, build_outer, build_stack, outer_inputs
+from profiler.model.parallel import Sharding, timed_group
+
+__all__ = [
+    "APART",
+    "DEVICE_SAMPLE_S",
+    "Allocated",
+    "Passes",
+    "Timed",
+    "allocated_by",
+    "device_memory",
+    "explain_difference",
+    "figures_of",
+    "optimizer_step",
+    "out_of_memory",
+    "sample",
+    "time_layer",
+    "time_module",
+    "time_outer",
+    "time_stack",
+    "torch_dtype",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The passes of a module, and their samples: what runs while a clock does, and what between.
+#
+# What a forward keeps stays alive until its backward, as in training; gradients and graphs are
+# dropped between repetitions.
+
+
+_ALLOCATION_FAILURES = (
+    "out of memory",  # CUDA, also where a library or the driver reports it
+    "can't allocate memory",  # torch's allocator on CPU
+    "not enough memory",  # the same on Windows
+    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory could not be allocated, on any device."""
     import torch
-    from torch import nn
 
-__all__ = ["DEVICE_SAMPLE_S", "Timed", "time_layer", "time_module", "torch_dtype"]
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
+
+
+class Passes:
+    """The passes of one module through one set of inputs, and what they leave behind."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Prepare passes; tensors of floating point among the inputs get gradients."""
+        import torch
+
+        self._module = module.train()
+        self._inputs = tuple(
+            x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+            for x in inputs
+        )
+        self._leaves = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        """Those that an optimizer changes."""
+        self._outputs: list[torch.Tensor] = []
+        self._gradient: torch.Tensor | None = None
+
+    def forward(self) -> None:
+        """Run the module and keep its output, and with it everything that its backward needs."""
+        self._outputs.append(self._module(*self._inputs))
+
+    def backward(self) -> None:
+        """Run the backward of the forward before, into fresh gradients."""
+        output = self._outputs.pop()
+        self._drop_gradients()  # else it would add to those of the one before
+        output.backward(self._gradient)
+
+    def recompute(self) -> None:
+        """Run the module again as a checkpoint does in its backward, and keep its output."""
+        import torch
+
+        inputs = (
+            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+            for x in self._inputs
+        )
+        self._outputs.append(self._module(*inputs))
+
+    def drop(self) -> None:
+        """Free what the passes so far have left."""
+        self._outputs.clear()
+        self._drop_gradients()
+
+    def rehearse(self, where: str, *, backward: bool) -> str | None:
+        """Run each pass once; return what is wrong with the output, None where nothing is.
+
+        where : the size, for messages; backward : whether the backward will be run.
+        Raises InputError where the module fails by itself, or returns what has no backward.
+        """
+        import torch
+
+        name = type(self._module).__name__
+        try:
+            self.forward()
+            output = self._outputs[-1]
+            if not isinstance(output, torch.Tensor):
+                raise InputError(
+                    f"the module {name} returns a {type(output).__name__}; let it return one tensor"
+                )
+            if not bool(torch.isfinite(output).all()):
+                return f"the output of {name} is not finite at {where}"
+            if backward:
+                if not output.requires_grad:
+                    raise InputError(
+                        f"the output of the module {name} needs no gradient, so that there is no "
+                        "backward to measure; give it parameters that do, or measure the forward"
+                    )
+                scalar = output.dim() == 0
+                self._gradient = (torch.ones_like if scalar else torch.randn_like)(output.detach())
+                self.backward()
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if out_of_memory(error):
+                raise
+            said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise InputError(f"the module {name} fails at {where}: {said}") from error
+        finally:
+            self.drop()
+        return None
+
+    def _drop_gradients(self) -> None:
+        for tensor in (*self.parameters, *self._leaves):
+            tensor.grad = None
+
+
+def optimizer_step(
+    parameters: list[nn.Parameter], device: torch.device
+) -> Callable[[], None] | None:
+    """Return a step of AdamW on float32 copies, and back to the parameters; None without any."""
+    import torch
+
+    if not parameters:
+        return None
+    copies = [p.detach().to(torch.float32, copy=True).requires_grad_() for p in parameters]
+    for copy in copies:
+        copy.grad = torch.randn_like(copy)
+    cuda = device.type == "cuda"
+    adam = torch.optim.AdamW(copies, lr=1e-6, fused=cuda, foreach=not cuda)
+    # into tensors of their own: what is measured keeps its weights
+    pairs = [(torch.empty_like(p), c) for p, c in zip(parameters, copies, strict=True)]
+    pairs = [(own, copy) for own, copy in pairs if own.dtype != copy.dtype]
+
+    def step() -> None:
+        adam.step()
+        with torch.no_grad():
+            for own, copy in pairs:
+                own.copy_(copy)
+
+    return step
+
+
+def sample(
+    stages: Mapping[str, Callable[[], None]],
+    drop: Callable[[], None],
+    timer: Timer,
+    policy: Policy,
+) -> dict[str, list[float]]:
+    """Return the samples of stages that follow one another in every repetition.
+
+    stages : operations by name; drop : frees what a repetition has left, outside of the clock.
+    With several loops all forwards come before all backwards, as those of several layers do.
+    Each stage has the seconds of the policy.
+    """
+
+    def play(repetitions: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+        found = {name: repetition() for name, repetition in repetitions.items()}
+        drop()
+        return found
+
+    def bound(loops: int) -> dict[str, Callable[[], float]]:
+        return {name: timer.bind(run, loops) for name, run in stages.items()}
+
+    once = bound(1)
+    probe = play(once)
+    for _ in range(warmups(sum(probe.values()), policy) - 1):
+        probe = play(once)
+    loops = choose_loops(min(probe.values()), policy)
+    repetitions = bound(loops)
+    if loops > 1:
+        try:
+            play(repetitions)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            repetitions = once  # every forward of a repetition keeps its own activations
+        drop()
+    samples_s: dict[str, list[float]] = {name: [] for name in stages}
+    begun_s, spent_s = time.perf_counter(), 0.0
+    while count := max(next_block(taken, spent_s, policy) for taken in samples_s.values()):
+        for _ in range(count):
+            for name, seconds in play(repetitions).items():
+                samples_s[name].append(seconds)
+        spent_s = (time.perf_counter() - begun_s) / len(stages)  # each has its own budget
+    return samples_s
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory of one part of a model as a GPU's allocator sees it, to be held against exact counts.
+#
+# Figures are differences of what torch has allocated, in bytes for the whole batch: `kept` is what
+# a forward leaves behind, its input included and its output not, as in an exact count; `peak` is
+# the most that forward and backward need beyond that. Gradients of parameters are freed as soon as
+# they are complete, so that those on their way count and those that an optimizer waits for do not.
+
+
+APART = 0.01
+"""Relative difference between device and exact count that is reported."""
+_GRANULE_BYTES = 512
+"""The allocator rounds every tensor up to a multiple of it."""
+_FEW_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """What the allocator of a device said of one forward and backward."""
+
+    kept_bytes: int
+    """Left behind by the forward, in blocks of the allocator."""
+    peak_bytes: int
+    """Most that was allocated at once, above `kept_bytes`."""
+    requested_bytes: int | None
+    """`kept_bytes` as it was asked for, before any rounding; None where the allocator in use does
+    not say it."""
+
+
+def allocated_by(
+    build: Callable[[], nn.Module],
+    make_inputs: Callable[[], Sequence[torch.Tensor]],
+    device: torch.device,
+    *,
+    shared: int = 1,
+) -> Allocated:
+    """Return what a module that returns one tensor has allocated on a CUDA device.
+
+    shared : number of leading inputs that are the part's own; others belong to somebody else.
+    Raises RuntimeError where the device has no memory for it.
+    """
+    with torch.cuda.device(device):
+        module = build().train()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_forget_gradient)
+        # Workspaces of matrix products and lazily loaded kernels exist afterwards, those of the
+        # thread that runs backwards too.
+        _run(module, make_inputs())
+        # A block that is at most 1 MiB too large is not split, and counts as a whole: without
+        # blocks of earlier work there is less choice.
+        gc.collect()
+        torch.cuda.empty_cache()
+        inputs = make_inputs()
+        for x in inputs:
+            x.grad = None  # they may be those of the pass before
+        own = sum(_rounded(x.nbytes) for x in inputs[:shared])
+        asked = sum(x.nbytes for x in inputs[:shared])
+        before = _allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        end = End.apply(module(*inputs))
+        after = _allocated(device)
+        end.backward(torch.empty_like(end))
+        most = torch.cuda.max_memory_allocated(device)
+    kept = max(0, after[0] - before[0] + own)
+    return Allocated(
+        kept_bytes=kept,
+        peak_bytes=max(0, most - before[0] + own - kept),
+        requested_bytes=max(0, after[1] - before[1] + asked) if after[1] else None,
+    )
+
+
+def device_memory(
+    build: Callable[[], nn.Module],
+    make_inputs: Callable[[], Sequence[torch.Tensor]],
+    device: torch.device,
+    *,
+    shared: int = 1,
+) -> dict[str, float]:
+    """Return `device_activation` and `device_peak` of a module, in bytes (see `allocated_by`)."""
+    return figures_of(allocated_by(build, make_inputs, device, shared=shared))
+
+
+def figures_of(found: Allocated) -> dict[str, float]:
+    """Return the figures that a memory cell keeps, by their names there."""
+    return {
+        "device_activation": float(found.kept_bytes),
+        "device_peak": float(found.peak_bytes),
+    }
+
+
+def explain_difference(
+    exact_bytes: float, device_bytes: float, requested_bytes: float | None = None
+) -> str | None:
+    """Return a sentence on two figures that differ by more than 1 %, None where they agree.
+
+    requested_bytes : what the allocator was asked for, which tells its rounding from a kernel's
+    memory.
+    """
+    if exact_bytes <= 0.0 or abs(device_bytes / exact_bytes - 1.0) <= APART:
+        return None
+    apart = device_bytes - exact_bytes
+    if requested_bytes is not None:
+        rounded = abs(requested_bytes / exact_bytes - 1.0) <= APART
+    else:
+        rounded = 0.0 < apart <= _FEW_BYTES
+    if rounded:
+        cause = (
+            f"the allocator rounds every tensor up to {_GRANULE_BYTES} bytes, and leaves up to "
+            "1 MiB of a block unused"
+        )
+    elif apart > 0.0:
+        cause = "a kernel of this device keeps more than the reference, such as a mask or a copy"
+    else:
+        cause = "a kernel of this device keeps less than the reference, such as a fused one"
+    return f"{100 * apart / exact_bytes:+.1f} {ON_DEVICE}{cause}"
+
+
+def _run(module: nn.Module, inputs: Sequence[Any]) -> None:
+    end = End.apply(module(*inputs))
+    end.backward(torch.empty_like(end))
+
+
+def _forget_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def _allocated(device: torch.device) -> tuple[int, int]:
+    """Return bytes in use, as blocks and as they were asked for (0: unknown)."""
+    torch.cuda.synchronize(device)
+    stats = torch.cuda.memory_stats(device)
+    return (
+        int(stats["allocated_bytes.all.current"]),
+        int(stats.get("requested_bytes.all.current", 0)),
+    )
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +426,7 @@ def time_layer(
     Raises InputError where the layer cannot be laid out like this.
     """
     from profiler.model.blocks import build_layer, layer_inputs
-    from profiler.model.local_group import timed_group
+    from profiler.model.parallel import timed_group
 
     sharding.check(spec)
     element = torch_dtype(dtype)
@@ -183,3 +530,92 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
         gc.collect()  # what lies in cycles would be missing for a larger cell
         torch.cuda.empty_cache()
     return replace(result, elapsed_s=time.perf_counter() - began_s)
+
+
+# --------------------------------------------------------------------------------------------------
+# Times what surrounds the layers of a model, and whole forwards of models with few layers.
+#
+# Whole forwards are what the documented raw keys `layernum[...]` hold, and what a layer measured
+# alone is checked against: the difference of two of them is a layer among others.
+
+
+def time_outer(
+    spec: ModelSpec,
+    *,
+    part: OuterPart = "only",
+    degree: int = 1,
+    kind: TensorKind = "sp",
+    batch: int,
+    seq_lengths: tuple[int, ...],
+    dtype: str,
+    device: torch.device,
+    policy: Policy,
+    backward: bool = True,
+    optimizer: bool = True,
+    timer: Timer | None = None,
+) -> Timed:
+    """Return the times of embedding, head and loss on one rank of a vocabulary group.
+
+    seq_lengths : of all layer types. Collectives cost nothing here (see `LocalGroup`). Nothing
+    of it is ever recomputed. Raises InputError for what cannot be laid out like this.
+    """
+    sized = with_seq_lengths(spec, seq_lengths)
+    element = torch_dtype(dtype)
+    return time_module(
+        lambda: build_outer(
+            sized,
+            part,
+            degree=degree,
+            kind=kind,
+            group=timed_group(degree),
+            dtype=element,
+            device=device,
+        ),
+        lambda: outer_inputs(
+            sized, part, degree=degree, kind=kind, batch=batch, dtype=element, device=device
+        ),
+        policy,
+        device,
+        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}",
+        backward=backward,
+        checkpoint=False,
+        optimizer=optimizer,
+        timer=timer,
+    )
+
+
+def time_stack(
+    spec: ModelSpec,
+    num_layers: Sequence[int],
+    *,
+    batch: int,
+    seq_lengths: tuple[int, ...],
+    dtype: str,
+    device: torch.device,
+    policy: Policy,
+    timer: Timer | None = None,
+) -> Timed:
+    """Return the times of the whole forward of a model with so many layers of each type.
+
+    seq_lengths : of all layer types. Autograd is on, as it is where a layer is timed alone.
+    Raises InputError for what cannot be built.
+    """
+    sized = with_seq_lengths(spec, seq_lengths)
+    layers = (
+        replace(layer, num_layers=count)
+        for layer, count in zip(sized.layers, num_layers, strict=True)
+    )
+    sized = replace(sized, layers=tuple(layers))
+    element = torch_dtype(dtype)
+    counts = seqs_text(tuple(num_layers))
+    return time_module(
+        lambda: build_stack(sized, dtype=element, device=device).module,
+        lambda: outer_inputs(sized, "only", batch=batch, dtype=element, device=device),
+        policy,
+        device,
+        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}, {counts} layers",
+        backward=False,
+        checkpoint=False,
+        optimizer=False,
+        timer=timer,
+    )

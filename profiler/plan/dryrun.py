@@ -9,22 +9,62 @@ fragmentation, the context of a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from profiler.model.counting import End
-from profiler.plan.batches import Batch
-from profiler.plan.fake_world import fake_world
+from autopar.errors import InputError
+from profiler.model.counting import End, count_step, held_bytes
+from profiler.plan.arithmetic import check_job, layer_layout, vocab_layout
+from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
-from profiler.plan.layout import check_job, layer_layout, vocab_layout
 from profiler.plan.stage import Stage, build_stage, open_groups
-from profiler.plan.tracker import count_step, held_bytes
 
-__all__ = ["dry_run", "first_ranks"]
+__all__ = [
+    "dry_run",
+    "fake_world",
+    "first_ranks",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# A job of any number of ranks of which one exists: process groups that send nothing.
+
+
+@contextlib.contextmanager
+def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
+    """Be one rank of a job, for as long as the context lasts.
+
+    Every collective returns at once, its result as large as in a real job and of no meaning.
+    Raises InputError in a process that is part of a real job.
+    """
+    # torch has it for tests only, and no other backend that needs no second rank
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise InputError(
+            "a dry run makes process groups of its own, and this process has some; run it in one "
+            "process, without torchrun"
+        )
+    # advice on slow collectives is of no use where nothing is sent
+    adviser = logging.getLogger("torch.distributed.tensor")
+    level = adviser.level
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        adviser.setLevel(logging.ERROR)
+        yield
+    finally:
+        adviser.setLevel(level)
+        dist.destroy_process_group()
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def dry_run(job: PlanJob, *, ranks: Sequence[int]) -> tuple[DryRunRank, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 from profiler.option_values import choice, count, names, seconds
 from profiler.plan.job import Precision
 from profiler.plan.options import Backend, DeviceChoice, GlobalOptions, Mode, PlanOptions

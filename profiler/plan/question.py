@@ -2,25 +2,307 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from autopar.catalog import find_model
+from autopar.documents.catalog import find_model
+from autopar.documents.json import shorten
+from autopar.documents.plan import read_plan_document, read_strategy
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.jsonio import shorten
-from autopar.legality import violations
 from autopar.model import ModelSpec
-from autopar.plan import Plan
-from autopar.plan_files import read_plan_document, read_strategy
-from autopar.specs import load_spec
-from profiler.plan.global_mode import make_plan
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from profiler.plan.job import PlanJob, Precision
-from profiler.plan.options import Mode, PlanOptions
-from profiler.plan.prediction import Prediction, read_prediction
-from profiler.plan.scale import scale_down
+from profiler.plan.options import GlobalOptions, Mode, PlanOptions
 
-__all__ = ["Question", "ask"]
+__all__ = [
+    "PredictedStage",
+    "Prediction",
+    "Question",
+    "ask",
+    "chosen_layers",
+    "make_plan",
+    "read_prediction",
+    "scale_down",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Scales a plan down: fewer layers and samples, the same stages, ranks and kinds of strategies.
+
+
+def scale_down(
+    plan: Plan,
+    spec: ModelSpec,
+    *,
+    layers: int | None = None,
+    global_batch: int | None = None,
+    num_microbatches: int | None = None,
+) -> tuple[Plan, ModelSpec]:
+    """Return a plan and its model with fewer layers or another batch; None keeps what there is.
+
+    Embedding and head stay as they are. Raises OptionError for fewer layers than stages and more
+    than the plan has.
+    """
+    if global_batch is not None:
+        plan = replace(plan, global_batch=global_batch)
+    if num_microbatches is not None:
+        plan = replace(plan, num_microbatches=num_microbatches)
+    if layers is None:
+        return plan, spec
+    sizes, chosen = chosen_layers(plan.stage_sizes, layers)
+    types = spec.layer_types
+    runs = [(kind, len(list(run))) for kind, run in groupby(types[index] for index in chosen)]
+    scaled = replace(
+        spec, layers=tuple(replace(spec.layers[kind], num_layers=n) for kind, n in runs)
+    )
+    kept = tuple(plan.layers[index] for index in chosen)
+    return replace(plan, stage_sizes=sizes, layers=kept), scaled
+
+
+def chosen_layers(
+    stage_sizes: tuple[int, ...], layers: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how many layers each stage keeps, and which: at least one, evenly spaced.
+
+    Shares are in proportion to the stages' own, by largest remainder; of n layers that keep k,
+    the middles of k equal parts are taken.
+    """
+    total, stages = sum(stage_sizes), len(stage_sizes)
+    if not stages <= layers <= total:
+        raise OptionError(
+            f"--layers: expected {stages} (one per stage) to {total} (all of the plan), "
+            f"got {layers}"
+        )
+    free = layers - stages
+    # What is beyond the first layer of a stage is shared, so that nobody is left without one.
+    beyond = total - stages
+    shares = [(size - 1) * free for size in stage_sizes]
+    sizes = [1 + (share // beyond if beyond else 0) for share in shares]
+    order = sorted(range(stages), key=lambda j: (-(shares[j] % beyond) if beyond else 0, j))
+    for stage in order[: layers - sum(sizes)]:
+        sizes[stage] += 1
+    chosen: list[int] = []
+    first = 0
+    for size, kept in zip(stage_sizes, sizes, strict=True):
+        chosen += (first + (2 * k + 1) * size // (2 * kept) for k in range(kept))
+        first += size
+    return tuple(sizes), tuple(chosen)
+
+
+# --------------------------------------------------------------------------------------------------
+# GLOBAL mode: one strategy for all layers from a few options, as Galvatron's launcher takes it.
+
+
+def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Plan:
+    """Return the plan that the options describe for a model of so many layers.
+
+    Stages are even and the last one has the remainder, as in strategy files without
+    `pp_division`. What is not given: degrees 1, consecutive groups, ddp, no checkpoint, gpipe (the
+    launcher's default), and one micro-batch per stage, the fewest that 1F1B runs with.
+
+    Raises
+    ------
+    OptionError: the batch is not given, or there are more stages than layers.
+    """
+    if options.global_train_batch_size is None:
+        raise OptionError(
+            f"{options.given[0]} is given without a plan file, and --global-train-batch-size "
+            "(samples of a step) is missing beside it; add it"
+        )
+    stages = options.pp_deg or 1
+    each, rest = divmod(num_layers, stages)
+    if each == 0:
+        raise OptionError(
+            f"--pp-deg: {stages} stages for {num_layers} layers; give at most {num_layers}"
+        )
+    degree = options.global_tp_deg or 1
+    layer = LayerStrategy(
+        tp=degree,
+        ulysses=bool(options.use_ulysses) and degree > 1,
+        zero3=bool(options.sdp),
+        checkpoint=bool(options.global_checkpoint),
+        strided=options.global_tp_consec is False and degree > 1,
+    )
+    vocab_degree = options.vocab_tp or 1
+    return Plan(
+        world_size=world_size,
+        num_stages=stages,
+        stage_sizes=(each,) * (stages - 1) + (each + rest,),
+        layers=(layer,) * num_layers,
+        vocab=VocabStrategy(
+            tp=vocab_degree,
+            ulysses=bool(options.vocab_sp) and vocab_degree > 1,
+            zero3=bool(options.embed_sdp),
+        ),
+        global_batch=options.global_train_batch_size,
+        num_microbatches=options.chunks or stages,
+        pipeline_type=options.pipeline_type or "gpipe",
+        default_dp_type=options.default_dp_type or "ddp",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a plan file says its plan will take: read for comparison with what is found.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedStage:
+    """Predicted time and memory of a rank of one stage."""
+
+    forward_s: float | None = None
+    """One micro-batch, without transfers; None where the file says memory alone."""
+    backward_s: float | None = None
+    tail_s: float | None = None
+    """Exposed gradient synchronisation, parameter gathering and optimizer, once per step."""
+    allocated_bytes: int | None = None
+    memory_bytes: Mapping[str, int]
+    """By category; sums to `allocated_bytes`. Empty where the file has none."""
+
+    @property
+    def tensor_bytes(self) -> int | None:
+        """What tensors take of `allocated_bytes`: all but the buffers of communicators."""
+        if self.allocated_bytes is None:
+            return None
+        return self.allocated_bytes - self.memory_bytes.get("fixed", 0)
+
+    def step_times(self, num_microbatches: int) -> dict[str, float] | None:
+        """Return seconds of a step: all forwards, all backwards, and what follows once.
+
+        None where the file says memory alone.
+        """
+        if self.forward_s is None or self.backward_s is None:
+            return None
+        return {
+            "forward_s": num_microbatches * self.forward_s,
+            "backward_s": num_microbatches * self.backward_s,
+            "tail_s": self.tail_s or 0.0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A step of the plan as the search priced it."""
+
+    step_time_s: float | None
+    interval_s: tuple[float, float] | None
+    """The step time within the spread of its measurements; None where none was measured."""
+    stages: tuple[PredictedStage, ...]
+    """One per stage, or none at all."""
+    basis: str | None
+    """What the figures rest on where it is no measurement; None where it is one, or unknown."""
+    fp32_gradients: bool | None = None
+    """Whether gradients of a bf16 run are predicted with 4 bytes, else 2; None: it is not said."""
+
+
+def read_prediction(
+    path: Path, document: Mapping[str, object], *, num_stages: int
+) -> Prediction | None:
+    """Return the prediction in a plan file or in what `autopar-search --json` printed.
+
+    None where there is none, as in strategy files. Raises DocumentError on an unusable value.
+    """
+    if "step_time_s" not in document:
+        return None
+    reader = _Reader(path)
+    detail = document.get("prediction")
+    inner: Mapping[str, object] = {}
+    if detail is not None:
+        inner = reader.mapping("prediction", detail)
+    interval = inner.get("step_time_interval_s", document.get("step_time_interval_s"))
+    # a plan file has its stages under `prediction`, the printed object only their memory
+    rows = inner.get("stages", document.get("memory"))
+    stages = reader.stages(rows, num_stages) if rows else ()
+    step_time_s = reader.number("step_time_s", document["step_time_s"])
+    if step_time_s is None and not stages:
+        return None
+    return Prediction(
+        step_time_s=step_time_s,
+        interval_s=reader.interval("step_time_interval_s", interval),
+        stages=stages,
+        basis=_basis(document),
+        fp32_gradients=reader.flag("options", "fp32_gradients", document),
+    )
+
+
+def _basis(document: Mapping[str, object]) -> str | None:
+    if document.get("synthetic") is True:
+        return "numbers that only exercise the code"
+    if document.get("estimated") is True:
+        return "estimates from datasheets, not on measurements of this machine"
+    return None
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fail(self, key: str, value: object, expected: str) -> DocumentError:
+        return DocumentError(
+            self.path,
+            f"expected {expected}, got {shorten(value)}",
+            key=key,
+            remedy="write the plan again with autopar-search",
+        )
+
+    def mapping(self, key: str, value: object) -> Mapping[str, object]:
+        if not isinstance(value, Mapping):
+            raise self.fail(key, value, "an object")
+        return value
+
+    def number(self, key: str, value: object) -> float | None:
+        """Return a number of seconds or bytes; None for null."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(key, value, "a number")
+        if not (math.isfinite(value) and value >= 0):
+            raise self.fail(key, value, "a number of at least 0")
+        return float(value)
+
+    def flag(self, where: str, key: str, document: Mapping[str, object]) -> bool | None:
+        """Return a flag of an object of the document; None where either is missing."""
+        value = self.mapping(where, document.get(where, {})).get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.fail(f"{where}.{key}", value, "true or false")
+        return value
+
+    def interval(self, key: str, value: object) -> tuple[float, float] | None:
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+            raise self.fail(key, value, "two numbers")
+        low, high = (self.number(key, item) for item in value)
+        return None if low is None or high is None else (low, high)
+
+    def stages(self, value: object, num_stages: int) -> tuple[PredictedStage, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != num_stages:
+            raise self.fail("stages", value, f"a list of {num_stages} stages")
+        return tuple(self._stage(index, item) for index, item in enumerate(value))
+
+    def _stage(self, index: int, value: object) -> PredictedStage:
+        where = f"stages[{index}]"
+        row = self.mapping(where, value)
+        times: dict[str, Any] = {
+            key: self.number(f"{where}.{key}", row.get(key))
+            for key in ("forward_s", "backward_s", "tail_s")
+        }
+        allocated = self.number(f"{where}.allocated_bytes", row.get("allocated_bytes"))
+        parts = self.mapping(f"{where}.memory_bytes", row.get("memory_bytes", {}))
+        memory = {key: self.number(f"{where}.{key}", item) or 0.0 for key, item in parts.items()}
+        return PredictedStage(
+            **times,
+            allocated_bytes=None if allocated is None else int(allocated),
+            memory_bytes={key: int(item) for key, item in memory.items()},
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16"}
 

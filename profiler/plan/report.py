@@ -2,17 +2,637 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 
-from autopar.units import format_bytes, format_count
-from profiler.plan.prediction_parts import gradient_note
-from profiler.plan.question import Question
-from profiler.plan.report_parts import optional_bytes, print_some
-from profiler.plan.static import StaticReport
-from profiler.show.frame import print_heading, print_line
+from autopar.command.show import print_heading, print_line, print_table
+from autopar.documents.json import write_json
+from autopar.documents.plan import strategy_document
+from autopar.errors import OptionError
+from autopar.units import format_bytes, format_count, format_seconds
+from profiler.plan.arithmetic import (
+    Held,
+    StageArithmetic,
+    StaticReport,
+    examine,
+    held,
+    stage_weights,
+)
+from profiler.plan.job import DryRunRank, PlanJob, RunResult
+from profiler.plan.options import Mode
+from profiler.plan.question import PredictedStage, Prediction, Question
+from profiler.plan.verdict import Verdict
 
-__all__ = ["show_head", "show_static"]
+__all__ = [
+    "AT_THE_PEAK",
+    "FORMAT",
+    "VERSION",
+    "BookedPart",
+    "book",
+    "difference",
+    "dry_run_document",
+    "gradient_note",
+    "illegal_document",
+    "no_prediction",
+    "optional_bytes",
+    "optional_seconds",
+    "print_some",
+    "run_document",
+    "show_dry_run",
+    "show_head",
+    "show_run",
+    "show_static",
+    "static_document",
+    "write_result",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Small parts of the tables of `profile-plan`: figures, differences, rows that are too many.
+
+
+_MOST_ROWS = 24
+"""Ranks or stages that a table lists before it says how many there are more."""
+
+
+def print_some(
+    console: Console, columns: list[str], rows: list[list[str]], *, left: int = 1
+) -> None:
+    """Print the first rows of a table, and how many there are more."""
+    print_table(console, columns, rows[:_MOST_ROWS], left=left)
+    if len(rows) > _MOST_ROWS:
+        print_line(console, f"and {len(rows) - _MOST_ROWS} more, which --json has", style="dim")
+
+
+def optional_seconds(value: float | None) -> str:
+    """Return a duration for people, nothing for None."""
+    return "" if value is None else format_seconds(value)
+
+
+def optional_bytes(value: float | None) -> str:
+    """Return a byte count for people, nothing for None."""
+    return "" if value is None else format_bytes(value)
+
+
+def difference(predicted: float | None, measured: float) -> str:
+    """Return how much more was predicted than measured, nothing where that has no meaning."""
+    if predicted is None or measured <= 0:
+        return ""
+    return f"{100 * (predicted / measured - 1):+.1f} %"
+
+
+def no_prediction(what: str) -> str:
+    """Return a sentence on why there is nothing to compare with."""
+    return (
+        f"no predicted {what} to compare with: a plan file of autopar-search has them, a strategy "
+        "file and a scaled-down plan do not"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Predicted memory and counted memory booked alike, so that their parts can be compared.
+#
+# A plan file books by what stays and what passes; a dry run by what tensors are for. Here both say:
+# weights and optimizer (with the whole weights that ZeRO-2 keeps during a step), gradients,
+# activations, and what is there for a moment.
+
+
+AT_THE_PEAK = ("activations", "passing")
+"""Parts that mean the same only together: what the loss, or the layer at its peak, has saved passes
+in a prediction and is an activation in a count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookedPart:
+    """One part of a rank's memory at the peak, in bytes."""
+
+    name: str
+    predicted_bytes: int | None
+    """None without a prediction."""
+    counted_bytes: int
+
+
+def book(
+    job: PlanJob, rank: DryRunRank, prediction: Prediction | None, *, kept_bytes: int
+) -> tuple[BookedPart, ...]:
+    """Return the parts of a rank's peak, which sum to it, and the prediction of each.
+
+    kept_bytes : whole weights that ZeRO-2 keeps on the stage (`Held.gathered_bytes`). Predicted
+        communicators and receive buffers (`fixed`) are in no part.
+    """
+    parts = rank.peak_parts
+    gathered = parts["gathered parameters"]
+    kept = min(kept_bytes, gathered)
+    counted = {
+        "weights and optimizer": parts["parameters"] + parts["optimizer"] + kept,
+        "gradients": parts["gradients"],
+        "activations": parts["activations"],
+        "passing": gathered - kept + parts["other"],
+    }
+    predicted: dict[str, int] = {}
+    if prediction is not None and prediction.stages:
+        stage = prediction.stages[rank.stage]
+        if stage.memory_bytes:
+            share = _gradient_share(job, rank.stage, fp32_gradients=bool(prediction.fp32_gradients))
+            predicted = _predicted(stage, share)
+    return tuple(
+        BookedPart(name=name, predicted_bytes=predicted.get(name), counted_bytes=size)
+        for name, size in counted.items()
+    )
+
+
+def gradient_note(job: PlanJob, prediction: Prediction | None) -> str | None:
+    """Return in one sentence that gradients take twice what is predicted, with the figure.
+
+    None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
+    prediction in bf16 without `--fp32-gradients` takes 2 bytes for them. None also where the file
+    does not say which it is.
+    """
+    if prediction is None or not prediction.stages or prediction.fp32_gradients is not False:
+        return None
+    if job.precision != "bf16":
+        return None
+    fullest = max(examine(job).stages, key=lambda stage: stage.held.accumulated_bytes)
+    accumulated = fullest.held.accumulated_bytes
+    if not accumulated:
+        return None
+    return (
+        f"FSDP2 keeps {format_bytes(accumulated)} of whole fp32 gradients on stage "
+        f"{fullest.stage} until the last micro-batch, and the prediction has "
+        f"{format_bytes(accumulated / 2)}, 2 bytes each: what is predicted to fit may not fit in "
+        "engines on FSDP2; `autopar-search --fp32-gradients` predicts 4"
+    )
+
+
+def _predicted(stage: PredictedStage, gradient_share: float) -> dict[str, int]:
+    of = stage.memory_bytes
+    states = of.get("states", 0) + of.get("vocab_states", 0)
+    gradients = round(states * gradient_share)
+    return {
+        "weights and optimizer": states - gradients,
+        "gradients": gradients,
+        "activations": of.get("activations", 0) + of.get("vocab_activations", 0),
+        "passing": of.get("transient", 0) + of.get("shared", 0),
+    }
+
+
+def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
+    """Return the share of gradients in the predicted states of a stage.
+
+    Of the planner's recipe, w + g + o bytes of a parameter: 4 + 4 + 8 in fp32, else 2 + 2 + 12 (g 4
+    with fp32 gradients); ZeRO-2 divides o and ZeRO-3 also w, both g where it is reduced in every
+    micro-batch.
+    """
+    wide = job.precision == "fp32"
+    weight, optimizer = (4, 8) if wide else (2, 12)
+    gradient = 4 if wide or fp32_gradients else 2
+    stay_whole = job.async_grad_reduce and job.plan.num_microbatches > 1
+    total = gradients = 0.0
+    for shapes, zero, ranks in stage_weights(job, stage):
+        count = held(shapes)
+        pieces = 1 if zero == "ddp" else ranks
+        own = count * gradient / (1 if stay_whole else pieces)
+        gradients += own
+        total += own + count * weight / (ranks if zero == "zero3" else 1)
+        total += count * optimizer / pieces
+    return gradients / total if total else 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# What `profile-plan` found: memory counted or measured, times and losses, beside predictions.
+
+
+_MOST_STAGES = 24
+"""Stages whose times are listed; --json has all."""
+
+
+def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
+    """Print what ranks would hold, and the prediction beside it."""
+    print_heading(console, "counted on tensors without contents")
+    rows = [
+        [
+            str(rank.rank),
+            str(rank.stage),
+            str(rank.num_parameters),
+            *(
+                format_bytes(n)
+                for n in (
+                    rank.parameter_bytes,
+                    rank.gradient_bytes,
+                    rank.optimizer_bytes,
+                    rank.peak_bytes,
+                )
+            ),
+        ]
+        for rank in ranks
+    ]
+    columns = ["rank", "stage", "parameters", "weights", "gradients", "optimizer", "peak"]
+    print_some(console, columns, rows, left=2)
+    prediction = question.prediction
+    print_heading(console, "memory at the peak")
+    stages = prediction.stages if prediction is not None else ()
+    arithmetic = examine(question.job).stages
+    rows = []
+    for rank in ranks:
+        kept = arithmetic[rank.stage].held.gathered_bytes
+        parts = book(question.job, rank, prediction, kept_bytes=kept)
+        rows += _memory_rows(rank, parts, stages[rank.stage] if stages else None)
+    print_some(console, ["rank", "what", "predicted", "counted", "difference"], rows, left=2)
+    footnotes = [
+        "gradients: that are there at that moment",
+        "passing: gathered weights, buffers and temporaries, predicted as the most of any moment",
+        "compared together: what the loss has saved is predicted as passing, counted as kept",
+    ]
+    if any(stage.held.gathered_bytes for stage in arithmetic):
+        footnotes.insert(0, "weights: with the whole ones that ZeRO-2 keeps")
+    print_line(console, "; ".join(footnotes), style="dim")
+    if not stages:
+        print_line(console, no_prediction("memory"), style="dim")
+        return
+    print_line(
+        console,
+        "predicted communicators and receive buffers, and the context of the device, are not "
+        "counted, nor is what an allocator wastes",
+        style="dim",
+    )
+    note = gradient_note(question.job, prediction)
+    if note is not None:
+        print_line(console, note, style="yellow")
+
+
+def show_run(
+    console: Console, question: Question, result: RunResult, verdict: Verdict | None
+) -> None:
+    """Print losses against the reference, and time and memory against the prediction."""
+    print_heading(console, "checked steps")
+    reference = bool(result.reference_loss)
+    rows = [
+        [
+            str(step),
+            f"{loss:.6f}",
+            f"{result.reference_loss[step]:.6f}" if reference else "",
+            f"{norm:.6f}",
+            f"{result.reference_grad_norm[step]:.6f}" if reference else "",
+        ]
+        for step, (loss, norm) in enumerate(zip(result.loss, result.grad_norm, strict=True))
+    ]
+    columns = ["step", "loss", "reference", "gradient norm", "reference"]
+    print_some(console, columns, rows)
+    if verdict is not None:
+        print_line(
+            console,
+            f"largest difference: loss {verdict.largest['loss']:.2g} (at most "
+            f"{verdict.tolerance['loss']:g}), gradient norm {verdict.largest['grad_norm']:.2g} "
+            f"(at most {verdict.tolerance['grad_norm']:g}), as shares of the reference",
+            style=None if verdict.matches else "red",
+        )
+    else:
+        print_line(console, "not compared with one process (--no-reference)", style="dim")
+    _show_times(console, question, result)
+    _show_peaks(console, question, result)
+    for note in result.notes:
+        print_line(console, note, style="dim")
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+def _show_times(console: Console, question: Question, result: RunResult) -> None:
+    if not result.step_time_s:
+        return
+    times = sorted(result.step_time_s)
+    prediction = question.prediction
+    rows = [
+        [
+            "step",
+            optional_seconds(None if prediction is None else prediction.step_time_s),
+            format_seconds(median(times)),
+            difference(None if prediction is None else prediction.step_time_s, median(times)),
+        ]
+    ]
+    for stage, spans in enumerate(result.stage_time_s[:_MOST_STAGES]):
+        expected = _stage_times(prediction, stage, question.job.plan.num_microbatches)
+        for key, name in (("forward_s", "forwards"), ("backward_s", "backwards")):
+            if key in spans:
+                then = expected.get(key)
+                rows.append(
+                    [
+                        f"stage {stage}: {name}",
+                        optional_seconds(then),
+                        format_seconds(spans[key]),
+                        difference(then, spans[key]),
+                    ]
+                )
+        if "optimizer_s" in spans:
+            rows.append([f"stage {stage}: optimizer", "", format_seconds(spans["optimizer_s"]), ""])
+    print_heading(console, "time")
+    print_table(console, ["what", "predicted", "measured", "difference"], rows)
+    count = format_count(len(times), "step")
+    print_line(
+        console,
+        f"medians of {count} ({format_seconds(times[0])} to {format_seconds(times[-1])}), each on "
+        "its slowest rank",
+        style="dim",
+    )
+    if result.peak_source == "counted" and question.job.plan.world_size > 1:
+        print_line(
+            console,
+            "on CPUs processes share cores and memory, so these are not the times of GPUs",
+            style="dim",
+        )
+    if prediction is None:
+        print_line(console, no_prediction("times"), style="dim")
+        return
+    print_line(
+        console,
+        "the optimizer has no prediction of its own: the plan file has it together with the "
+        "exposed reduction of gradients",
+        style="dim",
+    )
+    if prediction.interval_s is not None:
+        low, high = prediction.interval_s
+        print_line(
+            console,
+            f"the predicted step is {format_seconds(low)} to {format_seconds(high)} within the "
+            "spread of its measurements",
+        )
+    if prediction.basis is not None:
+        print_line(console, f"the prediction rests on {prediction.basis}", style="yellow")
+
+
+def _show_peaks(console: Console, question: Question, result: RunResult) -> None:
+    if not any(result.peak_bytes):
+        return
+    plan, prediction = question.job.plan, question.prediction
+    each = plan.world_size // plan.num_stages
+    # the allocator gives out receive buffers too; communicators, which are predicted where the
+    # hardware is estimated, it does not see
+    with_buffers = (
+        result.peak_source == "allocated" and prediction is not None and prediction.basis is None
+    )
+    rows = []
+    for rank, peak in enumerate(result.peak_bytes):
+        stages = prediction.stages if prediction is not None else ()
+        then = None
+        if stages and prediction is not None:
+            stage = stages[rank // each]
+            then = stage.allocated_bytes if with_buffers else stage.tensor_bytes
+        rows.append(
+            [
+                str(rank),
+                str(rank // each),
+                optional_bytes(then),
+                format_bytes(peak),
+                difference(then, peak),
+            ]
+        )
+    print_heading(console, "peak memory of a step")
+    print_some(console, ["rank", "stage", "predicted", "measured", "difference"], rows, left=2)
+    what = {
+        "allocated": "measured: the most that torch's allocator gave out",
+        "counted": "measured: storages of tensors, counted in one step",
+    }
+    taken_off = "; predicted without communicators and receive buffers"
+    if with_buffers or prediction is None or not prediction.stages:
+        taken_off = ""
+    print_line(console, what[result.peak_source] + taken_off, style="dim")
+    if prediction is None or not prediction.stages:
+        print_line(console, no_prediction("memory"), style="dim")
+    note = gradient_note(question.job, prediction)
+    if note is not None:
+        print_line(console, note, style="yellow")
+
+
+def _memory_rows(
+    rank: DryRunRank, parts: Sequence[BookedPart], stage: PredictedStage | None
+) -> list[list[str]]:
+    rows = []
+    for part in parts:
+        then, now = part.predicted_bytes, part.counted_bytes
+        apart = "" if part.name in AT_THE_PEAK else difference(then, now)
+        rows.append(["", part.name, optional_bytes(then), format_bytes(now), apart])
+    at_peak = [part for part in parts if part.name in AT_THE_PEAK]
+    predicted = [part.predicted_bytes for part in at_peak if part.predicted_bytes is not None]
+    if predicted:
+        then, now = sum(predicted), sum(part.counted_bytes for part in at_peak)
+        row = [optional_bytes(then), format_bytes(now), difference(then, now)]
+        rows.append(["", " and ".join(AT_THE_PEAK), *row])
+    fixed = stage.memory_bytes.get("fixed") if stage is not None else None
+    if fixed is not None:
+        rows.append(["", "communicators", format_bytes(fixed), "", ""])
+    whole = stage.tensor_bytes if stage is not None else None
+    name, peak = "all" if fixed is None else "all but communicators", rank.peak_bytes
+    rows.append(["", name, optional_bytes(whole), format_bytes(peak), difference(whole, peak)])
+    rows[0][0] = str(rank.rank)
+    return rows
+
+
+def _stage_times(
+    prediction: Prediction | None, stage: int, num_microbatches: int
+) -> Mapping[str, float]:
+    if prediction is None or not prediction.stages:
+        return {}
+    return prediction.stages[stage].step_times(num_microbatches) or {}
+
+
+# --------------------------------------------------------------------------------------------------
+# The JSON documents of `profile-plan`: one format, with the keys of the mode that wrote it.
+
+
+FORMAT = "autopar-plan-check"
+# 1: first version.
+VERSION = 1
+
+
+def illegal_document(question: Question, mode: Mode) -> dict[str, object]:
+    """Return the document of a plan that cannot run."""
+    return {**_head(question, mode), "legal": False, "problems": list(question.problems)}
+
+
+def static_document(question: Question, report: StaticReport) -> dict[str, object]:
+    """Return the document of `--mode static`."""
+    return {
+        **_head(question, "static"),
+        "legal": True,
+        "problems": [],
+        "executor": {
+            "runs": report.obstacle is None,
+            "obstacle": report.obstacle,
+            "mesh": None if report.mesh is None else list(report.mesh),
+        },
+        "bubble_share": report.bubble_share,
+        "vocab": {"label": report.vocab_label, "samples_per_microbatch": report.vocab_samples},
+        "stages": [_stage(stage) for stage in report.stages],
+        "predicted": _predicted_memory(question.prediction),
+    }
+
+
+def dry_run_document(question: Question, ranks: Sequence[DryRunRank]) -> dict[str, object]:
+    """Return the document of `--mode dryrun`; every rank has its prediction beside it."""
+    job, prediction = question.job, question.prediction
+    predicted = _predicted_memory(prediction)
+    stages = examine(job).stages
+    return {
+        **_head(question, "dryrun"),
+        "ranks": [
+            {
+                **{key: _plain(value) for key, value in vars(rank).items()},
+                "compared": [
+                    dict(vars(part))
+                    for part in book(
+                        job,
+                        rank,
+                        prediction,
+                        kept_bytes=stages[rank.stage].held.gathered_bytes,
+                    )
+                ],
+                "predicted": None if predicted is None else predicted[rank.stage],
+            }
+            for rank in ranks
+        ],
+    }
+
+
+def run_document(
+    question: Question, result: RunResult, verdict: Verdict | None
+) -> dict[str, object]:
+    """Return the document of `--mode run`: a value per step, and the prediction of the same keys.
+
+    verdict : of the comparison with the reference; None where there was none.
+    """
+    return {
+        **_head(question, "run"),
+        **{key: _plain(value) for key, value in vars(result).items() if key != "notes"},
+        "predicted": _predicted_run(question),
+        "reference": None
+        if verdict is None
+        else {
+            "matches": verdict.matches,
+            "tolerance": dict(verdict.tolerance),
+            "largest_difference": {k: _plain(v) for k, v in verdict.largest.items()},
+        },
+        "notes": [*_notes(question), *result.notes],
+    }
+
+
+def write_result(path: str, document: Mapping[str, Any]) -> None:
+    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    try:
+        write_json(Path(path), dict(document), number_rows=True)
+    except OSError as error:
+        raise OptionError(
+            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
+            "another path, or - for stdout"
+        ) from None
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+def _head(question: Question, mode: Mode) -> dict[str, object]:
+    job = question.job
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "mode": mode,
+        "source": question.source,
+        "model": job.spec.name,
+        "seq_length": [layer.seq_length for layer in job.spec.layers],
+        "precision": job.precision,
+        "sequence_parallel": job.sequence_parallel,
+        "async_grad_reduce": job.async_grad_reduce,
+        "seed": job.seed,
+        "plan": strategy_document(job.plan),
+        "notes": _notes(question),
+    }
+
+
+def _notes(question: Question) -> list[str]:
+    """Return what was assumed, and what the prediction of a legal plan's gradients leaves out."""
+    note = None if question.problems else gradient_note(question.job, question.prediction)
+    return [*question.notes, *([] if note is None else [note])]
+
+
+def _stage(stage: StageArithmetic) -> dict[str, object]:
+    return {
+        "stage": stage.stage,
+        "ranks": list(stage.ranks),
+        "layers": list(stage.layers),
+        "microbatches_in_flight": stage.in_flight,
+        **_held(stage.held),
+        "vocab": _held(stage.vocab),
+        "runs": [
+            {
+                "layers": [run.first_layer, run.last_layer],
+                "label": run.label,
+                "tp": run.strategy.tp,
+                "dp": run.data_degree,
+                "tensor_axes": list(run.tensor_axes),
+                "samples_per_microbatch": run.samples,
+                **_held(run.held),
+            }
+            for run in stage.runs
+        ],
+    }
+
+
+def _held(held: Held) -> dict[str, object]:
+    return {**vars(held), "state_bytes": held.state_bytes}
+
+
+def _predicted_memory(prediction: Prediction | None) -> list[object] | None:
+    """Return predicted memory by stage."""
+    if prediction is None or not prediction.stages:
+        return None
+    return [
+        {"allocated_bytes": stage.allocated_bytes, "memory_bytes": dict(stage.memory_bytes)}
+        for stage in prediction.stages
+    ]
+
+
+def _predicted_run(question: Question) -> dict[str, object] | None:
+    """Return what was predicted of the keys of a run; null where the file does not say it."""
+    prediction, plan = question.prediction, question.job.plan
+    if prediction is None:
+        return None
+    stages = prediction.stages
+    times = [s.step_times(plan.num_microbatches) for s in stages]
+    each = plan.world_size // plan.num_stages
+    return {
+        "step_time_s": prediction.step_time_s,
+        "step_time_interval_s": None
+        if prediction.interval_s is None
+        else list(prediction.interval_s),
+        "stage_time_s": times if times and None not in times else None,
+        "peak_bytes": [s.tensor_bytes for s in stages for _ in range(each)] or None,
+        "rests_on": prediction.basis,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; what is not finite is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def show_head(console: Console, question: Question) -> None:

@@ -2,28 +2,426 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import signal
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from autopar.errors import InputError
-from profiler.plan.batches import Batch, local_batch
+from autopar.errors import AutoparError, InputError
+from autopar.units import format_bytes
+from profiler.environment import collect
+from profiler.model.counting import count_step
+from profiler.model.outer import build_stack
+from profiler.plan.arithmetic import Cube, Layout, check_job, layer_layout, vocab_layout
+from profiler.plan.exchange import Batch, fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult
-from profiler.plan.launch import is_shortage, met
-from profiler.plan.launched import launched_ranks
-from profiler.plan.layout import Cube, check_job, layer_layout, vocab_layout
-from profiler.plan.reference import reference_steps
-from profiler.plan.shards import sums_by_itself
-from profiler.plan.stage import build_stage, open_groups
-from profiler.plan.tracker import count_step
-from profiler.plan.train import Trainer
+from profiler.plan.stage import (
+    Replica,
+    Stage,
+    build_stage,
+    open_groups,
+    padded_spec,
+    sums_by_itself,
+)
+from profiler.processes import claim_errors, connect, introduce
+from profiler.watch import Trouble, Watch
 
-__all__ = ["choose_backend", "run_in_world", "run_plan"]
+__all__ = [
+    "OutOfMemoryError",
+    "Stopwatch",
+    "Trainer",
+    "choose_backend",
+    "is_shortage",
+    "launched_ranks",
+    "met",
+    "reference_steps",
+    "run_in_world",
+    "run_plan",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Training steps of one rank's stage: micro-batches in the schedule's order, norms and times.
+
+
+class Stopwatch:
+    """Adds up the time of a device that works on several things in turn, by name."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Make a stopwatch that reads the device's own clock where it has one."""
+        self._is_cuda = device.type == "cuda"
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Add the time of the block."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self._spans.setdefault(name, []).append((start, self._now()))
+
+    def take(self) -> dict[str, float]:
+        """Return seconds by name, and begin again; the device must have finished."""
+        found = {
+            name: sum(self._seconds(*pair) for pair in pairs) for name, pairs in self._spans.items()
+        }
+        self._spans = {}
+        return found
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3 if self._is_cuda else float(end - start)
+
+
+class Trainer:
+    """Runs steps of a stage together with the other ranks."""
+
+    def __init__(self, stage: Stage, job: PlanJob, device: torch.device) -> None:
+        """Prepare the schedule of the plan."""
+        self.stage, self.job, self.device = stage, job, device
+        self.watch = Stopwatch(device)
+        self._schedule = _schedule(self) if job.plan.num_stages > 1 else None
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Run all micro-batches of a step; return the sum of this rank's scaled losses."""
+        stage, m = self.stage, self.job.plan.num_microbatches
+        stage.begin_step(batch.labels)
+        losses: list[torch.Tensor] = []
+        if self._schedule is not None:
+            inputs = (batch.tokens,) if stage.is_first else ()
+            # the stage makes its own loss; the schedule wants one target per micro-batch
+            target = torch.zeros(m, device=self.device) if stage.is_last else None
+            self._schedule.step(*inputs, target=target, losses=losses if stage.is_last else None)
+        else:
+            waiting: list[torch.Tensor] = []
+            for tokens in batch.tokens.chunk(m):
+                with self.watch.span("forward_s"):
+                    waiting.append(stage(tokens))
+                if self.job.plan.pipeline_type == "1f1b":
+                    losses.append(self._backward(waiting.pop()))
+            losses += [self._backward(loss) for loss in waiting]
+        with self.watch.span("backward_s"):
+            stage.finish_backward()
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+    def checked_step(self, batch: Batch) -> tuple[float, float]:
+        """Run a step; return the loss of the global batch and the norm of its gradient."""
+        loss = self.stage.loss_share(self.forward_backward(batch))
+        share = self.stage.squared_gradient_norm().to(self.device)
+        both = torch.stack([loss.double(), share])
+        dist.all_reduce(both)
+        self.stage.step()
+        total, squared = both.tolist()
+        return total, squared**0.5
+
+    def timed_step(self, batch: Batch) -> float:
+        """Run a step that begins on all ranks at once; return this rank's seconds."""
+        self._synchronize()
+        dist.barrier(**({"device_ids": [self.device.index]} if self._is_cuda else {}))
+        start = time.perf_counter()
+        self.step(batch)
+        self._synchronize()
+        return time.perf_counter() - start
+
+    def step(self, batch: Batch) -> None:
+        """Run a step."""
+        self.forward_backward(batch)
+        with self.watch.span("optimizer_s"):
+            self.stage.step()
+
+    @property
+    def _is_cuda(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+    def _synchronize(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _backward(self, loss: torch.Tensor) -> torch.Tensor:
+        self.stage.before_backward()
+        with self.watch.span("backward_s"):
+            loss.sum().backward()
+        return loss.sum()
+
+
+class _TimedStage(PipelineStage):
+    """A stage that prepares and times its forwards and backwards, waits excluded."""
+
+    trainer: Trainer
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.trainer.watch.span("forward_s"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        self.trainer.stage.before_backward()
+        with self.trainer.watch.span("backward_s"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
+def _schedule(trainer: Trainer) -> Any:
+    stage, job = trainer.stage, trainer.job
+    plan, groups = job.plan, stage.groups
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+
+    def like(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+    if stage.is_first:
+        layer = job.spec.layers[0]
+        samples = plan.global_batch // plan.num_microbatches // stage.vocab.data_degree
+        split = stage.vocab.degree if stage.vocab.kind == "ulysses" else 1
+        entry = torch.empty((samples, layer.seq_length // split), dtype=torch.int64, device="meta")
+    else:
+        entry = like(stage.entry_shape())
+    if stage.is_last:
+        out = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+    else:
+        out = like(stage.activation_shape(stage.exit))
+    timed = _TimedStage(
+        stage,
+        groups.stage,
+        groups.num_stages,
+        trainer.device,
+        input_args=(entry,),
+        output_args=(out,),
+        group=groups.pipeline,
+    )
+    timed.trainer = trainer
+    kind = ScheduleGPipe if plan.pipeline_type == "gpipe" else Schedule1F1B
+    options: dict[str, Any] = {}
+    if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
+        options["scale_grads"] = False
+    return kind(
+        timed,
+        n_microbatches=plan.num_microbatches,
+        loss_fn=lambda loss, _: loss.sum(),
+        **options,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The same training steps in one process without parallelism: what a plan has to reproduce.
+
+
+def reference_steps(
+    job: PlanJob, num_steps: int, *, device: torch.device
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return loss and gradient norm of every step of the model on one device.
+
+    Micro-batches follow one another, as they do on one rank of the plan, so that the memory of
+    one micro-batch of the whole model is enough.
+    """
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    spec = padded_spec(job)
+    module = build_stack(spec, dtype=dtype, device=device).module
+    _fill(module, job)
+    unit = Replica(
+        list(module.parameters()), None, precision=job.precision, learning_rate=job.learning_rate
+    )
+    losses, norms = [], []
+    for step in range(num_steps):
+        tokens, labels = global_tokens(job, step)
+        total = 0.0
+        m = job.plan.num_microbatches
+        for part, wanted in zip(tokens.chunk(m), labels.chunk(m), strict=True):
+            sequences = (values.t().contiguous().to(device) for values in (part, wanted))
+            loss = module(*sequences) / m
+            loss.backward()
+            total += float(loss.detach())
+        squared = sum(
+            p.grad.double().square().sum() for p in module.parameters() if p.grad is not None
+        )
+        losses.append(total)
+        norms.append(float(squared) ** 0.5)
+        unit.step()
+    return tuple(losses), tuple(norms)
+
+
+def _fill(module: torch.nn.Module, job: PlanJob) -> None:
+    """Give every part the values that it has on any plan."""
+    whole = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
+    tied = job.spec.tied_embeddings
+    layers = [layer for of_type in module.layers for layer in of_type]
+    parts = [("embedding", module.first), ("head", module.last)]
+    parts += [(f"layer{k}", layer) for k, layer in enumerate(layers)]
+    for name, part in parts:
+        pieces = pieces_of(part, shapes(part), whole, 0)
+        fill(part, pieces, seed=job.seed, where=name, tied=tied)
+
+
+# --------------------------------------------------------------------------------------------------
+# How many ranks torchrun has started, by the environment that it sets in each of them.
+
+
+_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+_VARIABLES = (*_NUMBERS, "MASTER_ADDR")
+
+
+def launched_ranks() -> int | None:
+    """Return the number of ranks that torchrun started, None where it did not.
+
+    Raises
+    ------
+    InputError: somebody else set its variables.
+    """
+    if any(name not in os.environ for name in _VARIABLES):
+        return None
+    for name in _NUMBERS:
+        if not os.environ[name].isdecimal():
+            raise InputError(
+                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
+                "let torchrun set it"
+            )
+    return max(1, int(os.environ["WORLD_SIZE"]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Meets the other ranks of a run and watches them: a run that cannot go on ends in one sentence.
+
+
+_MARGIN_S = 5.0
+"""The watch speaks so much earlier than the communication library."""
+
+
+class OutOfMemoryError(AutoparError):
+    """A rank needs more memory than there is (exit code 1)."""
+
+
+@contextmanager
+def met(
+    backend: str,
+    device: torch.device,
+    cube: Cube,
+    *,
+    timeout_s: float,
+    predicted_bytes: Sequence[int | None] = (),
+) -> Iterator[Callable[[str], None]]:
+    """Join the process group of all ranks that torchrun started, and leave it.
+
+    Yields a function that says what comes next, which has to end within the timeout. Trouble of
+    any rank ends the processes of all ranks, and rank 0 says why. Without torchrun there is one
+    rank, whose errors are raised.
+
+    predicted_bytes : by stage, to be said beside what was there when memory runs out.
+    """
+    if launched_ranks() is None:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            with _explained(0, cube, device, predicted_bytes):
+                yield lambda during: None
+        finally:
+            dist.destroy_process_group()
+        return
+    claim_errors(os.environ)
+    timeout = timedelta(seconds=timeout_s)
+    base, other, rank, world = connect(timeout)
+    own = collect(rank, int(os.environ["LOCAL_RANK"]), device)
+    infos, start = introduce(dist.PrefixStore("plan", base), own, world, timeout)
+    watch = Watch(
+        dist.PrefixStore(f"plan/{start}/watch", other),
+        rank=rank,
+        hosts=[info.host for info in infos],
+        pids=[info.pid for info in infos],
+        timeout_s=timeout_s,
+        finish=lambda trouble: _say(trouble, rank),
+    )
+    watch.start()
+    try:
+        watch.step("the meeting of the ranks")
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"plan/{start}/groups", base),
+            rank=rank,
+            world_size=world,
+            timeout=timeout + timedelta(seconds=_MARGIN_S),
+        )
+        with _explained(rank, cube, device, predicted_bytes):
+            yield watch.step
+        watch.step("the end of the process groups")
+        dist.destroy_process_group()  # under watch: NCCL lets nobody leave before all do
+    except BaseException as error:
+        watch.fail(error)
+        raise
+    watch.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _explained(
+    rank: int, cube: Cube, device: torch.device, predicted_bytes: Sequence[int | None]
+) -> Iterator[None]:
+    """Turn a lack of memory into a sentence."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        stage = rank // cube.num_ranks
+        raise OutOfMemoryError(_shortage(rank, stage, device, error, predicted_bytes)) from None
+
+
+def is_shortage(error: Exception) -> bool:
+    """Return whether an error says that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def _shortage(
+    rank: int,
+    stage: int,
+    device: torch.device,
+    error: Exception,
+    predicted_bytes: Sequence[int | None],
+) -> str:
+    facts = []
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        allocated = torch.cuda.memory_allocated(device)
+        facts.append(f"{format_bytes(allocated)} of {format_bytes(total)} allocated")
+    predicted = predicted_bytes[stage] if predicted_bytes else None
+    if predicted is not None:
+        facts.append(f"{format_bytes(predicted)} predicted for the stage")
+    if not facts:
+        facts.append(str(error).strip().partition("\n")[0].rpartition("] ")[2] or "MemoryError")
+    return (
+        f"rank {rank} in stage {stage} ran out of memory ({', '.join(facts)}); run fewer layers "
+        "(--layers), a shorter sequence (--seq) or smaller micro-batches (--microbatches), or "
+        "check the memory without running (--mode dryrun)"
+    )
+
+
+def _say(trouble: Trouble, rank: int) -> None:
+    """Write why a run ends; called on the first rank that is left, while its main thread hangs."""
+    if trouble.is_input_error and rank:
+        return
+    during = "" if trouble.is_input_error else f", during {trouble.during}"
+    sys.stderr.write(f"profile-plan: {trouble.sentence}{during}\n")
+    sys.stderr.flush()
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 _NO_REFERENCE = (

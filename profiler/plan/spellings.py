@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from autopar.jsonio import shorten
 
 __all__ = ["ALIASES", "translate"]
 

@@ -9,20 +9,213 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
 from profiler.model.blocks import build_layer
 from profiler.model.outer import build_outer
-from profiler.model.sharding import Checkpoint, Sharding
-from profiler.plan.groups import PlanGroups
-from profiler.plan.job import PlanJob
-from profiler.plan.layout import Cube, Layout, layer_layout, vocab_layout
-from profiler.plan.relayout import is_exchanged, local_shape, relayout
-from profiler.plan.replicas import Replica
-from profiler.plan.shards import Shard, make_root
-from profiler.plan.weights import Piece, fill, pieces_of, shapes
+from profiler.model.parallel import Checkpoint, Sharding
+from profiler.plan.arithmetic import Cube, Layout, layer_layout, vocab_layout
+from profiler.plan.exchange import (
+    Piece,
+    PlanGroups,
+    fill,
+    is_exchanged,
+    local_shape,
+    pieces_of,
+    relayout,
+    shapes,
+)
+from profiler.plan.job import PlanJob, Precision
 
-__all__ = ["Part", "Stage", "build_stage", "open_groups", "padded_spec"]
+__all__ = [
+    "Part",
+    "Replica",
+    "Shard",
+    "Stage",
+    "build_stage",
+    "make_optimizer",
+    "make_root",
+    "open_groups",
+    "padded_spec",
+    "sums_by_itself",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters that every rank of a data group has whole: ddp, and groups of one rank.
+#
+# Parameters and gradients of a part lie in one buffer each. Its gradients are summed by one
+# all-reduce that starts as soon as the last of them is there, while the backward goes on: in the
+# last micro-batch, or in every one.
+
+
+class Replica:
+    """The parameters of one part of a model, replicated over a group, and their optimizer."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Any,
+        *,
+        precision: Precision,
+        learning_rate: float,
+    ) -> None:
+        """Move the parameters into one buffer; `group` is None where the rank is alone.
+
+        In bf16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
+        """
+        self._group = group
+        self._parameters = list(parameters)
+        with torch.no_grad():
+            self._weights = torch.cat([p.detach().flatten() for p in self._parameters])
+            self._gradients = torch.zeros_like(self._weights)
+            start = 0
+            for parameter in self._parameters:
+                end = start + parameter.numel()
+                parameter.data = self._weights[start:end].view_as(parameter)
+                parameter.grad = self._gradients[start:end].view_as(parameter)
+                start = end
+            wide = precision == "bf16"
+            self._master = nn.Parameter(self._weights.float() if wide else self._weights)
+        self.optimizer = make_optimizer([self._master], learning_rate)
+        self._work: Any = None
+        self._arrived = 0
+        self._reduces = False
+        if group is not None:
+            for parameter in self._parameters:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def before_backward(self, *, reduces: bool) -> None:
+        """Say whether the next backward sums the gradients over the group, as the last one does."""
+        self._reduces, self._arrived = reduces, 0
+        if self._work is not None:
+            # every rank has the sum so far, which the next sum would multiply
+            self._work.wait()
+            self._work = None
+            self._gradients.div_(self._group.size())
+
+    def finish_backward(self) -> None:
+        """Wait until the gradients are summed over the group."""
+        if self._group is None:
+            return
+        if self._work is None:  # parameters that nothing uses never have a gradient
+            self._reduce()
+        self._work.wait()
+        self._work = None
+
+    def step(self) -> None:
+        """Let the optimizer step, and clear the gradients."""
+        if self._master.dtype == self._weights.dtype:  # then they are one tensor
+            self._master.grad = self._gradients
+            self.optimizer.step()
+        else:
+            self._master.grad = self._gradients.float()
+            self.optimizer.step()
+            with torch.no_grad():
+                self._weights.copy_(self._master)
+        self._master.grad = None
+        self._gradients.zero_()
+
+    def _on_gradient(self, _: Any) -> None:
+        self._arrived += 1
+        if self._reduces and self._arrived == len(self._parameters):
+            self._reduce()
+
+    def _reduce(self) -> None:
+        self._work = dist.all_reduce(self._gradients, group=self._group, async_op=True)
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], learning_rate: float) -> Any:
+    """Return AdamW that keeps no temporary copies of the parameters."""
+    return torch.optim.AdamW(list(parameters), lr=learning_rate, fused=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters that ZeRO divides over a data group: FSDP2's fully_shard, one unit per part.
+
+
+class Shard:
+    """The parameters of one part of a model, divided over a group, and their optimizer."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        mesh: DeviceMesh,
+        *,
+        gathers_twice: bool,
+        precision: Precision,
+        learning_rate: float,
+    ) -> None:
+        """Divide the parameters of modules, in place.
+
+        gathers_twice : ZeRO-3, where weights are given back after the forward.
+        """
+        self.modules = list(modules)
+        self._gathers_twice = gathers_twice
+        self._size = mesh.size()
+        for module in self.modules:
+            for parameter in module.parameters():
+                parameter.data = parameter.data.float()
+        fully_shard(
+            self.modules if len(self.modules) > 1 else self.modules[0],
+            mesh=mesh,
+            reshard_after_forward=gathers_twice,
+            mp_policy=_policy(precision),
+        )
+        self._unit: Any = self.modules[0]
+        self._is_sum = _reduce_by_sum(self._unit)
+        self._parameters = list(dict.fromkeys(p for m in self.modules for p in m.parameters()))
+        self.optimizer = make_optimizer(self._parameters, learning_rate)
+
+    def before_backward(self, *, is_last: bool, reduces: bool) -> None:
+        """Say whether the next backward is the last of the step, and whether it sums gradients."""
+        self._unit.set_requires_gradient_sync(reduces, recurse=False)
+        # ZeRO-2 keeps its gathered weights for the micro-batches that follow
+        self._unit.set_reshard_after_backward(self._gathers_twice or is_last, recurse=False)
+
+    def finish_backward(self) -> None:
+        """Correct for versions of torch that can only average over the group."""
+        if not self._is_sum:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._size)
+
+    def step(self) -> None:
+        """Let the optimizer step, and drop the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def sums_by_itself() -> bool:
+    """Return whether this torch sums gradients over a group; before 2.8 it can only average."""
+    return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+
+
+def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the module that runs all units one of FSDP's, so that they share streams and order."""
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    assert isinstance(module, FSDPModule)
+
+
+def _policy(precision: Precision) -> MixedPrecisionPolicy:
+    if precision == "fp32":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _reduce_by_sum(unit: Any) -> bool:
+    """Let a unit sum gradients over its group; return False where it can only average them."""
+    if not sums_by_itself():
+        return False
+    unit.set_gradient_divide_factor(1.0)
+    # otherwise the factor is NCCL's own kind of reduction, which gloo has not
+    unit.set_force_sum_reduction_for_comms(True)
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.measurements import Measurement
-from autopar.stats import summarize
-from profiler.metadata import comparable
-from profiler.show.load import Folder, Profile
-from profiler.show.series import point_key, reference_cell, series_of
+from autopar.documents.sidecar import Measurement
+from autopar.statistics import summarize
+from profiler.environment import comparable
+from profiler.show.read import Folder, Profile, point_key, reference_cell, series_of
 
 __all__ = [
     "Change",

@@ -5,33 +5,94 @@ Every section is a function of `SECTIONS` and prints nothing where there is noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from autopar.measurements import Measurement
-from autopar.units import MIB, MS, format_seconds
-from profiler.hardware.overlap_samples import slowdowns
-from profiler.show.frame import (
+from autopar.command.show import (
     OPERATION_NAMES,
     format_rate,
     format_size,
     print_heading,
     print_line,
+    print_pair,
     print_table,
 )
-from profiler.show.load import Entry, Profile
-from profiler.show.series import (
+from autopar.documents.sidecar import Measurement, newest_cells, read_sidecar
+from autopar.units import MIB, MS, format_count, format_seconds
+from profiler.hardware.overlap import slowdowns
+from profiler.model.documents import bad_fits, fit_cells
+from profiler.show.compare import Change, Comparison
+from profiler.show.head import show_fits, show_head, show_troubles
+from profiler.show.pictures import ASCII, UNICODE, Quantity, show_curves
+from profiler.show.read import (
+    Entry,
+    Finding,
+    Folder,
     Point,
+    Profile,
     Series,
     SeriesKey,
     bus_bytes_per_s,
+    kind_of,
     reference_cell,
     scope_by_shape,
     series_of,
 )
 
-__all__ = ["SECTIONS", "show_bandwidth", "show_overlap", "show_p2p", "show_times"]
+__all__ = [
+    "SECTIONS",
+    "has_fits",
+    "show_bandwidth",
+    "show_comparison",
+    "show_findings",
+    "show_folder",
+    "show_model",
+    "show_overlap",
+    "show_p2p",
+    "show_times",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of models: what is known of a computation file beyond its documented keys.
+
+
+def has_fits(path: Path) -> bool:
+    """Return whether a file of a model is one of times with a sidecar beside it.
+
+    Raises
+    ------
+    DocumentError: the sidecar is damaged.
+    """
+    found = kind_of(path)
+    if found is None or found[0].kind != "computation":
+        return False
+    return read_sidecar(path, "computation") is not None
+
+
+def show_model(console: Console, path: Path) -> None:
+    """Print where the times of a model come from, and how well formulas go through them.
+
+    Fits of an older sidecar, which has none, are made of its samples.
+    """
+    sidecar = read_sidecar(path, "computation")
+    assert sidecar is not None, "the caller asks has_fits"
+    print_heading(console, "times of a model" + (f": {sidecar.name}" if sidecar.name else ""))
+    print_pair(console, "read from", str(path))
+    print_pair(console, "source", f"{sidecar.source} ({sidecar.tool})")
+    cells = [m for m in newest_cells(sidecar.runs).values() if m.status == "ok"]
+    fits = sidecar.fits or fit_cells(cells)
+    if not fits:
+        print_line(console, "no samples are beside these times, so no fit can be shown")
+    show_fits(console, fits)
+    for sentence in bad_fits(fits):
+        print_line(console, sentence, style="yellow")
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
 _TIME_COLUMNS = 11
@@ -256,3 +317,103 @@ SECTIONS: tuple[Callable[[Console, Profile], None], ...] = (
     show_overlap,
 )
 """The tables of a profile in the order they are printed."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What the three questions to `profile-show` print: a profile, a comparison, findings.
+
+
+_ONE_SIDE = 12
+"""Keys of one side that are named before the rest is counted."""
+_STYLES = {"regression": "bold red", "improvement": "green"}
+
+
+def show_folder(console: Console, folder: Folder, quantity: Quantity | None) -> None:
+    """Print every profile of a folder: head, tables, curves, troubles."""
+    marks = UNICODE if console.encoding.lower().startswith("utf") else ASCII
+    for profile in folder.profiles:
+        show_head(console, folder, profile)
+        for section in SECTIONS:
+            section(console, profile)
+        if quantity is not None:
+            show_curves(console, series_of(profile), quantity, marks)
+        show_troubles(console, profile)
+
+
+def show_comparison(
+    console: Console,
+    comparison: Comparison,
+    *,
+    title: str,
+    threshold: float,
+    circumstances: Sequence[str],
+) -> None:
+    """Print documented keys, and of the points of curves those that changed."""
+    print_heading(console, title)
+    for clause in circumstances:
+        print_pair(console, "different", clause)
+    counts = {
+        verdict: comparison.count(verdict)
+        for verdict in ("regression", "improvement", "within the spread", "unchanged")
+    }
+    print_line(
+        console,
+        f"{format_count(len(comparison.changes), 'value')}: "
+        f"{format_count(counts['regression'], 'regression')}, "
+        f"{format_count(counts['improvement'], 'improvement')}, "
+        f"{counts['within the spread']} within the spread, {counts['unchanged']} unchanged "
+        f"(at most {100 * threshold:g} %)",
+    )
+    listed = [
+        change
+        for change in comparison.changes
+        if change.kind != "time" or change.verdict in ("regression", "improvement")
+    ]
+    if listed:
+        console.print()
+        print_table(
+            console,
+            ["key", "old", "new", "new/old", "spread", "verdict"],
+            [_row(change) for change in listed],
+            styles=[_STYLES.get(change.verdict) for change in listed],
+        )
+    if len(listed) < len(comparison.changes):
+        rest = len(comparison.changes) - len(listed)
+        print_line(console, f"{rest} times that did not change are not listed", style="dim")
+    for side, keys in (("old", comparison.only_old), ("new", comparison.only_new)):
+        if keys:
+            more = f" and {len(keys) - _ONE_SIDE} more" if len(keys) > _ONE_SIDE else ""
+            print_pair(console, f"only {side}", ", ".join(keys[:_ONE_SIDE]) + more)
+
+
+def _row(change: Change) -> list[str]:
+    loud = change.verdict == "regression"
+    return [
+        change.key,
+        _value(change, change.old),
+        _value(change, change.new),
+        f"{change.ratio:.3f}",
+        f"+-{100 * change.spread:.1f} %" if change.spread else "",
+        change.verdict.upper() if loud else change.verdict,
+    ]
+
+
+def _value(change: Change, value: float) -> str:
+    if change.kind == "bandwidth":
+        return f"{format_rate(value)} GB/s"
+    return format_seconds(value) if change.kind == "time" else f"{value:.4g}"
+
+
+def show_findings(console: Console, findings: Sequence[Finding], num_files: int) -> None:
+    """Print one line per finding, and how many there are."""
+    for item in findings:
+        console.print(f"{item.severity}: {item.sentence}", markup=False, soft_wrap=True)
+    errors = sum(item.severity == "error" for item in findings)
+    files = format_count(num_files, "file")
+    if findings:
+        count = (
+            f"{format_count(errors, 'error')}, {format_count(len(findings) - errors, 'warning')}"
+        )
+        console.print(f"{count} in {files}", markup=False)
+    else:
+        console.print(f"{files}: no findings", markup=False)

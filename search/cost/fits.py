@@ -6,29 +6,51 @@ in seconds and bytes; b is the number of samples that a tensor group processes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.arrays import F64, I64
+from autopar.documents.sidecar import Form
 from autopar.errors import InputError
-from autopar.model import LayerMemory, LayerProfile, ModelProfile, OtherMemory
-from autopar.model_measurements import Form
-from autopar.time_fits import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
+from autopar.model import (
+    LayerMemory,
+    LayerProfile,
+    LayerSpec,
+    ModelProfile,
+    OtherMemory,
+    OtherTime,
+    ShardedTime,
+)
+from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
+from search.cost.rows import Rows
 from search.options import SearchOptions
 
 __all__ = [
+    "OTHER",
+    "Cell",
     "ComputeFit",
+    "ComputeFits",
+    "OtherFits",
+    "Pass",
+    "attention_share",
+    "fit_computation",
     "fit_layer_time",
     "fit_measured_other_time",
     "fit_measured_time",
+    "fit_other",
     "fit_other_time",
     "layer_memory",
+    "measured_cells",
+    "other_cells",
     "other_memory",
+    "shard_name",
 ]
 
-F64 = NDArray[np.float64]
+
 _Note = Callable[[str], None]
 
 
@@ -279,3 +301,267 @@ def _nearest(measured: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> st
 
 def _lengths(lengths: tuple[int, ...]) -> str:
     return ",".join(map(str, lengths))
+
+
+# --------------------------------------------------------------------------------------------------
+# Computation of a layer: the documented forward, and what a sidecar measured beside it.
+#
+# Source: cost-model.md section 1 (compute). All results are in seconds on a rank; t is the tensor
+# or Ulysses degree of a row, c its context degree.
+
+
+Pass = Literal["forward", "backward", "recompute"]
+_PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
+
+OTHER = "embedding and head"
+"""What is no layer, in messages."""
+
+_STANDS_FOR = {
+    True: ("sp", "dtensor_sp"),
+    False: ("tp", "dtensor"),
+}
+"""By sequence parallelism: the kind that a Megatron layer is, then what may stand for it. With
+sequence parallelism norms and residuals run over S/t tokens and without over S, so neither stands
+for the other; DTensor's layers have the same local matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measured time of a layer, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: tuple[int, ...]
+    """One for a layer; those of all layer types for what is no layer."""
+    time_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where known."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ComputeFits:
+    """Fitted times of one layer type, at one sequence length."""
+
+    whole: ComputeFit
+    """Documented forward of the unsharded layer."""
+    measured: Mapping[tuple[Pass, bool, int], ComputeFit]
+    """By pass, Ulysses or not, and degree; forwards from degree 2, the others from degree 1."""
+
+    def base(self, what: Pass, ulysses: bool, degree: int) -> tuple[int, ComputeFit] | None:
+        """Return the largest measured degree that divides `degree`, and its fit; None without."""
+        degrees = [d for w, u, d in self.measured if (w, u) == (what, ulysses) and degree % d == 0]
+        if degrees:
+            return max(degrees), self.measured[what, ulysses, max(degrees)]
+        return (1, self.whole) if what == "forward" else None
+
+    def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
+        """Return the time of every row: c0 + (F - c0)*t0/(t*c), F fitted at degree t0 = `base`.
+
+        otherwise : (n,) for rows without a base, which forwards always have.
+        """
+        if what == "forward":
+            result = self.whole.sharded_forward_s(rows.batch, rows.shards)
+        else:
+            assert otherwise is not None, "only forwards are always measured"
+            result = otherwise.copy()
+        for at, degree, fit in self.used(what, rows):
+            result[at] = fit.sharded_forward_s(rows.batch[at], rows.shards[at] / degree)
+        return result
+
+    def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
+        """Yield the measurements that rows take beyond twice their largest batch, and that."""
+        for what in _PASSES:
+            for at, degree, fit in self.used(what, rows):
+                if rows.batch[at].max() > 2 * fit.largest_batch:
+                    yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
+
+    def used(self, what: Pass, rows: Rows) -> Iterator[tuple[NDArray[np.int64], int, ComputeFit]]:
+        """Yield rows that a measured fit prices, with its degree."""
+        for ulysses in (False, True):
+            if not any((w, u) == (what, ulysses) for w, u, _ in self.measured):
+                continue
+            mine = rows.ulysses == ulysses
+            for degree in np.unique(rows.tensor[mine]).tolist():
+                found = self.base(what, ulysses, int(degree))
+                if found is not None and found[1] is not self.whole:
+                    yield np.flatnonzero(mine & (rows.tensor == degree)), *found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherFits:
+    """Fitted times of embedding, head and loss, unsharded."""
+
+    forward: ComputeFit
+    backward: ComputeFit | None = None
+    """None where it was not measured."""
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row, (n,); None where it was not measured.
+
+        table : (n,) number of the row's table, to which the fits are the same.
+        """
+        fit = self.forward if what == "forward" else self.backward
+        return None if fit is None else fit.forward_s(batch)
+
+
+def shard_name(what: Pass, ulysses: bool, degree: int) -> str:
+    """Return a name such as `backward at tp=4` or `recompute`."""
+    name = "ulysses" if ulysses else "tp"
+    return what if degree == 1 else f"{what} at {name}={degree}"
+
+
+def fit_computation(
+    kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
+) -> ComputeFits:
+    """Return the fits of one layer type at `seq_length`, in the forms of `fit_layer_time`.
+
+    A measurement that cannot answer in the mode of the search is left out with a note; raises
+    InputError when the documented forwards cannot.
+    """
+    whole = fit_layer_time(kind, profile, seq_length, options, note)
+    measured: dict[tuple[Pass, bool, int], ComputeFit] = {}
+    for (what, ulysses, degree), cells in measured_cells(kind, profile, options, note).items():
+        if what == "forward" and degree == 1:
+            continue  # fitted above
+        name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
+        times = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
+        try:
+            fit = fit_measured_time(name, times, seq_length, options, note)
+        except InputError as error:
+            note(f"not used: {error}")
+            continue
+        for each in (False, True) if degree == 1 else (ulysses,):
+            measured[what, each, degree] = fit
+    return ComputeFits(whole=whole, measured=measured)
+
+
+def fit_other(
+    profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
+) -> OtherFits:
+    """Return the fits of embedding, head and loss, in the forms of `fit_other_time`.
+
+    A backward that cannot answer in the mode of the search is left out with a note; raises
+    InputError when the documented forwards cannot.
+    """
+    forward = fit_other_time(profile, seq_lengths, options, note)
+    cells = other_cells(profile.other_times).get("backward", [])
+    backward = None
+    if cells:
+        points = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
+        name = f"{OTHER}, backward"
+        try:
+            backward = fit_measured_other_time(name, points, seq_lengths, options, note)
+        except InputError as error:
+            note(f"not used: {error}")
+    return OtherFits(forward=forward, backward=backward)
+
+
+def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[Cell]]:
+    """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
+    result: dict[Pass, list[Cell]] = {"forward": []}
+    for p in times:
+        result["forward"].append(
+            Cell(
+                batch=p.batch,
+                seq_lengths=p.seq_lengths,
+                time_s=p.forward_s,
+                low_s=p.forward_low_s,
+                high_s=p.forward_high_s,
+            )
+        )
+        if p.backward_s is not None:
+            result.setdefault("backward", []).append(
+                Cell(
+                    batch=p.batch,
+                    seq_lengths=p.seq_lengths,
+                    time_s=p.backward_s,
+                    low_s=p.backward_low_s,
+                    high_s=p.backward_high_s,
+                )
+            )
+    return result
+
+
+def measured_cells(
+    kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
+) -> dict[tuple[Pass, bool, int], list[Cell]]:
+    """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
+
+    Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
+    """
+    result: dict[tuple[Pass, bool, int], list[Cell]] = {
+        ("forward", False, 1): [
+            Cell(
+                batch=p.batch,
+                seq_lengths=(p.seq_length,),
+                time_s=p.forward_s,
+                low_s=p.low_s,
+                high_s=p.high_s,
+            )
+            for p in profile.times
+        ]
+    }
+    for (ulysses, degree), points in sorted(_by_shard(kind, profile, options, note).items()):
+        for what in _PASSES:
+            cells = [
+                Cell(
+                    batch=p.batch,
+                    seq_lengths=(p.seq_length,),
+                    time_s=time_s,
+                    low_s=getattr(p, f"{what}_low_s"),
+                    high_s=getattr(p, f"{what}_high_s"),
+                )
+                for p in points
+                if (time_s := getattr(p, f"{what}_s")) is not None
+            ]
+            if cells:
+                result.setdefault((what, ulysses, degree), cells)
+    return result
+
+
+def attention_share(spec: LayerSpec) -> float | None:
+    """Return the share of attention scores in the forward FLOP of a layer, None when unknown.
+
+    Scores and their product with V: 4*S^2*heads*head_dim, half of it when causal; matrices:
+    2*S*(parameters of QKV, output projection and the MLPs that a token visits).
+    """
+    if spec.num_heads is None or spec.ffn_hidden_size is None:
+        return None
+    head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
+    query = spec.num_heads * head_dim
+    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
+    attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
+    ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
+    matrices = spec.hidden_size * (
+        2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
+    )
+    if spec.cross_attention:
+        attention *= 2.0
+        matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
+    return attention / (attention + 2.0 * spec.seq_length * matrices)
+
+
+def _by_shard(
+    kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
+) -> dict[tuple[bool, int], list[ShardedTime]]:
+    """Return the cells that may be used, by Ulysses or not and degree; one cell per size."""
+    own, second = _STANDS_FOR[options.sequence_parallel]
+    cells: dict[tuple[bool, int], dict[tuple[int, int], ShardedTime]] = {}
+    sharded = [p for p in profile.sharded_times if p.degree > 1 and p.kind != "ulysses"]
+    exact = {p.degree for p in sharded if p.kind == own}
+    for point in profile.sharded_times:
+        ulysses = point.degree > 1 and point.kind == "ulysses"
+        if point.degree > 1 and not ulysses:
+            if point.kind != own and (point.kind != second or point.degree in exact):
+                continue
+            if point.kind == second:
+                note(f"layer type {kind}: {second} layers stand for tp={point.degree}")
+        group = cells.setdefault((ulysses, point.degree), {})
+        group.setdefault((point.batch, point.seq_length), point)
+    if sharded and not any(not ulysses and degree > 1 for ulysses, degree in cells):
+        note(
+            f"not used: layer type {kind}'s sharded layers of kind "
+            f"{', '.join(sorted({p.kind for p in sharded}))}; a search "
+            f"{'with' if options.sequence_parallel else 'without'} sequence parallelism needs {own}"
+        )
+    return {key: list(group.values()) for key, group in cells.items()}

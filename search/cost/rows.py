@@ -13,14 +13,114 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.arrays import F64, I64, Bool
+from autopar.model import LayerSpec
 from autopar.plan import LayerStrategy, ZeroDefault
-from search.cost.comm import Groups
+from search.cost.communication import Groups
 
-__all__ = ["Rows", "Table", "build_rows", "table_arrays"]
+__all__ = [
+    "LayerRows",
+    "Rows",
+    "Table",
+    "build_rows",
+    "legal_strategies",
+    "sum_of",
+    "table_arrays",
+]
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-_Bool = NDArray[np.bool_]
+
+# --------------------------------------------------------------------------------------------------
+# One layer type priced: seconds and bytes of every (table, strategy), by category.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerRows:
+    """One layer type priced, axes (N tables, S strategies), split by category.
+
+    Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and 0 elsewhere.
+    """
+
+    valid: NDArray[np.bool_]
+    priced: NDArray[np.bool_]
+    """Also true for rows that only break a divisibility rule, when those were asked for."""
+    forward: dict[str, F64]
+    """Seconds of a micro-batch's forward: forward, tp, ulysses, cp, zero3."""
+    backward: dict[str, F64]
+    """Seconds of a micro-batch's backward: backward, recompute, tp, ulysses, cp, zero3, sync."""
+    step: dict[str, F64]
+    """Seconds once per step: tail, optimizer."""
+    states: I64
+    """(2, N, S)"""
+    activations: I64
+    """(N, S) per micro-batch in flight"""
+    transient: I64
+    """(2, N, S)"""
+    backward_peak: I64
+    """(N, S), a part of `transient`: what a layer's backward needs above what is kept."""
+    shared: I64
+
+    @property
+    def forward_s(self) -> F64:
+        """(N, S) sum of `forward`."""
+        return sum_of(self.forward)
+
+    @property
+    def backward_s(self) -> F64:
+        """(N, S) sum of `backward`."""
+        return sum_of(self.backward)
+
+    @property
+    def tail_s(self) -> F64:
+        """(N, S) sum of `step`."""
+        return sum_of(self.step)
+
+    def time_s(self, table: int, strategy: int) -> dict[str, float]:
+        """Return the seconds of one row by category, per micro-batch and per step."""
+        result: dict[str, float] = {}
+        for part in (self.forward, self.backward, self.step):
+            for name, values in part.items():
+                result[name] = result.get(name, 0.0) + float(values[table, strategy])
+        return result
+
+
+def sum_of(parts: dict[str, F64]) -> F64:
+    """Return the sum of the categories, in their order."""
+    values = iter(parts.values())
+    total = next(values).copy()
+    for value in values:
+        total += value
+    return total
+
+
+# --------------------------------------------------------------------------------------------------
+# Which strategies a layer's shape allows, for many at once; `autopar.plan` explains one.
+#
+# Source: cost-model.md "Legality". Rules about ranks and samples are those of `rows`.
+
+
+def legal_strategies(
+    spec: LayerSpec, strategies: Sequence[LayerStrategy], *, sequence_parallel: bool
+) -> NDArray[np.bool_]:
+    """Return (S,) whether heads, widths and sequence divide; unknown ones are not checked."""
+    return np.array([_legal(spec, s, sequence_parallel) for s in strategies], dtype=np.bool_)
+
+
+def _legal(spec: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) -> bool:
+    t, c = strategy.tp, strategy.cp
+    heads, kv_heads, ffn = spec.num_heads, spec.num_kv_heads, spec.ffn_hidden_size
+    if heads is not None and heads % t:
+        return False
+    if kv_heads is not None and kv_heads % t and t % kv_heads:
+        return False
+    if not strategy.ulysses and ffn is not None and ffn % t:
+        return False
+    shards = t if strategy.ulysses or sequence_parallel else 1
+    pieces = 2 * c * shards if c > 1 else shards
+    return spec.seq_length % pieces == 0
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 Table = tuple[int, int, ZeroDefault]
 """(number of stages p, samples per micro-batch g, default dp type)."""
@@ -34,7 +134,7 @@ class Rows:
     """(tables, strategies) to scatter back into."""
     table: I64
     strategy: I64
-    valid: _Bool
+    valid: Bool
     stages: F64
     """(n,) p"""
     ranks: F64
@@ -49,11 +149,11 @@ class Rows:
     """(n,) b = g/d"""
     zero_size: F64
     """(n,) ranks over which gradients are reduced and ZeRO shards"""
-    ulysses: _Bool
-    zero3: _Bool
-    zero2: _Bool
+    ulysses: Bool
+    zero3: Bool
+    zero2: Bool
     """(n,) gradients and optimizer are sharded (default zero2, not zero3)"""
-    checkpoint: _Bool
+    checkpoint: Bool
     tensor_group: I64
     context_group: I64
     zero_group: I64
@@ -65,7 +165,7 @@ class Rows:
         return full
 
 
-def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, _Bool]:
+def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
     """Return p, g and "default is zero2" of every table, each of shape (N,)."""
     stages = np.array([p for p, _, _ in tables], dtype=np.int64)
     samples = np.array([g for _, g, _ in tables], dtype=np.int64)
@@ -79,8 +179,8 @@ def build_rows(
     tables: Sequence[Table],
     groups: Groups,
     *,
-    legal: _Bool,
-    priceable: _Bool,
+    legal: Bool,
+    priceable: Bool,
     price_illegal: bool = False,
 ) -> Rows:
     """Return the rows of one layer type.

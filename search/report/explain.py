@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.hardware import Curve, HardwareProfile
-from autopar.operations import OPERATIONS
+from autopar.hardware import OPERATIONS, Curve, HardwareProfile
 from autopar.units import GB, GIB, format_seconds
-from search.result import Prediction, SearchResult
+from search.planner.result import Prediction, SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from autopar.plan import Plan
-    from search.session import Session
+    from search.question import Session
 
 __all__ = [
     "Perturbation",
@@ -179,8 +178,7 @@ def show_best(
     budget_bytes: float,
 ) -> None:
     """Print how a plan compares with the best of the search space, unless it is that one."""
-    from search.report.sections import one_line
-    from search.report.terminal import infeasible_sentence
+    from search.report.plan import infeasible_sentence, one_line
 
     console.print()
     if baseline.infeasibility is not None:
@@ -207,8 +205,7 @@ def show_why_not(
     console: Console, rule: str, baseline: SearchResult, pinned: SearchResult, budget_bytes: float
 ) -> None:
     """Print the best plan under a rule, the difference, and the term that makes it."""
-    from search.report.sections import show_memory, show_plan
-    from search.report.terminal import infeasible_sentence
+    from search.report.plan import infeasible_sentence, show_memory, show_plan
 
     console.print()
     console.print(f"why not {rule}", style="bold cyan", markup=False)

@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from autopar.legality import violations
-from autopar.model import ModelSpec
-from autopar.plan import Plan
-from autopar.plan_files import (
+from autopar.documents.plan import (
     PLAN_FILE_FORMAT,
     PLAN_FILE_VERSION,
     strategy_document,
@@ -23,8 +20,10 @@ from autopar.plan_files import (
     write_document,
     write_strategy,
 )
+from autopar.model import ModelSpec
+from autopar.plan import Plan, violations
 from search.options import SearchOptions
-from search.result import Alternative, Prediction, SearchResult, StagePrediction
+from search.planner.result import Alternative, Prediction, SearchResult, StagePrediction
 
 __all__ = [
     "evaluation_document",
@@ -310,7 +309,7 @@ def _versions() -> dict[str, object]:
     between two environments of one machine.
     """
     # Loads the compiled core, which no reader of results needs.
-    from search.core import ABI_VERSION
+    from search.planner.core import ABI_VERSION
 
     try:
         release = metadata.version("autopar")

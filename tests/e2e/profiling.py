@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autopar.model_measurements import ModelMeasurement
-from autopar.sidecar import read_sidecar
+from autopar.documents.sidecar import ModelMeasurement, read_sidecar
 from tests.e2e.launching import ROOT
 
 __all__ = [
@@ -36,7 +35,7 @@ __all__ = [
 COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
 MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
-_CODE = "from profiler.model_cli import main; main()"
+_CODE = "from profiler.model.command import main; main()"
 _LAYER = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128}
 LLAMA: dict[str, Any] = {
     "format": "autopar-model",

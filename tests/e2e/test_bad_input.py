@@ -12,10 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from autopar.estimate import cli as estimate_cli
-from autopar.verify import cli as verify_cli
-from profiler import model_cli, plan_cli
-from search import cli, cli_estimate, cli_explore, explain_cli, export_cli
+from autopar.estimate import command as estimate_cli
+from profiler.model import command as model_cli
+from profiler.plan import command as plan_cli
+from profiler.verify import command as verify_cli
+from search.commands import (
+    estimate as cli_estimate,
+)
+from search.commands import (
+    explain as explain_cli,
+)
+from search.commands import (
+    explore as cli_explore,
+)
+from search.commands import (
+    export as export_cli,
+)
+from search.commands import (
+    search as cli,
+)
 from tests.e2e import (
     bad_estimates_table,
     bad_explore_table,

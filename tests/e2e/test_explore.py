@@ -18,7 +18,7 @@ import pytest
 from tests.unit.explore_documents import calculon
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMAND = "from search.entry import explore; explore()"
+COMMAND = "from autopar.entry import explore; explore()"
 
 
 def started(*arguments: str, cwd: Path, before: str = "") -> subprocess.Popen[str]:

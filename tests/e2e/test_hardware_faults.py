@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import pytest
 
-from autopar.hardware_files import hardware_file_name
-from autopar.jsonio import load_object
-from autopar.sidecar import sidecar_path
+from autopar.documents.hardware import hardware_file_name
+from autopar.documents.json import load_object
+from autopar.documents.sidecar import sidecar_path
 from profiler.hardware.cells import Cluster, plan_cells
 from profiler.hardware.parse import build_options
 from tests.e2e.launching import Finished, Launch, torchrun

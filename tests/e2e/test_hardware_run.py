@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar.hardware_files import hardware_file_name, read_hardware_dir
-from autopar.jsonio import load_object
-from autopar.sidecar import DocumentKind, read_sidecar, sidecar_path
+from autopar.documents.hardware import hardware_file_name, read_hardware_dir
+from autopar.documents.json import load_object
+from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
 from tests.e2e.launching import ROOT, Finished, finished, measured
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -75,7 +75,7 @@ def check_files(out: Path, num_ranks: int) -> None:
 def check_search(out: Path, num_ranks: int) -> None:
     """Check that the planner takes a folder, the all-to-all times included."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-    code = "from search.cli import main; main()"
+    code = "from search.commands.search import main; main()"
     options = [
         *("--model", "llama2-7b", "--hardware", str(out), "--sp-space", "tp+sp"),
         *("--memory-profiling-path", MODEL, "--time-profiling-path", MODEL),

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from autopar.hardware_files import hardware_file_name
-from autopar.sidecar import DocumentKind
+from autopar.documents.hardware import hardware_file_name
+from autopar.documents.sidecar import DocumentKind
 from tests.e2e.launching import ROOT, measured
 from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
 
@@ -129,7 +129,7 @@ def command(module: str, folder: Path, *arguments: str) -> str:
 def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
     """Search with these files alone, and check what the plan says of its origin and spread."""
     report = command(
-        "search.cli",
+        "search.commands.search",
         folder,
         *("--model", str(inputs.config), "--hardware", str(inputs.hardware)),
         *("--memory-profiling-path", str(inputs.profiles)),
@@ -161,7 +161,7 @@ def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
     assert all(0.0 <= found["probability_faster"] <= 1.0 for found in plan["alternatives"])
 
     check_cell_to_measure_again(inputs, prediction["widest_cell"]["name"])
-    explained = command("search.explain_cli", folder, "autopar_plan_strategy.json")
+    explained = command("search.commands.explain", folder, "autopar_plan_strategy.json")
     _, _, again = " ".join(explained.split()).partition("what to measure again ")
     assert again.startswith(prediction["widest_cell"]["name"])
 

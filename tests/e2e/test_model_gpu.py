@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from autopar.model_measurements import ModelMeasurement
-from autopar.sidecar import read_sidecar
-from autopar.specs import load_spec
+from autopar.documents.sidecar import ModelMeasurement, read_sidecar
+from autopar.documents.spec import load_spec
 from benchmarks.device_vs_exact import chosen_cells
 from tests.e2e.profiling import COMPUTATION, LLAMA, MEMORY, own_module, profiled, write_model
 
@@ -21,9 +20,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from profiler.model.attention import attention
+from profiler.model.blocks import attention
 from profiler.model.cells import ModelCell, plan_cells
-from profiler.model.checks import ON_DEVICE
+from profiler.model.documents import ON_DEVICE
 from profiler.model.measuring import SpecMeasurer, is_out_of_memory
 from profiler.model.options import ModelOptions
 

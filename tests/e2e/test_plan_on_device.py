@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from autopar.plan_files import read_strategy, strategy_document
-from autopar.verify.lines import SMALL_MODEL
+from autopar.documents.plan import read_strategy, strategy_document
 from benchmarks.plan_on_device import Cell, Row, main, row
+from profiler.verify.plans import SMALL_MODEL
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CELL = Cell(layers=2, seq_length=64, batch=2, checkpoint=True)

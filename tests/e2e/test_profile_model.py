@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar.model_files import read_model_profile
-from autopar.sidecar import read_sidecar
-from autopar.specs import load_spec
+from autopar.documents.model import read_model_profile
+from autopar.documents.sidecar import read_sidecar
+from autopar.documents.spec import load_spec
 from tests.e2e.launching import ROOT
 from tests.e2e.profiling import (
     COMPUTATION,
@@ -37,7 +37,7 @@ def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
     done = subprocess.run(
         [
-            *(sys.executable, "-c", "from search.cli import main; main()"),
+            *(sys.executable, "-c", "from search.commands.search import main; main()"),
             *("--model", str(model), "--hardware", "a100:1x4", "--mixed-precision", "fp32"),
             *("--memory-profiling-path", str(files), "--time-profiling-path", str(files)),
             *("--time-profile-mode", mode, "--output-config-path", "none", *options),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autopar.units import MIB
-from profiler import show_cli
+from profiler.show import command as show_cli
 from tests.unit.show_folders import REFERENCE_BYTES, measured, samples, troubled, write_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,7 +25,7 @@ def run(
     """Run the command where one module cannot be imported, and check its exit code."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules[{without!r}] = None; "
-        "from profiler.show_cli import main; main()"
+        "from profiler.show.command import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

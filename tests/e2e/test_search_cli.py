@@ -34,7 +34,7 @@ def run(
 
 def search(*arguments: str, cwd: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
     """Run autopar-search."""
-    return run("search.cli", *arguments, cwd=cwd, expected=expected)
+    return run("search.commands.search", *arguments, cwd=cwd, expected=expected)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_explain_needs_no_options_for_our_own_plan_file(tmp_path: Path) -> None:
     search(cwd=tmp_path)
     (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
 
-    done = run("search.explain_cli", str(own), cwd=tmp_path)
+    done = run("search.commands.explain", str(own), cwd=tmp_path)
 
     assert done.stderr == ""
     assert "this is the best plan of the search space" in done.stdout
@@ -236,7 +236,7 @@ def test_explain_asks_again_and_answers_why_not(tmp_path: Path, published: list[
     search(*published, "settle_bsz=16", "memory_constraint=24", cwd=tmp_path)
     (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
 
-    done = run("search.explain_cli", str(own), "--why-not", "tp=8", cwd=tmp_path)
+    done = run("search.commands.explain", str(own), "--why-not", "tp=8", cwd=tmp_path)
 
     assert "what more would bring" in done.stdout
     assert "best with tp=8" in done.stdout

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from autopar.measurements import CurveData, Measurement
-from autopar.sidecar import read_sidecar, sidecar_path
+from autopar.documents.sidecar import CurveData, Measurement, read_sidecar, sidecar_path
 from autopar.units import GB, MIB
 from tests.e2e.shaped_network import (
     GOODPUT,

@@ -17,9 +17,8 @@ import pytest
 
 from autopar.errors import InputError
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
-from search.analytic.tuners import tune
-from search.analytic.tuners.clusters import cluster
-from search.analytic.tuners.plain import CHUNK
+from search.closed_form.tuners import tune
+from search.closed_form.tuners.tune import CHUNK, cluster
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Ray and SMAC3 bring their own warnings, which are not ours to mend.
@@ -87,7 +86,7 @@ def test_no_cluster_is_one_sentence() -> None:
 _SMAC = """
 import json, sys
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SYSTEM
-from search.analytic.tuners import tune
+from search.closed_form.tuners import tune
 result = tune(APPLICATION, SYSTEM, json.loads(sys.argv[1]), tuner="smac", evaluations=150, seed=1)
 print(json.dumps([result.evaluations, result.feasible_share, result.trace[-1].value,
                   result.best.execution, [[s.evaluations, s.value] for s in result.trace]]))

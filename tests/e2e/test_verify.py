@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autopar.calibration import read_calibration
+from autopar.documents.calibration import read_calibration
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

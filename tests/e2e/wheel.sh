@@ -32,10 +32,10 @@ from pathlib import Path
 import _autopar_core
 
 import autopar
-import search.planner
+import search.planner.planner
 
 repo = Path(sys.argv[1])
-for module in (_autopar_core, autopar, search.planner):
+for module in (_autopar_core, autopar, search.planner.planner):
     where = Path(module.__file__)
     assert "site-packages" in where.parts, f"{module.__name__} comes from {where}"
 assert "torch" not in sys.modules

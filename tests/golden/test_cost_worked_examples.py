@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.cost.pipeline import evaluate
 from search.options import SearchOptions
 from tests.cost_cases import llama_hardware, llama_model, llama_spec

@@ -18,7 +18,7 @@ from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plan import LayerStrategy, Plan
 from autopar.units import MIB, MS
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.cost.pipeline import evaluate
 
 __all__ = [

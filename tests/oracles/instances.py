@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.tables import Layout, PlanTables
+from search.cost.tables import Layout, PlanTables
 from tests.oracles.brute import PlanSpace, StageInstance
 from tests.oracles.reference import evaluate
 

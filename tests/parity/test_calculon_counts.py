@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from search.analytic.applications import load_application
-from search.analytic.calculon import evaluate
+from search.closed_form.calculon import evaluate
+from search.closed_form.files import load_application
 from tests.parity.test_calculon_engine import EXECUTION_DOCUMENT
 from tests.parity.test_calculon_extremes import roomy
 

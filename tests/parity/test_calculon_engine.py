@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from autopar.errors import InfeasibleExecution, InputError
-from search.analytic import native
-from search.analytic.calculon import (
+from search.closed_form import native
+from search.closed_form.calculon import (
     CORRECT,
     EXECUTION,
     Application,
@@ -21,9 +21,13 @@ from search.analytic.calculon import (
     evaluate,
     evaluate_many,
 )
-from search.analytic.calculon.engine import native_model, pack_executions, unpack_execution
-from search.analytic.calculon.reasons import REASONS
-from search.analytic.documents import load_document
+from search.closed_form.calculon.engine import (
+    REASONS,
+    native_model,
+    pack_executions,
+    unpack_execution,
+)
+from search.closed_form.files import load_document
 
 APPLICATION = {
     "hidden": 2048,

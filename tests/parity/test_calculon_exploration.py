@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from autopar.errors import InputError
-from search.analytic.calculon import EXECUTION, evaluate_many
-from search.analytic.calculon.engine import pack_executions, unpack_execution
-from search.analytic.calculon.exploration import Exploration, Found, Objective, Space, explore
+from search.closed_form.calculon import EXECUTION, evaluate_many
+from search.closed_form.calculon.engine import pack_executions, unpack_execution
+from search.closed_form.calculon.exploration import Exploration, Found, Objective, Space, explore
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 PUBLISHED = {"fixed_batch": False, "uneven": False}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from autopar.errors import InfeasibleExecution, InputError
-from search.analytic.calculon import CORRECT, EXECUTION, evaluate, evaluate_many
-from search.analytic.calculon.engine import pack_executions
-from search.analytic.calculon.exploration import Space, explore
+from search.closed_form.calculon import CORRECT, EXECUTION, evaluate, evaluate_many
+from search.closed_form.calculon.engine import pack_executions
+from search.closed_form.calculon.exploration import Space, explore
 from tests.parity.test_calculon_engine import (
     APPLICATION,
     EXECUTION_DOCUMENT,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.analytic.calculon import evaluate
+from search.closed_form.calculon import evaluate
 
 TOLERANCE = 1e-9
 

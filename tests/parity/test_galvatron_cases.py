@@ -22,7 +22,7 @@ from benchmarks.bench_galvatron_cases import (
     terms_of,
 )
 from search.options import SearchOptions
-from search.session import open_session
+from search.question import open_session
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = (
@@ -65,7 +65,10 @@ def folder(cases_dir: Path) -> Path:
 
 def run(*options: str, cwd: Path) -> str:
     """Run autopar-search and return what it prints."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from search.cli import main; main()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "from search.commands.search import main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *options],
         cwd=cwd,

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from search.planner import TableSolution, solve_tables
+from search.planner.core import TableSolution, solve_tables
 from tests.oracles import milp
 from tests.oracles.brute import MEMORY_TERMS, TIME_TERMS, PlanSpace
 from tests.oracles.instances import (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from autopar.errors import InfeasibleExecution, InputError
-from search.analytic import native
-from search.analytic.documents import load_document
-from search.analytic.tensor2d import (
+from search.closed_form import native
+from search.closed_form.files import load_document
+from search.closed_form.tensor2d import (
     CANDIDATE,
     COMPAT,
     CORRECT,
@@ -28,14 +28,14 @@ from search.analytic.tensor2d import (
     explore,
     survey,
 )
-from search.analytic.tensor2d.engine import (
+from search.closed_form.tensor2d.engine import (
+    REASONS,
     STATISTICS,
     native_engine,
     pack_candidates,
     unpack_candidate,
 )
-from search.analytic.tensor2d.reasons import REASONS
-from search.analytic.tensor2d.space import candidates
+from search.closed_form.tensor2d.exploration import candidates
 
 MODEL: dict[str, Any] = {"l": 2000, "e": 1536, "h": 12, "depth": 12, "f": 6144}
 SYSTEM: dict[str, Any] = {

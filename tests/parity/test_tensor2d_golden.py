@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from search.analytic.tensor2d import COMPAT, Candidate, Model, System, evaluate, explore, survey
-from search.analytic.tensor2d.attention import plain_attention_rows
-from search.analytic.tensor2d.checks import candidate_of
-from search.analytic.tensor2d.layers import layer_rows
-from search.analytic.tensor2d.links import collective_s
-from search.analytic.tensor2d.space import assignments, candidates
-from search.analytic.tensor2d.step import row_time, sizes_of
-from search.analytic.tensor2d.tables import row_table
+from search.closed_form.tensor2d import COMPAT, Candidate, Model, System, evaluate, explore, survey
+from search.closed_form.tensor2d.attention import plain_attention_rows
+from search.closed_form.tensor2d.checks import candidate_of
+from search.closed_form.tensor2d.exploration import assignments, candidates
+from search.closed_form.tensor2d.layers import layer_rows
+from search.closed_form.tensor2d.links import collective_s
+from search.closed_form.tensor2d.step import row_time, sizes_of
+from search.closed_form.tensor2d.tables import row_table
 
 TOLERANCE = 1e-9
 

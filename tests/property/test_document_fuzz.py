@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile
-from autopar.sidecar import sidecar_path
 from tests.unit.documents_support import DOCUMENTS, SIDECAR, read, write_all
 
 KINDS = (*DOCUMENTS, "sidecar")

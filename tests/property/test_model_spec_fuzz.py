@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the profilers need torch")
 
-from profiler import model_cli
+from profiler.model import command as model_cli
 from tests.e2e.bad_models_table import FAMILIES
 
 FUZZ = settings(

@@ -17,14 +17,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OptionError
-from autopar.legality import violations
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from benchmarks.bench_galvatron_cases import inputs_of
-from search.inputs import InputSpec
 from search.options import SearchOptions
-from search.planner import Planner
-from search.result import SearchResult
-from search.session import Session, open_session
+from search.planner.planner import Planner
+from search.planner.result import SearchResult
+from search.question import Session, open_session
+from search.request import InputSpec
 from search.space import divisors
 
 NUM_PLANS = int(os.environ.get("AUTOPAR_REPLAY_PLANS", "500"))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.plan import PipelineType
-from search.simulate import replay
+from search.cost.pipeline import replay
 from tests.oracles.reference import pipeline_time
 
 EPS = 1e-9

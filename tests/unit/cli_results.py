@@ -10,7 +10,7 @@ from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from autopar.sources import Source
 from autopar.units import GIB
 from search.options import SearchOptions
-from search.result import (
+from search.planner.result import (
     Alternative,
     Infeasibility,
     LayerRun,
@@ -19,7 +19,7 @@ from search.result import (
     SearchStats,
     StagePrediction,
 )
-from search.session import Session
+from search.question import Session
 
 SPEC = ModelSpec(
     name="toy",

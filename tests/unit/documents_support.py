@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from autopar.computation_files import computation_keys
-from autopar.hardware_files import read_hardware
-from autopar.memory_files import memory_keys
+from autopar.documents.hardware import read_hardware
+from autopar.documents.memory import memory_keys
+from autopar.documents.model import read_model_profile
+from autopar.documents.sidecar import sidecar_path
+from autopar.documents.times import computation_keys
 from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.model_files import read_model_profile
-from autopar.sidecar import sidecar_path
 
 SPEC = ModelSpec(
     name="tiny",

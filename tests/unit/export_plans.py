@@ -8,12 +8,11 @@ from collections.abc import Callable
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from autopar.documents.plan import strategy_document
 from autopar.errors import InputError
-from autopar.legality import violations
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import strategy_document
-from search.exports.contract import Job, Lowered
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.job import Job, Lowered
 
 __all__ = ["SMALL", "check_lowered", "job_of", "jobs", "lowered_or_refused", "uniform_plan"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.measurements import Measurement
-from autopar.operations import OPERATIONS
+from autopar.documents.sidecar import Measurement
+from autopar.hardware import OPERATIONS
+from profiler.environment import Metadata
 from profiler.hardware.cells import Cell, Cluster, plan_cells
 from profiler.hardware.options import HardwareOptions
-from profiler.metadata import Metadata
 
 __all__ = [
     "BYTES_PER_S",

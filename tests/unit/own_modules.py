@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from profiler.model.module_source import module_source
+from profiler.model.sources import module_source
 
 
 class Layer(nn.Module):

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from profiler.plan.command import app
 from profiler.plan.options import PlanOptions
 from profiler.plan.spellings import translate
-from profiler.plan_cli import app
 
 __all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
 

@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar.documents.sidecar import ModelMeasurement
 from autopar.model import LayerSpec, ModelSpec
-from autopar.model_measurements import ModelMeasurement
-from profiler.metadata import Metadata
-from profiler.model.cells import ModelCell, plan_cells
+from profiler.environment import Metadata
+from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.measuring import OUT_OF_MEMORY
-from profiler.model.metadata import describe_model
 from profiler.model.options import ModelOptions
 from profiler.model.parse import build_options
-from profiler.model.record import ModelRecord
+from profiler.model.record import ModelRecord, describe_model
 from profiler.model.run import profile_paths
-from profiler.model.sizes import tensor_kinds
 
 __all__ = [
     "LLAMA",

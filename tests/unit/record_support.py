@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autopar.sidecar import Sidecar, read_sidecar
+from autopar.documents.sidecar import Sidecar, read_sidecar
+from profiler.environment import Metadata
 from profiler.hardware.cells import Cell, plan_cells
 from profiler.hardware.record import Record
-from profiler.metadata import Metadata
 from tests.unit.measured import METADATA, MIB, make_cluster, make_options, measure
 
 __all__ = [

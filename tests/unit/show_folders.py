@@ -9,13 +9,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autopar.console import make_console
-from autopar.jsonio import write_json
-from autopar.measurements import CurveData, Measurement, Straggler
-from autopar.operations import OPERATIONS
-from autopar.sidecar import SIDECAR_VERSION, DocumentKind, Run, Sidecar, write_sidecar
+from autopar.command.show import make_console
+from autopar.documents.json import write_json
+from autopar.documents.sidecar import (
+    SIDECAR_VERSION,
+    CurveData,
+    DocumentKind,
+    Measurement,
+    Run,
+    Sidecar,
+    Straggler,
+    write_sidecar,
+)
+from autopar.hardware import OPERATIONS
 from autopar.units import GB, MIB, MS
-from profiler.show.load import Profile, load_folder
+from profiler.show.read import Profile, load_folder
 
 Cells = dict[DocumentKind, list[Measurement]]
 ALLREDUCE = "allreduce_bandwidth_2nodes_2gpus_per_node.json"

@@ -11,8 +11,8 @@ import pytest
 from benchmarks import accuracy, accuracy_collectives
 from benchmarks.accuracy_models import MODELS, calculon, planner, tensor2d
 from benchmarks.accuracy_rows import FILES, UnusableError, read_rows, run_of
-from search.analytic.shipped import calculon_system
-from search.analytic.validation import validate
+from search.closed_form.files import calculon_system
+from search.closed_form.validation import validate
 
 ROW = {
     "source": "a table",

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from search.analytic import calculon, tensor2d
-from search.analytic.quirk_texts import quirk_texts
-from search.analytic.shipped import calculon_system
-from search.analytic.validation import errors_of, validate
+from search.closed_form import calculon, tensor2d
+from search.closed_form.files import calculon_system
+from search.closed_form.validation import errors_of, quirk_texts, validate
 
 
 @pytest.fixture(scope="module")

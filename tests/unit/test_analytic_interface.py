@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.analytic import calculon, tensor2d
+from search.closed_form import calculon, tensor2d
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 from tests.unit.explore_documents import MODEL, TENSOR2D_SYSTEM
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from search.analytic.answers import Answer, Point
-from search.analytic.pictures import save_pictures
-from search.report.estimate_parts import Part
+from search.closed_form.pictures import save_pictures
+from search.closed_form.questions import Answer, Part, Point
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 

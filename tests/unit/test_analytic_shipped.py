@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 
-from autopar import catalog
+from autopar.documents import catalog
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError
-from autopar.estimate.cards import load_card
-from autopar.specs import load_spec
-from search.analytic.applications import (
+from autopar.estimate.card import load_card
+from search.closed_form.calculon import evaluate
+from search.closed_form.calculon.documents import DATATYPE_BYTES, Execution
+from search.closed_form.files import (
     application_of,
+    calculon_system,
+    execution_keys,
     load_application,
     load_model,
     model_of,
     structure_of,
+    tensor2d_system,
 )
-from search.analytic.calculon import evaluate
-from search.analytic.calculon.documents import DATATYPE_BYTES, Execution
-from search.analytic.shipped import calculon_system, execution_keys, tensor2d_system
 
 SYSTEMS = ("a100-80gb", "b200", "h100-80gb", "h200")
 EXECUTIONS = ("1x8-dp8", "1x8-tp8", "8x8-tp8-pp4-dp2")

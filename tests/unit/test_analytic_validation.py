@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from search.analytic.calculon import System
-from search.analytic.shipped import calculon_system
-from search.analytic.validation import Check, errors_of, validate
+from search.closed_form.calculon import System
+from search.closed_form.files import calculon_system
+from search.closed_form.validation import Check, errors_of, validate
 
 MODELS = {  # hidden, heads, blocks, stages, micro-batch, interleaving: arXiv 2205.05198, table 3
     "megatron-22B": (6144, 64, 48, 1, 4, 1),

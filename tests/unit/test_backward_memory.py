@@ -10,22 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar import catalog
-from autopar.backward_memory import ShardKind, backward_bytes
-from autopar.locate import model_file_name
+from autopar.documents import catalog
+from autopar.documents.catalog import model_file_name
+from autopar.documents.model import read_model_memory
+from autopar.documents.sidecar import newest_cells, read_sidecar
+from autopar.documents.spec import load_spec
+from autopar.estimate.memory import ShardKind, backward_bytes
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
-from autopar.model_files import read_model_memory
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.sidecar import newest_cells, read_sidecar
-from autopar.specs import load_spec
-from search.build import CostModel
-from search.cost.activations import layer_backward_bytes, tensor_bytes
-from search.cost.memory import Recipe
-from search.inputs import InputSpec
+from search.cost.memory import Recipe, layer_backward_bytes, tensor_bytes
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import predict
-from search.session import open_session
+from search.planner.planner import Planner
+from search.planner.prediction import predict
+from search.question import open_session
+from search.request import InputSpec
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 RECIPE = Recipe.of(SearchOptions())
@@ -90,8 +89,8 @@ def test_the_rule_is_never_below_a_count(
 ) -> None:
     """Narrow MLPs, wide attention, shared heads, cross-attention, mixtures."""
     pytest.importorskip("torch", reason="counting needs torch")
-    from profiler.model.exact import layer_memory
-    from profiler.model.sharding import Sharding
+    from profiler.model.counting import layer_memory
+    from profiler.model.parallel import Sharding
 
     values: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 8, "head_dim": 16, **fields}
     layer = LayerSpec(num_layers=1, seq_length=256, hidden_size=128, **values)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.calibration import (
+from autopar.documents.calibration import (
     Calibration,
     CalibrationDocument,
     Interval,
@@ -23,12 +23,13 @@ from autopar.calibration import (
 from autopar.errors import DocumentError, OptionError
 from autopar.hardware import Curve
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search import cli, explain_cli
-from search.build import CostModel
+from search.commands import explain as explain_cli
+from search.commands import search as cli
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import predict
-from search.result import Prediction
+from search.planner.planner import Planner
+from search.planner.prediction import predict
+from search.planner.result import Prediction
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar import catalog
+from autopar.documents import catalog
 from autopar.errors import InputError
 
 

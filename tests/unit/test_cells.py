@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.operations import OPERATIONS
+from autopar.hardware import OPERATIONS
 from profiler.hardware.cells import (
     COLLECTIVES,
     OVERLAP_SIZES_BYTES,

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from search import cli_estimate
-from search.analytic.calculon import evaluate
-from search.analytic.calculon.documents import Execution
-from search.analytic.calculon.peers import peers
-from search.analytic.quirk_texts import quirk_texts
-from search.analytic.shipped import calculon_system, execution_keys, tensor2d_system
-from search.analytic.tensor2d import Quirks as Tensor2dQuirks
-from search.report.estimate_parts import (
+from search.closed_form.calculon import evaluate
+from search.closed_form.calculon.documents import Execution
+from search.closed_form.calculon.exploration import peers
+from search.closed_form.files import calculon_system, execution_keys, tensor2d_system
+from search.closed_form.questions import (
     calculon_memory,
     calculon_time,
     tensor2d_memory,
     tensor2d_time,
 )
+from search.closed_form.tensor2d import Quirks as Tensor2dQuirks
+from search.closed_form.validation import quirk_texts
+from search.commands import estimate as cli_estimate
 
 SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
     "tensor_par": 4,
@@ -73,7 +73,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports be written for 80 columns."""
     monkeypatch.setattr(
-        "autopar.console.make_console",
+        "autopar.command.show.make_console",
         lambda stream: Console(file=stream, width=80, highlight=False),
     )
 
@@ -147,7 +147,7 @@ def test_json_is_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_what_nothing_could_provide_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has no infinity."""
-    from search.cli_estimate import write_answer
+    from search.commands.estimate import write_answer
 
     write_answer("-", {"a": [float("inf")], "b": {"c": 1.5}})
 

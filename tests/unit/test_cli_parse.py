@@ -13,8 +13,8 @@ from autopar.units import GIB
 from search.cli_help import help_text
 from search.cli_options import ALIASES, IGNORED, OPTIONS, PLANNED, VALUES
 from search.cli_parse import build_request, convert, normalise
-from search.inputs import InputSpec
 from search.options import SearchOptions
+from search.request import InputSpec
 
 ROWS = {row.name: row for row in OPTIONS}
 

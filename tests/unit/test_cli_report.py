@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.console import WIDTH, make_console
+from autopar.command.show import WIDTH, make_console
+from autopar.documents.plan import PLAN_FILE_VERSION, read_plan_document, read_strategy
 from autopar.hardware import Curve
-from autopar.legality import violations
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import PLAN_FILE_VERSION, read_plan_document, read_strategy
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
-from search.core import ABI_VERSION
 from search.options import SearchOptions
+from search.planner.core import ABI_VERSION
+from search.planner.result import SearchResult
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
     evaluation_document,
@@ -29,14 +29,14 @@ from search.report.files import (
     plan_document,
     write_outputs,
 )
-from search.report.sections import one_line, plan_runs
-from search.report.terminal import (
+from search.report.plan import (
     infeasible_sentence,
+    one_line,
+    plan_runs,
     show_evaluation,
     show_frontier,
     show_result,
 )
-from search.result import SearchResult
 from tests.unit.cli_results import (
     HARDWARE,
     INFEASIBLE,

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from autopar.plan_files import write_strategy
-from search import cli, explain_cli
+from autopar.documents.plan import write_strategy
+from search.commands import explain as explain_cli
+from search.commands import search as cli
+from search.planner.result import Prediction, SearchResult
 from search.report.files import plan_document
-from search.result import Prediction, SearchResult
 from tests.unit.cli_results import (
     INFEASIBLE,
     PLAN,
@@ -31,7 +32,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
         session = make_session(result, prediction)
-        monkeypatch.setattr("search.session.open_session", lambda *_: session)
+        monkeypatch.setattr("search.question.open_session", lambda *_: session)
         return session
 
     return use
@@ -171,7 +172,7 @@ def test_internal_error_is_one_sentence(
     def fail(*_: object) -> None:
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("search.session.open_session", fail)
+    monkeypatch.setattr("search.question.open_session", fail)
     monkeypatch.delenv("AUTOPAR_DEBUG", raising=False)
 
     assert cli.run([]) == 1

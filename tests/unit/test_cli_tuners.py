@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
-from search.analytic.tuners import tune
-from search.cli_explore import run
+from search.closed_form.tuners import tune
+from search.commands.explore import run
 
 
 @pytest.fixture

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from autopar.commands import INTERRUPTED
+from autopar.command.run import INTERRUPTED
 from autopar.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
-from search import cli, explain_cli
-from search.cli_app import working
 from search.cli_help import HELP_WIDTH
 from search.cli_options import OPTIONS
+from search.commands import explain as explain_cli
+from search.commands import search as cli
+from search.commands.app import working
 from search.options import SearchOptions
-from search.session import fill_options
+from search.question import fill_options
 from tests.unit.cli_results import HARDWARE, PROFILE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -38,7 +39,7 @@ def test_working_returns_what_the_call_returns_and_raises_what_it_raises() -> No
 def test_ctrl_c_ends_a_long_search_with_one_sentence() -> None:
     """Exit 130 at once, though the worker would go on for a minute."""
     code = (
-        "import time; from search.cli_app import guarded, leave, make_app, working\n"
+        "import time; from search.commands.app import guarded, leave, make_app, working\n"
         "def go(raw): print('ready', flush=True); return working('x', lambda: time.sleep(60))\n"
         "leave(guarded('tool', lambda: make_app('tool', [], go), [], [], ''))"
     )

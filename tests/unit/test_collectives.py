@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from autopar.operations import OPERATIONS
-from profiler.hardware import patterns
+from autopar.hardware import OPERATIONS
+from profiler.hardware import collectives as patterns
 from profiler.hardware.cells import PIPELINE
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Layout
-from profiler.timers import make_timer
+from profiler.measure import make_timer
 from tests.gloo import RanksFailedError, run_ranks
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from autopar.commands import describe_failure
+from autopar.command.run import describe_failure
 from autopar.errors import AutoparError, InfeasibleError, InstallError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
-    "autopar-profile-estimate": "autopar.estimate.cli",
-    "profile-show": "profiler.show_cli",
-    "profile-model": "profiler.model_cli",
-    "autopar-search": "search.cli",
-    "autopar-explain": "search.explain_cli",
+    "autopar-profile-estimate": "autopar.estimate.command",
+    "profile-show": "profiler.show.command",
+    "profile-model": "profiler.model.command",
+    "autopar-search": "search.commands.search",
+    "autopar-explain": "search.commands.explain",
 }
 
 
@@ -71,8 +71,8 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
         f"module = importlib.import_module({COMMANDS[command]!r})\n"
         "real = builtins.__import__\n"
         "def broken(name, *rest, **kwargs):\n"
-        "    if name in ('autopar.errors', 'autopar.estimate.hardware', 'profiler.environment',\n"
-        "                'search.session', 'profiler.show.load', 'search.report.explain'):\n"
+        "    if name in ('autopar.errors', 'autopar.estimate.card', 'profiler.environment',\n"
+        "                'search.question', 'profiler.show.read', 'search.report.explain'):\n"
         "        raise RuntimeError('boom')\n"
         "    return real(name, *rest, **kwargs)\n"
         "builtins.__import__ = broken\n"

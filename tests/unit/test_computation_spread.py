@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.console import make_console
+from autopar.command.show import make_console
 from autopar.model import ModelProfile, ShardedTime
 from autopar.plan import LayerStrategy, Plan
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import predict, probabilities_faster
+from search.planner.planner import Planner
+from search.planner.prediction import interval_s, predict, probabilities_faster
+from search.planner.result import Prediction
 from search.report.explain import show_explanation
 from search.report.files import evaluation_document, json_document, plan_document
-from search.report.terminal import show_result
-from search.result import Prediction
-from search.spread import interval_s
+from search.report.plan import show_result
 from tests.cost_cases import TOY_PLAN as PLAN
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.test_spread import measured as spread_hardware
@@ -70,7 +69,7 @@ def test_replicas_without_spread_are_the_prediction() -> None:
 
 def test_every_replica_is_the_price_of_its_own_profile() -> None:
     """T of a replica equals T of a model whose cells are that replica's, to rounding."""
-    from search.spread import drawn_step_times
+    from search.planner.prediction import drawn_step_times
 
     cost = CostModel(toy_spec(), profile(0.2, 0.3), toy_hardware(), OPTIONS)
     strategies = tuple(sorted(set(PLAN.layers)))

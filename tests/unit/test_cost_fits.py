@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from autopar.errors import InputError
-from autopar.fit import latency_bandwidth_fit, nonnegative_fit, relative_weights
 from autopar.model import LayerMemory, LayerProfile, OtherMemory, OtherTime, TimePoint
-from search.cost.computation import attention_share
+from autopar.statistics import latency_bandwidth_fit, nonnegative_fit, relative_weights
 from search.cost.fits import (
+    attention_share,
     fit_layer_time,
     fit_other_time,
     layer_memory,

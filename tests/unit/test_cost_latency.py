@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from autopar.hardware import Curve, HardwareProfile
-from search.cost.comm import Groups, curve_s, half_allreduces
+from search.cost.communication import Groups, curve_s, half_allreduces
 from search.options import SearchOptions
-from search.planner import Planner
+from search.planner.planner import Planner
+from search.planner.result import SearchResult
 from search.report.explain import add_bandwidth
-from search.result import SearchResult
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 

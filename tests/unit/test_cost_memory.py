@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.build import CostModel
 from search.cost.memory import COMMUNICATOR_BYTES, Recipe, reserved_bytes, to_bytes
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.predict import predict
+from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 N = 3_000_000
@@ -143,7 +143,7 @@ def test_transient(
 def test_the_backward_of_a_layer_is_transient(
     strategy: LayerStrategy, options: dict[str, Any], units: float
 ) -> None:
-    """Of the samples of one micro-batch, by the rule of `autopar.backward_memory`."""
+    """Of the samples of one micro-batch, by the rule of `autopar.estimate.memory`."""
     assert row(strategy, **options)["transient"] == [units * TOKENS] * 2
 
 

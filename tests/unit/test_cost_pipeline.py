@@ -1,4 +1,4 @@
-"""T and memory of a plan, against the docstring of `search.tables` written out layer by layer."""
+"""T and memory of a plan: the docstring of `search.cost.tables` written out layer by layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.cost.pipeline import evaluate, in_flight, stage_kind, vocab_position
+from search.cost.tables import PlanTables
 from search.options import SearchOptions
-from search.tables import PlanTables
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 STRATEGIES = [

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.cost.comm import Groups
-from search.cost.redistribution import (
+from search.cost.communication import Groups
+from search.cost.tables import Layout
+from search.cost.time import (
     Exchange,
     layout_of,
     layout_of_vocab,
@@ -17,7 +18,6 @@ from search.cost.redistribution import (
     redistribution_s,
     send_s,
 )
-from search.tables import Layout
 from tests.cost_cases import toy_hardware
 
 X = np.array([[8e6], [2e6]])  # bytes of the fully sharded activation, two tables, one type

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autopar.plan import LayerStrategy
-from search.build import CostModel
-from search.layer_rows import LayerRows
+from search.cost.model import CostModel
+from search.cost.rows import LayerRows
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

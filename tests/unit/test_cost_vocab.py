@@ -10,8 +10,8 @@ import pytest
 
 from autopar.model import LayerProfile, OtherMemory
 from autopar.plan import PipelineType, VocabStrategy
-from search.build import CostModel
-from search.cost.vocab import VocabRows
+from search.cost.model import CostModel
+from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
+from autopar.documents.sidecar import ModelMeasurement
 from autopar.model import ModelSpec
-from autopar.model_measurements import ModelMeasurement
 from benchmarks.device_vs_exact import chosen_cells, layer_row, main, memory_row, print_tables
-from profiler.model.checks import ON_DEVICE
+from profiler.model.documents import ON_DEVICE
 from profiler.model.options import ModelOptions, ProfileType
 from tests.unit.profile_model_support import LLAMA, T5
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
-ENTRIES = {**SCRIPTS, "autopar": "profiler.entry:hardware"}
+ENTRIES = {**SCRIPTS, "autopar": "autopar.entry:hardware"}
 EVERY = pytest.mark.parametrize("command", ENTRIES)
 
 LIGHT = """

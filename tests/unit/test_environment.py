@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import InputError, InstallError
+from profiler import processes as shared_gpu
 from profiler.environment import (
     METADATA,
     RankInfo,
@@ -19,13 +20,14 @@ from profiler.environment import (
     check_torch_version,
     collect,
     comparable,
+    driver_version,
+    gpu_clocks,
+    nvidia_smi,
     recorded_environment,
     run_metadata,
     summarize_hosts,
 )
-from profiler.hardware import shared_gpu
 from profiler.hardware.parse import build_options
-from profiler.system import driver_version, gpu_clocks, nvidia_smi
 
 GPU = RankInfo(
     rank=0,

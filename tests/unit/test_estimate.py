@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autopar import catalog
+from autopar.documents import catalog
+from autopar.documents.hardware import read_hardware_dir
+from autopar.documents.model import read_model_profile
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError
 from autopar.estimate import (
     activation_bytes,
@@ -18,12 +21,9 @@ from autopar.estimate import (
     load_card,
     parse_hardware,
 )
-from autopar.estimate.cli import app, run
-from autopar.estimate.hardware import allreduce_time_s
-from autopar.estimate.roofline import Gemm, layer_operations
-from autopar.hardware_files import read_hardware_dir
-from autopar.model_files import read_model_profile
-from autopar.specs import load_spec
+from autopar.estimate.card import allreduce_time_s
+from autopar.estimate.command import app, run
+from autopar.estimate.model import Gemm, layer_operations
 from autopar.units import GB, MIB
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "galvatron"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autopar import catalog
+from autopar.documents import catalog
 from benchmarks import estimate_vs_exact
 
 

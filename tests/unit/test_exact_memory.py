@@ -14,7 +14,7 @@ import pytest
 
 from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
@@ -36,7 +36,7 @@ DEGREES = (1, 2, 4, 8)
 
 def activations_mib(spec: LayerSpec, *, checkpoint: Any = "none", kind: Any = "sp") -> list[float]:
     """Return what a layer keeps at degrees 1, 2, 4 and 8, in MiB to three places."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     return [
         round(
@@ -73,7 +73,7 @@ def test_llama_block(kind: Any, checkpoint: Any, expected: list[float]) -> None:
 
 def test_llama_block_parameters() -> None:
     """Its parameters are divided, its norms are not; Ulysses divides none."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     def mib(kind: Any) -> list[float]:
         found = [layer_memory(LLAMA, Sharding(degree=t, kind=kind)) for t in DEGREES]
@@ -88,7 +88,7 @@ def test_llama_block_parameters() -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_formula_of_korthikanti(hidden: int, heads: int, seq: int, batch: int) -> None:
     """A block with its softmax in the open keeps s*b*h*(34 + 5as/h), norm statistics aside."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     spec = LayerSpec(
         num_layers=1,
@@ -112,7 +112,7 @@ def test_formula_of_korthikanti(hidden: int, heads: int, seq: int, batch: int) -
 
 def test_figures_are_linear_in_the_batch_and_the_same_every_time() -> None:
     """Twice the samples keep twice as much, and counting again counts the same."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     for kind, checkpoint in product(("tp", "sp", "ulysses"), ("none", "full")):
         sharding = Sharding(degree=2, kind=kind, checkpoint=checkpoint)
@@ -124,7 +124,7 @@ def test_figures_are_linear_in_the_batch_and_the_same_every_time() -> None:
 
 def test_other_types_are_wider() -> None:
     """fp32 keeps twice the bytes of 16 bit, but for statistics, which are fp32 in both."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     half, whole = (layer_memory(SMALL, Sharding(), dtype=dtype) for dtype in ("fp16", "fp32"))
     statistics = 4 * SMALL.seq_length * (8 + 2)  # a sum per head, and two norms
@@ -136,7 +136,7 @@ def test_other_types_are_wider() -> None:
 
 def test_cross_attention() -> None:
     """A decoder layer keeps a second attention; the encoder's output is not its own."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     plain = dataclasses.replace(SMALL, num_kv_heads=8, causal=False)
     cross = dataclasses.replace(plain, cross_attention=True, norm_parameters_per_hidden=3)
@@ -150,7 +150,7 @@ def test_cross_attention() -> None:
 @pytest.mark.parametrize(("degree", "experts_over"), [(1, 1), (2, 1), (1, 4), (2, 2)])
 def test_mixture_of_experts(degree: int, experts_over: int) -> None:
     """A mixture keeps its router's choice, its tokens in expert order and c MLPs per token."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     spec = dataclasses.replace(SMALL, num_experts=8, experts_per_token=2)
     sharding = Sharding(degree=degree, expert_degree=experts_over)
@@ -171,7 +171,7 @@ def test_mixture_of_experts(degree: int, experts_over: int) -> None:
 
 def test_peak_is_above_what_is_kept() -> None:
     """A recomputed layer needs at its peak about what a plain one keeps, and both are whole."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     plain, full = (layer_memory(LLAMA, Sharding(checkpoint=c)) for c in ("none", "full"))
     # the widest moment of the backward: gradients of gate, up, product and their silu
@@ -183,7 +183,7 @@ def test_peak_is_above_what_is_kept() -> None:
 @pytest.mark.parametrize("degree", DEGREES)
 def test_outer_parts(degree: int) -> None:
     """Head and loss keep the fp32 softmax, their norm and its output; the embedding its tokens."""
-    from profiler.model.exact import outer_memory
+    from profiler.model.counting import outer_memory
 
     spec = ModelSpec(name="llama", layers=(LLAMA,), vocab_size=128256)
     s, h = 4096, 4096
@@ -204,7 +204,7 @@ def test_outer_parts(degree: int) -> None:
 
 def test_tied_tables_are_one_on_the_only_stage() -> None:
     """A tied table is counted once where both ends are, and on both of two stages."""
-    from profiler.model.exact import outer_memory
+    from profiler.model.counting import outer_memory
 
     spec = ModelSpec(
         name="gpt", layers=(SMALL,), vocab_size=512, tied_embeddings=True, learned_positions=64
@@ -218,7 +218,7 @@ def test_tied_tables_are_one_on_the_only_stage() -> None:
 
 def test_measurement_is_a_cell() -> None:
     """What was counted is kept as a sidecar's cell."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     found = layer_memory(SMALL, Sharding(degree=2, kind="tp"), batch=3)
     cell = found.measurement(key="memory_layertype_0", layer_type=0)
@@ -238,9 +238,9 @@ def test_measurement_is_a_cell() -> None:
 MANY = """
 import json, resource, sys, time
 started = time.perf_counter()
-from autopar.specs import load_spec
-from profiler.model.exact import layer_memory, outer_memory
-from profiler.model.sharding import Sharding
+from autopar.documents.spec import load_spec
+from profiler.model.counting import layer_memory, outer_memory
+from profiler.model.parallel import Sharding
 import torch.distributed as dist
 spec = load_spec("llama3-8b")
 points = 0

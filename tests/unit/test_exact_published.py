@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from autopar.specs import load_spec
+from autopar.documents.spec import load_spec
 from autopar.units import MIB
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 
 pytest.importorskip("torch", reason="the profilers need torch")
 
@@ -62,7 +62,7 @@ def per_layer(published: dict[str, Any], run: str, what: str) -> float:
 
 def exact(*, degree: int = 1, checkpoint: Any = "none", seq_length: int = TOKENS) -> Any:
     """Return the exact memory of a layer, for the samples of a tensor group (one a GPU)."""
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import layer_memory
 
     spec = load_spec("llama2-7b", seq_length=[seq_length]).layers[0]
     return layer_memory(spec, Sharding(degree=degree, checkpoint=checkpoint), batch=degree)

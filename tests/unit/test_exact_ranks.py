@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 from tests.gloo import run_ranks
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -42,8 +42,7 @@ def real_counts() -> list[tuple[int, int, int]]:
     import torch.distributed as dist
 
     from profiler.model.blocks import build_layer, layer_inputs
-    from profiler.model.counting import count_memory
-    from profiler.model.exact import layer_memory
+    from profiler.model.counting import count_memory, layer_memory
     from profiler.model.outer import build_outer, outer_inputs
 
     group, found = dist.group.WORLD, []
@@ -69,7 +68,7 @@ def real_counts() -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("degree", [2, 4])
 def test_counts_are_those_of_real_ranks(degree: int) -> None:
     """Shapes alone give what real tensors on real ranks give, to the byte."""
-    from profiler.model.exact import layer_memory, outer_memory
+    from profiler.model.counting import layer_memory, outer_memory
 
     spec = ModelSpec(name="small", layers=(SMALL,), vocab_size=1000)
     expected = [

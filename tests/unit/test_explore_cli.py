@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from search import cli_estimate
-from search.analytic.calculon import evaluate
-from search.cli_explore import run
+from search.closed_form.calculon import evaluate
+from search.commands import estimate as cli_estimate
+from search.commands.explore import run
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 from tests.unit.explore_documents import calculon, tensor2d
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search.analytic.answers import Answer, Each, Point
-from search.cli_explore_session import Job, Question, execute
+from search.closed_form.questions import Answer, Each, Point
+from search.commands.explore_session import Job, Question, execute
 
 POINT = Point(
     execution={"num_procs": 1},

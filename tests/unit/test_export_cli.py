@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.spec import write_spec
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import read_strategy, strategy_document
-from autopar.specs import write_spec
-from search import cli, export_cli
-from search.exports.galvatron import lower, strategy_text
-from search.exports.registry import EXPORTERS, lower_for
-from search.exports.reprice import change_sentence
+from search.commands import export as export_cli
+from search.commands import search as cli
+from search.engines.galvatron import lower, strategy_text
+from search.engines.registry import EXPORTERS, lower_for
+from search.engines.reprice import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -317,9 +318,9 @@ def test_every_engine_says_what_one_plan_loses(
 
 def test_change_of_memory_names_the_stage(capsys: pytest.CaptureFixture[str]) -> None:
     """The sentence takes the stage that grows most."""
-    from search.inputs import InputSpec
     from search.options import SearchOptions
-    from search.session import open_session
+    from search.question import open_session
+    from search.request import InputSpec
 
     session = open_session(InputSpec(model="model.json", hardware="a100-80gb:2x8"), SearchOptions())
     before = session.planner.evaluate(UNIFORM)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from autopar.errors import InputError
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.exports.contract import Lowered
-from search.exports.deepspeed import lower
+from search.engines.deepspeed import lower
+from search.engines.job import Lowered
 from tests.unit.export_plans import (
     check_lowered,
     job_of,

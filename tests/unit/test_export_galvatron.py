@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from autopar.documents.plan import read_strategy
+from autopar.documents.spec import load_spec
 from autopar.plan import Plan
-from autopar.plan_files import read_strategy
-from autopar.specs import load_spec
-from search.exports.configurations import Configuration
-from search.exports.galvatron import lower, strategy_text
-from search.exports.galvatron_import import import_galvatron
-from search.exports.yaml_text import load_yaml
+from search.engines.configuration import Configuration, load_yaml
+from search.engines.galvatron import import_galvatron, lower, strategy_text
 from tests.export_cases import HETEROGENEOUS, job, legal_plans
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.exports.megatron_layout import LayoutError, layout_string, parse_layout, stage_sizes
+from search.engines.megatron import LayoutError, layout_string, parse_layout, stage_sizes
 
 
 def test_published_examples() -> None:

@@ -13,18 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.legality import violations
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.specs import load_spec
-from search.exports.configurations import Configuration, flags_of
-from search.exports.contract import Lowered
-from search.exports.megatron import lower
-from search.exports.megatron_import import import_megatron
-from search.exports.megatron_model import model_arguments
-from search.exports.megatron_nearest import checkpoints_first
-from search.exports.megatron_rules import Arguments, violated_rules
-from search.exports.shell_words import script_command
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.configuration import Configuration, flags_of, script_command
+from search.engines.job import Lowered
+from search.engines.megatron import Arguments, lower, model_arguments, violated_rules
+from search.engines.megatron_import import import_megatron
+from search.engines.megatron_nearest import checkpoints_first
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 
 UNIFORM = Plan(
@@ -265,7 +261,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
 @settings(max_examples=40)
 def test_yaml_says_the_same(plan: Plan) -> None:
     """Both files of an export describe one plan."""
-    from search.exports.yaml_text import load_yaml
+    from search.engines.configuration import load_yaml
 
     try:
         lowered = lower(job(plan))

@@ -8,8 +8,8 @@ import pytest
 
 from autopar.errors import DocumentError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.exports.configurations import Configuration, read_configuration
-from search.exports.megatron_import import import_megatron
+from search.engines.configuration import Configuration, read_configuration
+from search.engines.megatron_import import import_megatron
 
 BASE = {
     "tensor_model_parallel_size": 2,

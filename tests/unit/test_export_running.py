@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search import cli, export_cli
 from search.cli_options import OPTIONS
-from search.exports.galvatron import strategy_text
-from search.exports.registry import EXPORTERS, lower_for
-from search.exports.running import different, flags
+from search.commands import export as export_cli
+from search.commands import search as cli
+from search.engines.galvatron import strategy_text
+from search.engines.job import different, flags
+from search.engines.registry import EXPORTERS, lower_for
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -164,7 +165,7 @@ def test_refusals_name_a_search_without_losses(
     (folder / "mixed.json").write_text(
         strategy_text(replace(HETEROGENEOUS, num_stages=1, stage_sizes=(8,))), encoding="utf-8"
     )
-    from autopar.specs import write_spec
+    from autopar.documents.spec import write_spec
 
     write_spec(SMALL, folder / "model.json")
     cluster = ("--model", "model.json", "--hardware", "h100:2x8")

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from autopar.errors import DocumentError
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.exports.configurations import read_configuration
-from search.exports.documents import lowered_files
-from search.exports.registry import lower_for
-from search.exports.shell_words import script_command
-from search.exports.yaml_text import dump_yaml, load_yaml
+from search.engines.configuration import dump_yaml, load_yaml, read_configuration, script_command
+from search.engines.registry import lower_for
+from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
 
 SCRIPTS = {

@@ -8,11 +8,11 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.plan import LayerStrategy, VocabStrategy
-from autopar.specs import load_spec
-from search.exports.contract import Lowered
-from search.exports.torchtitan import lower
+from search.engines.job import Lowered
+from search.engines.torchtitan import lower
 from tests.unit.export_plans import (
     SMALL,
     check_lowered,

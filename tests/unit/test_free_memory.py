@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from profiler.hardware.session import container_bytes
+from profiler.processes import container_bytes
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from autopar.measurements import Measurement
-from autopar.sidecar import Run
+from autopar.documents.sidecar import Measurement, Run
 from profiler.hardware.cells import Cell, Cluster, plan_cells
-from profiler.hardware.documents import Documents, derive, newest_measurements
-from profiler.hardware.routing import REPLACES, family, kinds_of
+from profiler.hardware.documents import (
+    REPLACES,
+    Documents,
+    derive,
+    family,
+    kinds_of,
+    newest_measurements,
+)
 from tests.unit.measured import (
     COPY_BYTES_PER_S,
     MIB,

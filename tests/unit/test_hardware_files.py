@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.errors import DocumentError
-from autopar.hardware import Curve, HardwareProfile
-from autopar.hardware_files import (
+from autopar.documents.checks import validate_document
+from autopar.documents.hardware import (
     BandwidthUnit,
     hardware_file_name,
     read_hardware,
     read_hardware_dir,
     write_hardware,
 )
-from autopar.patterns import validate_document
-from autopar.schemas import DOCUMENTS as MODELS
-from autopar.schemas import json_schemas
-from autopar.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
+from autopar.documents.schemas import DOCUMENTS as MODELS
+from autopar.documents.schemas import json_schemas
+from autopar.documents.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
+from autopar.errors import DocumentError
+from autopar.hardware import Curve, HardwareProfile
 from tests.unit.documents_support import DOCUMENTS, SIDECAR
 
 

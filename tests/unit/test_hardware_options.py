@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autopar.errors import OptionError
 from autopar.units import GIB, MIB
 from profiler.hardware.cells import divisors
-from profiler.hardware.cli import app
+from profiler.hardware.command import app
 from profiler.hardware.options import OPERATIONS, HardwareOptions
 from profiler.hardware.parse import (
     MAX_BYTES,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.hardware import hardware_file_name, read_hardware_dir, write_hardware
+from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
-from autopar.hardware_files import hardware_file_name, read_hardware_dir, write_hardware
-from autopar.sidecar import DocumentKind, read_sidecar, sidecar_path
 from tests.unit.documents_support import DOCUMENTS
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.model import read_model_profile
 from autopar.model import ModelProfile
-from autopar.model_files import read_model_profile
 from benchmarks.held_out_fit import FITS, held_out, main
 from tests.unit.profile_model_support import LLAMA, measured_dir
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import autopar
-from autopar.schemas import json_schemas
+from autopar.documents.schemas import json_schemas
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("autopar", "search", "profiler")
@@ -98,17 +98,17 @@ def test_layers_import_only_what_is_below_them(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "source", "expected"),
     [
-        ("autopar", "import search.planner", {"search.planner"}),
+        ("autopar", "import search.planner.planner", {"search.planner.planner"}),
         ("autopar", "def f():\n    from torch import nn", {"torch", "torch.nn"}),
         (
             "search",
             "from profiler.measure import run",
             {"profiler.measure", "profiler.measure.run"},
         ),
-        ("search", "from search import cli", {"search.cli"}),
+        ("search", "from search import cli", {"search.commands.search"}),
         ("profiler", "import numpy, search", {"search"}),
         ("profiler", "from . import measure", {".", "..measure"}),
-        ("profiler", "import torch\nimport autopar.fit", set()),
+        ("profiler", "import torch\nimport autopar.statistics", set()),
         ("search", "import searching, clip", set()),
     ],
 )
@@ -186,7 +186,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_planning_imports_no_torch() -> None:
     """A machine without torch plans; one with torch does not wait for it."""
     done = run_python(
-        "import search, search.planner, sys\n"
+        "import search, search.planner.planner, sys\n"
         "print(sorted(m for m in ('torch', 'profiler') if m in sys.modules))"
     )
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.jsonio import write_json
+from autopar.documents.json import write_json
 
 
 @pytest.mark.parametrize(

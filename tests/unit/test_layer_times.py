@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.model import read_model_profile, write_model_profile
+from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.model import ModelProfile, OtherTime, ShardedTime
-from autopar.model_files import read_model_profile, write_model_profile
-from autopar.sidecar import sidecar_path
 from tests.unit.documents_support import DOCUMENTS, SPEC, write
 
 WHOLE: dict[str, Any] = {

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopar.legality import violations
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from tests.unit.cli_results import PLAN, SPEC
 
 

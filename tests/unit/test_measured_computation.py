@@ -10,11 +10,11 @@ import pytest
 
 from autopar.model import LayerMemory, LayerProfile, ModelProfile, ShardedTime
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.cost.rows import Table
 from search.options import SearchOptions
-from search.planner import Planner
-from search.result import SearchResult
+from search.planner.planner import Planner
+from search.planner.result import SearchResult
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 BATCHES = (1, 2, 4, 8)

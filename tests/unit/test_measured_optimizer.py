@@ -10,8 +10,8 @@ import pytest
 
 from autopar.model import ModelProfile, ShardedTime
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.build import CostModel
-from search.cost.optimizer import fit_optimizer
+from search.cost.model import CostModel
+from search.cost.time import fit_optimizer
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

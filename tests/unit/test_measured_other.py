@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.model import ModelProfile, OtherTime, ShardedTime
-from autopar.model_files import read_model_profile, write_model_profile
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import predict
-from search.spread import drawn_step_times
+from search.planner.planner import Planner
+from search.planner.prediction import drawn_step_times, predict
 from tests.cost_cases import TOY_PLAN as PLAN
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

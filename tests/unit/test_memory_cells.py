@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.model import read_model_profile
+from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.model import LayerMemory, LayerSpec, ModelProfile
-from autopar.model_files import read_model_profile
 from autopar.plan import LayerStrategy
-from autopar.sidecar import sidecar_path
-from search.build import CostModel
-from search.cost.activations import ulysses_bytes
-from search.cost.memory import Recipe
+from search.cost.memory import Recipe, ulysses_bytes
+from search.cost.model import CostModel
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.documents_support import DOCUMENTS, SPEC, write
@@ -199,8 +198,8 @@ def test_backwards_of_an_edited_table_are_never_lowered(tmp_path: Path) -> None:
 def test_the_llama_block_keeps_more_than_its_share() -> None:
     """Counted exactly: 344.27 MiB at t = 2; degrees that were not counted are never below."""
     pytest.importorskip("torch", reason="counting needs torch")
-    from profiler.model.exact import layer_memory
-    from profiler.model.sharding import Sharding
+    from profiler.model.counting import layer_memory
+    from profiler.model.parallel import Sharding
 
     counted = {
         t: layer_memory(LLAMA, Sharding(degree=t, kind="ulysses")).activation_bytes
@@ -303,8 +302,8 @@ def test_sequence_mode_scales_counted_activations() -> None:
 def test_what_a_checkpointed_layer_keeps_is_its_input_over_the_degree() -> None:
     """Counted exactly, for Megatron and DTensor with split sequences, and for Ulysses."""
     pytest.importorskip("torch", reason="counting needs torch")
-    from profiler.model.exact import layer_memory
-    from profiler.model.sharding import Sharding
+    from profiler.model.counting import layer_memory
+    from profiler.model.parallel import Sharding
 
     whole = layer_memory(LLAMA, Sharding(checkpoint="full")).activation_bytes
     assert whole == 32 * MIB

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.spec import (
+    embedding_parameter_counts,
+    load_spec,
+    padded_vocab_size,
+    parameter_count,
+)
 from autopar.errors import InputError
-from autopar.specs import embedding_parameter_counts, load_spec, padded_vocab_size, parameter_count
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 from tests.unit.small_models import GPT, LLAMA, MODEL
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -21,8 +26,7 @@ F64: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
 def test_operations_agree_with_torch() -> None:
     """Norms, attention, rotation and loss compute what torch's own functions compute."""
-    from profiler.model.attention import attention, open_attention, rotary
-    from profiler.model.norms import layer_norm, rms_norm
+    from profiler.model.blocks import attention, layer_norm, open_attention, rms_norm, rotary
 
     torch.manual_seed(0)
     x = torch.randn(5, 2, 8, requires_grad=True, **F64)
@@ -147,7 +151,7 @@ def test_sequences_beyond_the_position_table_are_refused() -> None:
 def test_a_group_of_another_size_is_refused() -> None:
     """A group has to have as many ranks as the layer has pieces."""
     from profiler.model.blocks import build_layer
-    from profiler.model.collectives import SoleRank
+    from profiler.model.parallel import SoleRank
 
     with pytest.raises(InputError, match="4 ranks and the layer has degree 2"):
         build_layer(LLAMA, Sharding(degree=2), group=SoleRank(4), **F64)
@@ -156,7 +160,7 @@ def test_a_group_of_another_size_is_refused() -> None:
 def test_weights_are_random_and_finite() -> None:
     """A random layer passes on values of the size of its input: it can be timed as it is."""
     from profiler.model.blocks import build_layer, layer_inputs
-    from profiler.model.collectives import SoleRank
+    from profiler.model.parallel import SoleRank
 
     for kind in KINDS:
         sharding = Sharding(degree=2, kind=kind)

@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.documents.model import read_model_profile, write_model_profile
+from autopar.documents.sidecar import sidecar_path
+from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError, InputError
 from autopar.model import (
     LayerMemory,
@@ -22,9 +25,6 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.model_files import read_model_profile, write_model_profile
-from autopar.sidecar import sidecar_path
-from autopar.specs import bare_spec
 from tests.unit.documents_support import (
     DOCUMENTS,
     SPEC,
@@ -477,10 +477,10 @@ def test_estimated_files_are_read_back_without_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes and the documented path options are enough; heads may stay unknown."""
+    from autopar.documents.hardware import write_hardware
+    from autopar.documents.spec import load_spec
     from autopar.estimate import estimate_hardware, estimate_model
-    from autopar.hardware_files import write_hardware
-    from autopar.specs import load_spec
-    from search import cli
+    from search.commands import search as cli
 
     monkeypatch.chdir(tmp_path)
     spec = load_spec("llama2-7b")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.model import read_model_profile
 from autopar.errors import DocumentError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.model_files import read_model_profile
 from tests.unit.documents_support import assert_same, read_dir, write
 
 

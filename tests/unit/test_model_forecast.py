@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.model_measurements import ModelMeasurement
+from autopar.documents.sidecar import ModelMeasurement
 from autopar.units import format_duration
 from profiler.measure import Policy, forecast_line
 from profiler.model.cells import ModelCell, plan_cells
-from profiler.model.predict import forecast, work
+from profiler.model.run import forecast, work
 from tests.unit.profile_model_support import LLAMA, MadeUp, make_options
 
 LONG = replace(LLAMA, layers=(replace(LLAMA.layers[0], seq_length=4096),))

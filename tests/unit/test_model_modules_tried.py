@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 from torch import nn  # noqa: E402
 
 from profiler.model.cells import plan_cells  # noqa: E402
-from profiler.model.module_measuring import ModuleMeasurer  # noqa: E402
+from profiler.model.measuring import ModuleMeasurer  # noqa: E402
 from profiler.model.parse import build_options  # noqa: E402
 from tests.unit.own_modules import Layer, Model, source_of  # noqa: E402
 

@@ -13,9 +13,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.counting import count_memory
-from profiler.model.measuring import SpecMeasurer
+from profiler.model.measuring import SpecMeasurer, cell_part
 from profiler.model.options import ModelOptions, TensorImplementation, Unit
-from profiler.model.parts import cell_part
 
 
 def memory_cells(spec: ModelSpec, options: ModelOptions) -> list[ModelCell]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
-from autopar.specs import load_spec
 from profiler.model.sources import load_source
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from profiler.measure import Policy  # noqa: E402
-from profiler.model.exact import count_memory  # noqa: E402
+from profiler.model.counting import count_memory  # noqa: E402
 from profiler.model.modules import call, main_output  # noqa: E402
 from profiler.model.timing import time_module  # noqa: E402
 

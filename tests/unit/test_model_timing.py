@@ -17,8 +17,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from torch import nn  # noqa: E402
 
-from profiler.model.passes import out_of_memory  # noqa: E402
-from profiler.model.timing import time_module, torch_dtype  # noqa: E402
+from profiler.model.timing import out_of_memory, time_module, torch_dtype  # noqa: E402
 
 CPU = torch.device("cpu")
 QUICK = Policy(iters=8, warmup=2, max_seconds=0.2)

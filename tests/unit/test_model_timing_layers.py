@@ -7,21 +7,19 @@ from statistics import median
 
 import pytest
 
+from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.model_measurements import TensorKind
 from profiler.measure import Policy
-from profiler.model.sharding import Sharding
+from profiler.model.parallel import Sharding
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from profiler.model.blocks import build_layer, layer_inputs  # noqa: E402
-from profiler.model.collectives import SoleRank  # noqa: E402
-from profiler.model.local_group import LocalGroup, timed_group  # noqa: E402
-from profiler.model.timing import time_layer  # noqa: E402
-from profiler.model.whole import time_outer, time_stack  # noqa: E402
+from profiler.model.parallel import LocalGroup, SoleRank, timed_group  # noqa: E402
+from profiler.model.timing import time_layer, time_outer, time_stack  # noqa: E402
 
 CPU = torch.device("cpu")
 LLAMA = LayerSpec(

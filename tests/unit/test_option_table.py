@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from profiler.hardware import cli as hardware_cli
+from profiler.hardware import command as hardware_cli
 from profiler.hardware.parse import build_options as build_hardware
+from profiler.model.command import app as model_app
 from profiler.model.parse import build_options as build_model
-from profiler.model_cli import app as model_app
 from profiler.option_table import OptionRow, make_app
 
 ROWS = (

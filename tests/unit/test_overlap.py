@@ -18,9 +18,16 @@ from profiler.hardware.lanes import (
     Track,
     interleaved,
 )
-from profiler.hardware.overlap import LEAST_SHARED, local_overlap, measure_overlap
-from profiler.hardware.overlap_plan import plan_overlap
-from profiler.hardware.overlap_samples import QUANTITIES, OverlapSamples, efficiency, slowdowns
+from profiler.hardware.overlap import (
+    LEAST_SHARED,
+    QUANTITIES,
+    OverlapSamples,
+    efficiency,
+    local_overlap,
+    measure_overlap,
+    plan_overlap,
+    slowdowns,
+)
 from tests.gloo import run_ranks
 
 GEMM_S, MESSAGE_S = 0.004, 0.012

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import OptionError
 from autopar.plan import LayerStrategy, VocabStrategy
-from search.pins import parse_rules
+from search.space import parse_rules
 
 TP4 = LayerStrategy(tp=4)
 TP8_CKPT = LayerStrategy(tp=8, checkpoint=True)

@@ -8,8 +8,8 @@ import pytest
 
 from autopar.errors import OptionError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from profiler.plan.global_mode import make_plan
 from profiler.plan.options import GlobalOptions, PlanOptions
+from profiler.plan.question import make_plan
 from profiler.plan.spellings import ALIASES, translate
 from tests.unit.plan_cli_support import read
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.documents.plan import read_strategy
+from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
-from autopar.plan_files import read_strategy
-from autopar.specs import load_spec
-from profiler.plan.question import Question, ask
-from profiler.plan.scale import chosen_layers, scale_down
+from profiler.plan.question import Question, ask, chosen_layers, scale_down
 from tests.unit.plan_cli_support import MODEL, PREDICTED, STRATEGY, read, small_files, write
 
 

@@ -15,14 +15,18 @@ from typing import Any
 
 import pytest
 
-from autopar.console import make_console
-from autopar.plan_files import read_strategy
-from profiler import plan_cli
+from autopar.command.show import make_console
+from autopar.documents.plan import read_strategy
+from profiler.plan import command as plan_cli
 from profiler.plan.job import DryRunRank, RunResult
-from profiler.plan.prediction_parts import gradient_note
 from profiler.plan.question import Question, ask
-from profiler.plan.report_found import show_dry_run, show_run
-from profiler.plan.result_files import dry_run_document, run_document
+from profiler.plan.report import (
+    dry_run_document,
+    gradient_note,
+    run_document,
+    show_dry_run,
+    show_run,
+)
 from profiler.plan.verdict import judge
 from tests.unit.plan_cli_support import STRATEGY, read, small_files, write
 
@@ -90,7 +94,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own."""
-    code = "from profiler.plan_cli import main; main()"
+    code = "from profiler.plan.command import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,
@@ -354,7 +358,7 @@ def test_only_the_first_rank_works_out_the_arithmetic(
 
 def test_reader_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """`profile-plan ... | head -1` ends without a word."""
-    code = "import sys; from profiler.plan_cli import main; main()"
+    code = "import sys; from profiler.plan.command import main; main()"
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} plan.json | head -1"
     done = subprocess.run(
         command,

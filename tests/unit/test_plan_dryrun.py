@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.specs import load_spec
-from profiler.plan.dryrun import dry_run, first_ranks
-from profiler.plan.fake_world import fake_world
+from profiler.model.counting import PARTS
+from profiler.plan.dryrun import dry_run, fake_world, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
-from profiler.plan.tracker import PARTS
 from tests.gloo import run_ranks
 
 _TINY = ModelSpec(
@@ -82,11 +81,11 @@ def _count_real(jobs: dict[str, PlanJob]) -> dict[str, tuple[int, dict[str, int]
     import torch
     import torch.distributed as dist
 
-    from profiler.plan.batches import local_batch
-    from profiler.plan.layout import check_job
+    from profiler.model.counting import count_step
+    from profiler.plan.arithmetic import check_job
+    from profiler.plan.exchange import local_batch
+    from profiler.plan.run import Trainer
     from profiler.plan.stage import build_stage, open_groups
-    from profiler.plan.tracker import count_step
-    from profiler.plan.train import Trainer
 
     device = torch.device("cpu")
     found = {}

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.plan_files import (
+from autopar.documents.plan import (
     read_strategy,
     strategy_document,
     strategy_file_name,
     write_strategy,
 )
+from autopar.errors import DocumentError
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from tests.unit.cli_results import PLAN
 
 NEWEST_KEYS = [

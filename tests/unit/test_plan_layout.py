@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from profiler.plan.arithmetic import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from profiler.plan.job import PlanJob
-from profiler.plan.layout import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from tests.plan_cases import LLAMA, MOE, make_job
 
 _L = LayerStrategy

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.plan.layout import Cube, Layout
+from profiler.plan.arithmetic import Cube, Layout
 
 pytest.importorskip("torch")
 
-from profiler.plan.relayout import _blocks, _moves, is_exchanged
+from profiler.plan.exchange import _blocks, _moves, is_exchanged
 
 CUBES = [(1,), (2,), (2, 2), (2, 2, 2), (3, 2), (2, 3, 2)]
 SIZE = (24, 24)

@@ -7,18 +7,26 @@ from typing import Any
 
 import pytest
 
-from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.specs import (
+from autopar.documents.spec import (
     embedding_parameter_counts,
     load_spec,
     padded_vocab_size,
     parameter_count,
 )
-from profiler.plan.counts import Shape, first_shapes, held, last_shapes, layer_shapes
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec
+from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from profiler.plan.arithmetic import (
+    Shape,
+    examine,
+    first_shapes,
+    held,
+    last_shapes,
+    layer_shapes,
+    micro_batches_in_flight,
+    strategy_label,
+)
 from profiler.plan.job import PlanJob
-from profiler.plan.static import examine, micro_batches_in_flight, strategy_label
 
 PLAIN = LayerSpec(num_layers=4, seq_length=16, hidden_size=32, num_heads=4, ffn_hidden_size=48)
 LAYERS = {
@@ -56,8 +64,7 @@ def test_layer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     import torch
 
     from profiler.model.blocks import build_layer
-    from profiler.model.collectives import SoleRank
-    from profiler.model.sharding import Sharding
+    from profiler.model.parallel import Sharding, SoleRank
 
     group = SoleRank(degree) if degree > 1 else None
     module = build_layer(
@@ -82,8 +89,8 @@ def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     pytest.importorskip("torch")
     import torch
 
-    from profiler.model.collectives import SoleRank
     from profiler.model.outer import build_outer
+    from profiler.model.parallel import SoleRank
 
     spec = MODELS[name]
     group = SoleRank(degree) if degree > 1 else None

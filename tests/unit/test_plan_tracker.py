@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from profiler.plan.tracker import PARTS, count_step, held_bytes
+from profiler.model.counting import PARTS, count_step, held_bytes
 
 KIB = 1024
 

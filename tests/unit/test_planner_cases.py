@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from autopar.plan import Plan
-from search.inputs import InputSpec
 from search.options import SearchOptions
-from search.planner import Planner
-from search.result import SearchResult
-from search.session import Session, open_session
+from search.planner.planner import Planner
+from search.planner.result import SearchResult
+from search.question import Session, open_session
+from search.request import InputSpec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 2.0**30

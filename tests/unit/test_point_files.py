@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from autopar.errors import OptionError
-from search.analytic.answers import Answer, search_calculon, search_tensor2d
-from search.analytic.calculon import Application, System, evaluate
-from search.analytic.calculon.exploration import Space
-from search.analytic.point_files import PointFile, calculon_columns, tensor2d_columns
-from search.analytic.tensor2d import Model
-from search.analytic.tensor2d import System as Tensor2dSystem
-from search.analytic.tensor2d import evaluate as evaluate_tensor2d
+from search.closed_form.calculon import Application, System, evaluate
+from search.closed_form.calculon.exploration import Space
+from search.closed_form.points import PointFile, calculon_columns, tensor2d_columns
+from search.closed_form.questions import Answer, search_calculon, search_tensor2d
+from search.closed_form.tensor2d import Model
+from search.closed_form.tensor2d import System as Tensor2dSystem
+from search.closed_form.tensor2d import evaluate as evaluate_tensor2d
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 APP = Application.model_validate(APPLICATION | {"vocab_size": 32000})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.specs import load_spec
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import allocation_budget
+from search.planner.planner import Planner
+from search.planner.prediction import allocation_budget
 
 
 def planner(model: str = "llama2-7b") -> Planner:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
-from autopar.specs import load_spec
-from profiler.model.cells import ModelCell, plan_cells, stack_counts
-from profiler.model.sizes import length_cases, tensor_degrees
+from profiler.model.cells import ModelCell, length_cases, plan_cells, stack_counts, tensor_degrees
 from tests.unit.profile_model_support import LLAMA, T5, make_options
 
 

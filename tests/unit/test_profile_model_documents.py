@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from autopar.documents import ComputationDocument, MemoryDocument
+from autopar.documents.checks import validate_document
+from autopar.documents.schemas import ComputationDocument, MemoryDocument
+from autopar.documents.sidecar import ModelMeasurement
 from autopar.model import ModelSpec
-from autopar.model_measurements import ModelMeasurement
-from autopar.patterns import validate_document
-from profiler.model.cells import plan_cells
+from profiler.model.cells import plan_cells, tensor_kinds
 from profiler.model.documents import ModelDocument, derive_computation, derive_memory
-from profiler.model.sizes import tensor_kinds
 from tests.unit.profile_model_support import LLAMA, OTHER_S, SAMPLE_S, T5, MadeUp, make_options
 
 MS = 1e-3
@@ -187,7 +186,7 @@ def test_failed_cells_are_named_once_per_reason() -> None:
 def test_a_device_that_disagrees_is_named() -> None:
     """Allocator and count within 1 % are fine; above it the cell says by how much, and why."""
     pytest.importorskip("torch", reason="torch is not installed")
-    from profiler.model.device_memory import explain_difference
+    from profiler.model.timing import explain_difference
 
     assert explain_difference(100e6, 100.9e6) is None
     assert explain_difference(100e6, 90e6) == (

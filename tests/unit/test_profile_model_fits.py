@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from autopar.model_files import read_model_profile
-from autopar.model_measurements import ModelMeasurement, TimeFit
-from autopar.sidecar import Sidecar, read_sidecar, sidecar_path
-from profiler import show_cli
+from autopar.documents.model import read_model_profile
+from autopar.documents.sidecar import ModelMeasurement, Sidecar, TimeFit, read_sidecar, sidecar_path
 from profiler.model.cells import plan_cells
-from profiler.model.documents import ModelDocument, derive_computation
-from profiler.model.fits import bad_fits, fit_cells, fit_name, largest_cell, main_fits
-from profiler.show.fits import show_fits
-from search.cost.computation import fit_computation
-from search.cost.fits import fit_other_time
+from profiler.model.documents import (
+    ModelDocument,
+    bad_fits,
+    derive_computation,
+    fit_cells,
+    fit_name,
+    largest_cell,
+    main_fits,
+)
+from profiler.show import command as show_cli
+from profiler.show.head import show_fits
+from search.cost.fits import fit_computation, fit_other_time
 from search.options import ProfileMode, SearchOptions
 from tests.unit.profile_model_support import (
     LLAMA,

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import OptionError
+from profiler.model.command import app
 from profiler.model.options import ModelOptions
 from profiler.model.ranges import parse_batches, parse_degrees, parse_seq_lengths
 from profiler.model.spellings import ALIASES, translate
-from profiler.model_cli import app
 from tests.unit.profile_model_support import make_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,9 @@ def read(*arguments: str) -> ModelOptions:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process that cannot import torch."""
-    code = "import sys; sys.modules['torch'] = None\nfrom profiler.model_cli import main; main()"
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom profiler.model.command import main; main()"
+    )
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autopar import stats
+from autopar import statistics as stats
+from autopar.documents.model import read_model_profile
+from autopar.documents.sidecar import Sidecar, read_sidecar, sidecar_path
 from autopar.errors import InputError
-from autopar.model_files import read_model_profile
-from autopar.sidecar import Sidecar, read_sidecar, sidecar_path
 from profiler.model.cells import plan_cells
 from profiler.model.run import measure_cells
 from tests.unit.profile_model_support import (

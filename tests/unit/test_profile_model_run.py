@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import InputError
-from autopar.model_measurements import ModelMeasurement
 from profiler.measure import Policy
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.measuring import is_out_of_memory, needed_bytes
-from profiler.model.predict import describe_forecast, forecast, work
-from profiler.model.run import describe, measure_cells, profile_paths
+from profiler.model.run import (
+    describe,
+    describe_forecast,
+    forecast,
+    measure_cells,
+    profile_paths,
+    work,
+)
 from tests.unit.profile_model_support import LLAMA, T5, MadeUp, make_options, opened
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.json import write_json
 from autopar.errors import InputError, OptionError
-from autopar.jsonio import write_json
 from autopar.units import GB, MIB
-from profiler.show.curves import ASCII, UNICODE, draw, plots
-from profiler.show.load import load_folder
-from profiler.show.picture import check_suffix, save_picture
-from profiler.show.report import show_folder
-from profiler.show.series import series_of
+from profiler.show.pictures import ASCII, UNICODE, check_suffix, draw, plots, save_picture
+from profiler.show.read import load_folder, series_of
+from profiler.show.tables import show_folder
 from profiler.show.validate import validate
 from tests.unit.show_folders import (
     P2P,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import search
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.estimate import estimate_hardware, estimate_model
-from autopar.specs import load_spec
-from search.core import solve_tables
-from search.inputs import DEFAULT_HARDWARE, DEFAULT_MODEL, InputSpec, load_inputs
 from search.options import SearchOptions
+from search.planner.core import solve_tables
+from search.request import DEFAULT_HARDWARE, DEFAULT_MODEL, InputSpec, load_inputs
 from tests.oracles.instances import small_instance
 
 

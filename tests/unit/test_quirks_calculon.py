@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.analytic.calculon import COMPAT, Quirks, evaluate, evaluate_many
-from search.analytic.quirk_texts import quirk_texts
+from search.closed_form.calculon import COMPAT, Quirks, evaluate, evaluate_many
+from search.closed_form.validation import quirk_texts
 
 H, F, S, HEADS, HEAD, BLOCKS = 64, 256, 32, 8, 8, 4
 A = S * H

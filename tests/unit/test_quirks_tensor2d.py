@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.analytic.quirk_texts import quirk_texts
-from search.analytic.tensor2d import Model, Quirks, Strategy, System, evaluate
-from search.analytic.tensor2d.attention import plain_attention_rows
-from search.analytic.tensor2d.layers import layer_rows
-from search.analytic.tensor2d.links import collective_s
-from search.analytic.tensor2d.rows import Link, Pass, Row, Sizes
-from search.analytic.tensor2d.space import candidates
-from search.analytic.tensor2d.step import row_time
+from search.closed_form.tensor2d import Model, Quirks, Strategy, System, evaluate
+from search.closed_form.tensor2d.attention import plain_attention_rows
+from search.closed_form.tensor2d.exploration import candidates
+from search.closed_form.tensor2d.layers import layer_rows
+from search.closed_form.tensor2d.links import collective_s
+from search.closed_form.tensor2d.rows import Link, Pass, Row, Sizes
+from search.closed_form.tensor2d.step import row_time
+from search.closed_form.validation import quirk_texts
 
 L, EMBED, HEADS, DEPTH, WIDE = 256, 1024, 8, 4, 4096
 MODEL = Model(l=L, e=EMBED, h=HEADS, depth=DEPTH, f=WIDE)

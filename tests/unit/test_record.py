@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.hardware import read_hardware_dir
+from autopar.documents.json import write_json
+from autopar.documents.sidecar import (
+    SIDECAR_VERSION,
+    Measurement,
+    Sidecar,
+    sidecar_path,
+    write_sidecar,
+)
 from autopar.errors import DocumentError, InputError
-from autopar.hardware_files import read_hardware_dir
-from autopar.jsonio import write_json
-from autopar.measurements import Measurement
-from autopar.sidecar import SIDECAR_VERSION, Sidecar, sidecar_path, write_sidecar
 from profiler.hardware.cells import plan_cells
 from tests.unit.measured import (
     COPY_BYTES_PER_S,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.hardware import read_hardware_dir
 from autopar.errors import InputError
-from autopar.hardware_files import read_hardware_dir
 from tests.unit.measured import (
     MIB,
     measure,

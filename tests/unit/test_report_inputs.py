@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from autopar.console import make_console
+from autopar.command.show import make_console
+from autopar.documents.hardware import write_hardware
 from autopar.estimate import estimate_hardware
-from autopar.hardware_files import write_hardware
 from autopar.sources import Source
-from search import cli
-from search.report.terminal import show_evaluation, show_result
+from search.commands import search as cli
+from search.report.plan import show_evaluation, show_result
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT
 
 MODEL = Source(role="computation", path="c.json")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.fit import rising_fit
 from autopar.hardware import Curve
-from search.cost.comm import Groups
+from autopar.statistics import rising_fit
+from search.cost.communication import Groups
 from tests.cost_cases import toy_hardware
 from tests.unit.test_cost_latency import line, shape, solve
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
 from autopar.errors import InputError
 from autopar.estimate import estimate_hardware
-from autopar.hardware_files import hardware_file_name, hardware_shapes, write_hardware
-from search import cli
-from search.inputs import InputSpec, load_inputs
+from search.commands import search as cli
 from search.options import SearchOptions
+from search.request import InputSpec, load_inputs
 
 Shape = tuple[int, int]
 

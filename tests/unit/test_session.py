@@ -13,8 +13,7 @@ import pytest
 from autopar.errors import InputError
 from profiler.environment import RankInfo, collect
 from profiler.hardware.cells import Round, rounds
-from profiler.hardware.meeting import connect, introduce
-from profiler.hardware.session import Session, claim_errors
+from profiler.processes import Session, claim_errors, connect, introduce
 from tests.gloo import run_ranks
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")

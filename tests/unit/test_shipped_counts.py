@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from autopar import catalog
-from autopar.locate import model_file_name
-from autopar.sidecar import read_sidecar, sidecar_path
-from autopar.specs import load_spec
-from profiler import model_cli
-from profiler.model.cells import plan_cells
-from profiler.model.metadata import describe_model
+from autopar.documents import catalog
+from autopar.documents.catalog import model_file_name
+from autopar.documents.sidecar import read_sidecar, sidecar_path
+from autopar.documents.spec import load_spec
+from profiler.model import command as model_cli
+from profiler.model.cells import plan_cells, tensor_kinds
 from profiler.model.parse import build_options
-from profiler.model.shipped_counts import is_counted
-from profiler.model.sizes import tensor_kinds
+from profiler.model.record import describe_model
+from profiler.model.shipped import is_counted
 
 NAME = "llama2-7b"
 SPEC = load_spec(NAME)

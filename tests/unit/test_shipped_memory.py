@@ -8,25 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from autopar import catalog
-from autopar.estimate import activation_bytes, estimate_model
-from autopar.estimate.memory import tensor_degrees
-from autopar.legality import violations
-from autopar.model import ModelProfile, ModelSpec
-from autopar.model_files import ModelMemory, read_model_memory
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.shipped import with_shipped_memory
-from autopar.sidecar import read_sidecar, sidecar_path
-from autopar.specs import (
+from autopar.documents import catalog
+from autopar.documents.model import ModelMemory, read_model_memory, with_shipped_memory
+from autopar.documents.sidecar import read_sidecar, sidecar_path
+from autopar.documents.spec import (
     embedding_parameter_counts,
     load_spec,
     padded_vocab_size,
     parameter_count,
     write_spec,
 )
-from search import cli
-from search.inputs import InputSpec, load_inputs
+from autopar.estimate import activation_bytes, estimate_model
+from autopar.estimate.memory import tensor_degrees
+from autopar.model import ModelProfile, ModelSpec
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.commands import search as cli
 from search.options import SearchOptions
+from search.request import InputSpec, load_inputs
 
 NAMES = catalog.model_names()
 BOTH = pytest.mark.parametrize("sequence_parallel", [True, False])

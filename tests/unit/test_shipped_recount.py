@@ -8,16 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="counting needs torch")
 
-from autopar import catalog  # noqa: E402
+from autopar.documents import catalog  # noqa: E402
+from autopar.documents.json import load_object  # noqa: E402
+from autopar.documents.model import with_shipped_memory  # noqa: E402
+from autopar.documents.sidecar import sidecar_path  # noqa: E402
+from autopar.documents.spec import load_spec  # noqa: E402
 from autopar.estimate import estimate_model  # noqa: E402
-from autopar.jsonio import load_object  # noqa: E402
-from autopar.shipped import with_shipped_memory  # noqa: E402
-from autopar.sidecar import sidecar_path  # noqa: E402
-from autopar.specs import load_spec  # noqa: E402
 from profiler.model import shipped  # noqa: E402
-from profiler.model.exact import layer_memory, outer_memory  # noqa: E402
-from profiler.model.sharding import Sharding  # noqa: E402
-from profiler.model.sizes import with_seq_lengths  # noqa: E402
+from profiler.model.cells import with_seq_lengths  # noqa: E402
+from profiler.model.counting import layer_memory, outer_memory  # noqa: E402
+from profiler.model.parallel import Sharding  # noqa: E402
 
 
 def recounted(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search.simulate import replay
+from search.cost.pipeline import replay
 from tests.oracles.reference import pipeline_time
 
 

@@ -7,10 +7,8 @@ import json
 
 import pytest
 
-from autopar.catalog import model_names
-from autopar.errors import DocumentError, InputError, OptionError
-from autopar.model import LayerSpec, ModelSpec
-from autopar.specs import (
+from autopar.documents.catalog import model_names
+from autopar.documents.spec import (
     bare_spec,
     embedding_parameter_counts,
     load_spec,
@@ -18,6 +16,8 @@ from autopar.specs import (
     parameter_count,
     write_spec,
 )
+from autopar.errors import DocumentError, InputError, OptionError
+from autopar.model import LayerSpec, ModelSpec
 
 PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) counted by hand
     "gpt2-xl": 1_557_611_200,

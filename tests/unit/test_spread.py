@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.console import make_console
+from autopar.command.show import make_console
+from autopar.documents.hardware import write_hardware
 from autopar.hardware import Curve, HardwareProfile, Speed
-from autopar.hardware_files import write_hardware
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search import cli
-from search.build import CostModel
-from search.cost.comm import curve_s
+from search.commands import search as cli
+from search.cost.communication import curve_s
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner import Planner
-from search.predict import predict
+from search.planner.planner import Planner
+from search.planner.prediction import predict
 from search.report.files import evaluation_document, json_document, plan_document
-from search.report.terminal import show_evaluation, show_result
+from search.report.plan import show_evaluation, show_result
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from autopar.hardware import Curve, HardwareProfile, Speed
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.build import CostModel
+from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.predict import predict
+from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 SIZES = np.array([2.0**k for k in range(16, 27)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from autopar.stats import Summary, median_half_width, summarize, warnings_of
+from autopar.statistics import Summary, median_half_width, summarize, warnings_of
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.analytic.tensor2d import STRATEGIES, Strategy, evaluate, evaluate_many, survey
-from search.analytic.tensor2d.engine import pack_candidates
+from search.closed_form.tensor2d import STRATEGIES, Strategy, evaluate, evaluate_many, survey
+from search.closed_form.tensor2d.engine import pack_candidates
 from tests.unit.explore_documents import MODEL, TENSOR2D_SYSTEM
 
 SYSTEM = TENSOR2D_SYSTEM | {"nvlink_size": 8}

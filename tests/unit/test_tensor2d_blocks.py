@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from search.analytic.documents import load_document
-from search.analytic.tensor2d import CORRECT, Model, Strategy, System, evaluate, survey
-from search.analytic.tensor2d.attention import plain_attention_rows
-from search.analytic.tensor2d.rows import Sizes
+from search.closed_form.files import load_document
+from search.closed_form.tensor2d import CORRECT, Model, Strategy, System, evaluate, survey
+from search.closed_form.tensor2d.attention import plain_attention_rows
+from search.closed_form.tensor2d.rows import Sizes
 
 SYSTEM: dict[str, Any] = {
     "matrix_flops_fp16": 1000,

@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from autopar.fit import nonnegative_fit, nonnegative_fits, relative_weights
-from autopar.model_measurements import Form, Term
-from autopar.time_fits import INTERVAL, bootstrap_times, fit_times, terms_of
+from autopar.documents.sidecar import Form, Term
+from autopar.statistics import (
+    INTERVAL,
+    bootstrap_times,
+    fit_times,
+    nonnegative_fit,
+    nonnegative_fits,
+    relative_weights,
+    terms_of,
+)
 
 POWERS = {
     "launch_s": (0, 0),

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from search.core import solve_tables
+from search.planner.core import solve_tables
 from tests.oracles.instances import Shape, random_tables
 from tests.oracles.reference import evaluate
 

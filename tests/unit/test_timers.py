@@ -7,7 +7,7 @@ import time
 import pytest
 
 from autopar.errors import OptionError
-from profiler.timers import DeviceTimer, HostTimer, make_timer
+from profiler.measure import DeviceTimer, HostTimer, make_timer
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 

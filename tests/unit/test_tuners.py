@@ -15,14 +15,13 @@ import pytest
 
 from autopar.errors import DocumentError, InputError, InstallError
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM, evaluations_to
-from search.analytic.calculon import InfeasibleExecution, evaluate
-from search.analytic.calculon.documents import Application, Execution, System
-from search.analytic.calculon.exploration import OBJECTIVES, Objective
-from search.analytic.calculon.reasons import REASONS
-from search.analytic.documents import load_document
-from search.analytic.tuners import TunerName, load_space, tune
-from search.analytic.tuners.plain import draw_sample, price_all, price_range
-from search.analytic.tuners.pricing import Pricer, Record
+from search.closed_form.calculon import InfeasibleExecution, evaluate
+from search.closed_form.calculon.documents import Application, Execution, System
+from search.closed_form.calculon.engine import REASONS
+from search.closed_form.calculon.exploration import OBJECTIVES, Objective
+from search.closed_form.files import load_document
+from search.closed_form.tuners import TunerName, load_space, tune
+from search.closed_form.tuners.tune import Pricer, Record, draw_sample, price_all, price_range
 
 SMALL = SPACE | {
     "tensor_par": [2, 8],

@@ -13,14 +13,12 @@ import pytest
 
 from autopar.errors import DocumentError, InstallError, OptionError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.verify import cli
-from autopar.verify.busy import Usage
-from autopar.verify.choose import contrasts, describe
-from autopar.verify.commands import Command, CommandError, Folder, environment
-from autopar.verify.lines import Lines
-from autopar.verify.measured import predicted_bytes, read_priced, read_run
-from autopar.verify.options import VerifyOptions, checked_options
-from search.pins import parse_rules
+from profiler.verify import command as cli
+from profiler.verify.compare import predicted_bytes, read_priced, read_run
+from profiler.verify.folder import Command, CommandError, Folder, Usage, environment
+from profiler.verify.options import VerifyOptions, checked_options
+from profiler.verify.plans import Lines, contrasts, describe
+from search.space import parse_rules
 
 PYTHON = Path(sys.executable).name
 

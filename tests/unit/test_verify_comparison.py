@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from autopar.calibration import MOST, MOST_S
-from autopar.verify.comparison import compare, ranks_of, resampled_s, spearman
-from autopar.verify.fitting import LEAST, TimeColumns, fit_bytes, fit_times, left_out_s
-from autopar.verify.measured import MeasuredPlan, RunSamples
+from autopar.documents.calibration import MOST, MOST_S
+from profiler.verify.calibrate import LEAST, TimeColumns, fit_bytes, fit_times, left_out_s
+from profiler.verify.compare import (
+    MeasuredPlan,
+    RunSamples,
+    compare,
+    ranks_of,
+    resampled_s,
+    spearman,
+)
 
 VALUES = st.lists(st.integers(0, 6).map(float), min_size=2, max_size=12)
 

@@ -17,19 +17,17 @@ from typing import Any
 
 import pytest
 
-from autopar.calibration import MOST, read_calibration
+from autopar.documents.calibration import MOST, read_calibration
+from autopar.documents.json import load_object
+from autopar.documents.plan import read_strategy
 from autopar.errors import OptionError
-from autopar.estimate import cli as estimate_cli
-from autopar.jsonio import load_object
-from autopar.plan_files import read_strategy
-from autopar.verify.choose import priced
-from autopar.verify.commands import Command, Folder
-from autopar.verify.documents import verify_document
-from autopar.verify.lines import SMALL_MODEL, Lines
-from autopar.verify.options import VerifyOptions, checked_options
-from autopar.verify.report import show_verification
-from autopar.verify.run import Verification, verify
-from search import cli
+from autopar.estimate import command as estimate_cli
+from profiler.verify.command import Verification, verify
+from profiler.verify.folder import Command, Folder
+from profiler.verify.options import VerifyOptions, checked_options
+from profiler.verify.plans import SMALL_MODEL, Lines, priced
+from profiler.verify.report import show_verification, verify_document
+from search.commands import search as cli
 from tests.unit.test_calibration import document
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
@@ -265,7 +263,7 @@ def test_report_and_document_say_the_same(
     files: Path, found: tuple[Verification, Machine, Path]
 ) -> None:
     """Every plan with its figures, the correlation, the factors; 100 columns are enough."""
-    from autopar.console import make_console
+    from autopar.command.show import make_console
 
     verification, _, work = found
     out = io.StringIO()
@@ -303,7 +301,7 @@ def test_factors_that_fit_nothing_else_are_advised_against(
     files: Path, found: tuple[Verification, Machine, Path]
 ) -> None:
     """A left-out error that is no better than before: the report says so, and so does the JSON."""
-    from autopar.console import make_console
+    from autopar.command.show import make_console
 
     verification, _, work = found
     assert verification.calibrated is not None

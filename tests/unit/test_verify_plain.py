@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from autopar.verify.choose import describe, plain_plan
+from profiler.verify.plans import describe, plain_plan
 
 TENSOR = Plan(
     world_size=2,

@@ -20,7 +20,7 @@ import pytest
 
 from autopar.errors import InputError
 from profiler.hardware.run import _finish, _State
-from profiler.hardware.watch import Trouble, Watch
+from profiler.watch import Trouble, Watch
 from tests.unit.measured import make_options, measure
 from tests.unit.record_support import opened, planned
 

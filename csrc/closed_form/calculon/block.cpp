@@ -1,4 +1,4 @@
-// The operations of one block and their sums, as search/analytic/calculon/{layers,block}.py have
+// The operations of one block and their sums, as search/closed_form/calculon/{layers,block}.py have
 // them.
 #include <optional>
 

@@ -1,5 +1,5 @@
 // Time and memory of one training step in closed form, after Calculon (SC'23).
-// search/analytic/calculon is the readable model and the oracle of this one: same names, same
+// search/closed_form/calculon is the readable model and the oracle of this one: same names, same
 // order of operations, so that figures agree to rounding.
 #pragma once
 
@@ -49,7 +49,7 @@ struct System {
   std::vector<Tier> tiers;
 };
 
-// Defects to reproduce; search/analytic/calculon/quirks.py says what each is, and has two more that
+// Defects to reproduce; search/closed_form/calculon/engine.py says what each is, and has two more that
 // change no figure here: a null for a number, and the kind of a refusal.
 struct Quirks {
   bool running_recompute_totals = false, pipe_tile_twice = false, edge_overlaps_as_base = false,
@@ -61,7 +61,7 @@ struct Quirks {
        communication_flops = false;
 };
 
-// Why an execution cannot run; search/analytic/calculon/reasons.py has the sentences.
+// Why an execution cannot run; search/closed_form/calculon/engine.py has the sentences.
 enum Reason : std::uint8_t {
   kOk,
   kCounts,

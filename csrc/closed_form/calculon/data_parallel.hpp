@@ -1,5 +1,5 @@
 // Gradients and weights between data-parallel processors, and what hides them, as
-// search/analytic/calculon/data_parallel.py has them.
+// search/closed_form/calculon/data_parallel.py has them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Types of operations: the numbers of one operation on one processor, as
-// search/analytic/calculon/operations.py has them.
+// search/closed_form/calculon/operations.py has them.
 #pragma once
 
 #include <cstdint>

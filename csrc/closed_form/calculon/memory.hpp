@@ -1,4 +1,4 @@
-// Bytes of a processor of the first stage, as search/analytic/calculon/memory.py has them.
+// Bytes of a processor of the first stage, as search/closed_form/calculon/memory.py has them.
 #pragma once
 
 #include <algorithm>

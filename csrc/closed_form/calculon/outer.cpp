@@ -1,4 +1,4 @@
-// What surrounds the blocks, as search/analytic/calculon/outer.py has it.
+// What surrounds the blocks, as search/closed_form/calculon/outer.py has it.
 #include <algorithm>
 
 #include "closed_form/calculon/calculon.hpp"

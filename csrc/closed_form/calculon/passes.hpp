@@ -1,5 +1,5 @@
 // Forward and backward of a base and an edge block, with transfers and offload around them, as
-// search/analytic/calculon/passes.py has them.
+// search/closed_form/calculon/passes.py has them.
 #pragma once
 
 #include <algorithm>

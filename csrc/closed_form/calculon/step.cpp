@@ -1,4 +1,4 @@
-// One training step on the first stage, as search/analytic/calculon/step.py has it.
+// One training step on the first stage, as search/closed_form/calculon/step.py has it.
 #include <cmath>
 #include <limits>
 

@@ -1,4 +1,4 @@
-// Every candidate of a number of GPUs: the space of search/analytic/tensor2d/space.py, searched.
+// Every candidate of a number of GPUs: the space of search/closed_form/tensor2d/exploration.py, searched.
 #include <algorithm>
 #include <atomic>
 #include <limits>

@@ -1,5 +1,5 @@
 // The operations of one transformer layer on one GPU, summed as they are listed; row by row the
-// table of search/analytic/tensor2d/layers.py with flash attention. Volumes are in elements.
+// table of search/closed_form/tensor2d/layers.py with flash attention. Volumes are in elements.
 #include <algorithm>
 #include <cstdint>
 #include <utility>

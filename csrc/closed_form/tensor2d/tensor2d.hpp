@@ -1,6 +1,6 @@
 // Time and memory of one training step in closed form, with tensor parallelism over one or two
 // dimensions, after arXiv 2410.00273.
-// search/analytic/tensor2d is the readable model and the oracle of this one: same names, same
+// search/closed_form/tensor2d is the readable model and the oracle of this one: same names, same
 // order of operations, so that figures agree to rounding.
 #pragma once
 
@@ -30,7 +30,7 @@ struct System {
   double element_size = 0, mask_element_size = 0, flops_units = 0;
 };
 
-// Defects to reproduce; search/analytic/tensor2d/quirks.py says what each is.
+// Defects to reproduce; search/closed_form/tensor2d/engine.py says what each is.
 struct Quirks {
   bool single_allreduce = false, free_slow_links = false, norm_width_of_sequence = false,
        norm_gradient_group = false, extra_panel = false, bias_shapes = false, one_adapter = false,
@@ -49,7 +49,7 @@ struct Candidate {
   friend auto operator<=>(const Candidate&, const Candidate&) = default;
 };
 
-// Why a candidate cannot run; search/analytic/tensor2d/reasons.py has the sentences.
+// Why a candidate cannot run; search/closed_form/tensor2d/engine.py has the sentences.
 enum Reason : std::uint8_t {
   kOk,
   kCounts,

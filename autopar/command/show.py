@@ -1,0 +1,151 @@
+"""How results are set: a console of at most 100 columns, headings, tables and numbers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TextIO, cast
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autopar.units import GB, GIB, MIB
+
+__all__ = [
+    "OPERATION_NAMES",
+    "WIDTH",
+    "format_rate",
+    "format_size",
+    "make_console",
+    "make_table",
+    "print_heading",
+    "print_line",
+    "print_pair",
+    "print_table",
+    "wrapped",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The console that every command shows its results on.
+
+
+WIDTH = 100
+"""Most columns of a result, and those of one that no terminal shows."""
+_LEAST = 70
+
+
+def make_console(stream: TextIO) -> Console:
+    """Return a console of at most 100 columns, plain when the stream is no terminal."""
+    if stream.isatty():
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+        return _Console(file=stream, width=max(width, _LEAST), highlight=False)
+    return _Console(file=cast("TextIO", _Trimmed(stream)), width=WIDTH, highlight=False)
+
+
+class _Console(Console):
+    """A console whose reader may leave, as `| head` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `commands.guarded`: rich itself would end the process with 1."""
+        raise BrokenPipeError
+
+
+class _Trimmed:
+    """A stream without the blanks that tables leave at the end of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n|$)", "", text))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_LABEL = 14
+
+OPERATION_NAMES = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "all2all": "all-to-all",
+    "p2p": "point-to-point",
+    "p2p_bidirectional": "point-to-point, both ways",
+    "memcopy": "memory copy",
+}
+"""Operations as people call them."""
+
+
+def print_heading(console: Console, text: str) -> None:
+    """Print the title of a section."""
+    console.print()
+    console.print(escape(text), style="bold")
+
+
+def print_line(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print a sentence, wrapped and indented like everything under a heading."""
+    for line in wrapped(text, console.width - 2):
+        console.print("  " + escape(line), style=style, soft_wrap=True)
+
+
+def print_pair(console: Console, label: str, text: str) -> None:
+    """Print a label and what it stands for, wrapped beside it."""
+    for index, line in enumerate(wrapped(text, console.width - 2 - _LABEL)):
+        left = label if index == 0 else ""
+        console.print(f"  {left:<{_LABEL}}{escape(line)}", soft_wrap=True)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text in lines; words longer than a line, such as paths, stay whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def make_table(*columns: str, left: int = 1) -> Table:
+    """Return an empty table; the first `left` columns are words, the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(
+            escape(name),
+            justify="left" if index < left else "right",
+            no_wrap=index >= left,
+        )
+    return table
+
+
+def print_table(
+    console: Console,
+    columns: list[str],
+    rows: list[list[str]],
+    *,
+    left: int = 1,
+    styles: Sequence[str | None] = (),
+) -> None:
+    """Print rows of a table, in a style each; columns without any content are left out."""
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    table = make_table(*(columns[i] for i in kept), left=sum(1 for index in kept if index < left))
+    for row, style in zip_longest(rows, styles):
+        table.add_row(*(escape(row[i]) for i in kept), style=style)
+    console.print(table)
+
+
+def format_size(num_bytes: float) -> str:
+    """Return a message size for people: 64K, 32M, 1G (powers of 1024) where it is whole."""
+    for unit, letter in ((GIB, "G"), (MIB, "M"), (1024, "K")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.4g}{letter}"
+    return f"{num_bytes:.4g}B"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Return a bandwidth in GB/s (1e9 bytes/s) with four significant digits, without the unit."""
+    return f"{bytes_per_s / GB:.4g}"

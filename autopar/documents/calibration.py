@@ -1,0 +1,293 @@
+"""Calibration: factors between what a search predicts and what was measured of plans that ran.
+
+`autopar-verify` fits and writes the file (`calibration.json`), `autopar-search --calibration`
+reads and applies it. One factor for all computation, one for all communication, seconds once per
+step and one factor for memory: few enough for a dozen plans to determine them, and none of them
+depends on the plan, so that they may be used for plans that never ran.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from autopar import __version__
+from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
+from autopar.documents.json import load_object, shorten, write_json
+from autopar.errors import DocumentError, OptionError
+from autopar.sources import Source
+from autopar.units import format_seconds
+
+__all__ = [
+    "CALIBRATION_FORMAT",
+    "CALIBRATION_VERSION",
+    "MOST",
+    "MOST_S",
+    "SANE",
+    "Calibration",
+    "CalibrationDocument",
+    "Interval",
+    "device_of",
+    "read_calibration",
+    "write_calibration",
+]
+
+CALIBRATION_FORMAT = "autopar-calibration"
+# 1: first version.
+CALIBRATION_VERSION = 1
+
+SANE = {"computation": (0.5, 2.0), "communication": (0.25, 4.0), "memory": (0.8, 1.25)}
+"""Factors between which a calibration corrects a profile; beyond, the profile is of something else
+and is better measured again. Communication of small messages scatters most, bytes least."""
+_WIDE = 2.0
+"""An interval whose ends are so far apart leaves open what the factor is."""
+
+MOST = 1e3
+"""No factor, and no end of its interval, is larger: more is no correction but another machine."""
+MOST_S = 3600.0
+"""No step takes more seconds longer."""
+
+_Factor = Annotated[
+    float,
+    Quantity(
+        what="measured over predicted", unit="", maximum=MOST, too_large="is no correction any more"
+    ),
+]
+_Seconds = Annotated[
+    float,
+    Quantity(
+        what="time of every step",
+        unit="s",
+        maximum=MOST_S,
+        exclusive=False,
+        too_large="is probably in ms",
+    ),
+]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Valued(StrictObject):
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        value, low, high = (getattr(self, name) for name in ("value", "low", "high"))
+        if (low is None) != (high is None):
+            raise key_error("one end of the interval is given without the other", "low")
+        if low is not None and not low <= value <= high:
+            raise key_error(f"{value:g} is outside of the interval {low:g} to {high:g}", "value")
+        return self
+
+
+class _FactorEntry(_Valued):
+    """A factor with its interval, both ends null where the runs do not say it."""
+
+    value: _Factor
+    low: _Factor | None = None
+    high: _Factor | None = None
+
+
+class _SecondsEntry(_Valued):
+    """Seconds with their interval."""
+
+    value: _Seconds
+    low: _Seconds | None = None
+    high: _Seconds | None = None
+
+
+class _Factors(StrictObject):
+    computation: _FactorEntry
+    communication: _FactorEntry
+    fixed_s: _SecondsEntry
+    memory: _FactorEntry
+
+
+class _Machine(StrictObject):
+    name: str
+    world_size: _Count
+    estimated: bool = False
+
+
+class _Model(StrictObject):
+    name: str
+    num_layers: _Count
+    seq_length: list[_Count]
+    hidden_size: list[_Count]
+    precision: str
+
+
+class _Input(StrictObject):
+    role: str
+    path: str
+    sha256: str = ""
+
+
+class CalibrationDocument(StrictObject):
+    """The file: factors, what they were fitted on, and how well they fit."""
+
+    format: Literal["autopar-calibration"]
+    version: int
+    tool: str = f"autopar {__version__}"
+    hardware: _Machine
+    model: _Model
+    factors: _Factors
+    fit: dict[str, Any] = Field(default_factory=dict)
+    """Errors before and after, left out, and by plan; for people, not read by a search."""
+    inputs: list[_Input] = Field(default_factory=list)
+    """The profiles that the predictions rested on."""
+    notes: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A fitted number and its 95 % interval; ends None where the data do not say them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+_ONE = Interval(value=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What a search applies; the default changes nothing."""
+
+    computation: Interval = _ONE
+    communication: Interval = _ONE
+    fixed_s: Interval = Interval(value=0.0)
+    """Seconds once per step."""
+    memory: Interval = _ONE
+    hardware: str = ""
+    """Device that the runs were on, '' when unknown."""
+    world_size: int = 0
+    model: str = ""
+    precision: str = ""
+    estimated: bool = False
+    """True when the predictions rested on datasheets."""
+    source: Source | None = None
+
+    @property
+    def is_neutral(self) -> bool:
+        """True when nothing changes."""
+        factors = (self.computation, self.communication, self.memory)
+        return self.fixed_s.value == 0.0 and all(factor.value == 1.0 for factor in factors)
+
+    @property
+    def sentence(self) -> str:
+        """What is applied, in one line."""
+        where = "calibration" if self.source is None else f"calibration {self.source.path}"
+        return (
+            f"{where}: computation x {self.computation.value:.4g}, communication x "
+            f"{self.communication.value:.4g}, {format_seconds(self.fixed_s.value)} more per step, "
+            f"memory x {self.memory.value:.4g}"
+        )
+
+    def doubts(
+        self, *, world_size: int, model: str, precision: str, estimated: bool
+    ) -> tuple[str, ...]:
+        """Return what speaks against using it for another question, one line each.
+
+        Parameters
+        ----------
+        world_size, model, precision : of the question.
+        estimated : whether its profiles are estimates.
+        """
+        said = []
+        pairs: tuple[tuple[str, object, object], ...] = (
+            ("GPUs", self.world_size, world_size),
+            ("model", self.model, model),
+            ("precision", self.precision, precision),
+        )
+        differ = [f"{name} {then} then, {now} now" for name, then, now in pairs if then != now]
+        if self.world_size and differ:
+            said.append(f"the calibration was fitted on another question ({'; '.join(differ)})")
+        if self.world_size and self.estimated != estimated:
+            kinds = ["measured", "estimated"]
+            said.append(
+                f"the calibration corrects {kinds[self.estimated]} profiles and these are "
+                f"{kinds[estimated]}"
+            )
+        for name, (low, high) in SANE.items():
+            factor: Interval = getattr(self, name)
+            if not low <= factor.value <= high:
+                said.append(
+                    f"the calibration's factor of {name} {factor.value:.3g} is outside of "
+                    f"{low:g} to {high:g}: the profile describes other conditions than the runs "
+                    "had; measure it again"
+                )
+            elif factor.low is not None and (factor.high or 0.0) > _WIDE * factor.low:
+                said.append(
+                    f"the calibration's factor of {name} is hardly known "
+                    f"({factor.low:.3g} to {factor.high:.3g})"
+                )
+        return tuple(said)
+
+    def require_device(self, name: str) -> None:
+        """Raise an OptionError when the runs were on another device than `name` describes."""
+        if self.hardware and device_of(name) != device_of(self.hardware):
+            raise OptionError(
+                f"--calibration: was fitted on {device_of(self.hardware)!r} and the hardware is "
+                f"{device_of(name)!r}, whose times are not comparable; run autopar-verify there"
+            )
+
+
+def device_of(name: str) -> str:
+    """Return the device in the name of a hardware profile: `cpu` of `cpu_1x2`."""
+    return re.sub(r"[_:]\d+x\d+$", "", name)
+
+
+def read_calibration(path: Path | str) -> Calibration:
+    """Return the calibration in a file.
+
+    Raises
+    ------
+    DocumentError : missing, damaged, of a newer version, or with an unusable factor.
+    """
+    loaded = load_object(path, remedy="autopar-verify writes such a file")
+    data = loaded.data
+    if data.get("format") != CALIBRATION_FORMAT:
+        raise DocumentError(
+            path,
+            f"expected {CALIBRATION_FORMAT!r}, got {shorten(data.get('format'))}",
+            key="format",
+            remedy="give the calibration.json of autopar-verify",
+        )
+    version = data.get("version")
+    if type(version) is int and version > CALIBRATION_VERSION:
+        raise DocumentError(
+            path,
+            f"is {version} and this release reads up to {CALIBRATION_VERSION}",
+            key="version",
+            remedy="update autopar or run autopar-verify again",
+        )
+    if type(version) is not int or version < 1:
+        raise DocumentError(
+            path, f"expected a positive integer, got {shorten(version)}", key="version"
+        )
+    document = validate_document(CalibrationDocument, Path(path), data)
+    factors = document.factors
+    return Calibration(
+        computation=_interval(factors.computation),
+        communication=_interval(factors.communication),
+        fixed_s=_interval(factors.fixed_s),
+        memory=_interval(factors.memory),
+        hardware=document.hardware.name,
+        world_size=document.hardware.world_size,
+        model=document.model.name,
+        precision=document.model.precision,
+        estimated=document.hardware.estimated,
+        source=Source(role="calibration", path=str(path), sha256=loaded.sha256),
+    )
+
+
+def write_calibration(path: Path, document: CalibrationDocument) -> None:
+    """Write a calibration file atomically; raises OSError."""
+    write_json(path, document.model_dump(mode="json"), number_rows=True)
+
+
+def _interval(entry: _FactorEntry | _SecondsEntry) -> Interval:
+    return Interval(value=entry.value, low=entry.low, high=entry.high)

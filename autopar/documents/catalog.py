@@ -1,0 +1,302 @@
+"""Finds shipped models and hardware: explicit path, then packaged data, then the repository.
+
+An installed wheel carries `models/` and `hardware_configs/` as `autopar/_data/...`; an editable
+installation does not, so the folder that contains the package is tried after it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autopar.errors import DocumentError, InputError
+from autopar.model import ModelSpec
+
+__all__ = [
+    "Content",
+    "card_names",
+    "find_card",
+    "find_configs",
+    "find_document",
+    "find_hardware",
+    "find_model",
+    "hardware_names",
+    "locate",
+    "model_file_name",
+    "model_names",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Chooses the model file in a directory: documented name, then published releases' names.
+
+
+Content = Literal["processed", "raw", "none"]
+"""What a candidate offers: processed keys, raw runs they can be derived from, or neither."""
+
+_OTHER_UNITS = ("_attention", "_mlp", "_first", "_last")
+"""Ends of names of files that hold a part of a model (or of a measurement) only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tier:
+    """File names that are equally good."""
+
+    paths: tuple[Path, ...]
+    note: str | None = None
+
+
+def model_file_name(kind: Literal["computation", "memory"], precision: str, spec: ModelSpec) -> str:
+    """Return the documented name of a model file; `*` stands for an unknown number of heads."""
+    heads = spec.layers[0].num_heads
+    hidden = spec.layers[0].hidden_size
+    return f"{kind}_profiling_{precision}_hidden_{hidden}_head_{heads or '*'}.json"
+
+
+def locate(
+    directory: Path,
+    kind: Literal["computation", "memory"],
+    precision: str,
+    spec: ModelSpec,
+    content: Callable[[Path], Content],
+    remedy: str,
+) -> tuple[Path, tuple[str, ...]]:
+    """Return the file of a model in a directory, and notes on what was skipped.
+
+    The documented name wins, then the newest release's (`_all`), then v2.4's; files that name
+    the model come before others. Files without processed keys are skipped; files whose raw
+    entries suffice are taken only if no file has processed keys.
+
+    Raises
+    ------
+    DocumentError: no usable file (with `remedy`), or several equally good ones.
+    """
+    tiers = _tiers(directory, kind, precision, spec)
+    found = {path: content(path) for tier in tiers[:1] for path in tier.paths}
+    skipped = []
+    for wanted in ("processed", "raw"):
+        for tier in tiers:
+            for path in tier.paths:
+                if path not in found:
+                    found[path] = content(path)
+            chosen = [path for path in tier.paths if found[path] == wanted]
+            if len(chosen) > 1:
+                raise DocumentError(
+                    directory,
+                    f"{len(chosen)} files could be the {kind} profile of model {spec.name!r}: "
+                    + ", ".join(path.name for path in chosen),
+                    remedy="name the file instead of the directory",
+                )
+            if chosen:
+                skipped = [
+                    f"{path.name} was skipped: it has no processed keys"
+                    for path, what in found.items()
+                    if what != "processed" and path != chosen[0]
+                ]
+                return chosen[0], (*skipped, *([tier.note] if tier.note else []))
+    expected = model_file_name(kind, precision, spec)
+    present = [p.name for p in _documents(directory, f"{kind}_profiling_*.json")]
+    unusable = [path.name for path, what in found.items() if what == "none"]
+    problem = f"no {kind} profile of model {spec.name!r} in this directory, expected {expected}"
+    if unusable:
+        problem += f" ({', '.join(unusable[:4])} has no processed keys)"
+    elif present:
+        problem += f" (present: {', '.join(present[:4])})"
+    raise DocumentError(directory, problem, remedy=remedy)
+
+
+def _documents(directory: Path, pattern: str) -> tuple[Path, ...]:
+    """Return the matching files in the order of their names, without sidecars."""
+    found = sorted(directory.glob(pattern))
+    return tuple(path for path in found if not path.name.endswith(".meta.json"))
+
+
+def _tiers(
+    directory: Path, kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
+) -> list[_Tier]:
+    layer = spec.layers[0]
+    documented = _documents(directory, model_file_name(kind, precision, spec))
+    prefix = f"{kind}_profiling_{precision}_"
+    names = [spec.name]
+    if layer.num_heads is not None:
+        names.append(f"hidden{layer.hidden_size}_head{layer.num_heads}")
+    names += [f"{name}_seqlen{layer.seq_length}" for name in names]
+    newest: list[Path] = []
+    older: list[Path] = []
+    other_newest: list[Path] = []
+    other_older: list[Path] = []
+    for path in _documents(directory, f"{prefix}*.json"):
+        stem = path.name.removeprefix(prefix).removesuffix(".json")
+        if path in documented:
+            continue
+        base = stem.removesuffix("_all")
+        if base in names:
+            (newest if base != stem else older).append(path)
+        elif _may_be(base, spec):
+            (other_newest if base != stem else other_older).append(path)
+    note = f"the file was taken though its name does not name model {spec.name!r}"
+    return [
+        _Tier(paths=documented),
+        _Tier(paths=tuple(newest)),
+        _Tier(paths=tuple(older)),
+        _Tier(paths=tuple(other_newest), note=note),
+        _Tier(paths=tuple(other_older), note=note),
+    ]
+
+
+def _may_be(base: str, spec: ModelSpec) -> bool:
+    """Return whether a name without the model's name does not contradict the model."""
+    if base.endswith(_OTHER_UNITS):
+        return False
+    layer = spec.layers[0]
+    for pattern, actual in (
+        (r"hidden_?([0-9]+)", layer.hidden_size),
+        (r"head_?([0-9]+)", layer.num_heads),
+        (r"seqlen_?([0-9]+)", layer.seq_length),
+    ):
+        match = re.search(pattern, base)
+        if match and actual is not None and int(match[1]) != actual:
+            return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the shipped model specs, sorted."""
+    return tuple(sorted(_files("models", "*/model.json", lambda p: p.parent.name)))
+
+
+def card_names() -> tuple[str, ...]:
+    """Return the names of the shipped device cards, sorted, without their aliases."""
+    return tuple(sorted(_files("hardware_configs/cards", "*.json", lambda p: p.stem)))
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Return the names of the shipped sets of hardware files, sorted."""
+    return tuple(sorted(_hardware()))
+
+
+def find_model(name: str) -> Path:
+    """Return the spec file of a model: an existing path, or a shipped name's `model.json`.
+
+    Raises InputError, with the nearest names, when there is none.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if (path / "model.json").is_file():
+        return path / "model.json"
+    shipped = _files("models", "*/model.json", lambda p: p.parent.name)
+    if name in shipped:
+        return shipped[name]
+    raise InputError(
+        f"no model {name!r}: neither a file nor a shipped model; {_nearest(name, shipped)}"
+    )
+
+
+def find_configs(name: str) -> Path | None:
+    """Return the folder of the files that were measured of a shipped model, None for any other.
+
+    Raises InputError as `find_model`.
+    """
+    path = find_model(name).resolve()
+    shipped = _files("models", "*/model.json", lambda p: p.parent.name).values()
+    return next((p.parent / "configs" for p in shipped if p.resolve() == path), None)
+
+
+def find_card(name: str) -> Path:
+    """Return the file of a device card: an existing path, a shipped name or one of its aliases.
+
+    Raises InputError, with the nearest names, when there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
+    aliases = {alias: path for path in shipped.values() for alias in _aliases(path)}
+    found = shipped.get(name.lower()) or aliases.get(name.lower())
+    if found is None:
+        raise InputError(
+            f"no device card {name!r}: neither a file nor a shipped card; "
+            f"{_nearest(name, {**shipped, **aliases})}"
+        )
+    return found
+
+
+def find_hardware(name: str) -> Path:
+    """Return the folder of a set of documented hardware files: an existing one or a shipped name.
+
+    Raises InputError, with the nearest names, when there is none.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    shipped = _hardware()
+    if name in shipped:
+        return shipped[name]
+    cards = ", ".join(f"{card}:NxG" for card in card_names())
+    raise InputError(
+        f"no hardware {name!r}: neither a folder nor a shipped set; {_nearest(name, shipped)}, "
+        f"or estimate one from a card ({cards})"
+    )
+
+
+def find_document(folder: str, what: str, name: str) -> Path:
+    """Return a file of a folder of `hardware_configs`: an existing path, or a shipped name.
+
+    A name of a card leads to the document of that card; `what` is what it is called in errors.
+    Raises InputError, with the nearest names, when there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = _files(f"hardware_configs/{folder}", "*.json", lambda p: p.stem)
+    cards = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
+    aliases = {alias: path.stem for path in cards.values() for alias in _aliases(path)}
+    found = shipped.get(name.lower()) or shipped.get(aliases.get(name.lower(), ""))
+    if found is None:
+        raise InputError(
+            f"no {what} {name!r}: neither a file nor a shipped {what}; {_nearest(name, shipped)}"
+        )
+    return found
+
+
+def _files(folder: str, pattern: str, key: Callable[[Path], str]) -> dict[str, Path]:
+    """Return the shipped files by name; the first root that has a name wins."""
+    found: dict[str, Path] = {}
+    for root in _ROOTS:
+        for path in sorted((root / folder).glob(pattern)):
+            found.setdefault(key(path), path)
+    return found
+
+
+def _hardware() -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for root in _ROOTS:
+        for path in sorted((root / "hardware_configs").glob("*/allreduce_bandwidth_*.json")):
+            found.setdefault(path.parent.name, path.parent)
+    return found
+
+
+def _aliases(path: Path) -> list[str]:
+    try:
+        aliases = json.loads(path.read_text(encoding="utf-8")).get("aliases", [])
+    except (OSError, ValueError, AttributeError):
+        return []  # a broken card is reported where it is read, not where names are listed
+    return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}"
+    return f"known: {', '.join(names)}" if names else "none is shipped"

@@ -1,0 +1,300 @@
+"""Pydantic building blocks of the documents: quantities with a plausible range and a unit, and
+objects whose keys follow patterns.
+
+The documented files are flat dictionaries with keys such as `allreduce_size_8_consec_1`. A
+`PatternDocument` is a table of `Rule`s (pattern, value type, meaning); validation, the nearest
+known key of a misspelt one, and the JSON Schema all come from that table.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    RootModel,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+
+from autopar.documents.json import shorten
+from autopar.errors import DocumentError
+
+__all__ = [
+    "INT",
+    "PatternDocument",
+    "Quantity",
+    "Rule",
+    "StrictObject",
+    "document_errors",
+    "key_error",
+    "nearest_key",
+    "validate_document",
+]
+
+INT = "[1-9][0-9]{0,8}"
+"""A positive integer inside a key; bounded, so that int() of it cannot fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number with its unit and plausible range, used as `Annotated[float, Quantity(...)]`.
+
+    A value outside the range is refused with `suspect`, the unit it was probably written in.
+    """
+
+    what: str
+    unit: str
+    minimum: float = 0.0
+    maximum: float
+    exclusive: bool = True
+    """True when `minimum` itself is refused."""
+    too_large: str
+    too_small: str | None = None
+
+    def check(self, value: object) -> float:
+        """Return the value as a float, or raise the error that says what was expected."""
+        bound = f"{'above' if self.exclusive else 'of at least'} {self.minimum:g}"
+        unit = f" in {self.unit}" if self.unit else ""
+        expected = f"expected {self.what}, a number {bound}{unit}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _problem(f"the value is {shorten(value)}, {expected}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise _problem(f"the value is {shorten(value)}, {expected}")
+        if number < self.minimum or (self.exclusive and number == self.minimum):
+            hint = f" (it {self.too_small})" if self.too_small and number > 0 else ""
+            raise _problem(f"the value is {number:g}, {expected}{hint}")
+        if number > self.maximum:
+            raise _problem(
+                f"the value is {number:g}, expected {self.what}, at most {self.maximum:g}{unit}"
+                f" (it {self.too_large})"
+            )
+        return number
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        low = "exclusiveMinimum" if self.exclusive else "minimum"
+        text = self.what + (f", {self.unit}" if self.unit else "")
+        return {"type": "number", low: self.minimum, "maximum": self.maximum, "description": text}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of key: the pattern of the whole key, an example, the type and the meaning."""
+
+    pattern: str
+    example: str
+    value: Any
+    meaning: str
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled pattern; use it with `fullmatch`."""
+        return re.compile(self.pattern)
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        """Validator of the value."""
+        return TypeAdapter(self.value)
+
+
+class PatternDocument(RootModel[dict[str, Any]]):
+    """An object whose keys follow the patterns of `rules`; keys beginning with `_` are comments."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        checked = {}
+        for key, value in self.root.items():
+            if key.startswith("_"):
+                continue
+            rule = next((r for r in self.rules if r.regex.fullmatch(key)), None)
+            if rule is None:
+                raise key_error(_unknown_key(key, self.known_keys()), key)
+            try:
+                checked[key] = rule.adapter.validate_python(value)
+            except ValidationError as error:
+                problem, location = _first(error)
+                raise key_error(problem, key, *location) from None
+        self.root = checked
+        return self
+
+    def known_keys(self) -> list[str]:
+        """Return examples of every kind of key, and the valid keys of this very file."""
+        valid = [k for k in self.root if any(r.regex.fullmatch(k) for r in self.rules)]
+        return [rule.example for rule in self.rules] + valid[:200]
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        patterns = {}
+        for rule in (r for r in cls.rules if r.pattern):
+            value = _inlined(rule.adapter.json_schema())
+            value["description"] = rule.meaning
+            # JSON Schema's regular expressions have no (?P<name>...)
+            pattern = re.sub(r"\(\?P<[a-z]+>", "(?:", rule.pattern)
+            patterns[f"^(?:{pattern})$"] = value
+        patterns["^_"] = {"description": "A comment; ignored."}
+        return {
+            "type": "object",
+            "title": cls.__name__.strip("_"),
+            "description": (cls.__doc__ or "").strip(),
+            "patternProperties": patterns,
+            "additionalProperties": False,
+            "propertyNames": {"examples": [rule.example for rule in cls.rules if rule.pattern]},
+        }
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with its references written out; nested ones would lose their target."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                target = definitions[node["$ref"].rsplit("/", 1)[1]]
+                return resolve({**target, **{k: v for k, v in node.items() if k != "$ref"}})
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(value) for value in node] if isinstance(node, list) else node
+
+    result: dict[str, Any] = resolve(schema)
+    return result
+
+
+class StrictObject(BaseModel):
+    """An object with fixed keys; an unknown key is refused with the nearest known one."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in data:
+            if key not in cls.model_fields and not key.startswith("_"):
+                raise key_error(_unknown_key(key, list(cls.model_fields)), key)
+        return {key: value for key, value in data.items() if not key.startswith("_")}
+
+
+def nearest_key(key: str, known: list[str]) -> str | None:
+    """Return the known key most similar to `key`."""
+    matches = difflib.get_close_matches(key[:200], known, n=1, cutoff=0.0)
+    return matches[0] if matches else None
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+def validate_document(kind: type[_Document], path: Path, data: dict[str, Any]) -> _Document:
+    """Return the validated document, or raise a DocumentError that names key, value and remedy."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        problem, location = _first(error)
+    raise DocumentError(path, problem, key=_short_key(location))
+
+
+def document_errors(
+    kind: type[BaseModel], path: Path, data: dict[str, Any]
+) -> tuple[DocumentError, ...]:
+    """Return every error of a document, where `validate_document` raises the first.
+
+    A validator stops at the first error of its object; so what is wrong is taken out and the rest
+    validated again, until nothing new is found.
+    """
+    rest = copy.deepcopy(data)
+    found: dict[tuple[str | int, ...], str] = {}
+    while True:
+        try:
+            kind.model_validate(rest)
+            details = []
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        new = [detail for detail in details if detail["loc"] not in found]
+        for detail in new:
+            found[detail["loc"]] = _sentence(detail)
+            _take_out(rest, detail["loc"])
+        if not new:  # what was taken out may be missing now: that is no error of the file
+            break
+    return tuple(
+        DocumentError(path, problem, key=_short_key(location))
+        for location, problem in found.items()
+    )
+
+
+def _take_out(data: Any, location: tuple[str | int, ...]) -> None:
+    """Remove a key of an object; items of a list stay, since the others would be renumbered."""
+    for part in location[:-1]:
+        if isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    if location and isinstance(data, dict):
+        data.pop(location[-1], None)
+
+
+def _problem(text: str) -> PydanticCustomError:
+    # braces would be taken for placeholders of the message template
+    return PydanticCustomError("document", "{text}", {"text": text})
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    near = nearest_key(key, known)
+    return "this key is unknown" + (f"; the nearest known key is {near!r}" if near else "")
+
+
+def key_error(problem: str, *location: str | int) -> ValidationError:
+    """Return the error of one key, to be raised inside a validator."""
+    detail = InitErrorDetails(type=_problem(problem), loc=location, input=None)
+    return ValidationError.from_exception_data("document", [detail])
+
+
+def _first(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
+    """Return the sentence and the location of the first error of a ValidationError."""
+    detail = error.errors(include_url=False)[0]
+    return _sentence(detail), detail["loc"]
+
+
+def _short_key(location: tuple[str | int, ...]) -> str | None:
+    key = ".".join(str(part) for part in location if part != "")
+    return (key[:120] + "..." if len(key) > 120 else key) or None
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    value = shorten(detail.get("input"))
+    kind = detail["type"]
+    if kind == "document":
+        return detail["msg"]
+    if kind == "missing":
+        return "this key is missing and is required"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return f"the value is {value}, expected an object"
+    for limit, words in (("min_length", "at least"), ("max_length", "at most")):
+        if kind in ("too_short", "too_long") and limit in detail.get("ctx", {}):
+            return f"the value is {value}, expected {words} {detail['ctx'][limit]} item(s)"
+    return f"the value is {value}, expected {detail['msg'].removeprefix('Input should be ')}"

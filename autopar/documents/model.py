@@ -1,0 +1,481 @@
+"""Reads and writes the documented model files: computation and memory make one ModelProfile."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from autopar.documents import catalog
+from autopar.documents.catalog import Content, locate, model_file_name
+from autopar.documents.checks import validate_document
+from autopar.documents.json import load_object, write_json
+from autopar.documents.memory import (
+    MAKE_MEMORY,
+    memory_content,
+    memory_keys,
+    read_cells,
+    read_memory,
+)
+from autopar.documents.schemas import ComputationDocument, MemoryDocument
+from autopar.documents.sidecar import (
+    SIDECAR_VERSION,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+    write_sidecar,
+)
+from autopar.documents.spec import load_spec
+from autopar.documents.times import (
+    MAKE_COMPUTATION,
+    computation_content,
+    computation_keys,
+    layer_times_of,
+    other_times_of,
+    read_layer_times,
+    read_other_times,
+    read_times,
+)
+from autopar.errors import DocumentError, InputError
+from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.sources import Source
+
+__all__ = [
+    "SHIPPED_PRECISION",
+    "ModelMemory",
+    "read_model_memory",
+    "read_model_profile",
+    "with_shipped_memory",
+    "write_model_profile",
+]
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """Content of one memory file, in bytes."""
+
+    layers: tuple[Mapping[int, LayerMemory], ...]
+    """Of every layer type, by sequence length."""
+    other: Mapping[str, Mapping[tuple[int, ...], OtherMemory]]
+    """As `ModelProfile.other_memory`."""
+    logits_peak_bytes_per_sample: float
+    estimated: bool
+    synthetic: bool
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded:
+    """One validated file with its sidecar, where it came from, and notes."""
+
+    path: Path
+    sidecar: Sidecar | None
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...]
+
+
+def read_model_profile(
+    *,
+    computation: Path,
+    memory: Path,
+    spec: ModelSpec,
+    sequence_parallel: bool,
+    precision: str,
+    parameter_bytes: Literal[4, 2] = 4,
+) -> ModelProfile:
+    """Return the profile in a computation and a memory file, in base units.
+
+    Each path is a file, or a directory in which the documented name wins, then the newest
+    release's, then v2.4's. `parameter_bytes` is what `parameter_size` counts per parameter (2 in
+    PaddleNLP's files, which are also recognised by their raw keys); a sidecar wins.
+
+    Raises
+    ------
+    DocumentError: a file is missing or unusable, the directory holds two equal candidates, or the
+        memory file has only the variant with (without) sequence parallelism.
+    """
+    times_file, times_doc = _load(
+        "computation", Path(computation), ComputationDocument, precision, spec
+    )
+    layer_times, other_times, time_notes = read_times(times_file.path, times_doc, spec)
+    layer_times, sharded_times, sidecar_notes = read_layer_times(
+        times_file.path, times_file.sidecar, spec, layer_times
+    )
+    other_times, other_notes = read_other_times(
+        times_file.path, times_file.sidecar, spec, other_times
+    )
+    kept = read_model_memory(
+        memory,
+        spec=spec,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        parameter_bytes=parameter_bytes,
+    )
+    sidecar = times_file.sidecar
+    return ModelProfile(
+        layers=tuple(
+            LayerProfile(times=times, memory=table, sharded_times=sharded)
+            for times, table, sharded in zip(layer_times, kept.layers, sharded_times, strict=True)
+        ),
+        other_times=other_times,
+        other_memory=kept.other,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        estimated=kept.estimated or (sidecar is not None and sidecar.estimated),
+        synthetic=kept.synthetic or (sidecar is not None and sidecar.synthetic),
+        logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
+        sources=(*times_file.sources, *kept.sources),
+        notes=(
+            *times_file.notes,
+            *time_notes,
+            *sidecar_notes,
+            *other_notes,
+            *kept.notes,
+        ),
+    )
+
+
+def read_model_memory(
+    memory: Path,
+    *,
+    spec: ModelSpec,
+    sequence_parallel: bool,
+    precision: str,
+    parameter_bytes: Literal[4, 2] = 4,
+) -> ModelMemory:
+    """Return the tables of a memory file (or of the one in a directory), in bytes.
+
+    Parameters and errors are those of `read_model_profile`.
+    """
+    memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
+    layer_memory, other_memory, memory_notes = read_memory(
+        memory_file.path,
+        memory_doc,
+        spec,
+        sequence_parallel=sequence_parallel,
+        parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
+        detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
+    )
+    layer_memory, cell_notes = read_cells(
+        memory_file.path,
+        memory_file.sidecar,
+        layer_memory,
+        sequence_parallel=sequence_parallel,
+    )
+    sidecar = memory_file.sidecar
+    peak = sidecar.logits_peak_bytes_per_sample if sidecar is not None else None
+    return ModelMemory(
+        layers=layer_memory,
+        other=other_memory,
+        logits_peak_bytes_per_sample=peak or 0.0,
+        estimated=sidecar is not None and sidecar.estimated,
+        synthetic=sidecar is not None and sidecar.synthetic,
+        sources=memory_file.sources,
+        notes=(*memory_file.notes, *memory_notes, *cell_notes),
+    )
+
+
+def _load(
+    kind: Literal["computation", "memory"],
+    path: Path,
+    model: type[_Document],
+    precision: str,
+    spec: ModelSpec,
+) -> tuple[_Loaded, _Document]:
+    remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
+    notes: tuple[str, ...] = ()
+    if path.is_dir():
+        path, notes = locate(path, kind, precision, spec, _CONTENT[kind], remedy)
+    else:
+        expected = model_file_name(kind, precision, spec)
+        remedy = f"{remedy}, documented name {expected}"
+        notes = _precision_note(path, precision)
+    loaded = load_object(path, remedy=remedy)
+    document = validate_document(model, path, loaded.data)
+    sidecar = read_sidecar(path, kind)
+    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256)]
+    if sidecar is not None:
+        sources[0] = replace(sources[0], estimated=sidecar.estimated, synthetic=sidecar.synthetic)
+        meta = load_object(sidecar_path(path))
+        sources.append(
+            replace(
+                sources[0],
+                role=f"{kind} sidecar",
+                path=str(meta.path),
+                sha256=meta.sha256,
+                notes=(sidecar.source,),
+            )
+        )
+    return _Loaded(path=path, sidecar=sidecar, sources=tuple(sources), notes=notes), document
+
+
+def _content_of(
+    model: type[_Document], judge: Callable[[_Document], Content], path: Path
+) -> Content:
+    return judge(validate_document(model, path, load_object(path).data))
+
+
+_CONTENT: dict[str, Callable[[Path], Content]] = {
+    "computation": partial(_content_of, ComputationDocument, computation_content),
+    "memory": partial(_content_of, MemoryDocument, memory_content),
+}
+
+
+def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
+    named = [p for p in ("bf16", "fp16", "fp32") if f"_profiling_{p}_" in path.name]
+    if named and named[0] != precision:
+        return (f"{path.name} is named {named[0]} and was read as {precision}",)
+    return ()
+
+
+def _parameter_bytes(file: _Loaded, option: Literal[4, 2]) -> Literal[4, 2]:
+    recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
+    if recorded is not None and option == 2 and recorded != option:
+        raise DocumentError(
+            sidecar_path(file.path),
+            f"the value is {recorded}, but 2 bytes per parameter were asked for",
+            key="parameter_bytes",
+            remedy="leave the option out: the file says it",
+        )
+    return recorded or option
+
+
+def write_model_profile(
+    profile: ModelProfile,
+    spec: ModelSpec,
+    out_dir: Path | str,
+    *,
+    other_variant: ModelProfile | None = None,
+) -> list[Path]:
+    """Write the two documented files of a profile and their sidecars; return their paths.
+
+    The memory file holds the tables of `profile` and, so that one file serves both, those of
+    `other_variant` (measured with the opposite `sequence_parallel`). Ulysses activations stand in
+    the raw cells of a measuring run, and are not written.
+
+    Raises
+    ------
+    InputError: the model's number of heads, a part of the file names, is unknown; or both
+        variants are the same.
+    """
+    if spec.layers[0].num_heads is None:
+        raise InputError(
+            f"model {spec.name!r} has no number of heads, which the documented file names contain"
+        )
+    if other_variant is not None and other_variant.sequence_parallel == profile.sequence_parallel:
+        raise InputError(
+            "both memory variants have sequence_parallel = "
+            f"{profile.sequence_parallel}, expected one with and one without"
+        )
+    out = Path(out_dir)
+    tables: dict[str, Any] = memory_keys(profile)
+    if other_variant is not None:
+        tables |= memory_keys(other_variant)
+    documents: tuple[tuple[Literal["computation", "memory"], dict[str, Any]], ...] = (
+        ("computation", computation_keys(profile)),
+        ("memory", tables),
+    )
+    paths = []
+    for kind, data in documents:
+        path = out / model_file_name(kind, profile.precision, spec)
+        write_json(path, data)
+        paths += [path, write_sidecar(path, _sidecar(kind, profile, spec))]
+    return paths
+
+
+def _sidecar(
+    kind: Literal["computation", "memory"], profile: ModelProfile, spec: ModelSpec
+) -> Sidecar:
+    common = Sidecar(
+        version=SIDECAR_VERSION,
+        document=kind,
+        unit="ms" if kind == "computation" else "MiB",
+        source="estimated from a device card and a model spec" if profile.estimated else "measured",
+        estimated=profile.estimated,
+        synthetic=profile.synthetic,
+        name=spec.name,
+    )
+    if kind == "computation":
+        return common.model_copy(
+            update={
+                "layer_times": layer_times_of(profile.layers),
+                "other_times": other_times_of(profile.other_times),
+            }
+        )
+    return common.model_copy(
+        update={
+            "parameter_bytes": 4,
+            "logits_peak_bytes_per_sample": profile.logits_peak_bytes_per_sample or None,
+        }
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory of shipped models, counted exactly, in the place of an estimate of it.
+#
+# A file holds one length of the layers, whose memory is exactly proportional to the tokens, and
+# several of embedding and head, whose peak is not: between two of them it is on a line, which is at
+# least what is needed, since a peak is the largest of several lines.
+
+
+SHIPPED_PRECISION: Literal["bf16"] = "bf16"
+"""Of the shipped memory files, which hold for everything that has as many bytes per element."""
+_PRECISIONS = (SHIPPED_PRECISION, "fp16")
+
+
+def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> ModelProfile:
+    """Return an estimated profile with the memory that is shipped with the model `name`.
+
+    spec : what is planned, of which the profile was estimated. Where it is not the shipped model,
+    but for numbers of layers and lengths, memory stays estimated, and a note says why.
+    """
+    folder = catalog.find_configs(name)
+    if folder is None:
+        return _with_note(profile, f"{spec.name} is not a shipped model")
+    shipped = load_spec(name)
+    file = folder / model_file_name("memory", SHIPPED_PRECISION, shipped)
+    obstacle = _obstacle(profile, spec, shipped, file)
+    if obstacle is not None:
+        return _with_note(profile, obstacle)
+    memory = read_model_memory(
+        file,
+        spec=shipped,
+        sequence_parallel=profile.sequence_parallel,
+        precision=SHIPPED_PRECISION,
+    )
+    factor = _factor(spec, shipped) or Fraction(1)
+    notes = [*profile.notes, *memory.notes]
+    if factor != 1:
+        own, lengths = (
+            ", ".join(str(layer.seq_length) for layer in layers)
+            for layers in (shipped.layers, spec.layers)
+        )
+        notes.append(
+            f"scaled: memory of layers linearly from sequence length {own} to {lengths}, which is "
+            "exact; embedding and head between counted lengths"
+        )
+    return dataclasses.replace(
+        profile,
+        layers=tuple(
+            dataclasses.replace(
+                layer, memory={new.seq_length: _scaled_layer(table[old.seq_length], float(factor))}
+            )
+            for layer, table, old, new in zip(
+                profile.layers, memory.layers, shipped.layers, spec.layers, strict=True
+            )
+        ),
+        other_memory={
+            position: {
+                tuple(layer.seq_length for layer in spec.layers): _other_at(table, shipped, factor)
+            }
+            for position, table in memory.other.items()
+        },
+        logits_peak_bytes_per_sample=memory.logits_peak_bytes_per_sample,
+        sources=(*profile.sources, *memory.sources),
+        notes=tuple(notes),
+    )
+
+
+def _with_note(profile: ModelProfile, why: str) -> ModelProfile:
+    note = f"memory is estimated: {why}"
+    return dataclasses.replace(profile, notes=(*profile.notes, note))
+
+
+def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: Path) -> str | None:
+    """Return why the shipped file does not say the memory of what is planned."""
+    if not file.is_file():
+        return f"no counted memory of {shipped.name} is shipped"
+    if profile.precision not in _PRECISIONS:
+        return f"the shipped file is of {SHIPPED_PRECISION}, not {profile.precision}"
+    for key, there, asked in _differences(spec, shipped):
+        return f"the shipped file is of {key} {there}, not {asked}"
+    if _factor(spec, shipped) is None:
+        own, lengths = (
+            ", ".join(str(layer.seq_length) for layer in layers)
+            for layers in (shipped.layers, spec.layers)
+        )
+        return f"the shipped file is of sequence lengths {own}, and {lengths} are in no proportion"
+    return None
+
+
+def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, Any]]:
+    """Return (field, shipped, asked) of what memory depends on besides the lengths."""
+    pairs: list[tuple[ModelSpec | LayerSpec, ModelSpec | LayerSpec]] = [(spec, shipped)]
+    pairs += zip(spec.layers, shipped.layers, strict=True)
+    return [
+        (field.name, getattr(old, field.name), getattr(new, field.name))
+        for new, old in pairs
+        for field in dataclasses.fields(new)
+        if field.name not in ("layers", "num_layers", "seq_length")
+        and getattr(old, field.name) != getattr(new, field.name)
+    ]
+
+
+def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:
+    """Return the one factor by which all lengths differ, None where there are several."""
+    factors = {
+        Fraction(new.seq_length, old.seq_length)
+        for new, old in zip(spec.layers, shipped.layers, strict=True)
+    }
+    return factors.pop() if len(factors) == 1 else None
+
+
+def _scaled_layer(memory: LayerMemory, factor: float) -> LayerMemory:
+    saved = memory.checkpoint_bytes_per_sample
+    return LayerMemory(
+        parameter_count=memory.parameter_count,
+        activation_bytes_per_sample=_times(memory.activation_bytes_per_sample, factor),
+        checkpoint_bytes_per_sample=None if saved is None else saved * factor,
+        ulysses_activation_bytes_per_sample=_times(
+            memory.ulysses_activation_bytes_per_sample, factor
+        ),
+        backward_bytes_per_sample=_times(memory.backward_bytes_per_sample, factor),
+        ulysses_backward_bytes_per_sample=_times(memory.ulysses_backward_bytes_per_sample, factor),
+    )
+
+
+def _times(values: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {degree: value * factor for degree, value in values.items()}
+
+
+def _other_at(
+    table: Mapping[tuple[int, ...], OtherMemory], shipped: ModelSpec, factor: Fraction
+) -> OtherMemory:
+    """Return the memory of embedding and head at `factor` times the model's own lengths."""
+    own = tuple(layer.seq_length for layer in shipped.layers)
+    states: dict[int, float] = {}
+    points: dict[int, list[tuple[float, float]]] = {}
+    for lengths, memory in sorted(table.items()):
+        states |= memory.model_state_bytes  # the same at every length
+        for degree, value in memory.activation_bytes_per_sample.items():
+            points.setdefault(degree, []).append((lengths[0] / own[0], value))
+    return OtherMemory(
+        model_state_bytes=dict(sorted(states.items())),
+        activation_bytes_per_sample={
+            degree: _on_line(points[degree], float(factor)) for degree in sorted(points)
+        },
+    )
+
+
+def _on_line(points: list[tuple[float, float]], at: float) -> float:
+    """Return the value at `at`: between its neighbours, before the first on the first line.
+
+    Behind the last, and with one point, in proportion: the fixed part of a peak only shrinks.
+    """
+    places = [place for place, _ in points]
+    if at >= places[-1] or len(points) == 1:
+        return points[-1][1] * (at / places[-1])
+    right = max(1, bisect_left(places, at))
+    (x0, y0), (x1, y1) = points[right - 1 : right + 1]
+    return y0 + (y1 - y0) * ((at - x0) / (x1 - x0))

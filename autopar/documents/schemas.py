@@ -1,0 +1,326 @@
+"""JSON Schemas of the documented files and of the sidecar, made from their pydantic models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator
+
+from autopar.documents.checks import INT, PatternDocument, Quantity, Rule, StrictObject
+from autopar.documents.sidecar import Sidecar
+
+__all__ = [
+    "DOCUMENTS",
+    "LIST",
+    "AllreduceDocument",
+    "ComputationDocument",
+    "Degrees",
+    "LayerActivations",
+    "LayerBySeq",
+    "LayerEntry",
+    "MemoryDocument",
+    "OtherBySeq",
+    "OtherEntry",
+    "OverlapDocument",
+    "P2pDocument",
+    "RawRun",
+    "SpTimeDocument",
+    "json_schemas",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Pydantic models of the documented files: which keys exist, in which unit, in which range.
+#
+# All published spellings of a key are rules here; the readers turn them into base units. Limits
+# are far outside anything real, so that a value beyond one is a mix-up of units, and the message
+# names the unit it was probably written in.
+
+
+LIST = rf"(?:{INT}|\[{INT}(?:, ?{INT})*\]|{INT}(?:[_,]{INT})+)"
+"""One integer or several: `2048`, `[512,512]`, or the newest release's `512_512`."""
+
+_BANDWIDTH = Quantity(
+    what="a bandwidth",
+    unit="GB/s",
+    minimum=1e-4,
+    maximum=1e5,
+    too_large="looks like MB/s or bytes/s",
+    too_small="looks like TB/s or bytes per microsecond",
+)
+_OPERATION_MS = Quantity(
+    what="the time of one operation", unit="ms", maximum=1e5, too_large="looks like microseconds"
+)
+_LAYER_MS = Quantity(
+    what="a time per sample", unit="ms", maximum=1e7, too_large="looks like nanoseconds"
+)
+_OTHER_MS = Quantity(
+    what="a time per sample",
+    unit="ms",
+    maximum=1e7,
+    exclusive=False,
+    too_large="looks like nanoseconds",
+)
+_COEFFICIENT = Quantity(
+    what="a slow-down of about 1.1 to 1.3",
+    unit="",
+    minimum=0.5,
+    maximum=10.0,
+    too_large="looks like a percentage",
+    too_small="looks like the extra time alone: add 1",
+)
+_MIB = Quantity(
+    what="a memory size", unit="MiB", maximum=10 * 2**20, too_large="looks like KiB or bytes"
+)
+_MIB_OR_ZERO = Quantity(
+    what="a memory size",
+    unit="MiB",
+    maximum=10 * 2**20,
+    exclusive=False,
+    too_large="looks like KiB or bytes",
+)
+_RAW_MIB = Quantity(
+    what="a measured memory size",
+    unit="MiB",
+    minimum=-(10 * 2**20),
+    maximum=10 * 2**20,
+    exclusive=False,
+    too_large="looks like KiB or bytes",
+)
+
+_Bandwidth = Annotated[float, _BANDWIDTH]
+_OperationMs = Annotated[float, _OPERATION_MS]
+_LayerMs = Annotated[float, _LAYER_MS]
+_OtherMs = Annotated[float, _OTHER_MS]
+_Mib = Annotated[float, _MIB]
+_MibOrZero = Annotated[float, _MIB_OR_ZERO]
+_RawMib = Annotated[float, _RAW_MIB]
+
+
+class AllreduceDocument(PatternDocument):
+    """All-reduce bus bandwidth by group: `consec_1` neighbouring ranks, `consec_0` strided."""
+
+    rules = (
+        Rule(
+            rf"allreduce_size_(?P<size>{INT})_consec_(?P<consec>[01])",
+            "allreduce_size_8_consec_1",
+            _Bandwidth,
+            "Bus bandwidth of an all-reduce in groups of this size, GB/s (1e9 bytes/s).",
+        ),
+        Rule(
+            rf"allreduce_size_(?P<size>{INT})",
+            "allreduce_size_8",
+            _Bandwidth,
+            "PaddleNLP's spelling: groups of neighbouring ranks.",
+        ),
+    )
+
+
+class P2pDocument(PatternDocument):
+    """Bandwidth between neighbouring pipeline stages by number of stages."""
+
+    rules = (
+        Rule(
+            rf"pp_size_(?P<size>{INT})",
+            "pp_size_2",
+            _Bandwidth,
+            "Bandwidth of a message to the next of this many stages, GB/s (1e9 bytes/s).",
+        ),
+    )
+
+
+class OverlapDocument(StrictObject):
+    """Slow-down of kernels while computation and communication overlap."""
+
+    overlap_coe: Annotated[float, _COEFFICIENT]
+
+
+class SpTimeDocument(PatternDocument):
+    """Time of one collective by group size and message size, groups of neighbouring ranks."""
+
+    rules = tuple(
+        Rule(
+            rf"(?P<operation>{operation})_size_(?P<size>{INT})_(?P<mib>{INT})MB_time",
+            f"{operation}_size_8_64MB_time",
+            _OperationMs,
+            f"Time of one {operation} of {tensor} (MB = 2^20 bytes), ms.",
+        )
+        for operation, tensor in (
+            ("allreduce", "a tensor of this size"),
+            ("all2all", "a local input tensor of this size"),
+        )
+    )
+
+
+class ComputationDocument(PatternDocument):
+    """Forward time on one GPU: processed entries per layer and sample, and raw passes."""
+
+    rules = (
+        Rule(
+            rf"layertype_(?P<type>0|{INT})(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{INT}))?",
+            "layertype_0_bsz8_seq2048",
+            _LayerMs,
+            "Forward time of one layer of this type per sample, ms.",
+        ),
+        Rule(
+            rf"layertype_other(?:_0)?(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{LIST}))?",
+            "layertype_other_bsz8_seq2048",
+            _OtherMs,
+            "Forward time of everything that is not a layer, per sample, ms.",
+        ),
+        Rule(
+            rf"layernum(?P<layers>{LIST})(?:_bsz(?P<batch>{INT}))?(?:_seq(?P<seq>{LIST}))?",
+            "layernum[2]_bsz8_seq2048",
+            _LayerMs,
+            "Raw: forward of a whole model with this many layers of each type, ms per batch.",
+        ),
+    )
+
+
+class Degrees(PatternDocument):
+    """Memory by tensor (or vocabulary) degree, MiB."""
+
+    rules = (Rule(INT, "1", _MibOrZero, "Memory at this degree, MiB."),)
+
+
+class LayerActivations(PatternDocument):
+    """Activations by tensor degree, MiB per sample of the tensor group's local batch."""
+
+    rules = (
+        Rule(INT, "1", _Mib, "Activations at this tensor degree, MiB per sample."),
+        Rule("checkpoint", "checkpoint", _Mib, "What a checkpointed layer keeps, MiB per sample."),
+    )
+
+
+class LayerEntry(StrictObject):
+    """Memory of one layer."""
+
+    parameter_size: _Mib
+    """Parameters of one unsharded layer at 4 bytes each (PaddleNLP: 2 bytes each)."""
+    tp_activation_per_bsz_dict: LayerActivations
+
+
+def _scalar_is_degree_1(value: Any) -> Any:
+    """Releases 2.1 to 2.3 write one number, measured with an unsharded vocabulary."""
+    return {"1": value} if isinstance(value, int | float) else value
+
+
+class OtherEntry(StrictObject):
+    """Memory of embedding, head and loss."""
+
+    model_states: Annotated[Degrees, BeforeValidator(_scalar_is_degree_1)]
+    activation: Annotated[Degrees, BeforeValidator(_scalar_is_degree_1)]
+
+
+class LayerBySeq(PatternDocument):
+    """Memory of one layer by sequence length."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(INT, "2048", LayerEntry, "Memory at this sequence length."),
+    )
+
+
+class OtherBySeq(PatternDocument):
+    """Memory of embedding, head and loss by sequence length."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(LIST, "2048", OtherEntry, "Memory at these sequence lengths."),
+    )
+
+
+class RawRun(PatternDocument):
+    """Raw measurements of one parallel degree; used only where processed keys are missing."""
+
+    rules = (
+        Rule(
+            r"layernum.*",
+            "layernum[2]_bsz8_seq2048_rank0_ms",
+            _RawMib,
+            "Raw: memory of one rank, MiB: _ms after the step, _act, _act_peak.",
+        ),
+    )
+
+
+def _without_seq(value: Any, fields: tuple[str, ...]) -> Any:
+    """Releases 2.1 to 2.3 leave the sequence level out; the unnamed one gets the key ''."""
+    if isinstance(value, dict) and any(field in value for field in fields):
+        return {"": value}
+    return value
+
+
+class _LayerTables(LayerBySeq):
+    """Memory of one layer by sequence length, or of one unnamed sequence length."""
+
+    rules = (*LayerBySeq.rules, Rule("", "parameter_size", LayerEntry, "No sequence level."))
+
+
+class _OtherTables(OtherBySeq):
+    """Memory of the rest by sequence length, or of one unnamed sequence length."""
+
+    rules = (*OtherBySeq.rules, Rule("", "model_states", OtherEntry, "No sequence level."))
+
+
+_LayerTable = Annotated[
+    _LayerTables,
+    BeforeValidator(lambda v: _without_seq(v, ("parameter_size", "tp_activation_per_bsz_dict"))),
+]
+_OtherTable = Annotated[
+    _OtherTables, BeforeValidator(lambda v: _without_seq(v, ("model_states", "activation")))
+]
+
+
+class MemoryDocument(PatternDocument):
+    """Memory per rank: processed tables by sequence length and degree, and raw runs, MiB."""
+
+    rules = (
+        Rule(
+            rf"layertype_(?P<type>0|{INT})(?P<sp>_sp)?",
+            "layertype_0_sp",
+            _LayerTable,
+            "Memory of one layer of this type; `_sp`: with Megatron sequence parallelism.",
+        ),
+        Rule(
+            r"other_memory_pp_(?P<position>off|on_first|on_last)(?P<sp>_sp)?",
+            "other_memory_pp_off_sp",
+            _OtherTable,
+            "Memory of embedding, head and loss without pipeline, on its first or last stage.",
+        ),
+        Rule(
+            rf"(?P<pp>{INT})_(?P<tp>{INT})_(?P<dp>{INT})(?P<flags>(?:_[a-z]+)*|_True|_False)",
+            "1_2_4_vtp_sp",
+            RawRun,
+            "Raw: runs at these pipeline, tensor and data degrees.",
+        ),
+    )
+
+    def known_keys(self) -> list[str]:
+        """Return one example of every processed key and the valid keys of this file."""
+        keys = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
+        more = [*keys, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
+        return [*super().known_keys(), *more, "other_memory_pp_on_last_sp"]
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+DOCUMENTS: dict[str, type[BaseModel]] = {
+    "allreduce": AllreduceDocument,
+    "p2p": P2pDocument,
+    "overlap": OverlapDocument,
+    "sp_time": SpTimeDocument,
+    "computation": ComputationDocument,
+    "memory": MemoryDocument,
+    "sidecar": Sidecar,
+}
+"""Model of every document by the role it has in a plan's sources."""
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON Schema (2020-12) of every document by its role."""
+    return {
+        role: {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **model.model_json_schema(),
+        }
+        for role, model in DOCUMENTS.items()
+    }

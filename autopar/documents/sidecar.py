@@ -1,0 +1,500 @@
+"""Sidecars: raw samples and metadata beside a documented file, in `<file>.meta.json`.
+
+A documented file holds one number per key and names no unit; its sidecar records the unit, where
+the numbers come from, what the documented keys cannot express, and every raw sample. Runs are
+append-only: writing a document again keeps the runs that were measured before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from autopar import __version__
+from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
+from autopar.documents.json import load_object, shorten, write_json
+from autopar.errors import DocumentError
+
+__all__ = [
+    "REPLACES",
+    "SIDECAR_VERSION",
+    "Bytes",
+    "BytesOrZero",
+    "BytesPerSecond",
+    "CurveData",
+    "DocumentKind",
+    "FitCell",
+    "Form",
+    "LayerTimes",
+    "Measurement",
+    "ModelMeasurement",
+    "OtherTimes",
+    "Part",
+    "Run",
+    "Seconds",
+    "SecondsOrZero",
+    "Sidecar",
+    "Straggler",
+    "TensorKind",
+    "Term",
+    "TimeCoefficients",
+    "TimeFit",
+    "append_run",
+    "newest_cells",
+    "read_sidecar",
+    "sidecar_path",
+    "write_sidecar",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What one measuring run leaves in a sidecar: raw samples by cell, and the curves made of them.
+#
+# A `Measurement` is one cell of a sweep with every raw sample in seconds; statistics are computed
+# on read. `CurveData` is the summary that the planner reads: time over size with its spread.
+
+
+Bytes = Annotated[
+    float, Quantity(what="a size", unit="bytes", maximum=1e15, too_large="is beyond any device")
+]
+BytesPerSecond = Annotated[
+    float,
+    Quantity(
+        what="a memory bandwidth",
+        unit="bytes/s",
+        minimum=1e6,
+        maximum=1e15,
+        too_large="is beyond any device",
+        too_small="looks like GB/s or TB/s",
+    ),
+]
+BytesOrZero = Annotated[
+    float,
+    Quantity(
+        what="a size",
+        unit="bytes",
+        maximum=1e15,
+        exclusive=False,
+        too_large="is beyond any device",
+    ),
+]
+Seconds = Annotated[
+    float, Quantity(what="a time", unit="s", maximum=1e5, too_large="looks like milliseconds")
+]
+SecondsOrZero = Annotated[
+    float,
+    Quantity(
+        what="a time",
+        unit="s",
+        maximum=1e5,
+        exclusive=False,
+        too_large="looks like milliseconds",
+    ),
+]
+_Ratio = Annotated[
+    float, Quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
+]
+_Operation = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,40}$")]
+
+
+class CurveData(StrictObject):
+    """Times of one operation over message size, in base units, with their spread and fit."""
+
+    operation: _Operation
+    """allreduce, allgather, reducescatter: bytes of the full tensor; all2all: of a rank's own
+    tensor; p2p: of the message."""
+    group_size: int
+    """Ranks of the group; for p2p the number of pipeline stages."""
+    consecutive: bool = True
+    """Ranks i*g .. i*g+g-1; otherwise i, i+W/g, i+2W/g, ..."""
+    sizes_bytes: list[Bytes]
+    times_s: list[Seconds]
+    """Median of the slowest rank of the slowest group."""
+    low_s: list[Seconds] | None = None
+    """5th percentile of the samples."""
+    high_s: list[Seconds] | None = None
+    """95th percentile of the samples."""
+    latency_s: SecondsOrZero | None = None
+    """Intercept of the fit time = latency + size * seconds_per_byte."""
+    seconds_per_byte: SecondsOrZero | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        smallest = 2 if self.operation != "memcopy" else 1
+        if not smallest <= self.group_size <= 10**9:
+            raise key_error(
+                f"the value is {self.group_size}, expected a group of at least {smallest}",
+                "group_size",
+            )
+        for name in ("times_s", "low_s", "high_s"):
+            times = getattr(self, name)
+            if times is not None and (len(self.sizes_bytes) != len(times) or not times):
+                raise key_error(
+                    f"there are {len(times)} times for {len(self.sizes_bytes)} sizes, "
+                    "expected one time per size",
+                    name,
+                )
+        if any(b <= a for a, b in zip(self.sizes_bytes, self.sizes_bytes[1:], strict=False)):
+            raise key_error("the sizes are not increasing", "sizes_bytes")
+        return self
+
+
+class Straggler(StrictObject):
+    """A rank whose groups were all much slower than the median group of its cell."""
+
+    rank: int
+    host: str
+    ratio: _Ratio
+    """The median time of its slowest group over that of the median group."""
+
+
+class Measurement(StrictObject):
+    """One cell of a sweep: what was measured, every raw sample, and how it ended."""
+
+    key: str
+    """Unique name, such as `allreduce_size_4_consec_0_33554432B`."""
+    operation: _Operation
+    group_size: int
+    consecutive: bool = True
+    size_bytes: BytesOrZero
+    status: Literal["ok", "failed", "skipped"]
+    reason: str | None = None
+    """Why it failed or was skipped."""
+    scope: Literal["one device", "intra-node", "inter-node"]
+    samples_s: dict[str, list[Seconds]] = Field(default_factory=dict)
+    """Seconds of one operation, by quantity. Collectives have `time`: of every repetition the
+    slowest rank, in the group with the largest median."""
+    loops: int = 1
+    """Operations back to back in one repetition; a sample is their mean."""
+    worst_group: list[int] = Field(default_factory=list)
+    """Ranks of the group that the samples are of."""
+    group_medians_s: list[Seconds] = Field(default_factory=list)
+    """Median of every group, in the order of their first ranks."""
+    stragglers: list[Straggler] = Field(default_factory=list)
+    checked: bool = False
+    """True when the operation's result was compared with the expected one."""
+    emulated: bool = False
+    """True when one device played both sides, such as a copy in place of a message."""
+    elapsed_s: SecondsOrZero = 0.0
+    """Wall time that the cell took, set-up and warm-up included."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What measuring a model leaves in a sidecar: raw figures by cell, and the times made of them.
+#
+# A `ModelMeasurement` is one cell of `profile-model`; statistics are computed on read. `LayerTimes`
+# is the summary that the planner reads where documented keys cannot express it: backward apart from
+# forward, layers sharded over a tensor group, recomputation, spread. A `TimeFit` says how well a
+# formula goes through such times, and how sure it is.
+
+
+Part = Literal["layer", "only", "first", "last"]
+"""A layer, or what surrounds the layers: on the only stage, the first or the last of several."""
+TensorKind = Literal["tp", "sp", "dtensor", "dtensor_sp", "ulysses"]
+"""Tensor parallelism without and with Megatron's sequence parallelism, each also as DTensor does
+it, and Ulysses sequence parallelism; all the same at degree 1."""
+
+Form = Literal["static", "batch", "sequence"]
+"""Of a fit: proportional to the batch, with a launch cost, or also over sequence lengths."""
+Term = Literal["launch_s", "s_per_sample", "s_per_token", "s_per_token_squared"]
+"""Of a fit, with its unit: seconds of a launch, then seconds times b, b*s and b*s^2 of a batch of b
+samples of s tokens each."""
+
+
+class ModelMeasurement(StrictObject):
+    """One cell: a part of the model at one size, sharded one way."""
+
+    key: str
+    """Unique name, such as `time_layertype_0_bsz1_seq2048_tp2_sp`."""
+    quantity: Literal["time", "memory"]
+    part: Part
+    layer_type: int | None = None
+    """Index of the layer's type; None for what is not a layer."""
+    batch: int
+    seq_lengths: list[int]
+    """Of the layer's type; of all types for what is not a layer."""
+    degree: int = 1
+    """Tensor, Ulysses or vocabulary degree."""
+    kind: TensorKind = "sp"
+    checkpoint: Literal["none", "full", "selective"] = "none"
+    num_layers: list[int] | None = None
+    """Of a whole forward: the layers of each type that it had, besides the part around them."""
+    source: Literal["device", "exact"]
+    """Measured on a device, or counted without one."""
+    status: Literal["ok", "failed", "skipped"]
+    reason: str | None = None
+    """Why it failed or was skipped; `out of memory` is a failure with a reason."""
+    samples_s: dict[str, list[Seconds]] = Field(default_factory=dict)
+    """Seconds for the whole batch by `forward`, `backward`, `recompute`, `optimizer`."""
+    bytes: dict[str, BytesOrZero] = Field(default_factory=dict)
+    """Bytes on a rank for the whole batch by `parameters` (bytes of the parameters in the
+    measured type), `activation` (kept from forward to backward), `peak` (above what is kept)."""
+    num_parameters: int | None = None
+    """Parameters on the rank."""
+    notes: list[str] = Field(default_factory=list)
+    elapsed_s: float = 0.0
+
+
+class LayerTimes(StrictObject):
+    """Median times of one layer at one size on a rank, in seconds for the whole batch."""
+
+    layer_type: int
+    batch: int
+    seq_length: int
+    degree: int = 1
+    kind: str = "sp"
+    """A `TensorKind`; readers leave out those that they do not know."""
+    forward_s: Seconds
+    backward_s: Seconds | None = None
+    recompute_s: Seconds | None = None
+    """Forward again inside the backward, where the layer is checkpointed."""
+    optimizer_s: Seconds | None = None
+    forward_low_s: Seconds | None = None
+    forward_high_s: Seconds | None = None
+    """5th and 95th percentile of the samples."""
+    backward_low_s: Seconds | None = None
+    backward_high_s: Seconds | None = None
+    recompute_low_s: Seconds | None = None
+    recompute_high_s: Seconds | None = None
+
+
+class OtherTimes(StrictObject):
+    """Median times of everything that is not a layer, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: list[int]
+    """Of all layer types."""
+    forward_s: Seconds
+    backward_s: Seconds | None = None
+    forward_low_s: Seconds | None = None
+    forward_high_s: Seconds | None = None
+    """5th and 95th percentile of the samples."""
+    backward_low_s: Seconds | None = None
+    backward_high_s: Seconds | None = None
+
+
+class TimeCoefficients(StrictObject):
+    """Non-negative coefficients of a fit; None for terms that its times cannot tell apart."""
+
+    launch_s: SecondsOrZero | None = None
+    """Seconds that neither batch nor length changes."""
+    s_per_sample: SecondsOrZero | None = None
+    s_per_token: SecondsOrZero | None = None
+    """Seconds per token of every sample."""
+    s_per_token_squared: SecondsOrZero | None = None
+    """Seconds per square of the tokens of a sample, for every sample."""
+
+
+class FitCell(StrictObject):
+    """One time that a fit goes through, or near."""
+
+    batch: int
+    seq_lengths: list[int]
+    """Of the layer's type; of all types for what is not a layer."""
+    measured_s: SecondsOrZero
+    """Median of the samples, for the whole batch; 0 for a difference of which nothing is left."""
+    fitted_s: SecondsOrZero
+    fitted_low_s: SecondsOrZero | None = None
+    fitted_high_s: SecondsOrZero | None = None
+    """90 % interval of the fit here; None where the samples cannot tell."""
+    relative: float
+    """Fitted over measured time, less 1; times below a thousandth of the longest count as that."""
+
+
+class TimeFit(StrictObject):
+    """The fit of one time over its cells: launch_s + b*(s_per_sample + s_per_token*s + ...)."""
+
+    layer_type: int | None = None
+    """None for everything that is not a layer; s is then the sum of all types' lengths."""
+    time: Literal["forward", "backward", "recompute"]
+    degree: int = 1
+    kind: str = "sp"
+    """A `TensorKind`."""
+    form: Form
+    coefficients: TimeCoefficients
+    low: TimeCoefficients | None = None
+    high: TimeCoefficients | None = None
+    """90 % intervals by a bootstrap over the raw samples; None where a cell has only one."""
+    cells: list[FitCell]
+    worst_relative: float
+    """Of the cell that is farthest from the fit, with its sign."""
+    batches: list[int]
+    """Smallest and largest that were measured."""
+    tokens: list[int]
+    """Shortest and longest s that were measured."""
+    usable_batch: int
+    usable_tokens: int
+    """Largest b and s that the fit may be used for; at one length this and no other."""
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+# History of the format; a reader upgrades older versions in `read_sidecar`.
+#   1  first version
+#   2  curves of strided groups and of transfers, spread and fit; measurements of a run; synthetic
+#   3  times of what is not a layer, spread of recomputation, fits
+SIDECAR_VERSION = 3
+
+DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory"]
+
+_UNITS: dict[str, tuple[str, ...]] = {
+    "allreduce": ("GB/s", "MiB/ms"),
+    "p2p": ("GB/s", "MiB/ms"),
+    "overlap": ("1",),
+    "sp_time": ("ms",),
+    "computation": ("ms",),
+    "memory": ("MiB",),
+}
+"""Units that each document may be in; the first is the documented one."""
+
+_Sample = Annotated[
+    float,
+    Quantity(
+        what="a finite sample", unit="", minimum=-1e18, maximum=1e18, too_large="is no sample"
+    ),
+]
+
+
+class Run(StrictObject):
+    """One measuring run: what it ran on, and raw samples by documented key or by cell."""
+
+    id: str | None = None
+    """Names the run in every sidecar that it wrote."""
+    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    samples: dict[str, list[_Sample]] = Field(default_factory=dict)
+    """Raw samples in the unit of the document, by its key."""
+    measurements: list[Measurement] = Field(default_factory=list)
+    """Raw samples in seconds, by cell of a sweep."""
+    model_measurements: list[ModelMeasurement] = Field(default_factory=list)
+    """Raw figures of a model, by cell."""
+
+
+class Sidecar(StrictObject):
+    """Metadata and raw samples of one documented file."""
+
+    version: int
+    document: DocumentKind
+    unit: str
+    source: str
+    """What the numbers come from, in words: a tool, a datasheet, a publication."""
+    estimated: bool = False
+    """True when the numbers come from a datasheet and not from a measurement."""
+    synthetic: bool = False
+    """True when the numbers exercise the code and describe no machine, such as the times of
+    several ranks on one GPU."""
+    tool: str = f"autopar {__version__}"
+    name: str | None = None
+    """Name of the hardware or model."""
+    parameter_bytes: Literal[2, 4] | None = None
+    """Bytes per parameter that `parameter_size` of a memory document counts."""
+    memory_bytes: Bytes | None = None
+    """Memory of one device."""
+    memory_bytes_per_s: BytesPerSecond | None = None
+    """Memory bandwidth of one device."""
+    logits_peak_bytes_per_sample: BytesOrZero | None = None
+    """Extra memory per sample while the loss runs, not contained in the tables."""
+    curves: list[CurveData] = Field(default_factory=list)
+    layer_times: list[LayerTimes] = Field(default_factory=list)
+    """Of a computation file: what was measured beside whole forwards."""
+    other_times: list[OtherTimes] = Field(default_factory=list)
+    """Of a computation file: embedding, head and loss, backward apart from forward."""
+    fits: list[TimeFit] = Field(default_factory=list)
+    """Of a computation file: formulas through these times, with residuals and intervals."""
+    runs: list[Run] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        units = _UNITS[self.document]
+        if self.unit not in units:
+            raise key_error(
+                f"the value is {shorten(self.unit)}, expected {' or '.join(units)}", "unit"
+            )
+        return self
+
+
+REPLACES = "replaces"
+"""Key of a run's metadata: true where its cells of a model stand in the place of all earlier."""
+
+
+def newest_cells(runs: Iterable[Run]) -> dict[str, ModelMeasurement]:
+    """Return the cells of a model that count, by key: the newest ok one, else the newest."""
+    found: dict[str, ModelMeasurement] = {}
+    for run in runs:
+        if run.metadata.get(REPLACES):
+            found = {}
+        for m in run.model_measurements:
+            earlier = found.get(m.key)
+            if m.status == "ok" or earlier is None or earlier.status != "ok":
+                found[m.key] = m
+    return found
+
+
+def sidecar_path(document: Path | str) -> Path:
+    """Return the path of the sidecar of a documented file."""
+    document = Path(document)
+    return document.with_name(document.name + ".meta.json")
+
+
+def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Sidecar | None:
+    """Return the sidecar of a documented file, None if it has none.
+
+    Raises
+    ------
+    DocumentError: damaged, written by a newer version, or (with `kind`) of another document.
+    """
+    path = sidecar_path(document)
+    if not path.exists():
+        return None
+    data = load_object(path).data
+    version = data.get("version")
+    if type(version) is int and not 1 <= version <= SIDECAR_VERSION:
+        raise DocumentError(
+            path,
+            f"the value is {shorten(version)}, expected 1 to {SIDECAR_VERSION}",
+            key="version",
+            remedy="update autopar or measure the file again",
+        )
+    if type(version) is int:
+        data = {**data, "version": SIDECAR_VERSION}  # later versions only added keys
+    sidecar = validate_document(Sidecar, path, data)
+    if kind is not None and sidecar.document != kind:
+        raise DocumentError(
+            path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
+        )
+    return sidecar
+
+
+def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
+    """Write the sidecar of a documented file atomically, keeping the runs it already had."""
+    path = sidecar_path(document)
+    old = read_sidecar(document)
+    if old is not None:
+        new = [run for run in sidecar.runs if run not in old.runs]
+        sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
+    write_json(path, sidecar.model_dump(exclude_none=True))
+    return path
+
+
+def append_run(document: Path | str, run: Run) -> Path:
+    """Append a run to the sidecar of a documented file.
+
+    Raises
+    ------
+    DocumentError: the file has no sidecar yet.
+    """
+    old = read_sidecar(document)
+    if old is None:
+        raise DocumentError(
+            sidecar_path(document),
+            "this file does not exist",
+            remedy="write the sidecar with its document first",
+        )
+    path = sidecar_path(document)
+    write_json(
+        path, old.model_copy(update={"runs": [*old.runs, run]}).model_dump(exclude_none=True)
+    )
+    return path

@@ -1,0 +1,661 @@
+"""Reads, writes and counts model specs: what an architecture is, before anything is measured.
+
+A spec comes from a shipped name, from a Hugging Face `config.json` or from our own `model.json`
+(`{"format": "autopar-model", "version": 1, "name": ..., "layers": [{...}], ...}`, keys as in
+`autopar.model.ModelSpec` and `LayerSpec`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autopar.documents import catalog
+from autopar.documents.json import load_object, shorten
+from autopar.errors import DocumentError, InputError, OptionError
+from autopar.model import LayerSpec, ModelSpec
+from autopar.units import format_count
+
+__all__ = [
+    "FORMAT",
+    "RATIO",
+    "bare_spec",
+    "checked_layer",
+    "embedding_parameter_counts",
+    "head_dim",
+    "is_ratio",
+    "largest",
+    "load_spec",
+    "padded_vocab_size",
+    "parameter_count",
+    "parse_hugging_face",
+    "parse_own",
+    "unexpected",
+    "whole",
+    "write_spec",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parses `model.json`, our own file that describes a model, and checks what specs hold.
+
+
+FORMAT = "autopar-model"
+"""What `format` says in our own file."""
+_NOT_POSITIVE_ONLY = {  # integers that may be 0
+    "learned_positions",
+    "extra_embedding_parameters",
+    "extra_head_parameters",
+    "norm_parameters_per_hidden",
+}
+_MOST = {
+    "num_layers": 10**4,
+    "extra_embedding_parameters": 10**13,
+    "extra_head_parameters": 10**13,
+}
+"""Largest plausible integers; `_MOST_OTHERS` for every other key."""
+_MOST_OTHERS = 10**9
+RATIO = "a number from 1 to 1e12"
+"""What `is_ratio` takes, in words."""
+
+
+def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
+    if data.get("version", 1) != 1:
+        raise unexpected(path, "version", data["version"], "1")
+    values = {k: v for k, v in data.items() if k not in ("format", "version", "source")}
+    values = _without_comments(values)
+    for key in values:
+        if key not in _MODEL_FIELDS:
+            raise _unknown(path, key, list(_MODEL_FIELDS))
+    one = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
+    shape = f"a list of layer types, [{one}]"
+    if "layers" not in values:
+        raise DocumentError(path, f"this key is missing, expected {shape}", key="layers")
+    layers = values.pop("layers")
+    if not isinstance(layers, list) or not layers:
+        raise unexpected(path, "layers", layers, shape)
+    parsed = []
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, dict):
+            raise unexpected(path, f"layers[{index}]", layer, f"a layer type, {one}")
+        prefix = f"layers[{index}]."
+        checked = _checked(path, _without_comments(layer), _LAYER_FIELDS, prefix)
+        parsed.append(
+            checked_layer(path, LayerSpec(**checked), {k: prefix + k for k in _LAYER_FIELDS})
+        )
+    known = {k: f for k, f in _MODEL_FIELDS.items() if k != "layers"}
+    return ModelSpec(layers=tuple(parsed), **_checked(path, values, known, ""))
+
+
+def _checked(
+    path: Path, values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field[Any]], prefix: str
+) -> dict[str, Any]:
+    """Return the values of known fields, checked for type and range."""
+    for key in values:
+        if key not in fields:
+            raise _unknown(path, key, list(fields), prefix)
+    for key, field in fields.items():
+        kind = str(field.type)
+        if kind.startswith("bool"):
+            expected = "true or false"
+        elif kind.startswith("str"):
+            expected = "a text"
+        elif kind.startswith("float"):
+            expected = RATIO
+        else:
+            least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
+            expected = f"a whole number from {least} to {most}"
+        if key not in values:
+            if field.default is dataclasses.MISSING:
+                raise DocumentError(
+                    path, f"this key is missing, expected {expected}", key=prefix + key
+                )
+            continue
+        value = values[key]
+        if value is None and "None" in kind:
+            continue
+        if kind.startswith("bool"):
+            legal = isinstance(value, bool)
+        elif kind.startswith("str"):
+            legal = isinstance(value, str) and bool(value)
+        elif kind.startswith("float"):
+            legal = is_ratio(value)
+        else:
+            legal = whole(value, least, most)
+        if not legal:
+            raise unexpected(path, prefix + key, value, expected)
+    return dict(values)
+
+
+def _without_comments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a document but those whose key starts with `_`, for people only."""
+    return {key: value for key, value in values.items() if not key.startswith("_")}
+
+
+def largest(key: str) -> int:
+    """Return the largest plausible value of a whole number."""
+    return _MOST.get(key, _MOST_OTHERS)
+
+
+def whole(value: object, least: int, most: int) -> bool:
+    """Return whether a value of a document is a whole number in this range."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_ratio(value: object) -> bool:
+    """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 1 <= value <= 1e12  # infinite numbers and NaN are not
+
+
+def unexpected(path: Path, key: str, value: object, expected: str) -> DocumentError:
+    """Return the error of a value that is not what the key expects."""
+    return DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=key)
+
+
+def _unknown(path: Path, key: str, known: list[str], prefix: str = "") -> DocumentError:
+    (near,) = difflib.get_close_matches(key[:200], known, n=1, cutoff=0.0)
+    return DocumentError(
+        path,
+        f"this key is unknown; the nearest known key is {near!r}",
+        key=prefix + (key if len(key) <= 120 else key[:120] + "..."),
+    )
+
+
+def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
+    """Return the layer after checking that heads, widths and experts agree with one another.
+
+    keys : what the file calls `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`.
+    """
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    if heads is not None and layer.head_dim is None and layer.hidden_size % heads:
+        raise DocumentError(
+            path,
+            f"the value is {heads}, which does not divide hidden_size {layer.hidden_size}",
+            key=keys["num_heads"],
+            remedy="change one of them or give head_dim as well",
+        )
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        raise DocumentError(
+            path,
+            f"the value is {kv_heads}, which does not divide the {heads} attention heads",
+            key=keys["num_kv_heads"],
+            remedy="give a divisor",
+        )
+    experts, visited = layer.num_experts, layer.experts_per_token
+    if (experts is None) != (visited is None):
+        have, missing = ("num_experts", "experts_per_token")[:: 1 if visited is None else -1]
+        raise DocumentError(
+            path,
+            f"this key is missing and {keys[have]} is given",
+            key=keys[missing],
+            remedy="give both or neither",
+        )
+    if experts is not None and visited is not None and visited > experts:
+        raise DocumentError(
+            path,
+            f"the value is {visited}, more than the {experts} experts of {keys['num_experts']}",
+            key=keys["experts_per_token"],
+            remedy="give at most as many",
+        )
+    return layer
+
+
+# --------------------------------------------------------------------------------------------------
+# Parses the `config.json` of Hugging Face models, without importing any of their code.
+
+
+_NAMES = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+_LAYER_KEYS = {
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "num_experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
+"""What the file calls the fields that are checked against one another."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""What files call the number of experts."""
+_LLAMA3_SCALING = {
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 8192,
+}
+"""What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
+
+
+class _Config:
+    """A `config.json` whose values are checked as they are asked for."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
+        self.path, self.data = path, data
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value, most = self.data.get(key), largest("num_layers" if "layer" in key else key)
+        expected = f"a whole number from 1 to {most}"
+        if value is None and default is not None:
+            return default
+        if key not in self.data:
+            near = difflib.get_close_matches(key, list(self.data), n=1, cutoff=0.8)
+            remedy = f"the file has the similar key {near[0]!r}" if near else None
+            raise DocumentError(
+                self.path, f"this key is missing, expected {expected}", key=key, remedy=remedy
+            )
+        if not whole(value, 1, most):
+            raise unexpected(self.path, key, value, expected)
+        assert isinstance(value, int)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise unexpected(self.path, key, value, "true or false")
+        return value
+
+    def head_dim(self, hidden_key: str, heads_key: str) -> int:
+        """Return the width of a head where the file does not give it: hidden size / heads."""
+        hidden, heads = self.number(hidden_key), self.number(heads_key)
+        if hidden % heads:
+            raise DocumentError(
+                self.path,
+                f"the value is {heads}, which does not divide {hidden_key} {hidden}",
+                key=heads_key,
+                remedy="change one of them",
+            )
+        return hidden // heads
+
+    def rotary(self, default: float) -> dict[str, float | None]:
+        """Return base and scaling of rotary positions, from the keys of transformers 4 or 5.
+
+        default : the base that the family's configuration class of transformers has.
+        """
+        unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
+        section: Mapping[str, Any] = {}
+        for key in ("rope_scaling", "rope_parameters"):
+            value = self.data.get(key)
+            if value is not None and not isinstance(value, dict):
+                raise unexpected(self.path, key, value, "an object or null")
+            section = value or section
+        base = section.get("rope_theta")
+        key = "rope_theta" if base is None else "rope_parameters.rope_theta"
+        base = self.data.get("rope_theta") if base is None else base
+        if base is not None and not is_ratio(base):
+            raise unexpected(self.path, key, base, RATIO)
+        found: dict[str, float | None] = {"rotary_base": float(default if base is None else base)}
+        parts = (self.data.get("partial_rotary_factor"), section.get("partial_rotary_factor"))
+        kind = section.get("rope_type", section.get("type", "default"))
+        if any(part not in (None, 1) for part in parts):
+            return unknown
+        if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
+            return found
+        factor = section.get("factor")
+        alike = all(section.get(key) == value for key, value in _LLAMA3_SCALING.items())
+        if kind == "llama3" and alike and factor is not None and is_ratio(factor):
+            return {**found, "rotary_scaling_factor": float(factor)}
+        return unknown
+
+    def name(self) -> str:
+        text = self.data.get("_name_or_path") or self.path.resolve().parent.name
+        return str(text).rstrip("/").split("/")[-1]
+
+    def model(self, *layers: LayerSpec, tied: bool, **values: Any) -> ModelSpec:
+        for layer in layers:
+            checked_layer(self.path, layer, _LAYER_KEYS)
+        return ModelSpec(
+            name=self.name(),
+            layers=layers,
+            vocab_size=self.number("vocab_size"),
+            tied_embeddings=self.flag("tie_word_embeddings", tied),
+            **values,
+        )
+
+
+def _llama(
+    config: _Config, *, base: float = 1e4, qkv_biases: bool = False, experts: bool = False
+) -> ModelSpec:
+    # base: `default_theta` of the family in transformers, src/transformers/models/*/
+    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
+    biases = config.flag("mlp_bias", False)
+    if not qkv_biases and config.flag("attention_bias", False) != biases:
+        raise DocumentError(
+            config.path,
+            f"is {str(not biases).lower()} and mlp_bias is {str(biases).lower()}; layers with "
+            "biases in only one of attention and MLP are not supported",
+            key="attention_bias",
+            remedy="describe the model in a model.json",
+        )
+    layer = LayerSpec(
+        num_layers=config.number("num_hidden_layers"),
+        seq_length=config.number("max_position_embeddings"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=config.number("num_key_value_heads", heads),
+        head_dim=(
+            config.head_dim("hidden_size", "num_attention_heads")
+            if config.data.get("head_dim") is None
+            else config.number("head_dim")
+        ),
+        ffn_hidden_size=config.number("intermediate_size"),
+        gated_mlp=True,
+        qkv_biases=qkv_biases,
+        biases=biases,
+        num_experts=config.number("num_local_experts") if experts else None,
+        experts_per_token=config.number("num_experts_per_tok") if experts else None,
+    )
+    return config.model(layer, tied=False, **config.rotary(base))
+
+
+def _gpt2(config: _Config) -> ModelSpec:
+    ffn = config.number("n_inner", 4 * config.number("n_embd"))
+    old_name = config.data.get("n_positions") is None and "n_ctx" in config.data
+    positions = config.number("n_ctx" if old_name else "n_positions")
+    layer = _biased(config, ("n_embd", "n_head", "n_layer"), positions, ffn)
+    return config.model(layer, tied=True, learned_positions=positions)
+
+
+def _gpt_neox(config: _Config) -> ModelSpec:
+    positions = config.number("max_position_embeddings")
+    ffn = config.number("intermediate_size")
+    layer = _biased(config, _NAMES, positions, ffn)
+    return config.model(layer, tied=False)
+
+
+def _opt(config: _Config) -> ModelSpec:
+    hidden = config.number("hidden_size")
+    if config.number("word_embed_proj_dim", hidden) != hidden:
+        raise DocumentError(
+            config.path,
+            f"is {config.data['word_embed_proj_dim']}, not hidden_size {hidden}; projected "
+            "embeddings are not supported",
+            key="word_embed_proj_dim",
+        )
+    positions = config.number("max_position_embeddings")
+    ffn = config.number("ffn_dim")
+    layer = _biased(config, _NAMES, positions, ffn)
+    return config.model(layer, tied=True, learned_positions=positions + 2)  # OPT's offset of 2
+
+
+def _bert(config: _Config) -> ModelSpec:
+    hidden = config.number("hidden_size")
+    positions = config.number("max_position_embeddings")
+    ffn = config.number("intermediate_size")
+    layer = _biased(config, _NAMES, positions, ffn, causal=False)
+    vocab = config.number("vocab_size")
+    return config.model(
+        layer,
+        tied=True,
+        learned_positions=positions,
+        extra_embedding_parameters=config.number("type_vocab_size", 2) * hidden,
+        # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
+        extra_head_parameters=hidden * hidden + 3 * hidden + vocab,
+    )
+
+
+def _t5(config: _Config) -> ModelSpec:
+    heads = config.number("num_heads")
+    encoder = LayerSpec(
+        num_layers=config.number("num_layers"),
+        seq_length=config.number("n_positions", 512),
+        hidden_size=config.number("d_model"),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=config.number("d_kv"),
+        ffn_hidden_size=config.number("d_ff"),
+        gated_mlp=str(config.data.get("feed_forward_proj", "relu")).startswith("gated"),
+        causal=False,
+    )
+    decoder = dataclasses.replace(
+        encoder,
+        num_layers=config.number("num_decoder_layers", encoder.num_layers),
+        causal=True,
+        cross_attention=True,
+        norm_parameters_per_hidden=3,
+    )
+    # one table of relative position biases each for encoder and decoder
+    biases = 2 * config.number("relative_attention_num_buckets", 32) * heads
+    return config.model(encoder, decoder, tied=True, extra_embedding_parameters=biases)
+
+
+def _biased(
+    config: _Config, keys: tuple[str, str, str], positions: int, ffn: int, *, causal: bool = True
+) -> LayerSpec:
+    """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP.
+
+    `keys`: what the file calls hidden size, heads and layers.
+    """
+    hidden_key, heads_key, layers_key = keys
+    hidden, heads = config.number(hidden_key), config.number(heads_key)
+    return LayerSpec(
+        num_layers=config.number(layers_key),
+        seq_length=positions,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=config.head_dim(hidden_key, heads_key),
+        ffn_hidden_size=ffn,
+        causal=causal,
+        biases=True,
+        norm_parameters_per_hidden=4,
+    )
+
+
+_FAMILIES: dict[str, Callable[[_Config], ModelSpec]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "llama": _llama,
+    "mistral": _llama,
+    "mixtral": lambda config: _llama(config, base=1e6, experts=True),
+    "opt": _opt,
+    "qwen2": lambda config: _llama(config, qkv_biases=True),
+    "t5": _t5,
+}
+
+
+def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec of a Hugging Face `config.json`; raises DocumentError naming the key."""
+    family = data.get("model_type")
+    parse = _FAMILIES.get(family) if isinstance(family, str) else None
+    if parse is None:
+        found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
+        near = difflib.get_close_matches(str(family)[:50], list(_FAMILIES), n=1, cutoff=0.6)
+        raise DocumentError(
+            path,
+            f"{found}, expected one of {', '.join(_FAMILIES)}"
+            + (f" (the nearest is {near[0]})" if near else ""),
+            key="model_type",
+            remedy='or write {"format": "autopar-model", "name": ..., "layers": [{"num_layers": '
+            '..., "seq_length": ..., "hidden_size": ..., "num_heads": ..., "ffn_hidden_size": '
+            '...}], "vocab_size": ...} (docs/estimates.md)',
+        )
+    for key in _EXPERTS:
+        if family != "mixtral" and key in data and data[key] not in (None, 1):
+            raise DocumentError(
+                path,
+                f"the value is {shorten(data[key])}, but {family} is read with one MLP per layer",
+                key=key,
+                remedy="use model_type mixtral, or describe the model in a model.json",
+            )
+    return parse(_Config(path, data))
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_LAYER_FIELDS = {f.name: f for f in dataclasses.fields(LayerSpec)}
+_MODEL_FIELDS = {f.name: f for f in dataclasses.fields(ModelSpec)}
+
+
+def load_spec(
+    name_or_path: str,
+    *,
+    num_layers: Sequence[int] | None = None,
+    seq_length: Sequence[int] | None = None,
+    hidden_size: Sequence[int] | None = None,
+) -> ModelSpec:
+    """Return the spec of a shipped name, a Hugging Face `config.json` or our `model.json`.
+
+    Overrides hold one value for all layer types or one per type. A new hidden size keeps the
+    number of heads and scales head and MLP width with it. Raises InputError (DocumentError,
+    OptionError) with the remedy.
+    """
+    path = catalog.find_model(name_or_path)
+    data = load_object(path).data
+    if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+        spec = parse_own(path, data)
+    else:
+        spec = parse_hugging_face(path, data)
+    layers = list(spec.layers)
+    for option, values in (
+        ("num_layers", num_layers),
+        ("seq_length", seq_length),
+        ("hidden_size", hidden_size),
+    ):
+        for index, value in enumerate(_per_type(option, values, len(layers), spec.name)):
+            layers[index] = _override(layers[index], option, value)
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def bare_spec(
+    *,
+    num_layers: Sequence[int],
+    seq_length: Sequence[int],
+    hidden_size: Sequence[int],
+    num_heads: Sequence[int] | None = None,
+    name: str = "custom",
+) -> ModelSpec:
+    """Return a spec that knows only sizes, for documented files alone (no divisibility checks).
+
+    Every argument holds one value per layer type; shorter ones hold one value for all.
+    """
+    types = max(len(num_layers), len(seq_length), len(hidden_size), len(num_heads or ()))
+    columns: dict[str, Sequence[Any]] = {
+        "num_layers": _per_type("num_layers", num_layers, types, name),
+        "seq_length": _per_type("seq_length", seq_length, types, name),
+        "hidden_size": _per_type("hidden_size", hidden_size, types, name),
+        "num_heads": _per_type("num_heads", num_heads, types, name) or [None] * types,
+    }
+    return ModelSpec(
+        name=name,
+        layers=tuple(
+            LayerSpec(**{key: column[k] for key, column in columns.items()}) for k in range(types)
+        ),
+    )
+
+
+def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> None:
+    """Write a spec as our `model.json`; fields that have their default value are left out."""
+    document: dict[str, Any] = {"format": FORMAT, "version": 1, "name": spec.name}
+    if source is not None:
+        document["source"] = source
+    document["layers"] = [
+        {k: v for k, v in vars(layer).items() if v != _LAYER_FIELDS[k].default}
+        for layer in spec.layers
+    ]
+    for key, field in _MODEL_FIELDS.items():
+        value = getattr(spec, key)
+        if key not in ("name", "layers") and value != field.default:
+            document[key] = value
+    path.write_text(json.dumps(document, indent=4) + "\n", encoding="utf-8")
+
+
+def head_dim(layer: LayerSpec) -> int:
+    """Return the width of one attention head; raises InputError when the heads are unknown."""
+    if layer.num_heads is None:
+        raise InputError("the number of attention heads is unknown; give a model spec (--model)")
+    return layer.head_dim or layer.hidden_size // layer.num_heads
+
+
+def parameter_count(layer: LayerSpec) -> int:
+    """Return the exact number of parameters of one layer.
+
+    h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
+    and norms; a heads and k key-value heads of width d. With E experts, E MLPs and a router of hE
+    without biases. Raises InputError when a, f are unknown.
+    """
+    width = head_dim(layer)
+    heads = layer.num_heads or 0
+    kv_heads = layer.num_kv_heads or heads
+    if layer.ffn_hidden_size is None:
+        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
+    h, ffn = layer.hidden_size, layer.ffn_hidden_size
+    qkv = (heads + 2 * kv_heads) * width
+    attention = h * qkv + heads * width * h
+    if layer.biases or layer.qkv_biases:
+        attention += qkv
+    if layer.biases:
+        attention += h
+    up = 2 if layer.gated_mlp else 1
+    mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
+    if layer.num_experts is not None:
+        mlp = layer.num_experts * (mlp + h)
+    blocks = 2 if layer.cross_attention else 1
+    return blocks * attention + mlp + layer.norm_parameters_per_hidden * h
+
+
+def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
+    """Return the vocabulary padded to a multiple of the divisor times the vocabulary degree."""
+    if spec.vocab_size is None:
+        raise InputError(
+            f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
+        )
+    unit = spec.make_vocab_size_divisible_by * vocab_degree
+    return math.ceil(spec.vocab_size / unit) * unit
+
+
+def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
+    """Return the parameters in front of the first layer and behind the last one, unsharded.
+
+    `vocab` is the (padded) vocabulary. The first: vocab*h, learned positions, extras. The second:
+    vocab*h unless tied, the final norm of every stack (encoder, decoder), extras.
+    """
+    first, last = spec.layers[0], spec.layers[-1]
+    embedding = vocab * first.hidden_size + spec.learned_positions * first.hidden_size
+    head = 0 if spec.tied_embeddings else vocab * last.hidden_size
+    stacks = {layer.cross_attention: layer for layer in spec.layers}
+    for layer in stacks.values():
+        norms = 3 if layer.cross_attention else 2
+        head += layer.norm_parameters_per_hidden // norms * layer.hidden_size
+    return embedding + spec.extra_embedding_parameters, head + spec.extra_head_parameters
+
+
+# --- overrides -----------------------------------------------------------------------------
+
+
+def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) -> list[int]:
+    if values is None:
+        return []
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(f"{option} must be a positive whole number, got {value!r}")
+    if len(values) not in (1, types):
+        raise OptionError(
+            f"{option} has {format_count(len(values), 'value')} but model {name!r} has "
+            f"{types} layer type(s); give one value or one per type"
+        )
+    return list(values) * (types if len(values) == 1 else 1)
+
+
+def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
+    if option != "hidden_size" or value == layer.hidden_size:
+        single: dict[str, Any] = {option: value}
+        return dataclasses.replace(layer, **single)
+    changes: dict[str, Any] = {"hidden_size": value}
+    for key in ("head_dim", "ffn_hidden_size"):
+        old = getattr(layer, key)
+        if old is not None:
+            changes[key], rest = divmod(old * value, layer.hidden_size)
+            if rest:
+                raise OptionError(
+                    f"hidden_size {value} does not scale {key} {old} of hidden size "
+                    f"{layer.hidden_size} to a whole number; write a model.json instead"
+                )
+    return dataclasses.replace(layer, **changes)

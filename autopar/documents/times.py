@@ -1,0 +1,499 @@
+"""Reads and writes the documented computation file: forward times of layers and of the rest.
+
+Times are ms per layer per *sample* in the file and seconds per batch inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from autopar.documents.catalog import Content
+from autopar.documents.schemas import ComputationDocument
+from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
+from autopar.errors import DocumentError
+from autopar.model import LayerProfile, ModelProfile, ModelSpec, OtherTime, ShardedTime, TimePoint
+from autopar.units import MS, format_count
+
+__all__ = [
+    "MAKE_COMPUTATION",
+    "Times",
+    "computation_content",
+    "computation_keys",
+    "layer_times_of",
+    "other_times_of",
+    "read_layer_times",
+    "read_other_times",
+    "read_times",
+    "seqs_of",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads and writes what the sidecar of a computation file adds: `layer_times`, `other_times`.
+#
+# Documented keys hold whole forwards only. A sidecar adds backward apart from forward, layers
+# sharded over a tensor group, recomputation and the spread of the samples; all in seconds for the
+# whole batch, as inside.
+
+
+_Measured = tuple[
+    tuple[tuple[TimePoint, ...], ...], tuple[tuple[ShardedTime, ...], ...], tuple[str, ...]
+]
+
+_AGREE = 0.01
+"""Forwards that differ by more than this from their sidecar were edited, or are of another run."""
+
+_LAYERS, _OTHERS = "layer_times", "other_times"
+"""Keys of the sidecar."""
+
+_SPREADS = ("forward", "backward", "recompute")
+
+
+def read_layer_times(
+    path: Path,
+    sidecar: Sidecar | None,
+    spec: ModelSpec,
+    times: tuple[tuple[TimePoint, ...], ...],
+) -> _Measured:
+    """Return the documented times with their spread, the sharded times by layer type, and notes.
+
+    path : the documented file. A documented forward wins over that of its sidecar; its spread
+    keeps the ratio to the median. Entries of unknown kinds or layer types become notes.
+
+    Raises
+    ------
+    DocumentError: a cell has two entries, no positive size, or percentiles on the wrong side.
+    """
+    if sidecar is None or not sidecar.layer_times:
+        return times, ((),) * len(times), ()
+    notes: dict[str, None] = {}
+    found: list[dict[tuple[int, int, int, str], ShardedTime]] = [{} for _ in spec.layers]
+    for number, entry in enumerate(sidecar.layer_times):
+        _check(path, number, entry)
+        if entry.kind not in get_args(TensorKind):
+            notes[f"layer_times of kind {entry.kind!r} were left out: unknown here"] = None
+            continue
+        if not 0 <= entry.layer_type < len(found):
+            notes[
+                f"layer_times of layer type {entry.layer_type} were left out: {spec.name} has "
+                f"{len(found)} layer type(s), numbered from 0"
+            ] = None
+            continue
+        cell = (entry.seq_length, entry.batch, entry.degree, entry.kind)
+        if cell in found[entry.layer_type]:
+            raise _damaged(path, number, "is a second one of this layer type, size and sharding")
+        found[entry.layer_type][cell] = ShardedTime(
+            **entry.model_dump(exclude={"layer_type"}, exclude_none=True)
+        )
+    sharded = tuple(tuple(cells[key] for key in sorted(cells)) for cells in found)
+    points = []
+    for kind, (documented, measured) in enumerate(zip(times, sharded, strict=True)):
+        whole: dict[tuple[int, int], ShardedTime] = {}
+        for cell_time in measured:
+            if cell_time.degree == 1:
+                whole.setdefault((cell_time.batch, cell_time.seq_length), cell_time)
+        points.append(
+            tuple(_with_spread(p, whole.get((p.batch, p.seq_length))) for p in documented)
+        )
+        note = _contradiction(path, kind, documented, whole)
+        if note is not None:
+            notes[note] = None
+    return tuple(points), sharded, tuple(notes)
+
+
+def read_other_times(
+    path: Path, sidecar: Sidecar | None, spec: ModelSpec, times: tuple[OtherTime, ...]
+) -> tuple[tuple[OtherTime, ...], tuple[str, ...]]:
+    """Return the documented times of what is no layer with their backward and spread, and notes.
+
+    path : the documented file. A documented forward wins over that of its sidecar, by the rules
+    of `read_layer_times`; entries of sizes that the file does not have become notes.
+
+    Raises
+    ------
+    DocumentError: a size has two entries, is not positive or not of this model's layer types, or
+        percentiles are on the wrong side.
+    """
+    if sidecar is None or not sidecar.other_times:
+        return times, ()
+    found: dict[tuple[int, tuple[int, ...]], OtherTimes] = {}
+    for number, entry in enumerate(sidecar.other_times):
+        lengths = tuple(entry.seq_lengths)
+        if min((entry.batch, *lengths)) < 1 or len(lengths) != len(spec.layers):
+            raise _damaged(
+                path,
+                number,
+                f"has batch {entry.batch} and sequence lengths {list(lengths)}, expected at least "
+                f"1 and one length for each of {len(spec.layers)} layer type(s)",
+                _OTHERS,
+            )
+        _check_spread(path, number, entry, _OTHERS)
+        if (entry.batch, lengths) in found:
+            raise _damaged(path, number, "is a second one of this size", _OTHERS)
+        found[entry.batch, lengths] = entry
+    ratios = []
+    points = []
+    for point in times:
+        measured = found.pop((point.batch, point.seq_lengths), None)
+        points.append(point if measured is None else _with_other(point, measured))
+        if measured is not None:
+            cell = f"embedding and head, batch {point.batch}, sequence length {_named(point)}"
+            ratios.append((point.forward_s / measured.forward_s, f"forward of {cell}"))
+    notes = [
+        f"other_times at batch {batch}, sequence length {','.join(map(str, lengths))} were left "
+        f"out: {path.name} has no such forward"
+        for batch, lengths in found
+    ]
+    note = _farthest(path, ratios)
+    return tuple(points), (*notes, *([] if note is None else [note]))
+
+
+def layer_times_of(layers: Sequence[LayerProfile]) -> list[LayerTimes]:
+    """Return the sidecar entries of a profile; spread that no sharded time holds is one as well."""
+    result = []
+    for kind, layer in enumerate(layers):
+        entries = {
+            (t.seq_length, t.batch, t.degree, t.kind): LayerTimes(
+                layer_type=kind, **{name: v for name, v in vars(t).items() if v is not None}
+            )
+            for t in layer.sharded_times
+        }
+        whole = {(t.batch, t.seq_length) for t in layer.sharded_times if t.degree == 1}
+        for p in layer.times:
+            if (p.low_s, p.high_s) != (None, None) and (p.batch, p.seq_length) not in whole:
+                entries[p.seq_length, p.batch, 1, "sp"] = LayerTimes(
+                    layer_type=kind,
+                    batch=p.batch,
+                    seq_length=p.seq_length,
+                    forward_s=p.forward_s,
+                    forward_low_s=p.low_s,
+                    forward_high_s=p.high_s,
+                )
+        result += [entries[key] for key in sorted(entries)]
+    return result
+
+
+def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
+    """Return the sidecar entries of times that say more than the documented forward.
+
+    A forward that was documented as 0 has no entry: a sidecar holds measured times only.
+    """
+    return [
+        OtherTimes(**{**known, "seq_lengths": list(t.seq_lengths)})
+        for t in times
+        if t.forward_s > 0.0
+        and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
+        - {"batch", "seq_lengths", "forward_s"}
+    ]
+
+
+def _check(path: Path, number: int, entry: LayerTimes) -> None:
+    for name in ("batch", "seq_length", "degree"):
+        if getattr(entry, name) < 1:
+            raise _damaged(path, number, f"has {name} {getattr(entry, name)}, expected at least 1")
+    _check_spread(path, number, entry, _LAYERS)
+
+
+def _check_spread(path: Path, number: int, entry: LayerTimes | OtherTimes, key: str) -> None:
+    for name in _SPREADS:
+        middle = getattr(entry, f"{name}_s", None)
+        low, high = (getattr(entry, f"{name}_{end}_s", None) for end in ("low", "high"))
+        if middle is None and (low, high) != (None, None):
+            raise _damaged(path, number, f"has percentiles of {name}, but no median", key)
+        if (low is not None and low > middle) or (high is not None and high < middle):
+            raise _damaged(path, number, f"has a {name} median outside its percentiles", key)
+
+
+def _damaged(path: Path, number: int, what: str, key: str = _LAYERS) -> DocumentError:
+    return DocumentError(
+        sidecar_path(path),
+        f"entry {number} {what}",
+        key=key,
+        remedy="measure again with `profile-model --profile-type computation`",
+    )
+
+
+def _with_spread(point: TimePoint, measured: ShardedTime | None) -> TimePoint:
+    if measured is None:
+        return point
+    low, high = _percentiles(point.forward_s, measured)
+    return replace(point, low_s=low, high_s=high)
+
+
+def _percentiles(
+    forward_s: float, measured: ShardedTime | OtherTimes
+) -> tuple[float | None, float | None]:
+    """Return the percentiles of a documented forward, in their ratio to the measured median."""
+    ratio = forward_s / measured.forward_s
+    low, high = measured.forward_low_s, measured.forward_high_s
+    return (
+        None if low is None else min(low * ratio, forward_s),
+        None if high is None else max(high * ratio, forward_s),
+    )
+
+
+def _with_other(point: OtherTime, measured: OtherTimes) -> OtherTime:
+    low, high = _percentiles(point.forward_s, measured)
+    return replace(
+        point,
+        backward_s=measured.backward_s,
+        forward_low_s=low,
+        forward_high_s=high,
+        backward_low_s=measured.backward_low_s,
+        backward_high_s=measured.backward_high_s,
+    )
+
+
+def _named(point: OtherTime) -> str:
+    return ",".join(map(str, point.seq_lengths))
+
+
+def _contradiction(
+    path: Path,
+    kind: int,
+    documented: tuple[TimePoint, ...],
+    whole: dict[tuple[int, int], ShardedTime],
+) -> str | None:
+    """Return a sentence on the documented forward that is farthest from its sidecar."""
+    ratios = [
+        (
+            p.forward_s / whole[p.batch, p.seq_length].forward_s,
+            f"forward of layer type {kind}, batch {p.batch}, sequence length {p.seq_length}",
+        )
+        for p in documented
+        if (p.batch, p.seq_length) in whole
+    ]
+    return _farthest(path, ratios)
+
+
+def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
+    """Return a sentence on the largest of (documented / sidecar, cell), None where all agree."""
+    worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
+    if abs(worst - 1.0) <= _AGREE:
+        return None
+    return (
+        f"at odds: {path.name} differs by up to {(worst - 1.0) * 100:+.3g} % from its sidecar "
+        f"({cell}); the file's forwards were used, with the sidecar's other times"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+MAKE_COMPUTATION = "`profile-model --profile-type computation` makes this file"
+
+_LAYER, _OTHER, _RAW = ComputationDocument.rules
+
+Times = tuple[tuple[tuple[TimePoint, ...], ...], tuple[OtherTime, ...], tuple[str, ...]]
+"""Times of every layer type, times of the rest, and notes."""
+
+_Key = tuple[int, tuple[int, ...]]
+"""(batch, sequence length of every layer type)."""
+
+
+def seqs_of(text: str) -> tuple[int, ...]:
+    """Return the integers of `2048`, `[512,512]`, `512,512` or `512_512`."""
+    return tuple(int(part) for part in text.strip("[]").replace("_", ",").split(","))
+
+
+def computation_content(document: ComputationDocument) -> Content:
+    """Return whether a file has processed keys, raw ones that suffice, or neither."""
+    keys = list(document.root)
+    if any(_LAYER.regex.fullmatch(key) for key in keys) and any(
+        _OTHER.regex.fullmatch(key) for key in keys
+    ):
+        return "processed"
+    runs = {m["layers"] for key in keys if (m := _RAW.regex.fullmatch(key))}
+    return "raw" if len(runs) > 1 else "none"
+
+
+def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Times:
+    """Return the times of a computation file.
+
+    Raises
+    ------
+    DocumentError: a layer type is missing or unknown to the model, or one point has two values.
+    """
+    reader = _Reader(path, spec)
+    for key, value in document.root.items():
+        reader.add(key, value)
+    return reader.result()
+
+
+class _Reader:
+    """Collects the points of one file."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        self.path = path
+        self.seqs = tuple(layer.seq_length for layer in spec.layers)
+        self.name = spec.name
+        self.layers: list[dict[tuple[int, int], float]] = [{} for _ in spec.layers]
+        self.others: dict[_Key, float] = {}
+        self.raw: dict[_Key, dict[tuple[int, ...], tuple[float, str]]] = {}
+        self.notes: dict[str, None] = {}  # an ordered set
+
+    def add(self, key: str, value: float) -> None:
+        """Take one entry in, ms as in the file."""
+        if match := _LAYER.regex.fullmatch(key):
+            kind = int(match["type"])
+            if kind >= len(self.layers):
+                raise DocumentError(
+                    self.path,
+                    f"the file has layer type {kind}, but model {self.name!r} has "
+                    f"{len(self.layers)} layer type(s), numbered from 0",
+                    key=key,
+                    remedy="give the model's other layer type, or another file",
+                )
+            batch = self._batch(match["batch"])
+            seq = self._seqs(key, match["seq"], 1, (self.seqs[kind],))[0]
+            self._put(self.layers[kind], (batch, seq), value, key)
+        elif match := _OTHER.regex.fullmatch(key):
+            seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs)
+            self._put(self.others, (self._batch(match["batch"]), seqs), value, key)
+        elif match := _RAW.regex.fullmatch(key):
+            counts = seqs_of(match["layers"])
+            if len(counts) == len(self.layers):
+                batch = int(match["batch"] or 1)
+                seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs, note=False)
+                runs = self.raw.setdefault((batch, seqs), {})
+                runs.setdefault(counts, (value, key))
+
+    def result(self) -> Times:
+        """Return everything in seconds per batch, sorted; derive what only raw entries have."""
+        missing = [kind for kind, points in enumerate(self.layers) if not points]
+        if missing or not self.others:
+            self._derive(missing)
+        for kind, points in enumerate(self.layers):
+            if not points:
+                self._missing(f"layertype_{kind}_bsz1_seq{self.seqs[kind]}")
+        if not self.others:
+            self._missing(f"layertype_other_bsz1_seq{_seq_text(self.seqs)}")
+        layers = tuple(
+            tuple(
+                TimePoint(batch=b, seq_length=s, forward_s=ms * b * MS)
+                for (b, s), ms in sorted(points.items())
+            )
+            for points in self.layers
+        )
+        others = tuple(
+            OtherTime(batch=b, seq_lengths=s, forward_s=ms * b * MS)
+            for (b, s), ms in sorted(self.others.items())
+        )
+        return layers, others, tuple(self.notes)
+
+    def _batch(self, text: str | None) -> int:
+        if text is None:
+            self.notes["keys without bsz were read as batch 1"] = None
+        return int(text or 1)
+
+    def _seqs(
+        self,
+        key: str,
+        text: str | None,
+        count: int,
+        default: tuple[int, ...],
+        *,
+        note: bool = True,
+    ) -> tuple[int, ...]:
+        if text is None:
+            if note:
+                named = ", ".join(str(s) for s in default)
+                self.notes[f"keys without seq were read as the model's {named}"] = None
+            return default
+        seqs = seqs_of(text)
+        if len(seqs) == 1:
+            return seqs * count
+        if len(seqs) != count:
+            raise DocumentError(
+                self.path,
+                f"the key names {format_count(len(seqs), 'sequence length')}, but model "
+                f"{self.name!r} has {count} layer type(s)",
+                key=key,
+            )
+        return seqs
+
+    def _put(self, points: dict[Any, float], point: Any, value: float, key: str) -> None:
+        if points.get(point, value) != value:
+            raise DocumentError(
+                self.path,
+                f"the value is {value:g}, but another spelling of this key says {points[point]:g}",
+                key=key,
+                remedy="remove one of them",
+            )
+        points[point] = value
+
+    def _missing(self, key: str) -> None:
+        raise DocumentError(
+            self.path, "this key is missing and is required", key=key, remedy=MAKE_COMPUTATION
+        )
+
+    def _derive(self, missing: list[int]) -> None:
+        """Fill in what is missing from raw passes with different numbers of layers.
+
+        Per layer and sample (T(Lmax) - T(Lmin)) / batch / (Lmax - Lmin); the rest is
+        T(Lmin) minus its layers. Several layer types: one is varied at a time.
+        """
+        derived = False
+        need_others = not self.others
+        for (batch, seqs), runs in sorted(self.raw.items()):
+            slopes = self._slopes(runs)
+            if slopes is None:
+                continue
+            derived = True
+            for kind in missing:
+                per_sample = slopes[kind] / batch
+                self.layers[kind].setdefault((batch, seqs[kind]), per_sample)
+            if need_others:
+                base = min(runs)
+                rest = runs[base][0] - sum(n * t for n, t in zip(base, slopes, strict=True))
+                self.others[batch, seqs] = max(0.0, rest / batch)
+        if derived:
+            self.notes["processed times were derived from the raw layernum entries"] = None
+
+    def _slopes(self, runs: dict[tuple[int, ...], tuple[float, str]]) -> list[float] | None:
+        """Return ms per layer of every type, for the whole batch; None if runs do not suffice."""
+        base = min(runs)
+        slopes = []
+        for kind in range(len(base)):
+            longer = [c for c in runs if _only_differs(base, c, kind)]
+            if not longer:
+                return None
+            most = max(longer)
+            slope = (runs[most][0] - runs[base][0]) / (most[kind] - base[kind])
+            if slope <= 0:
+                raise DocumentError(
+                    self.path,
+                    f"the value is {runs[most][0]:g}, not more than {runs[base][0]:g} of "
+                    f"{runs[base][1]!r} with fewer layers",
+                    key=runs[most][1],
+                    remedy="measure again with more layers",
+                )
+            slopes.append(slope)
+        return slopes
+
+
+def _only_differs(base: tuple[int, ...], other: tuple[int, ...], kind: int) -> bool:
+    return other[kind] > base[kind] and all(
+        a == b for k, (a, b) in enumerate(zip(base, other, strict=True)) if k != kind
+    )
+
+
+def _seq_text(seqs: tuple[int, ...]) -> str:
+    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
+
+
+def computation_keys(profile: ModelProfile) -> dict[str, float]:
+    """Return the documented keys of a profile's times, ms per layer per sample."""
+
+    def entries() -> Iterator[tuple[str, float]]:
+        for kind, layer in enumerate(profile.layers):
+            for p in layer.times:
+                yield f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}", p.forward_s / p.batch / MS
+        for other in profile.other_times:
+            key = f"layertype_other_bsz{other.batch}_seq{_seq_text(other.seq_lengths)}"
+            yield key, other.forward_s / other.batch / MS
+
+    return dict(entries())

@@ -1,0 +1,507 @@
+"""Statistics of repeated timings: robust summaries, and warnings in plain words.
+
+Timings are positive, skewed and have outliers, so the median stands for a cell, and its interval
+comes from order statistics, which ask nothing about the shape of the distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.arrays import F64
+from autopar.documents.sidecar import Form, Term
+from autopar.units import format_seconds
+
+__all__ = [
+    "BAD_FIT",
+    "INTERVAL",
+    "REACH",
+    "USABLE_SPREAD",
+    "FittedTimes",
+    "LatencyBandwidth",
+    "Summary",
+    "bootstrap_times",
+    "fit_times",
+    "latency_bandwidth_fit",
+    "median_half_width",
+    "nonnegative_fit",
+    "nonnegative_fits",
+    "relative_spread",
+    "relative_weights",
+    "rising_fit",
+    "summarize",
+    "terms_of",
+    "warnings_of",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Small non-negative least squares, exact and without scipy.
+#
+# Measured times are non-negative combinations of a few effects (launch, per token, per token
+# squared); with at most three unknowns every set of active effects can be tried, so the optimum is
+# found exactly and deterministically.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyBandwidth:
+    """The line time = latency_s + size * seconds_per_byte through measured times."""
+
+    latency_s: float
+    seconds_per_byte: float
+    residual: float
+    """Largest |fitted / measured - 1|."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth of the slope in bytes/s; inf where the time does not grow with size."""
+        return 1.0 / self.seconds_per_byte if self.seconds_per_byte > 0.0 else math.inf
+
+
+def latency_bandwidth_fit(
+    sizes_bytes: Sequence[float], times_s: Sequence[float]
+) -> LatencyBandwidth:
+    """Return the non-negative line through times over sizes, all above 0; one size: latency 0.
+
+    Weights are relative, 1/time: sizes span four decades, and noise grows with the time. With
+    equal weights the largest message alone would decide, and the latency, which only the small
+    ones show, would be its rounding error.
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    times = np.asarray(times_s, dtype=np.float64)
+    assert sizes.shape == times.shape, "one time per size"
+    assert sizes.ndim == 1, "sizes and times are flat sequences"
+    assert len(sizes) > 0, "a line needs a point"
+    assert (sizes > 0.0).all(), "sizes are above 0"
+    assert (times > 0.0).all(), "times are above 0"
+    design = np.stack((np.ones_like(sizes), sizes), axis=1)
+    if np.ptp(sizes) == 0.0:  # a constant would fit as well: say that it is bandwidth
+        design[:, 0] = 0.0
+    # not relative_weights: its floor, for targets near 0, would silence the small messages
+    latency_s, seconds_per_byte = nonnegative_fit(design, times, 1.0 / times)
+    fitted = latency_s + sizes * seconds_per_byte
+    return LatencyBandwidth(
+        latency_s=float(latency_s),
+        seconds_per_byte=float(seconds_per_byte),
+        residual=float(np.abs(fitted / times - 1.0).max()),
+    )
+
+
+def rising_fit(times_s: F64) -> F64:
+    """Return the times nearest to these, all above 0, that never fall, shape (n,).
+
+    Nearest by the squares of log ratios, so runs that fall become their geometric mean; times that
+    rise already are returned as they are. If one row is nowhere below another, neither is its fit.
+    Source: pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
+    """
+    blocks: list[tuple[float, int]] = []
+    for value in np.log(times_s).tolist():
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, number = blocks.pop()
+            mean = (before * number + mean * count) / (number + count)
+            count += number
+        blocks.append((mean, count))
+    fitted = times_s.copy()
+    first = 0
+    for mean, count in blocks:
+        if count > 1:
+            fitted[first : first + count] = np.exp(mean)
+        first += count
+    rising: F64 = np.maximum.accumulate(fitted)  # for the last bit of the means
+    return rising
+
+
+def relative_weights(target: F64) -> F64:
+    """Return weights 1/target, so that every measurement counts by its relative error.
+
+    target : (..., n) non-negative; values below a thousandth of the largest are weighted as that.
+    """
+    scale = target.max(axis=-1, initial=0.0, keepdims=True)
+    floor = np.where(scale > 0.0, 1e-3 * scale, 1.0)
+    weights: F64 = 1.0 / np.maximum(target, floor)
+    return weights
+
+
+def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64:
+    """Return the x >= 0 that minimises |weights * (design @ x - target)|^2, shape (k,).
+
+    design : (n, k) with k <= 3; target : (n,); weights : (n,), relative ones by default. Of equal
+    optima the one with the fewest and first unknowns is returned.
+    """
+    num_unknowns = design.shape[1]
+    assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
+    weights = relative_weights(target) if weights is None else weights
+    matrix = design * weights[:, None]
+    goal = target * weights
+    scale = np.sqrt((matrix * matrix).sum(axis=0))
+    scale[scale == 0.0] = 1.0
+    matrix = matrix / scale
+    best = np.zeros(num_unknowns)
+    best_residual = float(goal @ goal)
+    for count in range(1, num_unknowns + 1):
+        for active in combinations(range(num_unknowns), count):
+            columns = matrix[:, active]
+            solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)
+            if rank < count or (solution < 0.0).any():
+                continue
+            error = columns @ solution - goal
+            residual = float(error @ error)
+            if residual < best_residual * (1.0 - 1e-12):
+                best_residual = residual
+                best = np.zeros(num_unknowns)
+                best[list(active)] = solution
+    fitted: F64 = best / scale
+    return fitted
+
+
+def nonnegative_fits(design: F64, targets: F64) -> F64:
+    """Return the relatively weighted `nonnegative_fit` of every row of targets, shape (r, k).
+
+    design : (n, k) with k <= 3; targets : (r, n). All rows are solved at once.
+    """
+    num_unknowns = design.shape[1]
+    assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
+    weights = relative_weights(targets)
+    matrix = design * weights[:, :, None]
+    goal = targets * weights
+    scale = np.sqrt((matrix * matrix).sum(axis=1))
+    scale[scale == 0.0] = 1.0
+    matrix = matrix / scale[:, None, :]
+    best = np.zeros((len(targets), num_unknowns))
+    best_residual = (goal * goal).sum(axis=1)
+    for count in range(1, num_unknowns + 1):
+        for active in combinations(range(num_unknowns), count):
+            columns = matrix[:, :, active]
+            usable = np.linalg.matrix_rank(columns) == count
+            if not usable.any():
+                continue
+            solution = np.zeros((len(targets), count))
+            orthogonal, upper = np.linalg.qr(columns[usable])
+            projected = orthogonal.transpose(0, 2, 1) @ goal[usable, :, None]
+            solution[usable] = np.linalg.solve(upper, projected)[:, :, 0]
+            error = (columns @ solution[:, :, None])[:, :, 0] - goal
+            residual = (error * error).sum(axis=1)
+            better = usable & (solution >= 0.0).all(axis=1)
+            better &= residual < best_residual * (1.0 - 1e-12)
+            best_residual[better] = residual[better]
+            best[better] = 0.0
+            best[np.ix_(better, active)] = solution[better]
+    fitted: F64 = best / scale
+    return fitted
+
+
+# --------------------------------------------------------------------------------------------------
+# Measured times as a sum of effects of batch and sequence length: their fit and its uncertainty.
+#
+# A time is t = c0 + b*(c1*s + c2*s^2): a launch that nothing changes, work that grows with the
+# tokens, attention that grows with their square. Which of these terms a set of times can tell apart
+# is decided here once, for the planner and for what a profiler writes. Source: cost-model.md,
+# "Compute".
+
+
+BAD_FIT = 0.1
+"""A fit that is farther than this from one of its times is said to be bad."""
+REACH = 2.0
+"""A fit may be used up to so many times its largest batch and its longest sequence."""
+INTERVAL = (0.05, 0.95)
+"""Quantiles of the replicas that an interval goes from and to."""
+_NUM_REPLICAS = 200
+_SEED = 20240901
+
+_POWERS: dict[Term, tuple[int, int]] = {
+    "launch_s": (0, 0),
+    "s_per_sample": (1, 0),
+    "s_per_token": (1, 1),
+    "s_per_token_squared": (1, 2),
+}
+"""Exponents of batch and sequence length."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedTimes:
+    """Non-negative coefficients of the terms of times, and how far they are from each."""
+
+    terms: tuple[Term, ...]
+    coefficients: F64
+    """(k,) in the unit that the name of each term says."""
+    fitted_s: F64
+    """(n,) the fit at every measured cell."""
+    errors: F64
+    """(n,) fitted over measured time, less 1; times below a thousandth of the longest count as
+    that, as they do in the fit."""
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds that neither batch nor length changes; 0 where the times cannot tell."""
+        return self.coefficient("launch_s")
+
+    @property
+    def worst(self) -> int:
+        """Index of the cell that the fit is farthest from."""
+        return int(np.abs(self.errors).argmax())
+
+    def coefficient(self, term: Term) -> float:
+        """Return a coefficient, 0 for a term that is not fitted."""
+        return float(self.coefficients[self.terms.index(term)]) if term in self.terms else 0.0
+
+    def sample_s(self, length: float) -> float:
+        """Return the seconds that a further sample of this length takes."""
+        return sum(
+            float(x) * length ** _POWERS[term][1]
+            for term, x in zip(self.terms, self.coefficients, strict=True)
+            if term != "launch_s"
+        )
+
+
+def terms_of(
+    form: Form, batches: Iterable[int], lengths: Iterable[int], *, quadratic: bool
+) -> tuple[Term, ...]:
+    """Return the terms that times of these batches and sequence lengths can tell apart.
+
+    static: proportional to the batch, and batch: with a launch cost, both at one length; sequence:
+    also over lengths. quadratic : of layers, whose attention grows with the square of the length;
+    what surrounds them has a part per sample instead.
+    """
+    if form == "static":
+        return ("s_per_sample",)
+    launch: tuple[Term, ...] = ("launch_s",)
+    if form == "batch":
+        return (*launch, "s_per_sample")
+    terms = launch if len(set(batches)) > 1 else ()
+    if len(set(lengths)) == 1:
+        return (*terms, "s_per_token")
+    if quadratic:
+        return (*terms, "s_per_token", "s_per_token_squared")
+    return (*terms, "s_per_sample", "s_per_token")
+
+
+def fit_times(
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    times_s: Sequence[float],
+    terms: tuple[Term, ...],
+) -> FittedTimes:
+    """Return the non-negative, relatively weighted fit of times of whole batches, in seconds."""
+    design = _design(batches, lengths, terms)
+    measured = np.array(times_s, dtype=np.float64)
+    coefficients = nonnegative_fit(design, measured)
+    fitted = design @ coefficients
+    return FittedTimes(
+        terms=terms,
+        coefficients=coefficients,
+        fitted_s=fitted,
+        errors=(fitted - measured) * relative_weights(measured),
+    )
+
+
+def bootstrap_times(
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    samples_s: Sequence[Sequence[float]],
+    terms: tuple[Term, ...],
+) -> tuple[F64, F64]:
+    """Return replicas of the coefficients (r, k) and of the fit at every cell (r, n), in seconds.
+
+    Each replica draws as many samples of every cell as it has, with replacement, and fits their
+    medians; the same cells give the same replicas. They say what the scatter of the samples leaves
+    open, not whether the form is right: that is in the errors of the fit.
+    """
+    design = _design(batches, lengths, terms)
+    generator = np.random.default_rng(_SEED)
+    medians = np.stack(
+        [
+            np.median(generator.choice(np.array(cell), (_NUM_REPLICAS, len(cell))), axis=1)
+            for cell in samples_s
+        ],
+        axis=1,
+    )
+    coefficients = nonnegative_fits(design, medians)
+    return coefficients, coefficients @ design.T
+
+
+def _design(batches: Sequence[int], lengths: Sequence[int], terms: tuple[Term, ...]) -> F64:
+    batch = np.array(batches, dtype=np.float64)
+    length = np.array(lengths, dtype=np.float64)
+    powers = (_POWERS[term] for term in terms)
+    return np.stack([batch**p * length**q for p, q in powers], axis=1)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+USABLE_SPREAD = 0.5
+"""A relative spread above this is wider than the time itself: nothing follows from it."""
+
+_CONFIDENCE = 0.95
+_SCATTER = 0.2  # std/mean; quiet links stay below 0.05
+_CLUSTER_SAMPLES = 8
+_CLUSTER_RATIO = 1.2
+_DRIFT_SAMPLES = 18  # thirds of fewer than six are too often apart by chance
+_DRIFT_RATIO = 1.05
+_DRIFT_DEVIATIONS = 2.85  # 2.88 is six samples all above six others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a set of samples says about one time, in seconds."""
+
+    num_samples: int
+    median_s: float
+    low_s: float
+    """5th percentile, linear between samples."""
+    high_s: float
+    """95th percentile, linear between samples."""
+    mad_s: float
+    """Median absolute deviation from the median, not scaled to a standard deviation."""
+    mean_s: float
+    variation: float
+    """Standard deviation (of n - 1) over mean."""
+    half_width: float
+    """Half the 95 % confidence interval of the median over the median; inf below 6 samples."""
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Return the summary of samples in seconds: at least one, finite and not negative."""
+    return _summary(tuple(_values(samples).tolist()))
+
+
+@lru_cache(maxsize=1 << 14)  # files are derived again after every cell, which changes one
+def _summary(samples: tuple[float, ...]) -> Summary:
+    values = _values(samples)
+    median = float(np.median(values))
+    low, high = np.percentile(values, (5.0, 95.0))
+    return Summary(
+        num_samples=len(values),
+        median_s=median,
+        low_s=float(low),
+        high_s=float(high),
+        mad_s=float(np.median(np.abs(values - median))),
+        mean_s=float(values.mean()),
+        variation=_variation(values),
+        half_width=median_half_width(samples),
+    )
+
+
+def median_half_width(samples: Sequence[float]) -> float:
+    """Return half the 95 % confidence interval of the median over the median; inf below 6 samples.
+
+    The interval reaches from the k-th smallest to the k-th largest sample, k the largest whole
+    number for which the binomial distribution (n, 1/2) leaves at most 2.5 % below it (the sign
+    test inverted), so it holds for every continuous distribution.
+    """
+    values = np.sort(_values(samples))
+    rank = _interval_rank(len(values))
+    if rank == 0:
+        return math.inf
+    width = float(values[-rank] - values[rank - 1])
+    if width == 0.0:
+        return 0.0
+    median = float(np.median(values))
+    return width / (2.0 * median) if median > 0.0 else math.inf
+
+
+def relative_spread(low_s: float, middle_s: float, high_s: float) -> float:
+    """Return half the width of an interval over its middle; inf around 0."""
+    return (high_s - low_s) / 2.0 / middle_s if middle_s > 0.0 else math.inf
+
+
+def warnings_of(samples: Sequence[float]) -> tuple[str, ...]:
+    """Return what is suspicious about samples in the order they were taken, in plain words.
+
+    Scatter: the variation is above 0.2.
+    Clusters: of 8 or more samples, the split of their logarithms with the least scatter inside
+    has at least 3 samples and 15 % on either side, centres a factor of 1.2 apart, and more than
+    4.5 + 12/n standard deviations (pooled inside the clusters) between them. Half a bell curve
+    each gives 2.65, and small samples scatter around it: that is what 12/n covers.
+    Drift: of 18 or more, the medians of the first and the last third are a factor of 1.05 apart,
+    and the rank sum of the one within the other is 2.85 standard deviations from its mean.
+    Steady noise causes each of the last two in less than one of a hundred cells.
+    """
+    values = _values(samples)
+    found = []
+    variation = _variation(values)
+    if variation > _SCATTER:
+        found.append(f"the samples scatter: variation {variation:.2f}")
+    centres = _clusters(values)
+    if centres is not None:
+        first, second = (format_seconds(float(f"{centre:.3g}")) for centre in centres)
+        found.append(f"the samples fall in two clusters: {first} and {second}")
+    ends = _drift(values)
+    if ends is not None:
+        first, last = (format_seconds(float(f"{end:.3g}")) for end in ends)
+        found.append(f"the samples drift: {first} in the first third, {last} in the last")
+    return tuple(found)
+
+
+def _values(samples: Sequence[float]) -> NDArray[np.float64]:
+    values = np.asarray(samples, dtype=np.float64)
+    assert values.ndim == 1, "samples are a flat sequence of seconds"
+    assert len(values) > 0, "a cell without samples has no statistics"
+    assert np.isfinite(values).all(), "samples are finite"
+    assert (values >= 0.0).all(), "samples are durations"
+    return values
+
+
+def _variation(values: NDArray[np.float64]) -> float:
+    mean = float(values.mean())
+    # the difference of equal numbers is exactly 0, which a rounded mean would hide
+    if len(values) < 2 or float(np.ptp(values)) == 0.0:
+        return 0.0
+    return float(values.std(ddof=1)) / mean if mean > 0.0 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _interval_rank(count: int) -> int:
+    """Return the rank of the interval's lower end among `count` sorted samples, 0 for none."""
+    rank, term, below = 0, 1, 1
+    # 2 * P(B < rank + 1) <= 1 - confidence, in whole numbers
+    while 2 * below <= (1.0 - _CONFIDENCE) * (1 << count):
+        rank += 1
+        term = term * (count - rank + 1) // rank
+        below += term
+    return rank
+
+
+def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Return the medians of two clusters in seconds, None where there is one."""
+    count = len(values)
+    smallest = float(values.min())
+    if count < _CLUSTER_SAMPLES or smallest <= 0.0:
+        return None
+    logs = np.sort(np.log(values) - math.log(smallest))
+    fewest = max(3, math.ceil(0.15 * count))
+    sizes = np.arange(fewest, count - fewest + 1)
+    sums, squares = np.cumsum(logs), np.cumsum(logs * logs)
+    low = sums[sizes - 1] / sizes
+    high = (sums[-1] - sums[sizes - 1]) / (count - sizes)
+    inside = squares[-1] - sizes * low * low - (count - sizes) * high * high
+    best = int(np.argmin(inside))
+    distance = float(high[best] - low[best])
+    deviation = math.sqrt(max(0.0, float(inside[best])) / (count - 2))
+    if distance <= math.log(_CLUSTER_RATIO) or distance <= (4.5 + 12.0 / count) * deviation:
+        return None
+    ordered, split = np.sort(values), int(sizes[best])
+    return float(np.median(ordered[:split])), float(np.median(ordered[split:]))
+
+
+def _drift(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Return the medians of the first and the last third in seconds, None where they agree."""
+    if len(values) < _DRIFT_SAMPLES:
+        return None
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    ends = float(np.median(first)), float(np.median(last))
+    if max(ends) <= _DRIFT_RATIO * min(ends):
+        return None
+    # Mann and Whitney's U and its deviation under the hypothesis of no drift, without ties
+    difference = np.sign(last[:, None] - first[None, :]).sum() / 2.0
+    deviation = third * math.sqrt((2 * third + 1) / 12.0)
+    return ends if abs(float(difference)) >= _DRIFT_DEVIATIONS * deviation else None

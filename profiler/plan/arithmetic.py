@@ -1,0 +1,572 @@
+"""The arithmetic of a plan, without torch: what every rank holds, its samples, its mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+from autopar.documents.sidecar import TensorKind
+from autopar.documents.spec import head_dim, padded_vocab_size
+from autopar.errors import InputError
+from autopar.model import LayerSpec, ModelSpec
+from autopar.plan import LayerStrategy, Plan, violations
+from profiler.plan.job import PlanJob
+
+__all__ = [
+    "Axes",
+    "Cube",
+    "Held",
+    "Layout",
+    "Run",
+    "Shape",
+    "StageArithmetic",
+    "StaticReport",
+    "Weights",
+    "check_job",
+    "cube_of",
+    "examine",
+    "first_shapes",
+    "held",
+    "last_shapes",
+    "layer_layout",
+    "layer_shapes",
+    "micro_batches_in_flight",
+    "stage_weights",
+    "strategy_label",
+    "vocab_layout",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters that a rank holds, exactly: the shapes of its tensors, and ZeRO's pieces of them.
+#
+# The shapes are those of `profiler.model.blocks` and `outer`; ZeRO divides every tensor along its
+# first dimension (torch's FSDP2), so a rank has whole rows and the first ranks have the most.
+
+
+class Shape(NamedTuple):
+    """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
+
+    rows: int
+    row: int
+    copies: int = 1
+
+
+def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
+    """Return the parameters of one layer on a rank whose weights are divided by `degree`.
+
+    A rank has at least one key-value head. Raises InputError where heads or MLP width are unknown.
+    """
+    width = head_dim(layer)
+    if layer.ffn_hidden_size is None:
+        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
+    h, heads = layer.hidden_size, layer.num_heads or 1
+    kv_heads = layer.num_kv_heads or heads
+    query, pair = heads // degree * width, max(1, kv_heads // degree) * width
+    attention = [Shape(query, h), Shape(pair, h, 2), Shape(h, query)]
+    if layer.biases or layer.qkv_biases:
+        attention += [Shape(query, 1), Shape(pair, 1, 2)]
+    if layer.biases:
+        attention.append(Shape(h, 1))
+    ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
+    if layer.num_experts is not None:  # experts are stacked and have no biases
+        e = layer.num_experts
+        mlp = [Shape(e, h), Shape(e, h * ffn, ups + 1)]
+    else:
+        mlp = [Shape(ffn, h, ups), Shape(h, ffn)]
+        if layer.biases:
+            mlp += [Shape(ffn, 1, ups), Shape(h, 1)]
+    blocks = 2 if layer.cross_attention else 1
+    return (*attention * blocks, *mlp, Shape(h, 1, layer.norm_parameters_per_hidden))
+
+
+def first_shapes(spec: ModelSpec, degree: int) -> tuple[Shape, ...]:
+    """Return the parameters in front of the layers on a rank of a vocabulary degree."""
+    h = spec.layers[0].hidden_size
+    shapes = [Shape(_rows(spec, degree), h)]
+    if spec.learned_positions:
+        shapes.append(Shape(spec.learned_positions, h))
+    return (*shapes, Shape(spec.extra_embedding_parameters, 1))
+
+
+def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape, ...]:
+    """Return the parameters behind the layers on a rank of a vocabulary degree.
+
+    own_table : whether the output matrix is another tensor than the embedding's on this rank.
+    """
+    last = spec.layers[-1]
+    stacks = {layer.cross_attention: layer for layer in spec.layers}
+    norms = [
+        Shape(layer.hidden_size, 1, layer.norm_parameters_per_hidden // (2 + cross))
+        for cross, layer in stacks.items()
+    ]
+    head = [Shape(_rows(spec, degree), last.hidden_size)] if own_table else []
+    return (*head, *norms, Shape(spec.extra_head_parameters, 1))
+
+
+def held(shapes: Iterable[Shape], pieces: int = 1) -> int:
+    """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
+    return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
+
+
+def _rows(spec: ModelSpec, degree: int) -> int:
+    return padded_vocab_size(spec, degree) // degree
+
+
+# --------------------------------------------------------------------------------------------------
+# Which ranks of a stage work together in which layer: a cube of mesh axes for a whole plan.
+#
+# The ranks of every stage form one mesh whose axes are prime factors of their number (a binary
+# hypercube for powers of two). A layer's tensor group is a product of its last axes (consecutive
+# ranks) or of its first ones (strided ranks), and the other axes are its data group, so that every
+# layer has its own degree and all activations lie on the same mesh.
+
+
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cube:
+    """The mesh of the ranks of one stage; the last axis is that of neighbouring ranks."""
+
+    factors: tuple[int, ...]
+    """Sizes of the axes, prime; (1,) for a stage of one rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of a stage."""
+        return math.prod(self.factors)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return the place of a rank of the stage on every axis."""
+        places = []
+        for size in reversed(self.factors):
+            rank, place = divmod(rank, size)
+            places.append(place)
+        return tuple(reversed(places))
+
+    def size(self, axes: Axes) -> int:
+        """Return the number of ranks along these axes."""
+        return math.prod(self.factors[axis] for axis in axes)
+
+    def index(self, rank: int, axes: Axes) -> int:
+        """Return the place of a rank of the stage among those that differ along these axes."""
+        places = self.coordinates(rank)
+        index = 0
+        for axis in axes:
+            index = index * self.factors[axis] + places[axis]
+        return index
+
+    def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
+        """Return all groups of ranks of the stage that differ along these axes, in mesh order."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.num_ranks):
+            places = self.coordinates(rank)
+            rest = tuple(p for axis, p in enumerate(places) if axis not in axes)
+            found.setdefault(rest, []).append(rank)
+        return tuple(tuple(group) for group in found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one layer, or embedding and head, lies on the cube of its stage."""
+
+    cube: Cube
+    kind: TensorKind
+    tensor_axes: Axes
+    zero: str
+    """ddp, zero2 or zero3."""
+
+    @property
+    def degree(self) -> int:
+        """Tensor or Ulysses degree."""
+        return self.cube.size(self.tensor_axes)
+
+    @cached_property
+    def data_axes(self) -> Axes:
+        """Axes along which samples are divided."""
+        return tuple(a for a in range(len(self.cube.factors)) if a not in self.tensor_axes)
+
+    @property
+    def data_degree(self) -> int:
+        """Ranks among which samples are divided."""
+        return self.cube.size(self.data_axes)
+
+    @property
+    def splits_weights(self) -> bool:
+        """True where weights are divided over the tensor axes."""
+        return self.kind != "ulysses" and self.degree > 1
+
+    @property
+    def splits_sequence(self) -> bool:
+        """True where the residual stream is divided along the sequence."""
+        return self.kind != "tp" and self.degree > 1
+
+    @property
+    def sync_axes(self) -> Axes:
+        """Axes over which gradients are summed, and which ZeRO shards over."""
+        if self.splits_weights:
+            return self.data_axes
+        return tuple(range(len(self.cube.factors)))
+
+    @property
+    def sync_degree(self) -> int:
+        """Ranks over which gradients are summed."""
+        return self.cube.size(self.sync_axes)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where ZeRO divides something."""
+        return self.zero != "ddp" and self.sync_degree > 1
+
+
+def cube_of(plan: Plan) -> Cube:
+    """Return a cube on which every layer of a plan can lie.
+
+    Raises
+    ------
+    InputError
+        When two degrees need axes that no order of factors has, such as consecutive groups of 2
+        and of 3 among 6 ranks.
+    """
+    ranks, rest = divmod(plan.world_size, plan.num_stages)
+    if rest:
+        raise InputError(
+            f"world_size({plan.world_size}) % pp({plan.num_stages}) = {rest} != 0; choose a "
+            "number of stages that divides the ranks"
+        )
+    # A strided group of t ranks takes the first axes, so the ranks / t last ones are its data.
+    names: dict[int, str] = {}
+    for layer, strategy in enumerate(plan.layers):
+        if strategy.tp > 1:
+            size = ranks // strategy.tp if strategy.strided else strategy.tp
+            word = "strided" if strategy.strided else "consecutive"
+            names.setdefault(size, f"the {word} groups of {strategy.tp} of layer {layer}")
+    if plan.vocab.tp > 1:
+        names.setdefault(plan.vocab.tp, f"the groups of {plan.vocab.tp} of embedding and head")
+    names.setdefault(ranks, f"the {ranks} ranks of a stage")
+    factors: list[int] = []
+    before = 1
+    for size in sorted(names):
+        if size % before:
+            raise InputError(
+                f"{names[before]} and {names[size]} do not fit on one mesh of {ranks} ranks "
+                f"({before} does not divide {size}); choose degrees that divide one another"
+            )
+        factors = [*reversed(_primes(size // before)), *factors]
+        before = size
+    return Cube(factors=tuple(factors) or (1,))
+
+
+def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
+    """Return how one layer of a plan lies on the cube."""
+    plan = job.plan
+    strategy = plan.layers[layer]
+    kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
+    axes = _first_axes(cube, strategy.tp) if strategy.strided else _last_axes(cube, strategy.tp)
+    zero = "zero3" if strategy.zero3 else plan.default_dp_type
+    return Layout(cube=cube, kind=kind, tensor_axes=axes, zero=zero)
+
+
+def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
+    """Return how embedding, head and loss lie on the cube."""
+    vocab = job.plan.vocab
+    kind: TensorKind = "ulysses" if vocab.ulysses else "sp" if job.sequence_parallel else "tp"
+    zero = "zero3" if vocab.zero3 else job.plan.default_dp_type
+    return Layout(cube=cube, kind=kind, tensor_axes=_last_axes(cube, vocab.tp), zero=zero)
+
+
+def check_job(job: PlanJob) -> Cube:
+    """Return the cube of a plan that can be run.
+
+    Raises
+    ------
+    InputError
+        When the plan is illegal, or holds what is not run here.
+    """
+    plan = job.plan
+    problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
+    if problems:
+        raise InputError(f"the plan cannot run: {'; '.join(problems)}")
+    for layer, strategy in enumerate(plan.layers):
+        if strategy.cp > 1:
+            raise InputError(
+                f"layer {layer} has context degree {strategy.cp}, and plans with ring attention "
+                "are not run here; give a plan with context degree 1"
+            )
+    if any(layer.cross_attention for layer in job.spec.layers):
+        raise InputError(
+            f"model {job.spec.name!r} has an encoder and a decoder, and only stacks of one kind "
+            "of layer are run here; give a decoder-only or encoder-only model"
+        )
+    return cube_of(plan)
+
+
+def _primes(number: int) -> list[int]:
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found
+
+
+def _last_axes(cube: Cube, degree: int) -> Axes:
+    axis, size = len(cube.factors), 1
+    while size < degree:
+        axis -= 1
+        size *= cube.factors[axis]
+    assert size == degree, (cube, degree)
+    return tuple(range(axis, len(cube.factors))) if degree > 1 else ()
+
+
+def _first_axes(cube: Cube, degree: int) -> Axes:
+    axis, size = 0, 1
+    while size < degree:
+        size *= cube.factors[axis]
+        axis += 1
+    assert size == degree, (cube, degree)
+    return tuple(range(axis))
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class Weights(NamedTuple):
+    """Parameters that one layer, or embedding and head, have on a rank before ZeRO divides them."""
+
+    shapes: tuple[Shape, ...]
+    zero: str
+    """ddp, zero2 or zero3."""
+    num_ranks: int
+    """Ranks with the same weights: gradients are summed over them, and ZeRO divides by them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the first rank of a stage, or of a part of it, holds; no other rank holds more."""
+
+    num_parameters: int = 0
+    """Elements of its pieces when nothing is gathered."""
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    """As they are when the optimizer steps."""
+    optimizer_bytes: int = 0
+    """AdamW's two moments, and fp32 copies of the weights where those are not fp32."""
+    gathered_bytes: int = 0
+    """Weights that ZeRO-2 keeps gathered during a step."""
+    accumulated_bytes: int = 0
+    """Whole gradients that ZeRO keeps until the last micro-batch, with one reduction per step."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    def __add__(self, other: Held) -> Held:
+        """Return both together."""
+        return Held(**{key: value + getattr(other, key) for key, value in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Consecutive layers of a stage with one strategy and one type."""
+
+    first_layer: int
+    last_layer: int
+    strategy: LayerStrategy
+    label: str
+    data_degree: int
+    samples: int
+    """Per micro-batch on a rank."""
+    tensor_axes: tuple[int, ...]
+    """Axes of the mesh that are its tensor group; the others divide the samples."""
+    held: Held
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageArithmetic:
+    """One stage of a plan."""
+
+    stage: int
+    ranks: tuple[int, int]
+    """First and last."""
+    layers: tuple[int, int]
+    in_flight: int
+    """Most micro-batches whose activations are kept at once."""
+    runs: tuple[Run, ...]
+    held: Held
+    """Layers, embedding and head."""
+    vocab: Held
+    """Embedding and head alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticReport:
+    """What can be said of a legal plan without running anything."""
+
+    stages: tuple[StageArithmetic, ...]
+    mesh: tuple[int, ...] | None
+    """Sizes of the axes that the ranks of every stage form; None where the executor has none."""
+    obstacle: str | None
+    """Why the executor does not run the plan, legal as it is; None where it does."""
+    vocab_label: str
+    vocab_samples: int
+    bubble_share: float
+    """Idle part of a step with equal stages and free transfers: (p-1) / (m+p-1)."""
+
+    @property
+    def largest(self) -> int:
+        """The stage whose ranks have the most model states; the first of equals."""
+        return max(self.stages, key=lambda s: (s.held.state_bytes, -s.stage)).stage
+
+
+def examine(job: PlanJob) -> StaticReport:
+    """Return the arithmetic of a legal plan.
+
+    Raises InputError where the model does not say heads, MLP width or vocabulary.
+    """
+    plan, vocab = job.plan, job.plan.vocab
+    obstacle, mesh = None, None
+    try:
+        cube = check_job(job)
+    except InputError as error:
+        obstacle = str(error)
+        axes: Sequence[tuple[int, ...]] = [()] * len(plan.layers)
+    else:
+        mesh = cube.factors
+        axes = [layer_layout(job, cube, k).tensor_axes for k in range(len(plan.layers))]
+    ranks = plan.world_size // plan.num_stages
+    stages = []
+    first = 0
+    for stage, size in enumerate(plan.stage_sizes):
+        runs = _runs(job, range(first, first + size), axes)
+        around = _held(job, _vocab_weights(job, stage))
+        stages.append(
+            StageArithmetic(
+                stage=stage,
+                ranks=(stage * ranks, (stage + 1) * ranks - 1),
+                layers=(first, first + size - 1),
+                in_flight=micro_batches_in_flight(plan, stage),
+                runs=runs,
+                held=sum((run.held for run in runs), around),
+                vocab=around,
+            )
+        )
+        first += size
+    p, m = plan.num_stages, plan.num_microbatches
+    outer = LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses, zero3=vocab.zero3)
+    return StaticReport(
+        stages=tuple(stages),
+        mesh=mesh,
+        obstacle=obstacle,
+        vocab_label=strategy_label(outer, ranks // vocab.tp, plan).replace("tp", "vtp", 1),
+        vocab_samples=plan.global_batch // (m * (ranks // vocab.tp)),
+        bubble_share=(p - 1) / (m + p - 1),
+    )
+
+
+def micro_batches_in_flight(plan: Plan, stage: int) -> int:
+    """Return how many micro-batches a stage keeps activations of at once."""
+    if plan.pipeline_type == "gpipe":
+        return plan.num_microbatches
+    return min(plan.num_microbatches, plan.num_stages - stage)
+
+
+def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
+    """Return the weights on a rank of a stage: every layer's, then those of embedding and head."""
+    places = job.plan.stage_of_layer()
+    layers = (_layer_weights(job, k) for k, place in enumerate(places) if place == stage)
+    return (*layers, _vocab_weights(job, stage))
+
+
+def strategy_label(strategy: LayerStrategy, data_degree: int, plan: Plan) -> str:
+    """Return a strategy in short, e.g. `tp2-dp4-zero3-ckpt`; ddp is not said."""
+    tensor = f"ulysses{strategy.tp}" if strategy.ulysses else f"tp{strategy.tp}"
+    parts = [tensor + ("*" if strategy.strided else "")] if strategy.tp > 1 else []
+    parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
+    zero = "zero3" if strategy.zero3 else plan.default_dp_type
+    parts.append(f"dp{data_degree}")
+    parts += [zero] if zero != "ddp" else []
+    parts += ["ckpt"] if strategy.checkpoint else []
+    return "-".join(parts)
+
+
+def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple[Run, ...]:
+    plan, types = job.plan, job.spec.layer_types
+    runs = []
+    for (strategy, _), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
+        members = list(group)
+        degree = plan.data_degree(members[0])
+        one = _held(job, _layer_weights(job, members[0]))
+        runs.append(
+            Run(
+                first_layer=members[0],
+                last_layer=members[-1],
+                strategy=strategy,
+                label=strategy_label(strategy, degree, plan),
+                data_degree=degree,
+                samples=plan.global_batch // (plan.num_microbatches * degree),
+                tensor_axes=axes[members[0]],
+                held=sum((one for _ in members[1:]), one),
+            )
+        )
+    return tuple(runs)
+
+
+def _layer_weights(job: PlanJob, layer: int) -> Weights:
+    strategy = job.plan.layers[layer]
+    degree = 1 if strategy.ulysses else strategy.tp
+    shapes = layer_shapes(job.spec.layers[job.spec.layer_types[layer]], degree)
+    zero = "zero3" if strategy.zero3 else job.plan.default_dp_type
+    return Weights(shapes, zero, _sync_degree(job.plan, degree))
+
+
+def _vocab_weights(job: PlanJob, stage: int) -> Weights:
+    """Return the weights of embedding and head on a stage."""
+    plan, spec, vocab = job.plan, job.spec, job.plan.vocab
+    degree = 1 if vocab.ulysses else vocab.tp
+    at_start, at_end = stage == 0, stage == plan.num_stages - 1
+    shared = spec.tied_embeddings and at_start and at_end
+    shapes: tuple[Shape, ...] = first_shapes(spec, degree) if at_start else ()
+    if at_end:
+        shapes = (*shapes, *last_shapes(spec, degree, own_table=not shared))
+    zero = "zero3" if vocab.zero3 else plan.default_dp_type
+    return Weights(shapes, zero, _sync_degree(plan, degree))
+
+
+def _sync_degree(plan: Plan, weights: int) -> int:
+    """Return the ranks that gradients are summed over: those that hold the same weights."""
+    return plan.world_size // plan.num_stages // weights
+
+
+def _held(job: PlanJob, weights: Weights) -> Held:
+    """Return the executor's recipe for the parameters of a layer, or of embedding and head.
+
+    fp32 4+4+8 bytes; bf16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8 and gathered bf16.
+    """
+    shapes, zero, z = weights
+    whole, wide = held(shapes), job.precision == "bf16"
+    if zero == "ddp" or z == 1:
+        weight, optimizer = (2, 12) if wide else (4, 8)
+        return Held(
+            num_parameters=whole,
+            parameter_bytes=weight * whole,
+            gradient_bytes=weight * whole,
+            optimizer_bytes=optimizer * whole,
+        )
+    own = held(shapes, z)
+    accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1
+    return Held(
+        num_parameters=own,
+        parameter_bytes=4 * own,
+        gradient_bytes=4 * own,
+        optimizer_bytes=8 * own,
+        gathered_bytes=(2 if wide else 4) * whole if zero == "zero2" else 0,
+        accumulated_bytes=4 * whole if accumulates else 0,
+    )

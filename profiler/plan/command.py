@@ -1,0 +1,363 @@
+"""`profile-plan` and `torchrun -m profiler.plan`: checks, dry-runs or runs one plan."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autopar.command.run import describe_failure, one_line, reader_left
+from autopar.command.show import make_console
+from autopar.errors import AutoparError, InputError, OptionError
+from profiler.option_table import FILES, OptionRow, make_app
+from profiler.plan.options import Backend, Mode, PlanOptions
+from profiler.plan.parse import build_options
+from profiler.plan.question import Question, ask
+from profiler.plan.run import launched_ranks
+from profiler.plan.spellings import translate
+
+if TYPE_CHECKING:
+    from profiler.plan.job import PlanJob
+
+__all__ = [
+    "MismatchError",
+    "UncheckedError",
+    "app",
+    "dispatch",
+    "main",
+    "refuse_illegal",
+    "run",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs a mode of `profile-plan` on this rank, shows what it found and writes it down.
+
+
+class MismatchError(AutoparError):
+    """A run has other losses or gradients than one process without parallelism (exit code 1)."""
+
+
+class UncheckedError(AutoparError):
+    """A run could not be compared with one process (exit code 1)."""
+
+
+def refuse_illegal(
+    question: Question, options: PlanOptions, mode: Mode, *, writes: bool = True
+) -> None:
+    """Raise InputError with every violation of an illegal plan.
+
+    writes : whether this process writes the document before; of several one does.
+    """
+    if not question.problems:
+        return
+    if writes and options.json is not None:
+        from profiler.plan.report import illegal_document, write_result
+
+        write_result(options.json, illegal_document(question, mode))
+    raise InputError(
+        f"{question.source} is illegal for {question.job.spec.name}: {'; '.join(question.problems)}"
+    )
+
+
+def dispatch(question: Question, options: PlanOptions, mode: Mode) -> int:
+    """Do what a mode does with a legal plan; return the exit code.
+
+    Only `run` is for every rank; the others are for the first alone.
+
+    Raises
+    ------
+    InputError: the executor does not run the plan, or not here.
+    MismatchError: a run does not match its reference.
+    """
+    return {"static": _static, "dryrun": _dry_run, "run": _run}[mode](question, options)
+
+
+def _static(question: Question, options: PlanOptions) -> int:
+    from profiler.plan.arithmetic import examine
+    from profiler.plan.report import show_head, show_static, static_document, write_result
+
+    report = examine(question.job)
+    if options.json is not None:
+        write_result(options.json, static_document(question, report))
+    if options.json != "-":
+        console = make_console(sys.stdout)
+        show_head(console, question)
+        show_static(console, question, report)
+    return 0
+
+
+def _dry_run(question: Question, options: PlanOptions) -> int:
+    ranks = options.ranks
+    _check_ranks(ranks, question.job)
+    from profiler.environment import require_torch
+
+    require_torch()
+    from profiler.plan.dryrun import dry_run, first_ranks
+    from profiler.plan.report import dry_run_document, show_dry_run, show_head, write_result
+
+    plan = question.job.plan
+    each = plan.world_size // plan.num_stages
+    named = {key: [rank] for key, rank in first_ranks(question.job).items()}
+    named["all"] = list(range(0, plan.world_size, each))
+    chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
+    found = dry_run(question.job, ranks=chosen)
+    if options.json is not None:
+        write_result(options.json, dry_run_document(question, found))
+    if options.json != "-":
+        console = make_console(sys.stdout)
+        show_head(console, question)
+        show_dry_run(console, question, found)
+    return 0
+
+
+def _check_ranks(ranks: Sequence[str], job: PlanJob) -> None:
+    world = job.plan.world_size
+    for text in ranks:
+        if text.isdecimal() and int(text) >= world:
+            raise OptionError(f"--ranks: the plan has the ranks 0 to {world - 1}, got {text}")
+
+
+def _run(question: Question, options: PlanOptions) -> int:
+    from profiler.plan.arithmetic import check_job
+
+    check_job(question.job)  # said before torch is loaded
+    from profiler.environment import require_torch
+
+    require_torch()
+    from profiler.plan.run import run_plan
+
+    prediction = question.prediction
+    predicted = () if prediction is None else prediction.stages
+    result = run_plan(
+        question.job,
+        backend=_backend(options),
+        num_steps=options.steps,
+        num_timed_steps=options.timed_steps,
+        with_reference=options.reference,
+        timeout_s=options.timeout_s,
+        predicted_bytes=[stage.allocated_bytes for stage in predicted],
+    )
+    if result is None:
+        return 0
+    from profiler.plan.report import run_document, show_head, show_run, write_result
+    from profiler.plan.verdict import judge
+
+    verdict = judge(result, question.job.precision)
+    if options.json is not None:
+        write_result(options.json, run_document(question, result, verdict))
+    if options.json != "-":
+        console = make_console(sys.stdout)
+        show_head(console, question)
+        show_run(console, question, result, verdict)
+    if verdict is None and result.notes:
+        raise UncheckedError("; ".join(result.notes))
+    if verdict is not None and not verdict.matches:
+        raise MismatchError(verdict.sentence)
+    return 0
+
+
+def _backend(options: PlanOptions) -> Backend:
+    """Return the backend, which decides the device: nccl on GPUs, gloo on the CPU."""
+    if options.device == "auto":
+        return options.backend
+    return "nccl" if options.device == "cuda" else "gloo"
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_COMMAND = "profile-plan"
+_GRACE_S = 2.0
+"""torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
+say why."""
+_WHAT, _HOW, _DRY = "What to check", "How to run it", "Dry run"
+_SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
+
+_OPTIONS = (
+    OptionRow(
+        "plan",
+        "PLAN.json",
+        "Strategy file in any spelling, our plan file, or what autopar-search --json wrote.",
+    ),
+    OptionRow(
+        "mode",
+        "static|dryrun|run",
+        "Arithmetic; memory of tensors without contents; real processes. Under torchrun run, "
+        "else static.",
+        _WHAT,
+    ),
+    OptionRow(
+        "model",
+        "MODEL",
+        "Shipped name, config.json or model.json; the plan file's.",
+        _WHAT,
+    ),
+    OptionRow("num_layers", "N", "Layers of the model, for each type; its own.", _WHAT),
+    OptionRow("seq", "N", "Sequence length; the plan file's, or the model's own.", _WHAT),
+    OptionRow(
+        "layers",
+        "K",
+        "Scale down to K layers, at least one per stage, evenly spaced over the plan's.",
+        _WHAT,
+    ),
+    OptionRow("global_batch", "N", "Another global batch than the plan's.", _WHAT),
+    OptionRow("microbatches", "N", "Another number of micro-batches than the plan's.", _WHAT),
+    OptionRow("world_size", "N", "Ranks of a plan that does not say them.", _WHAT),
+    OptionRow(
+        "mixed_precision",
+        "fp32|bf16",
+        "The plan file's; where it says none, bf16 for a dry run and fp32 otherwise.",
+        _SAY,
+    ),
+    OptionRow(
+        "sequence_parallel",
+        None,
+        "Megatron sequence parallelism of tensor-parallel layers; the plan file's, or on.",
+        _SAY,
+        name="--sequence-parallel/--no-sequence-parallel",
+    ),
+    OptionRow(
+        "async_grad_reduce",
+        None,
+        "Reduce gradients once per step, else in every micro-batch; the plan file's, or on.",
+        _SAY,
+        name="--async-grad-reduce/--no-async-grad-reduce",
+    ),
+    OptionRow("steps", "N", "Steps that are compared with one process.", _HOW),
+    OptionRow("timed_steps", "N", "Steps after them that are timed.", _HOW),
+    OptionRow("seed", "N", "Of weights and tokens.", _HOW),
+    OptionRow("reference", None, "Run one process without parallelism to compare with.", _HOW),
+    OptionRow(
+        "backend", "auto|nccl|gloo", "auto: nccl where torch finds a GPU, otherwise gloo.", _HOW
+    ),
+    OptionRow("device", "auto|cuda|cpu", "cuda is --backend nccl, cpu is --backend gloo.", _HOW),
+    OptionRow(
+        "timeout", "S", "A step, or the building of stages, that takes longer has failed.", _HOW
+    ),
+    OptionRow(
+        "ranks",
+        "RANKS",
+        "first, last, largest: the first rank of such a stage; all: of every one; or numbers.",
+        _DRY,
+    ),
+    OptionRow("json", "OUT", "File for what was found, - for stdout without tables.", FILES),
+    OptionRow("pp_deg", "N", "Stages; 1.", _GLOBAL),
+    OptionRow("global_tp_deg", "N", "Tensor degree; 1.", _GLOBAL),
+    OptionRow("global_tp_consec", "0|1", "Tensor groups of neighbours, or strided; 1.", _GLOBAL),
+    OptionRow("sdp", "0|1", "ZeRO-3 for the layers; 0.", _GLOBAL),
+    OptionRow("chunks", "N", "Micro-batches; one per stage.", _GLOBAL),
+    OptionRow("global_checkpoint", "0|1", "Recompute every layer; 0.", _GLOBAL),
+    OptionRow("pipeline_type", "gpipe|pipedream_flush", "Schedule; gpipe.", _GLOBAL),
+    OptionRow("vocab_tp", "N", "Degree of embedding and head; 1.", _GLOBAL),
+    OptionRow("vocab_sp", "0|1", "That degree divides the sequence (Ulysses); 0.", _GLOBAL),
+    OptionRow("embed_sdp", "0|1", "ZeRO-3 for embedding and head; 0.", _GLOBAL),
+    OptionRow("global_train_batch_size", "N", "Samples of a step.", _GLOBAL),
+    OptionRow("default_dp_type", "ddp|zero2", "What layers without ZeRO-3 do; ddp.", _GLOBAL),
+    OptionRow(
+        "use_ulysses",
+        None,
+        "The tensor degree divides the sequence instead.",
+        _GLOBAL,
+        name="--use-ulysses/--no-use-ulysses",
+    ),
+)
+_HELP = """
+Check one plan: its arithmetic, its memory without a GPU, or by running it.
+
+profile-plan PLAN.json --model llama2-7b
+
+torchrun --standalone --nproc-per-node 4 -m profiler.plan PLAN.json --layers 4 --json OUT
+
+It is an executor for checking, not a trainer: random tokens, no files of weights.
+Exit codes: 0 done; 1 the run does not match its reference, or something failed; 2 unusable option
+or illegal plan. Underscores and hyphens in the names of options mean the same.
+"""
+
+app = make_app(_OPTIONS, build_options, _HELP)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code.
+
+    Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
+    0 alone; what a machine lacks, by the first rank of that machine.
+    """
+    rank, local_rank = _environment_rank("RANK"), _environment_rank("LOCAL_RANK")
+    speaks = rank == 0
+    try:
+        normal, notes = translate(arguments)
+        if rank and {"--help", "-h"} & set(normal):
+            return 0
+        options = app(args=normal, prog_name=_COMMAND, standalone_mode=False)
+        if not isinstance(options, PlanOptions):  # --help
+            return options if isinstance(options, int) else 0
+        launched = launched_ranks()
+        mode: Mode = options.mode or ("static" if launched is None else "run")
+        if rank and mode != "run":
+            return 0
+        for note in notes:
+            _say(note, speaks=speaks)
+        question = ask(options, mode=mode, launched=launched)
+        if options.json == "-":  # no tables, which would have them
+            for note in question.notes:
+                _say(note, speaks=speaks)
+        refuse_illegal(question, options, mode, writes=speaks)
+        if mode == "run":
+            _check_world(question, launched, arguments)
+            speaks = local_rank == 0
+        return dispatch(question, options, mode)
+    except BrokenPipeError:
+        return reader_left()
+    except (Exception, KeyboardInterrupt) as error:
+        failure = describe_failure(error)
+        if failure.internal:
+            text = failure.text if rank == 0 else f"rank {rank}: {failure.text}"
+            return _end(text, failure.exit_code, speaks=True)
+        if isinstance(error, KeyboardInterrupt):
+            speaks = rank == 0
+        return _end(failure.text, failure.exit_code, speaks=speaks)
+
+
+def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:
+    """Raise InputError, with the right command, unless as many ranks run as the plan is for."""
+    world = question.job.plan.world_size
+    if world == (launched or 1):
+        return
+    own = "".join(f" {shlex.quote(argument)}" for argument in arguments)
+    command = f"torchrun --standalone --nproc-per-node {world} -m profiler.plan{own}"
+    started = "this is one process" if launched is None else f"torchrun started {launched}"
+    raise InputError(
+        f"the plan is for {world} ranks and {started}; start it as `{command}` (with several "
+        "machines, on each of them with --nnodes and --rdzv-endpoint in place of --standalone)"
+    )
+
+
+def _environment_rank(name: str) -> int:
+    text = os.environ.get(name, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _say(text: str, *, speaks: bool) -> None:
+    if speaks:
+        sys.stderr.write(f"{_COMMAND}: {one_line(text)}\n")
+        sys.stderr.flush()
+
+
+def _end(text: str, code: int, *, speaks: bool) -> int:
+    _say(text, speaks=speaks)
+    if not speaks:
+        time.sleep(_GRACE_S)
+    return code
+
+
+def main() -> None:
+    """Entry point of `profile-plan`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

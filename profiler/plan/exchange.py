@@ -1,0 +1,465 @@
+"""Activations between two layers that lie differently on the ranks of a stage.
+
+A rank holds a block of the micro-batch: some tokens of some samples. Going to another layout, every
+rank sends the others what of its block they lack, all in one all-to-all. Where activations are
+replicated, a rank gets its block from the copy at its own place of the tensor group. The backward
+goes the same way back: gradients are whole where activations are replicated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autopar.errors import InputError
+from profiler.model.blocks import Norm
+from profiler.plan.arithmetic import Axes, Cube, Layout
+from profiler.plan.job import PlanJob
+
+__all__ = [
+    "Batch",
+    "Piece",
+    "PlanGroups",
+    "fill",
+    "global_tokens",
+    "is_exchanged",
+    "local_batch",
+    "local_shape",
+    "pieces_of",
+    "relayout",
+    "shapes",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The process groups of a plan: one mesh of all stages, and the groups of every layout.
+
+
+class PlanGroups:
+    """What one rank of a plan communicates through; every rank makes it with the same arguments.
+
+    torch names a group by the number of groups before it, so all ranks make all groups in the
+    same order, also those that they are not in.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        num_stages: int,
+        cube: Cube,
+        wanted: Iterable[Axes],
+        device_type: str,
+        timeout_s: float | None = None,
+        own_only: bool = False,
+    ) -> None:
+        """Make the groups along the axes `wanted`, in every stage.
+
+        own_only : makes no groups of other ranks, which only a world that does not exist allows.
+        """
+        self.stage, self.place = divmod(rank, cube.num_ranks)
+        self.num_stages, self.cube, self.rank = num_stages, cube, rank
+        names = tuple(f"axis{axis}" for axis in range(len(cube.factors)))
+        whole = init_device_mesh(
+            device_type, (num_stages, *cube.factors), mesh_dim_names=("stage", *names)
+        )
+        self.pipeline: Any = whole.get_group("stage")
+        """The ranks at this place in all stages."""
+        self._device_type = device_type
+        self._groups: dict[Axes, Any] = {}
+        self._meshes: dict[Axes, DeviceMesh] = {}
+        timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+        for axes in sorted({axes for axes in wanted if cube.size(axes) > 1}):
+            if len(axes) == 1:
+                self._groups[axes] = whole.get_group(names[axes[0]])
+                continue
+            for stage in range(num_stages):
+                first = stage * cube.num_ranks
+                for members in cube.groups(axes):
+                    ranks = [first + member for member in members]
+                    is_own = rank in ranks
+                    if own_only and not is_own:
+                        continue
+                    group = dist.new_group(ranks, timeout=timeout)
+                    if is_own:
+                        self._groups[axes] = group
+
+        self.ends: Any = self._ends(timeout, own_only) if num_stages > 1 else None
+        """First and last stage at this place; None on the stages between."""
+
+    def _ends(self, timeout: timedelta | None, own_only: bool) -> Any:
+        if self.num_stages == 2:
+            return self.pipeline
+        found = None
+        last = (self.num_stages - 1) * self.cube.num_ranks
+        for place in range(self.cube.num_ranks):
+            ranks = [place, last + place]
+            if own_only and self.rank not in ranks:
+                continue
+            group = dist.new_group(ranks, timeout=timeout)
+            if self.rank in ranks:
+                found = group
+        return found
+
+    def group(self, axes: Axes) -> Any:
+        """Return the group of this rank along these axes; None where it would be alone."""
+        return self._groups[axes] if self.cube.size(axes) > 1 else None
+
+    @property
+    def whole_stage(self) -> Any:
+        """The group of all ranks of this stage; only where it was wanted."""
+        return self.group(tuple(range(len(self.cube.factors))))
+
+    def flat_mesh(self, axes: Axes) -> DeviceMesh:
+        """Return the same group as a mesh of one dimension."""
+        if axes not in self._meshes:
+            self._meshes[axes] = DeviceMesh.from_group(self._groups[axes], self._device_type)
+        return self._meshes[axes]
+
+
+# --------------------------------------------------------------------------------------------------
+# The same weights on any number of ranks, and what their gradients need besides a data group.
+#
+# A parameter of a whole layer is made from the seed and its name, and every rank keeps its piece of
+# it. Which piece that is shows in the shapes: the dimension along which a rank's parameter is
+# smaller than the whole one is the one that is divided.
+
+
+_SPREAD = 0.02
+_NORM_SPREAD = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A rank's part of one parameter of a whole layer."""
+
+    name: str
+    whole: tuple[int, ...]
+    """Shape of the parameter on one rank without parallelism."""
+    dim: int | None
+    """The divided dimension; None where every rank has all of it."""
+    pieces: int
+    index: int
+    is_partial: bool
+    """True where the ranks that share this piece each have only a part of its gradient."""
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of a module by name."""
+    return {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+
+def pieces_of(
+    module: nn.Module, whole: Mapping[str, tuple[int, ...]], layout: Layout, place: int
+) -> dict[str, Piece]:
+    """Return which part of each parameter a rank has.
+
+    whole : shapes of the same module without parallelism; place : the rank within its stage.
+    """
+    t = layout.degree if layout.splits_weights else 1
+    tensor_rank = layout.cube.index(place, layout.tensor_axes) if t > 1 else 0
+    keys = _key_value_names(module)
+    found = {}
+    for name, shape in shapes(module).items():
+        full = whole[name]
+        dims = [d for d, (own, all_) in enumerate(zip(shape, full, strict=True)) if own != all_]
+        assert len(dims) <= 1, (name, shape, full)
+        pieces = full[dims[0]] // shape[dims[0]] if dims else 1
+        # Norms and biases of a divided sequence see their own tokens, shared keys their own
+        # queries; other replicas have the whole gradient already.
+        partial = pieces < t and (layout.splits_sequence or name in keys)
+        found[name] = Piece(
+            name=name,
+            whole=full,
+            dim=dims[0] if dims else None,
+            pieces=pieces,
+            index=tensor_rank * pieces // t,
+            is_partial=partial,
+        )
+    return found
+
+
+def fill(
+    module: nn.Module, pieces: Mapping[str, Piece], *, seed: int, where: str, tied: bool = False
+) -> None:
+    """Give the parameters of a module their values, in place.
+
+    where : names the module within the model, so that equal layers get different values; with
+    `tied` tables those of embedding and head are equal.
+    """
+    norms = {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, child in module.named_modules()
+        if isinstance(child, Norm)
+    }
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            piece = pieces[name]
+            key = _key(where, name, tied)
+            value = _value(piece.whole, seed=seed, where=key, norm=name in norms)
+            if piece.dim is not None:
+                value = value.chunk(piece.pieces, piece.dim)[piece.index]
+            parameter.copy_(value)
+
+
+def _key(where: str, name: str, tied: bool) -> str:
+    """Return what a parameter is called, the same on every plan."""
+    if where == "ends":  # embedding and head as one part
+        prefix, _, name = name.partition(".")
+        where = "embedding" if prefix == "first" else "head"
+    if tied and where == "head" and name == "head.weights.0":
+        where, name = "embedding", "table"
+    return f"{where}.{name}"
+
+
+def _value(shape: tuple[int, ...], *, seed: int, where: str, norm: bool) -> torch.Tensor:
+    digest = hashlib.sha256(f"{seed}/{where}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    value = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return value.mul_(_NORM_SPREAD).add_(1) if norm else value.mul_(_SPREAD)
+
+
+def _key_value_names(module: Any) -> set[str]:
+    """Return names of the parameters that make keys and values, which ranks may share."""
+    names: set[str] = set()
+    for name in shapes(module):
+        parts = name.split(".")
+        if "key_value" in parts or ("query" in parts and parts[-1] != "0"):
+            names.add(name)
+    return names
+
+
+# --------------------------------------------------------------------------------------------------
+# Random tokens of a global batch, and what of them a rank holds; the same on any plan.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Tokens and labels of one step on one rank."""
+
+    tokens: torch.Tensor
+    """(micro-batches * samples, sequence), micro-batch after micro-batch."""
+    labels: tuple[torch.Tensor, ...]
+    """(sequence, samples) of every micro-batch."""
+
+
+def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and labels of the global batch, (samples, sequence) each."""
+    vocab = job.spec.vocab_size
+    if vocab is None:
+        raise InputError(
+            f"model {job.spec.name!r}: the vocabulary size is unknown; give vocab_size"
+        )
+    generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))
+    shape = (2, job.plan.global_batch, job.spec.layers[0].seq_length)
+    tokens, labels = torch.randint(0, vocab, shape, generator=generator)
+    return tokens, labels
+
+
+def local_batch(
+    job: PlanJob, layout: Layout, place: int, *, step: int, device: torch.device | str
+) -> Batch:
+    """Return what a rank of the first and the last stage holds of a step's batch.
+
+    layout : of embedding and head; place : the rank within its stage. The ranks of a tensor group
+    hold the same whole sequences, those of a Ulysses group a piece of each.
+    """
+    m = job.plan.num_microbatches
+    samples = job.plan.global_batch // m // layout.data_degree
+    at = layout.cube.index(place, layout.data_axes)
+    held = []
+    for values in global_tokens(job, step):
+        own = values.view(m, layout.data_degree, samples, -1)[:, at]
+        if layout.kind == "ulysses":
+            own = own.chunk(layout.degree, -1)[layout.cube.index(place, layout.tensor_axes)]
+        held.append(own.contiguous().to(device))
+    tokens, labels = held
+    return Batch(
+        tokens=tokens.flatten(0, 1), labels=tuple(each.t().contiguous() for each in labels)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+Block = tuple[int, int, int, int]
+"""First and end of the tokens, first and end of the samples."""
+
+
+def local_shape(layout: Layout, *, seq_length: int, batch: int, hidden: int) -> tuple[int, ...]:
+    """Return the shape of a rank's activations, (sequence, batch, hidden).
+
+    batch : samples of a micro-batch on all ranks together.
+    """
+    split = layout.degree if layout.splits_sequence else 1
+    return (seq_length // split, batch // layout.data_degree, hidden)
+
+
+def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> torch.Tensor:
+    """Return activations of the old layout, (sequence, batch, hidden), in the new one."""
+    size = (
+        x.shape[0] * (old.degree if old.splits_sequence else 1),
+        x.shape[1] * old.data_degree,
+    )
+    there, back = _moves(old, new, size, groups.place), _moves(new, old, size, groups.place)
+    if there.is_nothing and back.is_nothing:
+        return x
+    group = None if there.is_local and back.is_local else groups.whole_stage
+    result: torch.Tensor = _Relayout.apply(x, there, back, group)
+    return result
+
+
+def is_exchanged(old: Layout, new: Layout) -> bool:
+    """Return whether ranks have to exchange anything between two layouts, either way."""
+    size = (_splits(old)[0] * _splits(new)[0], _splits(old)[1] * _splits(new)[1])
+    return not (_is_local(old, new, size) and _is_local(new, old, size))
+
+
+# --- what moves ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moves:
+    """What one rank sends and receives; blocks are relative to its own."""
+
+    shape: tuple[int, int]
+    """Tokens and samples of the rank's block afterwards."""
+    sent: tuple[Block | None, ...]
+    """By place in the stage; None: nothing."""
+    received: tuple[Block | None, ...]
+    is_local: bool
+    """True where no rank needs anything of another one."""
+    is_nothing: bool
+    """True where every rank has its block already."""
+
+
+def _splits(layout: Layout) -> tuple[int, int]:
+    """Return into how many pieces tokens and samples are divided."""
+    return (layout.degree if layout.splits_sequence else 1, layout.data_degree)
+
+
+@lru_cache(maxsize=256)
+def _blocks(layout: Layout, size: tuple[int, int]) -> NDArray[np.int64]:
+    """Return the block of every rank of the stage, (ranks, 4)."""
+    pieces = _splits(layout)
+    steps = (size[0] // pieces[0], size[1] // pieces[1])
+    cube = layout.cube
+    rows = []
+    for place in range(cube.num_ranks):
+        token = cube.index(place, layout.tensor_axes) if layout.splits_sequence else 0
+        sample = cube.index(place, layout.data_axes)
+        rows.append(
+            (
+                token * steps[0],
+                (token + 1) * steps[0],
+                sample * steps[1],
+                (sample + 1) * steps[1],
+            )
+        )
+    return np.array(rows, dtype=np.int64)
+
+
+def _copies(layout: Layout) -> NDArray[np.int64]:
+    """Return which copy of its block every rank has, (ranks,)."""
+    axes = () if layout.splits_sequence else layout.tensor_axes
+    cube = layout.cube
+    return np.array([cube.index(place, axes) for place in range(cube.num_ranks)], dtype=np.int64)
+
+
+def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what blocks have in common; empty where an end is not beyond its beginning."""
+    low = np.maximum(one[..., ::2], other[..., ::2])
+    high = np.minimum(one[..., 1::2], other[..., 1::2])
+    return np.stack([low[..., 0], high[..., 0], low[..., 1], high[..., 1]], axis=-1)
+
+
+@lru_cache(maxsize=256)
+def _is_local(old: Layout, new: Layout, size: tuple[int, int]) -> bool:
+    after = _blocks(new, size)
+    return bool((_overlap(_blocks(old, size), after) == after).all())
+
+
+@lru_cache(maxsize=1024)
+def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Moves:
+    before, after = _blocks(old, size), _blocks(new, size)
+    copies = _copies(old)
+    same_copy = copies == copies[place]
+    is_local = _is_local(old, new, size)
+    if is_local:
+        same_copy = np.arange(len(copies)) == place
+    own_before, own_after = before[place], after[place]
+    return _Moves(
+        shape=(int(own_after[1] - own_after[0]), int(own_after[3] - own_after[2])),
+        sent=_relative(_overlap(own_before, after), own_before, same_copy),
+        received=_relative(_overlap(before, own_after), own_after, same_copy),
+        is_local=is_local,
+        is_nothing=bool((before == after).all()),
+    )
+
+
+def _relative(
+    blocks: NDArray[np.int64], own: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> tuple[Block | None, ...]:
+    origin = np.array([own[0], own[0], own[2], own[2]])
+    filled = chosen & (blocks[:, 1] > blocks[:, 0]) & (blocks[:, 3] > blocks[:, 2])
+    rows = (blocks - origin).tolist()
+    return tuple(
+        tuple(row) if is_filled else None
+        for row, is_filled in zip(rows, filled.tolist(), strict=True)
+    )
+
+
+# --- moving it -----------------------------------------------------------------------------
+
+
+class _Relayout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, there: _Moves, back: _Moves, group: Any) -> Any:
+        ctx.back, ctx.group = back, group
+        return _move(x, there, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _move(grad, ctx.back, ctx.group), None, None, None
+
+
+def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
+    if moves.is_nothing:
+        return x.view_as(x)
+    hidden = x.shape[-1]
+    if moves.is_local:
+        (block,) = (block for block in moves.sent if block is not None)
+        return _cut(x, block).contiguous()
+    send = [_num_tokens(block) * hidden for block in moves.sent]
+    receive = [_num_tokens(block) * hidden for block in moves.received]
+    # other copies may send all there is to send, and then a rank has nothing
+    pieces = [x.new_empty(0), *(_cut(x, block).flatten() for block in moves.sent if block)]
+    found = x.new_empty(sum(receive))
+    dist.all_to_all_single(found, torch.cat(pieces), receive, send, group=group)
+    del pieces
+    out = x.new_empty((*moves.shape, hidden))
+    for piece, target in zip(found.split(receive), moves.received, strict=True):
+        if target is not None:
+            part = _cut(out, target)
+            part.copy_(piece.view(part.shape))
+    return out
+
+
+def _cut(x: torch.Tensor, block: Block) -> torch.Tensor:
+    first, end, first_sample, end_sample = block
+    return x[first:end, first_sample:end_sample]
+
+
+def _num_tokens(block: Block | None) -> int:
+    return 0 if block is None else (block[1] - block[0]) * (block[3] - block[2])

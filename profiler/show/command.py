@@ -1,0 +1,246 @@
+"""`profile-show`: shows, compares and validates measured, estimated and published profiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autopar.command.run import guarded, one_line
+from autopar.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from autopar.documents.hardware import BandwidthUnit
+    from profiler.show.pictures import Quantity
+    from profiler.show.read import Folder
+
+__all__ = ["app", "main", "run"]
+
+_COMMAND = "profile-show"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of hardware or model files, or one of them."),
+    ],
+    diff: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OTHER", help="Compare with OTHER, which is the old one; DIR is the new one."
+        ),
+    ] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="List what is wrong or suspicious in the files.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the curves to FILE.png or FILE.svg."),
+    ] = None,
+    curves: Annotated[
+        str, typer.Option(help="What to draw over message size: time, bandwidth or none.")
+    ] = "time",
+    threshold: Annotated[
+        float, typer.Option(help="--diff: smaller changes than this share do not count.")
+    ] = 0.05,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="--diff: compare what is not comparable too.")
+    ] = False,
+    bandwidth_unit: Annotated[
+        str | None,
+        typer.Option(help="GB/s or MiB/ms: unit of bandwidths in files without a sidecar."),
+    ] = None,
+) -> int:
+    """Show the profiles in DIR: where they were measured, tables, curves, and what went wrong.
+
+    DIR holds hardware files of one or several shapes, with or without sidecars; of models the
+    times that `profile-model` measured are shown, with their fits. Exit codes: 0 done; 1 --diff
+    found regressions, --validate found something, or matplotlib is missing; 2 an input is
+    unusable or two profiles are not comparable.
+    """
+    if diff is not None and validate:
+        raise OptionError("--diff and --validate are two questions; give one of them")
+    if plot is not None and (diff is not None or validate):
+        raise OptionError("--plot draws what is shown; leave --diff and --validate out")
+    if curves not in ("time", "bandwidth", "none"):
+        raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
+    if not 0.0 <= threshold < 10.0:
+        raise OptionError(f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %")
+    if anyway and diff is None:
+        raise OptionError("--anyway belongs to --diff OTHER, which is not given")
+    unit = _unit(bandwidth_unit)
+    if diff is not None:
+        return _diff(path, diff, unit, threshold, anyway=anyway)
+    if validate:
+        return _validate(path, unit)
+    return _show(path, unit, plot, _quantity(curves))
+
+
+def _unit(text: str | None) -> BandwidthUnit | None:
+    units: dict[str | None, BandwidthUnit | None] = {
+        None: None,
+        "GB/s": "GB/s",
+        "MiB/ms": "MiB/ms",
+    }
+    if text in units:
+        return units[text]
+    raise OptionError(f"--bandwidth-unit must be GB/s or MiB/ms, got {text!r}")
+
+
+def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
+    """Refuse a unit that no file was read in, since every one says another itself."""
+    files = [file for f in folders for p in f.profiles for file in p.files]
+    bandwidths = [file for file in files if file.kind in ("allreduce", "p2p")]
+    if unit is None or not bandwidths or any(file.unit == unit for file in bandwidths):
+        return
+    first = bandwidths[0]
+    raise OptionError(
+        f"--bandwidth-unit is {unit}, but the sidecar of {first.path} says {first.unit}; "
+        "leave the option out: the file says its unit"
+    )
+
+
+def _quantity(text: str) -> Quantity | None:
+    return "time" if text == "time" else "bandwidth" if text == "bandwidth" else None
+
+
+def _load(
+    path: Path, unit: BandwidthUnit | None, *, strict: bool = True, models: bool = False
+) -> Folder:
+    """Return what a path holds.
+
+    models : whether files of models with measured times are wanted too.
+    """
+    from profiler.show.read import load_folder
+    from profiler.show.tables import has_fits
+
+    folder = load_folder(path, unit)
+    others = [file for file in folder.model_files if not (models and has_fits(file))]
+    if others:
+        names = ", ".join(file.name for file in others[:4])
+        if not folder.profiles and len(others) == len(folder.model_files):
+            shown = "times of models are shown where they have a sidecar, and" if models else ""
+            raise InputError(
+                f"{path}: only profiles of models are here ({names}); {shown} --diff and "
+                "--validate read those of hardware: name a folder that "
+                f"`torchrun -m profiler.hardware`{' or `profile-model`' if models else ''} wrote"
+            )
+        _talk(f"profiles of models are not shown: {names}")
+    if strict and folder.problems:
+        first, more = folder.problems[0], len(folder.problems) - 1
+        if more:
+            _talk(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
+        raise first
+    return folder
+
+
+def _show(
+    path: Path, unit: BandwidthUnit | None, plot: Path | None, quantity: Quantity | None
+) -> int:
+    from autopar.command.show import make_console
+    from profiler.show.pictures import check_suffix, save_picture
+    from profiler.show.tables import has_fits, show_folder, show_model
+
+    if plot is not None:
+        check_suffix(plot)
+    folder = _load(path, unit, models=True)
+    _check_unit(unit, folder)
+    if plot is not None:
+        save_picture(folder, plot)
+        _talk(f"wrote {plot}")
+    console = make_console(sys.stdout)
+    show_folder(console, folder, quantity)
+    for file in folder.model_files:
+        if has_fits(file):
+            show_model(console, file)
+    return 0
+
+
+def _diff(
+    path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
+) -> int:
+    from autopar.command.show import make_console
+    from profiler.show.compare import circumstances, compare, obstacles, pairs
+    from profiler.show.tables import show_comparison
+
+    new, old = _load(path, unit), _load(other, unit)
+    _check_unit(unit, new, old)
+    found = pairs(old, new, anyway=anyway)
+    if not found:
+        shapes = (", ".join(p.title for p in folder.profiles) for folder in (old, new))
+        raise InputError(
+            f"{other} is of {next(shapes)} and {path} of {next(shapes)}, so nothing can be compared"
+            + (
+                "; --anyway compares them all the same"
+                if len(old.profiles) == len(new.profiles) == 1
+                else ""
+            )
+        )
+    reasons = [reason for pair in found for reason in obstacles(*pair)]
+    for reason in reasons if anyway else ():
+        _talk(f"not comparable: {reason}")
+    if reasons and not anyway:
+        raise InputError(
+            f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}; "
+            "--anyway compares them all the same"
+        )
+    regressions = 0
+    console = make_console(sys.stdout)
+    for a, b in found:
+        if not a.sidecars and not b.sidecars:
+            _talk("neither has a sidecar, so where both were measured is unknown")
+        comparison = compare(a, b, threshold)
+        regressions += comparison.count("regression")
+        show_comparison(
+            console,
+            comparison,
+            title=f"{b.title}: {path} (new) against {other} (old)",
+            threshold=threshold,
+            circumstances=circumstances(a, b),
+        )
+    left = [p.title for p in new.profiles if all(p is not b for _, b in found)]
+    if left:
+        _talk(f"{other} has no counterpart of {', '.join(left)}")
+    return 1 if regressions else 0
+
+
+def _validate(path: Path, unit: BandwidthUnit | None) -> int:
+    from autopar.command.show import make_console
+    from profiler.show.tables import show_findings
+    from profiler.show.validate import validate
+
+    folder = _load(path, unit, strict=False)
+    _check_unit(unit, folder)
+    findings = validate(folder)
+    files = {file.path for profile in folder.profiles for file in profile.files}
+    show_findings(make_console(sys.stdout), findings, len(files))
+    return 1 if findings else 0
+
+
+def _talk(text: str) -> None:
+    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    return guarded(
+        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
+    )
+
+
+def main() -> None:
+    """Entry point of `profile-show`."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if callable(reconfigure):
+        reconfigure(errors="replace")  # host and file names may have letters the terminal lacks
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,586 @@
+"""Reads the hardware files of a folder, or one file, leniently: what is wrong is kept as problems.
+
+`profile-show` raises the first problem, `--validate` reports all of them. Units are those of the
+files outside and base units inside, as everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Literal
+
+from autopar.documents.checks import INT, PatternDocument, document_errors, validate_document
+from autopar.documents.hardware import BandwidthUnit
+from autopar.documents.json import JsonDocument, load_object
+from autopar.documents.schemas import DOCUMENTS
+from autopar.documents.sidecar import (
+    DocumentKind,
+    Measurement,
+    Run,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+)
+from autopar.errors import AutoparError, DocumentError, InputError
+from autopar.hardware import OPERATIONS
+from autopar.statistics import Summary, latency_bandwidth_fit, summarize
+from autopar.units import GB, MIB, MS, format_count
+from profiler.hardware.documents import newest_measurements
+
+__all__ = [
+    "KINDS",
+    "Entry",
+    "Family",
+    "FileKind",
+    "Finding",
+    "Folder",
+    "HardwareFile",
+    "Point",
+    "Profile",
+    "Series",
+    "SeriesKey",
+    "Severity",
+    "Shape",
+    "bus_bytes_per_s",
+    "finding",
+    "kind_of",
+    "load_folder",
+    "point_key",
+    "reference_cell",
+    "scope_by_shape",
+    "series_of",
+    "time_of",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The kinds of file that `profile-show` knows by their names, and the shape a name says.
+#
+# A new kind of document is one row here and, if it has something of its own to show, one section.
+
+
+Family = Literal["hardware", "model"]
+Shape = tuple[int, int]
+"""Nodes, GPUs per node."""
+
+_SHAPE = rf"_(?P<nodes>{INT})nodes_(?P<gpus>{INT})gpus_per_node\.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileKind:
+    """One kind of documented file."""
+
+    kind: DocumentKind
+    family: Family
+    pattern: str
+    """Of the whole file name."""
+
+
+KINDS = (
+    FileKind(kind="allreduce", family="hardware", pattern="allreduce_bandwidth" + _SHAPE),
+    FileKind(kind="p2p", family="hardware", pattern="p2p_bandwidth" + _SHAPE),
+    FileKind(kind="sp_time", family="hardware", pattern="sp_time" + _SHAPE),
+    FileKind(kind="overlap", family="hardware", pattern=r"overlap_coefficient\.json"),
+    FileKind(kind="computation", family="model", pattern=r"computation_profiling_.*\.json"),
+    FileKind(kind="memory", family="model", pattern=r"memory_profiling_.*\.json"),
+)
+
+
+def kind_of(path: Path) -> tuple[FileKind, Shape | None] | None:
+    """Return the kind of a file by its name and the shape it is of, None for any other file."""
+    if path.name.endswith(".meta.json"):
+        return None
+    for row in KINDS:
+        match = re.fullmatch(row.pattern, path.name)
+        if match:
+            found = match.groupdict()
+            shape = (int(found["nodes"]), int(found["gpus"])) if "nodes" in found else None
+            return row, shape
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# A finding of `--validate`: one sentence that names file, key, value and remedy.
+
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong (error) or suspicious (warning)."""
+
+    severity: Severity
+    sentence: str
+    """File, key, value and remedy."""
+
+
+def finding(severity: Severity, path: Path, key: str | None, problem: str, remedy: str) -> Finding:
+    """Return a finding whose sentence is built like every error about a file."""
+    error = DocumentError(path, problem, key=key, remedy=remedy)
+    return Finding(severity=severity, sentence=str(error))
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_FACTORS = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
+_DEFAULT_UNITS = {"allreduce": "GB/s", "p2p": "GB/s", "sp_time": "ms", "overlap": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One documented key and what it means."""
+
+    key: str
+    operation: str
+    group_size: int
+    """Ranks of the group, pipeline stages for p2p, 0 for the overlap coefficient."""
+    consecutive: bool
+    size_bytes: int | None
+    """Message size; None where the key names none: bandwidths and the coefficient."""
+    value: float
+    """Bytes/s, seconds or a ratio."""
+    written: float
+    """As it stands in the file, in the file's unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareFile:
+    """One documented file with its sidecar."""
+
+    path: Path
+    kind: DocumentKind
+    shape: Shape | None
+    unit: str
+    entries: tuple[Entry, ...]
+    sidecar: Sidecar | None
+    problems: tuple[DocumentError, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profile:
+    """The files of one shape, the overlap coefficient among them."""
+
+    shape: Shape | None
+    """None when no file name says it."""
+    files: tuple[HardwareFile, ...]
+    runs: tuple[Run, ...]
+    """Every run once, the newest last."""
+    cells: Mapping[str, Measurement]
+    """By key, in the order measured; of a cell measured twice the last that worked."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices; without a shape the largest group that is known."""
+        if self.shape is not None:
+            return self.shape[0] * self.shape[1]
+        groups = [entry.group_size for file in self.files for entry in file.entries]
+        return max([1, *groups, *(cell.group_size for cell in self.cells.values())])
+
+    @property
+    def sidecars(self) -> tuple[Sidecar, ...]:
+        """The sidecars that are there, in the order of the files."""
+        return tuple(file.sidecar for file in self.files if file.sidecar is not None)
+
+    @property
+    def metadata(self) -> Mapping[str, str | int | float | bool | None]:
+        """What the newest run says of itself, empty where nothing was measured."""
+        return next((run.metadata for run in reversed(self.runs) if run.metadata), {})
+
+    @property
+    def title(self) -> str:
+        """Nodes and GPUs in words."""
+        if self.shape is None:
+            return "shape unknown"
+        nodes, gpus = self.shape
+        return f"{format_count(nodes, 'node')} x {format_count(gpus, 'GPU')}"
+
+    def file(self, kind: DocumentKind) -> HardwareFile | None:
+        """Return the file of this kind, None if there is none."""
+        return next((file for file in self.files if file.kind == kind), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """What a path holds: a profile per shape, and the files of models."""
+
+    path: Path
+    profiles: tuple[Profile, ...]
+    model_files: tuple[Path, ...]
+
+    @property
+    def problems(self) -> tuple[DocumentError, ...]:
+        """Everything that makes a file unusable, each once."""
+        files = {file.path: file for profile in self.profiles for file in profile.files}
+        return tuple(problem for file in files.values() for problem in file.problems)
+
+
+def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
+    """Return what a folder or a file holds.
+
+    Parameters
+    ----------
+    unit : of bandwidths in files without a sidecar; GB/s by default.
+
+    Raises
+    ------
+    InputError: the path does not exist, or nothing in it is a profile document.
+    """
+    try:
+        if not path.exists():
+            raise InputError(f"{path}: this folder or file does not exist")
+        paths = sorted(path.iterdir()) if path.is_dir() else [path]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    known = [(found, *kind) for found in paths if (kind := kind_of(found)) is not None]
+    if not path.is_dir() and not known:
+        known = [_by_content(path)]
+    if not known:
+        raise InputError(
+            f"{path}: no profile document is in this folder, such as "
+            "allreduce_bandwidth_1nodes_8gpus_per_node.json; "
+            "`torchrun -m profiler.hardware` makes them"
+        )
+    known.sort(key=lambda item: KINDS.index(item[1]))
+    files = [
+        _load(found, row.kind, shape, unit)
+        for found, row, shape in known
+        if row.family == "hardware"
+    ]
+    shapes: list[Shape | None] = [*sorted({file.shape for file in files if file.shape})]
+    return Folder(
+        path=path,
+        profiles=tuple(
+            _profile(shape, [file for file in files if file.shape in (shape, None)])
+            for shape in shapes or [None] * bool(files)
+        ),
+        model_files=tuple(found for found, row, _ in known if row.family == "model"),
+    )
+
+
+def _by_content(path: Path) -> tuple[Path, FileKind, Shape | None]:
+    """Return the kind of a file whose name says none: as its sidecar says, else by its keys."""
+    if path.name.endswith(".meta.json"):
+        document = path.with_name(path.name.removesuffix(".meta.json"))
+        raise InputError(f"{path}: this is a sidecar; name the document beside it, {document.name}")
+    data = load_object(path).data
+    for row in KINDS:
+        rules = getattr(DOCUMENTS[row.kind], "rules", ())
+        keys = [key for key in data if not key.startswith("_")]
+        if (row.kind == "overlap" and "overlap_coe" in data) or (
+            keys and rules and all(any(r.regex.fullmatch(key) for r in rules) for key in keys)
+        ):
+            return path, row, None
+    raise InputError(
+        f"{path}: neither the name nor the keys are those of a profile document; "
+        "a hardware file is named like allreduce_bandwidth_1nodes_8gpus_per_node.json"
+    )
+
+
+def _load(
+    path: Path, kind: DocumentKind, shape: Shape | None, unit: BandwidthUnit | None
+) -> HardwareFile:
+    problems: list[DocumentError] = []
+    sidecar: Sidecar | None = None
+    try:
+        sidecar = read_sidecar(path, kind)
+    except DocumentError as error:
+        problems += _all_of_sidecar(path) or [error]
+    try:
+        document: JsonDocument | None = load_object(path)
+    except DocumentError as error:
+        problems.append(error)
+        document = None
+    recorded = sidecar.unit if sidecar is not None else None
+    chosen = recorded or _DEFAULT_UNITS[kind]
+    if unit is not None and kind in ("allreduce", "p2p"):
+        chosen = recorded or unit
+    entries: tuple[Entry, ...] = ()
+    if document is not None:
+        found = document_errors(DOCUMENTS[kind], path, document.data)
+        problems += found
+        wrong = {error.key for error in found}
+        values = {key: value for key, value in document.data.items() if key not in wrong}
+        entries = _entries(kind, path, values, _FACTORS[chosen])
+    return HardwareFile(
+        path=path,
+        kind=kind,
+        shape=shape,
+        unit=chosen,
+        entries=entries,
+        sidecar=sidecar,
+        problems=tuple(problems),
+    )
+
+
+def _all_of_sidecar(path: Path) -> list[DocumentError]:
+    try:
+        data = load_object(sidecar_path(path)).data
+    except AutoparError:
+        return []
+    return list(document_errors(Sidecar, sidecar_path(path), data))
+
+
+def _entries(
+    kind: DocumentKind, path: Path, values: Mapping[str, object], factor: float
+) -> tuple[Entry, ...]:
+    if kind == "overlap":
+        coefficient = values.get("overlap_coe")
+        if not isinstance(coefficient, int | float):
+            return ()
+        return (
+            Entry(
+                key="overlap_coe",
+                operation="overlap",
+                group_size=0,
+                consecutive=True,
+                size_bytes=None,
+                value=float(coefficient),
+                written=float(coefficient),
+            ),
+        )
+    document = validate_document(DOCUMENTS[kind], path, dict(values))
+    assert isinstance(document, PatternDocument)
+    result = []
+    for key, value in document.root.items():
+        match = next(m for rule in document.rules if (m := rule.regex.fullmatch(key)))
+        found = match.groupdict()
+        result.append(
+            Entry(
+                key=key,
+                operation=found.get("operation") or kind,
+                group_size=int(found["size"]),
+                consecutive=found.get("consec") != "0",
+                size_bytes=int(found["mib"]) * MIB if "mib" in found else None,
+                value=value * factor,
+                written=value,
+            )
+        )
+    return tuple(sorted(result, key=_order))
+
+
+def _order(entry: Entry) -> tuple[str, int, bool, int]:
+    return entry.operation, entry.group_size, not entry.consecutive, entry.size_bytes or 0
+
+
+def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
+    runs: dict[object, Run] = {}
+    cells: dict[str, Measurement] = {}
+    for file in files:
+        of_file = file.sidecar.runs if file.sidecar is not None else []
+        for run in of_file:
+            runs[run.id or tuple(sorted(run.metadata.items(), key=itemgetter(0)))] = run
+        for key, cell in newest_measurements(of_file).items():
+            # the overlap file names no shape: what it holds of other clusters is not of this one
+            whole_world = cell.operation.startswith("overlap_")
+            if whole_world and shape is not None and cell.group_size != shape[0] * shape[1]:
+                continue
+            if key not in cells or cells[key].status != "ok":
+                cells[key] = cell
+    by_time = sorted(runs.values(), key=lambda run: str(run.metadata.get("time_utc", "")))
+    return Profile(shape=shape, files=tuple(files), runs=tuple(by_time), cells=cells)
+
+
+# --------------------------------------------------------------------------------------------------
+# Times over message size, one series per operation and kind of group, from whatever knows them.
+#
+# Raw samples come before the curves of a sidecar, and those before the documented times: the first
+# that has a size gives the point.
+
+
+SeriesKey = tuple[str, int, bool]
+"""Operation, group size (pipeline stages for p2p), consecutive."""
+
+_FIT_POINTS = 3
+"""Fewest points a line is fitted to."""
+
+
+def bus_bytes_per_s(operation: str, group_size: int, size_bytes: float, time_s: float) -> float:
+    """Return the bus bandwidth of one operation, bytes/s."""
+    return OPERATIONS[operation].bus_factor(group_size) * size_bytes / time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The time of one message size with its spread."""
+
+    size_bytes: float
+    time_s: float
+    low_s: float | None = None
+    """5th percentile of the samples."""
+    high_s: float | None = None
+    """95th percentile of the samples."""
+    num_samples: int | None = None
+
+    @property
+    def spread(self) -> float:
+        """Half the range from the 5th to the 95th percentile over the median; 0 if unknown."""
+        if self.low_s is None or self.high_s is None:
+            return 0.0
+        return (self.high_s - self.low_s) / 2.0 / self.time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one operation in groups of one size and kind, increasing in size."""
+
+    operation: str
+    group_size: int
+    consecutive: bool
+    points: tuple[Point, ...]
+    scope: str | None
+    """intra-node or inter-node, None where neither samples nor a shape say it."""
+    given_fit: tuple[float, float] | None = None
+    """Latency in s and seconds per byte as a sidecar says."""
+
+    @property
+    def key(self) -> SeriesKey:
+        """What tells a series from the others."""
+        return self.operation, self.group_size, self.consecutive
+
+    @property
+    def label(self) -> str:
+        """The group in words, for a legend."""
+        if self.operation.startswith("p2p"):
+            return f"{self.group_size} stages"
+        return f"{self.group_size}" + ("" if self.consecutive else " strided")
+
+    @cached_property
+    def fit(self) -> tuple[float, float] | None:
+        """Latency in s and seconds per byte; None for fewer than three points."""
+        if self.given_fit is not None:
+            return self.given_fit
+        if len(self.points) < _FIT_POINTS:
+            return None
+        fit = latency_bandwidth_fit(
+            [point.size_bytes for point in self.points], [point.time_s for point in self.points]
+        )
+        return fit.latency_s, fit.seconds_per_byte
+
+    @property
+    def slope_bytes_per_s(self) -> float | None:
+        """Bus bandwidth of ever larger messages, from the fit; bytes/s."""
+        if self.fit is None or self.fit[1] <= 0.0:
+            return None
+        return bus_bytes_per_s(self.operation, self.group_size, 1.0, self.fit[1])
+
+    def bus_bytes_per_s(self, point: Point) -> float:
+        """Return the bus bandwidth at a point, bytes/s."""
+        return bus_bytes_per_s(self.operation, self.group_size, point.size_bytes, point.time_s)
+
+
+@lru_cache(maxsize=8)
+def series_of(profile: Profile) -> Mapping[SeriesKey, Series]:
+    """Return every series of a profile, in the order of operations, groups and kinds."""
+    points: dict[SeriesKey, dict[float, Point]] = {}
+    scopes: dict[SeriesKey, str] = {}
+    fits: dict[SeriesKey, tuple[float, float]] = {}
+
+    def add(key: SeriesKey, point: Point) -> None:
+        points.setdefault(key, {}).setdefault(point.size_bytes, point)
+
+    for cell in profile.cells.values():
+        summary = time_of(cell)
+        if cell.operation in OPERATIONS and summary is not None and cell.size_bytes > 0:
+            key = (cell.operation, cell.group_size, cell.consecutive)
+            scopes[key] = cell.scope
+            add(key, _measured(cell.size_bytes, summary))
+    for sidecar in profile.sidecars:
+        for curve in sidecar.curves:
+            if curve.operation not in OPERATIONS:
+                continue
+            key = (curve.operation, curve.group_size, curve.consecutive)
+            if curve.latency_s is not None and curve.seconds_per_byte is not None:
+                fits[key] = (curve.latency_s, curve.seconds_per_byte)
+            for index, (size, time) in enumerate(
+                zip(curve.sizes_bytes, curve.times_s, strict=True)
+            ):
+                low = curve.low_s[index] if curve.low_s is not None else None
+                high = curve.high_s[index] if curve.high_s is not None else None
+                add(key, Point(size_bytes=size, time_s=time, low_s=low, high_s=high))
+    for file in profile.files:
+        for entry in file.entries:
+            if entry.size_bytes is not None:
+                key = (entry.operation, entry.group_size, entry.consecutive)
+                add(key, Point(size_bytes=float(entry.size_bytes), time_s=entry.value))
+    order = list(OPERATIONS)
+    return {
+        key: Series(
+            operation=key[0],
+            group_size=key[1],
+            consecutive=key[2],
+            points=tuple(points[key][size] for size in sorted(points[key])),
+            scope=scopes.get(key) or scope_by_shape(profile, key),
+            given_fit=fits.get(key),
+        )
+        for key in sorted(points, key=lambda key: (order.index(key[0]), key[1], not key[2]))
+    }
+
+
+def point_key(series: Series, point: Point) -> str:
+    """Return the name of a curve's point, spelt like the cell it is measured in."""
+    if series.operation.startswith("p2p"):
+        return f"{series.operation}_stages_{series.group_size}_{point.size_bytes:.0f}B"
+    kind = int(series.consecutive)
+    return f"{series.operation}_size_{series.group_size}_consec_{kind}_{point.size_bytes:.0f}B"
+
+
+def time_of(cell: Measurement) -> Summary | None:
+    """Return the statistics of a collective's or transfer's samples, None if it has none."""
+    samples = cell.samples_s.get("time")
+    return summarize(samples) if samples and cell.status == "ok" else None
+
+
+def _measured(size_bytes: float, summary: Summary) -> Point:
+    return Point(
+        size_bytes=size_bytes,
+        time_s=summary.median_s,
+        low_s=summary.low_s,
+        high_s=summary.high_s,
+        num_samples=summary.num_samples,
+    )
+
+
+def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
+    """Return whether groups stay on a node, as the shape says; None if it is unknown."""
+    if profile.shape is None:
+        return None
+    nodes, gpus = profile.shape
+    operation, group_size, consecutive = key
+    if nodes == 1:
+        return "intra-node"
+    if operation.startswith("p2p") or not consecutive:
+        return "inter-node"  # ranks i and i + W/g; of stages, some pair crosses
+    return "intra-node" if gpus % group_size == 0 else "inter-node"
+
+
+def reference_cell(profile: Profile, entry: Entry) -> Point | None:
+    """Return the measured point that a documented bandwidth stands for, None if there is none.
+
+    The newest run names the message size; without it the point with the nearest bandwidth.
+    """
+    if entry.size_bytes is not None or entry.operation not in OPERATIONS:
+        return None
+    found = [
+        _measured(cell.size_bytes, summary)
+        for cell in profile.cells.values()
+        if (cell.operation, cell.group_size) == (entry.operation, entry.group_size)
+        and (cell.consecutive == entry.consecutive or entry.group_size == profile.world_size)
+        and cell.size_bytes > 0
+        and (summary := time_of(cell)) is not None
+    ]
+    named = profile.metadata.get("reference_bytes")
+    chosen = [point for point in found if point.size_bytes == named] or found
+
+    def distance(point: Point) -> float:
+        rate = bus_bytes_per_s(entry.operation, entry.group_size, point.size_bytes, point.time_s)
+        return abs(math.log(rate / entry.value))
+
+    return min(chosen, key=distance, default=None)

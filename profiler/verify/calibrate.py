@@ -1,0 +1,468 @@
+"""From measured plans to `calibration.json`: prices them at other factors, fits, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autopar.arrays import F64
+from autopar.documents.calibration import (
+    CALIBRATION_FORMAT,
+    CALIBRATION_VERSION,
+    MOST,
+    MOST_S,
+    CalibrationDocument,
+    write_calibration,
+)
+from autopar.statistics import nonnegative_fit
+from profiler.verify.compare import Comparison, interval_of, read_priced, resampled_s
+from profiler.verify.folder import Folder
+from profiler.verify.plans import Candidate, Lines
+
+__all__ = [
+    "FEWEST",
+    "LEAST",
+    "Calibrated",
+    "Fitted",
+    "Subject",
+    "TimeColumns",
+    "calibrate",
+    "calibration_document",
+    "fit_bytes",
+    "fit_times",
+    "left_out_s",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Fits the calibration: factors that bring predictions nearest to what was measured.
+#
+# A predicted step is T(c, k) of the factors of computation and communication. It is homogeneous of
+# degree 1 (both twice, twice the time) and piecewise linear, because exchanges hide behind
+# computation; so at any point T = c*a + k*b with a, b its derivatives (Euler). The columns a and b
+# come from pricing the plans again with another factor of communication, and the fit
+#
+#     measured = c*a + k*b + fixed,   MOST >= c, k >= LEAST, MOST_S >= fixed >= 0
+#
+# weighs relative errors, large ones less (Huber, Ann. Math. Statist. 35 (1964) 73).
+
+
+LEAST = 0.1
+"""No factor is smaller: a tenth of the profile is no correction but another machine."""
+_HUBER = 1.345
+"""Of 95 % efficiency for normal errors."""
+_FIT_TURNS = 30
+_SMALL = 1e-3
+"""A column below this share of the measured times determines nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeColumns:
+    """What each plan's step is made of, in seconds at factors of 1; (n,) each."""
+
+    computation: F64
+    communication: F64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Factors; None where the plans say nothing of one."""
+
+    computation: float
+    communication: float | None
+    fixed_s: float
+
+    def times_s(self, columns: TimeColumns) -> F64:
+        """Return the calibrated times of plans."""
+        k = 1.0 if self.communication is None else self.communication
+        result: F64 = (
+            self.computation * columns.computation + k * columns.communication + self.fixed_s
+        )
+        return result
+
+
+def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
+    """Return the factors; at least as many plans as unknowns, else fixed seconds are left at 0.
+
+    What is above the most that a calibration holds is set to that.
+    """
+    communicates = bool((columns.communication > _SMALL * measured_s).any())
+    base = LEAST * columns.computation
+    parts = [columns.computation]
+    if communicates:
+        base = base + LEAST * columns.communication
+        parts.append(columns.communication)
+    else:
+        base = base + columns.communication
+    if len(measured_s) > len(parts):
+        parts.append(np.ones_like(measured_s))
+    design = np.stack(parts, axis=1)
+    # what the least factors explain already is taken off; never below 0, which nothing could fit
+    found = _robust(design, measured_s, np.minimum(base, measured_s))
+    has_fixed = len(parts) == 2 + communicates
+    return Fitted(
+        computation=min(LEAST + float(found[0]), MOST),
+        communication=min(LEAST + float(found[1]), MOST) if communicates else None,
+        fixed_s=min(float(found[-1]), MOST_S) if has_fixed else 0.0,
+    )
+
+
+def left_out_s(columns: TimeColumns, measured_s: F64) -> F64:
+    """Return the time of every plan by the factors that all others give, (n,) seconds."""
+    count = len(measured_s)
+    result = np.empty(count)
+    for k in range(count):
+        rest = np.arange(count) != k
+        others = TimeColumns(
+            computation=columns.computation[rest], communication=columns.communication[rest]
+        )
+        result[k] = fit_times(others, measured_s[rest]).times_s(columns)[k]
+    return result
+
+
+def fit_bytes(predicted: F64, counted: F64) -> float:
+    """Return the factor of memory: the median ratio, at most MOST; few odd plans do not move it.
+
+    Most stages are predicted within a percent and a few are far above; those say something of
+    their kind of plan and nothing of the others.
+    """
+    return min(float(np.median(counted / predicted)), MOST)
+
+
+def _robust(design: F64, target: F64, base: F64) -> F64:
+    """Return x >= 0 for base + design @ x ~ target, by Huber's weights of relative errors."""
+    weights = np.ones_like(target)
+    found = np.zeros(design.shape[1])
+    for _ in range(_FIT_TURNS):
+        before = found
+        found = nonnegative_fit(design, target - base, weights / target)
+        errors = np.abs((base + design @ found) / target - 1.0)
+        # 1.4826 makes a deviation of normal errors of their median; below 1e-4 all are good
+        limit = _HUBER * max(1.4826 * float(np.median(errors)), 1e-4)
+        weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
+        if np.allclose(found, before, rtol=1e-6, atol=1e-12):
+            break
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+FEWEST = 4
+"""With fewer plans three factors would explain anything."""
+_STEP = 1e-3
+_NEAR = 0.01
+_TURNS = 3
+_DRAWS = 300
+_SEED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What the calibration is of, as its file says it."""
+
+    hardware: str
+    world_size: int
+    model: str
+    num_layers: int
+    seq_length: tuple[int, ...]
+    hidden_size: tuple[int, ...]
+    precision: str
+    inputs: tuple[tuple[str, str, str], ...] = ()
+    """(role, path, SHA-256) of the profiles."""
+    estimated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """Fitted factors, their intervals, and the errors before, after and left out."""
+
+    times: Fitted
+    memory: float | None
+    """None where nothing was counted."""
+    computation_interval: tuple[float, float]
+    communication_interval: tuple[float, float] | None
+    fixed_interval_s: tuple[float, float]
+    memory_interval: tuple[float, float] | None
+    names: tuple[str, ...]
+    measured_s: tuple[float, ...]
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+    """Priced again with the factors, not only by the columns of the fit."""
+    left_out_s: tuple[float, ...]
+    """By the factors that all other plans give."""
+    memory_before: float | None
+    """Median |predicted / counted - 1| over stages."""
+    memory_after: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_advised(self) -> bool:
+        """Whether the factors bring a plan that they were not fitted to nearer to its time."""
+        return self.error(self.left_out_s) < self.error(self.before_s)
+
+    def error(self, times_s: Sequence[float]) -> float:
+        """Return the median of |time / measured - 1|."""
+        return float(np.median(np.abs(np.array(times_s) / np.array(self.measured_s) - 1.0)))
+
+
+def calibrate(
+    comparison: Comparison,
+    candidates: Sequence[Candidate],
+    subject: Subject,
+    lines: Lines,
+    folder: Folder,
+) -> Calibrated:
+    """Return the calibration of at least `FEWEST` plans; prices each of them a few times more.
+
+    Raises
+    ------
+    CommandError : pricing fails.
+    """
+    rows = comparison.rows
+    paths = {candidate.name: candidate.path for candidate in candidates}
+    pricer = _Pricer([paths[row.plan.name] for row in rows], subject, lines, folder)
+    measured = np.array([row.measured_s for row in rows])
+    before = np.array([row.plan.predicted_s for row in rows])
+    c = k = 1.0
+    for _ in range(_TURNS):
+        columns = pricer.columns(c, k)
+        times = fit_times(columns, measured)
+        c, k = times.computation, 1.0 if times.communication is None else times.communication
+        after = pricer.times_s(c, k) + times.fixed_s
+        if np.allclose(after, times.times_s(columns), rtol=_NEAR):
+            break
+    drawn, drawn_memory = _draws(comparison, columns)
+    factors = [fit_times(*pair) for pair in drawn]
+    notes = []
+    if times.communication is None:
+        notes.append("these plans hardly communicate: its factor is left at 1")
+    at_least = [
+        name
+        for name, value in (("computation", c), ("communication", k))
+        if value <= LEAST * (1 + 1e-9)
+    ]
+    if at_least:
+        notes.append(
+            f"the factor of {' and '.join(at_least)} is the least one allowed: these plans do not "
+            "tell it from the others"
+        )
+    predicted, counted = _stages(comparison)
+    memory = fit_bytes(predicted, counted) if len(counted) else None
+    known = memory is not None
+    computation, communication, fixed = (
+        _around(value, [x for x in drawn_values if x is not None])
+        for value, drawn_values in (
+            (c, [f.computation for f in factors]),
+            (k, [f.communication for f in factors]),
+            (times.fixed_s, [f.fixed_s for f in factors]),
+        )
+    )
+    memory_interval = None if memory is None else _around(memory, drawn_memory)
+    notes += _clipped(computation, communication, fixed, memory_interval)
+    return Calibrated(
+        times=times,
+        memory=memory,
+        computation_interval=computation,
+        communication_interval=None if times.communication is None else communication,
+        fixed_interval_s=fixed,
+        memory_interval=memory_interval,
+        names=tuple(row.plan.name for row in rows),
+        measured_s=tuple(measured.tolist()),
+        before_s=tuple(before.tolist()),
+        after_s=tuple(after.tolist()),
+        left_out_s=tuple(left_out_s(columns, measured).tolist()),
+        memory_before=float(np.median(np.abs(predicted / counted - 1.0))) if known else None,
+        memory_after=float(np.median(np.abs(memory * predicted / counted - 1.0)))
+        if memory is not None
+        else None,
+        notes=tuple(notes),
+    )
+
+
+def _clipped(
+    computation: tuple[float, float],
+    communication: tuple[float, float],
+    fixed_s: tuple[float, float],
+    memory: tuple[float, float] | None,
+) -> list[str]:
+    """Return what is to be said of intervals that end at the most that a calibration holds."""
+    ends = {
+        "factor of computation": (computation, MOST),
+        "factor of communication": (communication, MOST),
+        "time of every step": (fixed_s, MOST_S),
+        "factor of memory": (memory, MOST),
+    }
+    return [
+        f"the {name} is {'' if interval[0] >= most else 'up to '}{most:g} or more, cut there: the "
+        "profiles are not of what ran; measure them again"
+        for name, (interval, most) in ends.items()
+        if interval is not None and interval[1] >= most
+    ]
+
+
+def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocument:
+    """Return the content of `calibration.json`."""
+
+    def entry(value: float | None, ends: tuple[float, float] | None) -> dict[str, float | None]:
+        low, high = ends or (None, None)
+        return {"value": 1.0 if value is None else value, "low": low, "high": high}
+
+    times = found.times
+    return CalibrationDocument.model_validate(
+        {
+            "format": CALIBRATION_FORMAT,
+            "version": CALIBRATION_VERSION,
+            "hardware": {
+                "name": subject.hardware,
+                "world_size": subject.world_size,
+                "estimated": subject.estimated,
+            },
+            "model": {
+                "name": subject.model,
+                "num_layers": subject.num_layers,
+                "seq_length": list(subject.seq_length),
+                "hidden_size": list(subject.hidden_size),
+                "precision": subject.precision,
+            },
+            "factors": {
+                "computation": entry(times.computation, found.computation_interval),
+                "communication": entry(times.communication, found.communication_interval),
+                "fixed_s": entry(times.fixed_s, found.fixed_interval_s),
+                "memory": entry(found.memory, found.memory_interval),
+            },
+            "fit": {
+                "num_plans": len(found.names),
+                "median_error_before": found.error(found.before_s),
+                "median_error_after": found.error(found.after_s),
+                "median_error_left_out": found.error(found.left_out_s),
+                "median_memory_error_before": found.memory_before,
+                "median_memory_error_after": found.memory_after,
+                "plans": [
+                    {
+                        "name": name,
+                        "measured_s": measured,
+                        "before_s": before,
+                        "after_s": after,
+                        "left_out_s": left,
+                    }
+                    for name, measured, before, after, left in zip(
+                        found.names,
+                        found.measured_s,
+                        found.before_s,
+                        found.after_s,
+                        found.left_out_s,
+                        strict=True,
+                    )
+                ],
+            },
+            "inputs": [
+                {"role": role, "path": path, "sha256": digest}
+                for role, path, digest in subject.inputs
+            ],
+            "notes": list(found.notes),
+        }
+    )
+
+
+class _Pricer:
+    """Prices all plans at other factors, by `autopar-search --evaluate --calibration`."""
+
+    def __init__(
+        self, plans: Sequence[Path], subject: Subject, lines: Lines, folder: Folder
+    ) -> None:
+        self._plans = plans
+        self._subject = subject
+        self._lines = lines
+        self._folder = folder
+
+    def times_s(self, computation: float, communication: float) -> F64:
+        """Return the step times in seconds, (n,)."""
+        if computation == communication == 1.0:
+            return np.array([read_priced(plan)["step_time_s"] for plan in self._plans])
+        name = f"c{computation:.6g}-k{communication:.6g}"
+        probe = self._lines.work / "probes" / f"{name}.json"
+        write_calibration(probe, self._document(computation, communication))
+        found = []
+        for plan in self._plans:
+            out = self._lines.work / "probes" / name / plan.name
+            title = f"pricing {plan.stem} with factors {computation:.4g} and {communication:.4g}"
+            command = self._lines.price(plan, out, f"probes/{name}/{plan.stem}", title, probe)
+            self._folder.run(command)
+            found.append(read_priced(out)["step_time_s"])
+        return np.array(found)
+
+    def columns(self, computation: float, communication: float) -> TimeColumns:
+        """Return the derivatives of the step times at these factors."""
+        here = self.times_s(computation, communication)
+        step = _STEP if communication * (1.0 + _STEP) <= MOST else -_STEP
+        there = self.times_s(computation, communication * (1.0 + step))
+        slope = np.maximum((there - here) / (communication * step), 0.0)
+        rest = np.maximum((here - communication * slope) / computation, 0.0)
+        return TimeColumns(computation=rest, communication=slope)
+
+    def _document(self, computation: float, communication: float) -> CalibrationDocument:
+        subject = self._subject
+        return CalibrationDocument.model_validate(
+            {
+                "format": CALIBRATION_FORMAT,
+                "version": CALIBRATION_VERSION,
+                "hardware": {"name": subject.hardware, "world_size": subject.world_size},
+                "model": {
+                    "name": subject.model,
+                    "num_layers": subject.num_layers,
+                    "seq_length": list(subject.seq_length),
+                    "hidden_size": list(subject.hidden_size),
+                    "precision": subject.precision,
+                },
+                "factors": {
+                    "computation": {"value": computation},
+                    "communication": {"value": communication},
+                    "fixed_s": {"value": 0.0},
+                    "memory": {"value": 1.0},
+                },
+            }
+        )
+
+
+def _draws(
+    comparison: Comparison, columns: TimeColumns
+) -> tuple[list[tuple[TimeColumns, F64]], list[float]]:
+    """Return what to fit again: other rounds and other plans, and memory of other stages."""
+    plans = [row.plan for row in comparison.rows]
+    times = resampled_s(plans, _DRAWS)
+    generator = np.random.default_rng(_SEED)
+    count = len(plans)
+    drawn = []
+    for n in range(_DRAWS):
+        pick = generator.integers(0, count, count)
+        part = TimeColumns(
+            computation=columns.computation[pick], communication=columns.communication[pick]
+        )
+        drawn.append((part, times[n, pick]))
+    predicted, counted = _stages(comparison)
+    memory = []
+    for _ in range(_DRAWS if len(counted) else 0):
+        pick = generator.integers(0, len(counted), len(counted))
+        memory.append(fit_bytes(predicted[pick], counted[pick]))
+    return drawn, memory
+
+
+def _stages(comparison: Comparison) -> tuple[F64, F64]:
+    """Return predicted and counted bytes of all stages of all plans that were counted."""
+    pairs = [
+        pair
+        for row in comparison.rows
+        if row.plan.peak_bytes
+        for pair in zip(row.plan.predicted_bytes, row.plan.peak_bytes, strict=True)
+    ]
+    values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return values[:, 0], values[:, 1]
+
+
+def _around(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+    low, high = interval_of(np.array(drawn)) if drawn else (value, value)
+    return min(low, value), max(high, value)

@@ -1,0 +1,453 @@
+"""Which plans are run: the best ones of the search, and others that differ from them in one way.
+
+The best plans alone are all about equally fast, and their order is noise. So plans for contrast
+are added, each the fastest that obeys one rule of a table: other degrees, other sharding,
+recomputation, stages and micro-batches. They stay in the order of the table, twice the same plan
+counts once, and a rule that nothing obeys here (odd heads, one rank) is left out and said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from autopar.documents.json import load_object, write_json
+from autopar.documents.plan import read_strategy, strategy_document
+from autopar.errors import DocumentError
+from autopar.plan import LayerStrategy, Plan
+from profiler.verify.folder import Command, CommandError, Folder
+from profiler.verify.options import Device, VerifyOptions
+
+__all__ = [
+    "SMALL_MODEL",
+    "Candidate",
+    "Contrast",
+    "Lines",
+    "choose_plans",
+    "contrasts",
+    "describe",
+    "plain_plan",
+    "priced",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Command lines: profile the machine and the model, search, price a plan, run it.
+
+
+SMALL_MODEL = {
+    "format": "autopar-model",
+    "version": 1,
+    "name": "verify-small",
+    "source": "made for autopar-verify: small enough for a CPU, with every part of a llama",
+    "layers": [
+        {
+            "num_layers": 4,
+            "seq_length": 128,
+            "hidden_size": 256,
+            "num_heads": 8,
+            "num_kv_heads": 8,
+            "ffn_hidden_size": 704,
+            "gated_mlp": True,
+        }
+    ],
+    "vocab_size": 4096,
+}
+"""The model where none is named: 5.3 million parameters, a step of 8 samples takes 0.2 s on two
+CPU cores, so that a dozen plans three times take a few minutes, starts included."""
+
+# Sizes and times of the profilers: enough for the messages and batches of a scaled-down model.
+_LINKS: dict[Device, tuple[str, ...]] = {
+    "cpu": (
+        *("--sizes", "16K:16M:x4", "--reference-size", "4M"),
+        *("--max-seconds", "0.5", "--iters", "30", "--warmup", "3"),
+    ),
+    "cuda": (
+        *("--sizes", "64K:256M:x4", "--reference-size", "16M"),
+        *("--max-seconds", "1", "--iters", "30", "--warmup", "5"),
+    ),
+}
+_LAYERS = ("--max-seconds", "0.5", "--iters", "20", "--warmup", "2")
+
+
+class Lines:
+    """Writes the command lines of one verification.
+
+    Parameters
+    ----------
+    device : what `options.device` is or turned out to be.
+    """
+
+    def __init__(self, options: VerifyOptions, device: Device) -> None:
+        self.options = options
+        self.device = device
+        self.work = options.work
+        self.precision = options.precision or ("bf16" if device == "cuda" else "fp32")
+        self.model = options.model or str(self.work / "model.json")
+        self.hardware = options.hardware or str(self.work / "hardware")
+        self.profiles = options.profiles or str(self.work / "model")
+        self._backend = "nccl" if device == "cuda" else "gloo"
+
+    def profile_hardware(self) -> Command | None:
+        """Return the quick measurement of the links; None where their files are given."""
+        if self.options.hardware is not None:
+            return None
+        words = (
+            *self._torchrun("profiler.hardware"),
+            *("--backend", self._backend),
+            *_LINKS[self.device],
+            *("--out", self.hardware, "--resume"),
+        )
+        return Command(
+            name="hardware",
+            title="measuring the links",
+            words=words,
+            outputs=(Path(self.hardware),),
+        )
+
+    def profile_model(self) -> Command | None:
+        """Return the measurement of the model in batch mode; None where its files are given."""
+        if self.options.profiles is not None:
+            return None
+        words = (
+            *("profile-model", "--model", self.model, "--mode", "batch"),
+            *("--bsz", ",".join(map(str, _powers(self.options.batch)))),
+            *(() if self.options.seq_length is None else ("--seq", str(self.options.seq_length))),
+            *("--max-tp-deg", str(2 ** int(math.log2(self.options.nproc)))),
+            *("--device", self.device, "--dtype", self.precision),
+            *_LAYERS,
+            *("--out", self.profiles, "--resume"),
+        )
+        return Command(
+            name="model", title="measuring the model", words=words, outputs=(Path(self.profiles),)
+        )
+
+    def best(self) -> Command:
+        """Return the search for the best plans.
+
+        Twice as many alternatives: some do not run, and of ddp and ZeRO-2 without anything to shard
+        one is left.
+        """
+        top = str(2 * self.options.plans)
+        return self.search("best", ("--default-dp-type", "any", "--top", top))
+
+    def search(self, name: str, extra: tuple[str, ...]) -> Command:
+        """Return a search whose answer goes to `search/NAME.json`."""
+        out = self.work / "search" / f"{name}.json"
+        words = (*self._question(), *extra, "--json", str(out))
+        return Command(
+            name=f"search/{name}", title=f"searching: {name}", words=words, outputs=(out,)
+        )
+
+    def price(
+        self, plan: Path, out: Path, name: str, title: str, calibration: Path | None = None
+    ) -> Command:
+        """Return the pricing of a strategy file; `out` then holds plan and prediction."""
+        extra = () if calibration is None else ("--calibration", str(calibration))
+        words = (*self._question(), *extra, "--evaluate", str(plan), "--json", str(out))
+        return Command(name=name, title=title, words=words, outputs=(out,))
+
+    def run(self, name: str, label: str, plan: Path, turn: int) -> Command:
+        """Return the run of a plan in round `turn`, in real processes."""
+        out = self.work / "runs" / f"{name}.{turn}.json"
+        options = self.options
+        words = (
+            *self._torchrun("profiler.plan"),
+            *(str(plan), "--model", self.model),
+            *(() if options.layers is None else ("--num-layers", options.layers)),
+            *(() if options.seq_length is None else ("--seq", str(options.seq_length))),
+            *("--mode", "run", "--no-reference", "--timed-steps", str(options.steps)),
+            *("--backend", self._backend, "--mixed-precision", self.precision),
+            *("--json", str(out)),
+        )
+        title = f"round {turn + 1} of {options.repeats}: running {label}"
+        return Command(name=f"runs/{name}.{turn}", title=title, words=words, outputs=(out,))
+
+    def _torchrun(self, module: str) -> tuple[str, ...]:
+        ranks = str(self.options.nproc)
+        return ("torchrun", "--standalone", "--nproc-per-node", ranks, "-m", module)
+
+    def _question(self) -> tuple[str, ...]:
+        options = self.options
+        memory = options.memory_constraint
+        return (
+            *("autopar-search", "--model", self.model, "--hardware", self.hardware),
+            *("--memory-profiling-path", self.profiles, "--time-profiling-path", self.profiles),
+            *("--mixed-precision", self.precision, "--time-profile-mode", "batch"),
+            *("--num-nodes", "1", "--num-gpus-per-node", str(options.nproc)),
+            *("--settle-bsz", str(options.batch)),
+            *(() if options.layers is None else ("--num-layers", options.layers)),
+            *(() if options.seq_length is None else ("--seq-length", str(options.seq_length))),
+            *(() if memory is None else ("--memory-constraint", f"{memory:g}")),
+            *("--output-config-path", "none"),
+        )
+
+
+def _powers(batch: int) -> list[int]:
+    """Return 1, 2, 4, ... up to a batch, and the batch: what one rank may get of it."""
+    return sorted({2**k for k in range(batch.bit_length()) if 2**k <= batch} | {batch})
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A rule for a plan: options of the search, which finds the fastest that obeys it."""
+
+    name: str
+    why: str
+    extra: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan that is to be run, with its prediction in a file."""
+
+    name: str
+    chosen: str
+    """Why it is among them, in words."""
+    plan: Plan
+    path: Path
+    """Holds plan and prediction as `autopar-search --evaluate --json` writes them."""
+    label: str
+
+
+def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
+    """Yield the rules in the order in which they are tried."""
+    ranks, batch = options.nproc, options.batch
+    plain = "tp=1,zero3=0,ckpt=0"
+    one = ("--settle-chunk", "1")
+
+    def pinned(rule: str, *extra: str) -> tuple[str, ...]:
+        return ("--pin", rule, *extra)
+
+    if ranks > 1:
+        yield Contrast(
+            name="tp",
+            why="tensor parallel",
+            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=0", *one),
+        )
+        yield Contrast(
+            name="pp-whole",
+            why="two stages, one micro-batch",
+            extra=pinned("pp=2,ckpt=0", *one, "--pipeline-type", "gpipe"),
+        )
+        yield Contrast(
+            name="zero3-ckpt",
+            why="ZeRO-3, recomputed",
+            extra=pinned("pp=1,tp=1,zero3=1,ckpt=1", *one),
+        )
+    yield Contrast(name="ckpt", why="recomputed", extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", *one))
+    if ranks > 1:
+        yield Contrast(
+            name="ulysses",
+            why="Ulysses",
+            extra=("--sp-space", "tp+sp", *pinned(f"pp=1,tp={ranks},ulysses=1,ckpt=0", *one)),
+        )
+        if num_layers > 1:
+            half = num_layers // 2
+            yield Contrast(
+                name="mixed",
+                why="tensor parallel layers, then data parallel ones",
+                extra=(
+                    *pinned(f"layers 0-{half - 1}:tp={ranks}", *one),
+                    *pinned(f"layers {half}-{num_layers - 1}:tp=1"),
+                    *pinned("pp=1"),
+                ),
+            )
+        yield Contrast(
+            name="pp-halves",
+            why="two stages, two micro-batches",
+            extra=pinned("pp=2,ckpt=0", "--settle-chunk", "2"),
+        )
+    if batch // ranks > 1:
+        yield Contrast(
+            name="chunks",
+            why="micro-batches of one sample per rank",
+            extra=pinned(f"pp=1,{plain}", "--settle-chunk", str(batch // ranks)),
+        )
+    if ranks > 1:
+        yield Contrast(name="zero3", why="ZeRO-3", extra=pinned("pp=1,tp=1,zero3=1,ckpt=0", *one))
+        yield Contrast(
+            name="zero2",
+            why="ZeRO-2",
+            extra=("--default-dp-type", "zero2", *pinned(f"pp=1,{plain}", *one)),
+        )
+        yield Contrast(
+            name="tp-ckpt",
+            why="tensor parallel, recomputed",
+            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=1", *one),
+        )
+        if batch % 4 == 0 and batch // 4 >= ranks // 2:
+            yield Contrast(
+                name="pp-quarters",
+                why="two stages, four micro-batches",
+                extra=pinned("pp=2,ckpt=0", "--settle-chunk", "4"),
+            )
+    if batch // ranks > 1:
+        yield Contrast(
+            name="ckpt-chunks",
+            why="recomputed, micro-batches of one sample per rank",
+            extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", "--settle-chunk", str(batch // ranks)),
+        )
+    if batch % (2 * ranks) == 0:
+        yield Contrast(
+            name="halves",
+            why="two micro-batches",
+            extra=pinned(f"pp=1,{plain}", "--settle-chunk", "2"),
+        )
+
+
+def choose_plans(
+    options: VerifyOptions, lines: Lines, folder: Folder, notes: list[str]
+) -> list[Candidate]:
+    """Search, and return the plans that are to be run, priced; notes say which rules gave none.
+
+    Raises
+    ------
+    CommandError : the search itself fails.
+    """
+    best = lines.best()
+    folder.run(best)
+    found = load_object(best.outputs[0]).data
+    world = options.nproc
+    kept: dict[Plan, tuple[str, str]] = {}
+    for place, document in enumerate((found["plan"], *(x["plan"] for x in found["alternatives"]))):
+        plan = plain_plan(read_strategy(document, world_size=world))
+        if len(kept) < options.plans and _runs(plan):
+            why = "the best" if not place else f"alternative {place} of the search"
+            kept.setdefault(plan, (f"best{place}" if place else "best", why))
+    num_layers = len(read_strategy(found["plan"], world_size=world).layers)
+    wanted = len(kept) + options.contrast
+    for contrast in contrasts(options, num_layers):
+        if len(kept) >= wanted:
+            break
+        command = lines.search(contrast.name, ("--top", "0", *contrast.extra))
+        try:
+            folder.run(command)
+        except CommandError as error:
+            if error.exit_code not in (2, 3):
+                raise
+            notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
+            continue
+        plan = plain_plan(read_strategy(load_object(command.outputs[0]).data, world_size=world))
+        if _runs(plan):
+            kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
+    return [priced(plan, *names, lines, folder) for plan, names in kept.items()]
+
+
+def plain_plan(plan: Plan) -> Plan:
+    """Return the plan without words that change nothing, so that equal plans are equal.
+
+    ZeRO that shards nothing (a tensor group of all ranks), a group of one or of all ranks that is
+    strided, Ulysses of degree 1, and GPipe of one stage and one micro-batch.
+    """
+    ranks = plan.world_size // plan.num_stages
+    vocab = plan.vocab
+    found = replace(
+        plan,
+        layers=tuple(_plain_layer(layer, ranks) for layer in plan.layers),
+        vocab=replace(
+            vocab,
+            ulysses=vocab.ulysses and vocab.tp > 1,
+            zero3=vocab.zero3 and _holds_alike(vocab.tp, vocab.ulysses, ranks),
+        ),
+    )
+    if found.num_stages == found.num_microbatches == 1:
+        found = replace(found, pipeline_type="1f1b")
+    return found if _shards(found) else replace(found, default_dp_type="ddp")
+
+
+def _plain_layer(layer: LayerStrategy, ranks: int) -> LayerStrategy:
+    return replace(
+        layer,
+        ulysses=layer.ulysses and layer.tp > 1,
+        strided=layer.strided and 1 < layer.tp < ranks,
+        zero3=layer.zero3 and _holds_alike(layer.tp, layer.ulysses, ranks),
+    )
+
+
+def _holds_alike(tp: int, ulysses: bool, ranks: int) -> bool:
+    """Return whether several ranks of a stage hold the same weights, which ZeRO can divide."""
+    return ranks > 1 and (ulysses or tp < ranks)
+
+
+def _shards(plan: Plan) -> bool:
+    """Return whether ZeRO-2 shards something: a group of several ranks that holds the same."""
+    if plan.default_dp_type == "ddp":
+        return False
+    ranks = plan.world_size // plan.num_stages
+    held = [(s.tp, s.ulysses, s.zero3) for s in plan.layers]
+    held.append((plan.vocab.tp, plan.vocab.ulysses, plan.vocab.zero3))
+    return any(not zero3 and _holds_alike(tp, ulysses, ranks) for tp, ulysses, zero3 in held)
+
+
+def _runs(plan: Plan) -> bool:
+    """Return whether the executor may run it: 1F1B needs a micro-batch for every stage."""
+    return plan.pipeline_type == "gpipe" or plan.num_microbatches >= plan.num_stages
+
+
+def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> Candidate:
+    """Return a plan with its price; figures of another plan that had its name are deleted.
+
+    Raises
+    ------
+    CommandError : pricing fails.
+    DocumentError : the price holds no time.
+    """
+    strategy = lines.work / "plans" / f"{name}.strategy.json"
+    out = lines.work / "plans" / f"{name}.json"
+    document = strategy_document(plan)
+    if not strategy.is_file() or load_object(strategy).data != document:
+        write_json(strategy, document)
+        out.unlink(missing_ok=True)  # of another plan under this name
+        for pattern in (f"runs/{name}.*.json", f"probes/*/{name}.json"):
+            for stale in list(lines.work.glob(pattern)):
+                stale.unlink()
+    label = describe(plan)
+    folder.run(lines.price(strategy, out, f"plans/{name}", f"pricing {label}"))
+    if load_object(out).data.get("step_time_s") is None:
+        raise DocumentError(out, "holds no time", key="step_time_s")
+    return Candidate(name=name, chosen=chosen, plan=plan, path=out, label=label)
+
+
+def describe(plan: Plan) -> str:
+    """Return a short name of a plan: `dp2 m4`, `2 x tp2, 2 x dp2`, `pp2 m2`."""
+    ranks = plan.world_size // plan.num_stages
+    words = [f"pp{plan.num_stages}"] if plan.num_stages > 1 else []
+    if plan.num_stages > 1 and plan.pipeline_type == "gpipe":
+        words.append("gpipe")
+    runs = [(key, len(list(group))) for key, group in groupby(plan.layers)]
+    labels = [_strategy(s, ranks // (s.tp * s.cp), plan.default_dp_type) for s, _ in runs]
+    if len(runs) == 1:
+        words += [labels[0]] if labels[0] else []
+    else:
+        words.append(
+            ", ".join(f"{n} x {label}" for (_, n), label in zip(runs, labels, strict=True))
+        )
+    if plan.num_microbatches > 1:
+        words.append(f"m{plan.num_microbatches}")
+    vocab = plan.vocab
+    if vocab.tp > 1:
+        words.append(f"{'vsp' if vocab.ulysses else 'vtp'}{vocab.tp}")
+    if vocab.zero3:
+        words.append("vzero3")
+    elif _shards(plan) and _holds_alike(vocab.tp, vocab.ulysses, ranks):
+        words.append("vzero2")
+    return " ".join(words) or "one rank"
+
+
+def _strategy(strategy: LayerStrategy, data: int, default: str) -> str:
+    parts: Mapping[str, bool] = {
+        f"{'ulysses' if strategy.ulysses else 'tp'}{strategy.tp}": strategy.tp > 1,
+        "strided": strategy.strided,
+        f"dp{data}": data > 1,
+        "zero3": strategy.zero3,
+        "zero2": default == "zero2" and not strategy.zero3 and (data > 1 or strategy.ulysses),
+        "ckpt": strategy.checkpoint,
+    }
+    return "-".join(name for name, here in parts.items() if here)

@@ -1,0 +1,231 @@
+"""The three documents of this model, as its users have them: application, system, execution.
+
+Files that others wrote are read unchanged: keys that describe something else (a name, a comment)
+are kept out of applications and refused in executions and systems, where a misspelt key would
+silently price another machine.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from autopar.documents.checks import StrictObject, key_error
+from autopar.documents.json import shorten
+from autopar.units import GIB
+from search.closed_form.machine import OPERATIONS, Collective, Rate, Tier
+
+__all__ = ["CHOICES", "DATATYPE_BYTES", "Application", "Execution", "System"]
+
+DATATYPE_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+CHOICES = {
+    "datatype": tuple(DATATYPE_BYTES),
+    "attention_type": ("multihead", "multiquery", "flash"),
+    "activation_recompute": ("none", "attn_only", "full"),
+    "tensor_par_comm_type": ("ar", "p2p_rs_ag", "rs_ag"),
+    "tensor_par_overlap": ("none", "ring", "pipe"),
+    "structure_type": ("gpt", "llama"),
+}
+"""Words of an execution, in the order of their codes in the compiled engine."""
+
+
+def _flag(value: object) -> object:
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
+_Flag = Annotated[bool, BeforeValidator(_flag)]
+_Count = Annotated[int, Field(ge=1, le=10**9)]
+_Whole = Annotated[int, Field(le=2**31 - 1)]
+"""What a packed execution holds; the checks say why it must not be below 1."""
+_Place = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class Application(BaseModel):
+    """A transformer: the sizes of its blocks, and what surrounds them where it is known."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    hidden: _Count
+    feedforward: _Count
+    seq_size: _Count
+    attn_heads: _Count
+    attn_size: _Count
+    num_blocks: _Count
+    attn_kv_heads: _Count | None = None
+    """Heads of keys and values (grouped-query attention); as many as heads without."""
+    vocab_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
+    tied_embeddings: _Flag = False
+    causal: _Flag = True
+    """Flash attention skips what a causal mask hides."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters of the whole model, with 51,200 tokens and learned positions."""
+        h, f, width = self.hidden, self.feedforward, self.attn_heads * self.attn_size
+        block = 2 * h * f + 4 * h * width + h + f + 3 * width + h + 4 * h
+        return self.num_blocks * block + (51200 + self.seq_size) * h
+
+
+class Execution(StrictObject):
+    """How an application is run: degrees, network tiers, batch, and what is overlapped or moved."""
+
+    num_procs: _Whole
+    tensor_par: _Whole
+    pipeline_par: _Whole
+    data_par: _Whole
+    tensor_par_net: _Place
+    pipeline_par_net: _Place
+    data_par_net: _Place
+    batch_size: _Whole
+    microbatch_size: _Whole
+    datatype: str
+    fused_activation: _Flag
+    attention_type: str
+    activation_recompute: str
+    pipeline_interleaving: _Whole
+    optimizer_sharding: _Flag
+    tensor_par_comm_type: str
+    tensor_par_overlap: str
+    seq_par_ag_redo: _Flag
+    data_par_overlap: _Flag
+    weight_offload: _Flag
+    activations_offload: _Flag
+    optimizer_offload: _Flag
+    training: _Flag = True
+    structure_type: str = "gpt"
+    """'gpt' for LayerNorm, GELU and dropout, 'llama' for RMSNorm and a gated SiLU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_processors(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "num_procs" in data:
+            return data
+        degrees = [data.get(f"{name}_par") for name in ("tensor", "pipeline", "data")]
+        if any(type(degree) is not int for degree in degrees):
+            return data
+        return {**data, "num_procs": math.prod(degrees)}
+
+
+_Positive = Annotated[float, Field(gt=0, ge=1e-15, le=1e15)]
+"""Rates that leave times finite and above 0."""
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Curve = list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+
+
+class _Engine(StrictObject):
+    tflops: _Positive
+    gflops_efficiency: _Curve
+
+
+class _Memory(StrictObject):
+    GiB: Annotated[float, Field(ge=0, le=1e15)]
+    GBps: _Positive
+    MB_efficiency: _Curve
+
+
+class _Network(StrictObject):
+    bandwidth: _Positive
+    efficiency: _Share
+    size: _Count
+    latency: Annotated[float, Field(ge=0, le=1e9)]
+    ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
+    must_be_filled: _Flag
+    processor_usage: Annotated[float, Field(ge=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for operation, (scalar, offset) in self.ops.items():
+            if operation not in OPERATIONS:
+                raise key_error(f"Invalid network op: {operation}", "ops", operation)
+            if scalar is None or not scalar > 0:
+                raise key_error(
+                    f"Invalid network scalar for {operation}: {scalar}", "ops", operation
+                )
+            if operation == "p2p" and offset is not None:
+                raise key_error(f"Can't give offset for {operation}", "ops", operation)
+            if operation != "p2p" and offset is None:
+                raise key_error(f"Must give offset for {operation}", "ops", operation)
+            if offset is not None and offset < -2:
+                raise key_error(
+                    f"the offset is {offset}, expected at least -2: traffic between two processors "
+                    "would be negative",
+                    "ops",
+                    operation,
+                )
+        for operation in OPERATIONS:
+            if operation not in self.ops:
+                raise key_error("this key is missing and is required", "ops", operation)
+        return self
+
+
+class System(StrictObject):
+    """A machine: two engines by datatype, two memories, and network tiers by position."""
+
+    matrix: dict[str, _Engine]
+    vector: dict[str, _Engine]
+    mem1: _Memory
+    mem2: _Memory
+    processing_mode: Literal["no_overlap", "roofline"]
+    networks: Annotated[list[_Network], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("matrix", "vector"):
+            for datatype, engine in getattr(self, name).items():
+                _check_curve(engine.gflops_efficiency, name, datatype, "gflops_efficiency")
+        for name in ("mem1", "mem2"):
+            _check_curve(getattr(self, name).MB_efficiency, name, "MB_efficiency")
+        return self
+
+    @cached_property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Return the networks in base units."""
+        return tuple(
+            Tier(
+                bytes_per_s=n.bandwidth * 1e9 * n.efficiency,
+                latency_s=n.latency,
+                size=n.size,
+                must_be_filled=n.must_be_filled,
+                processor_usage=n.processor_usage,
+                collectives={
+                    operation: Collective(scalar=scalar or 0.0, offset=offset or 0.0)
+                    for operation, (scalar, offset) in n.ops.items()
+                },
+            )
+            for n in self.networks
+        )
+
+    def engine(self, name: Literal["matrix", "vector"], datatype: str) -> Rate | None:
+        """Return an engine in FLOP and FLOP/s; None where it lacks the datatype."""
+        engine = getattr(self, name).get(datatype)
+        return (
+            None
+            if engine is None
+            else Rate(
+                peak_per_s=engine.tflops * 1e12,
+                curve=tuple((size * 1e9, share) for size, share in engine.gflops_efficiency),
+            )
+        )
+
+    def memory(self, tier: Literal[1, 2]) -> tuple[float, Rate]:
+        """Return the bytes of a memory, and its rate in bytes/s."""
+        memory = self.mem1 if tier == 1 else self.mem2
+        return memory.GiB * GIB, Rate(
+            peak_per_s=memory.GBps * 1e9,
+            curve=tuple((size * 1e6, share) for size, share in memory.MB_efficiency),
+        )
+
+
+def _check_curve(curve: _Curve, *key: str) -> None:
+    sizes = [size for size, _ in curve]
+    if not curve or sizes[-1] != 0:
+        raise key_error("the last step of a curve is not at 0", *key)
+    if any(a <= b for a, b in pairwise(sizes)):
+        raise key_error(f"the sizes are {shorten(sizes)}, expected a descending list", *key)
+    if any(not 0 < share <= 1 for _, share in curve):
+        raise key_error("an efficiency is not in (0, 1]", *key)

@@ -1,0 +1,266 @@
+"""Searches every execution of an application on a system for the best."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.documents.json import shorten
+from autopar.errors import InputError
+from search.closed_form import native
+from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
+from search.closed_form.calculon.engine import Quirks, open_model, unpack_execution
+from search.closed_form.files import load_document
+
+__all__ = [
+    "OBJECTIVES",
+    "Exploration",
+    "Found",
+    "Objective",
+    "Space",
+    "explore",
+    "peers",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which ranks talk to which: the groups of every processor of an execution.
+#
+# Ranks count tensor parallelism fastest, then pipeline stages, then data parallelism:
+# `(data * p + pipeline) * t + tensor`.
+
+
+def peers(execution: Execution) -> dict[str, dict[str, Any]]:
+    """Return the partners of every rank by its number as text, groups of one left out.
+
+    `tensor` and `data` are the ranks of its group, itself included; `pipeline` is the next stage,
+    the first one after the last.
+    """
+    t, p, d = execution.tensor_par, execution.pipeline_par, execution.data_par
+
+    def rank(data: int, pipeline: int, tensor: int) -> int:
+        return (data * p + pipeline) * t + tensor
+
+    found: dict[str, dict[str, Any]] = {}
+    for data in range(d):
+        for pipeline in range(p):
+            for tensor in range(t):
+                partners: dict[str, Any] = {}
+                if t > 1:
+                    partners["tensor"] = [rank(data, pipeline, n) for n in range(t)]
+                if p > 1:
+                    partners["pipeline"] = rank(data, (pipeline + 1) % p, tensor)
+                if d > 1:
+                    partners["data"] = [rank(n, pipeline, tensor) for n in range(d)]
+                found[str(rank(data, pipeline, tensor))] = partners
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+Objective = Literal["rate", "time", "memory"]
+OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
+"""Samples per second, seconds of a step, bytes of the first memory."""
+_MOST_TOP = 1_000_000
+"""More are what `each` is for, which keeps none of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Which executions are tried.
+
+    The published tool's space has `fixed_batch` and `uneven` off.
+    """
+
+    num_procs: int
+    max_batch: int
+    datatype: str = "float16"
+    attention_type: str = "multihead"
+    structure_type: str = "gpt"
+    fused_activation: Literal["true", "false", "both"] = "true"
+    fixed_batch: bool = True
+    """Every execution has the same batch, so that rates compare; otherwise each has the largest
+    multiple of its data degree that is not above."""
+    uneven: bool = True
+    """Stages may differ by a block."""
+    tensor_overlap: bool = True
+    data_overlap: bool = True
+    offload: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_procs", "max_batch"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value < 2**31:
+                raise InputError(f"{name}: the value is {shorten(value)}, expected at least 1")
+        for name in ("datatype", "attention_type", "structure_type"):
+            if getattr(self, name) not in CHOICES[name]:
+                raise InputError(
+                    f"{name}: the value is {shorten(getattr(self, name))}, expected one of "
+                    f"{', '.join(CHOICES[name])}"
+                )
+
+    def native(self) -> dict[str, Any]:
+        """Return the space as the compiled engine takes it."""
+        fused = self.fused_activation
+        return {
+            **asdict(self),
+            **{
+                name: CHOICES[name].index(getattr(self, name))
+                for name in ("datatype", "attention_type", "structure_type")
+            },
+            "fused_on": fused in ("true", "both"),
+            "fused_off": fused in ("false", "both"),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One execution with its figures."""
+
+    execution: dict[str, Any]
+    total_time_s: float
+    sample_rate_per_s: float
+    tier1_bytes: float
+    tier2_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """What a search found: the best first, and why the rest is not there."""
+
+    top: tuple[Found, ...]
+    frontier: tuple[Found, ...]
+    """What nothing else beats in both time per sample and memory, fastest first."""
+    counts: Mapping[str, int]
+    """Points that were considered, refused by reason, and feasible."""
+    complete: bool = True
+    """False where `stop` ended the search: then this is what was found until then."""
+
+
+def explore(
+    application: Application | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
+    space: Space,
+    *,
+    top: int = 10,
+    objective: Objective = "rate",
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    frontier: bool = False,
+    duplicates: bool | None = None,
+    each: Callable[[NDArray[Any], NDArray[Any]], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Exploration:
+    """Return the best executions of a space; exact, and independent of the threads.
+
+    duplicates : keep executions that differ in switches without effect (default: with compat).
+    each : called with the arrays (`EXECUTION`, outcomes) of all feasible executions, in parts, in
+        the order of their tensor and pipeline degrees.
+    progress : called with the parts that are done and all.
+    stop : asked before every part; once it is true, the rest is left out.
+
+    Raises
+    ------
+    InputError: a document or a number is unusable.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"objective: the value is {shorten(objective)}, expected one of {', '.join(OBJECTIVES)}"
+        )
+    native.check_threads(threads)
+    if type(top) is not int or not 1 <= top <= _MOST_TOP:
+        raise InputError(f"top: the value is {shorten(top)}, expected 1 to {_MOST_TOP}")
+    a, s = load_document(Application, application), load_document(System, system)
+    model = open_model(a, s, compat)
+    want: dict[str, Any] = {
+        "top": top,
+        "objective": OBJECTIVES.index(objective),
+        "all": each is not None,
+        "frontier": frontier,
+        "duplicates": compat is True if duplicates is None else duplicates,
+    }
+    found, complete = _parts(model, space.native(), want, threads, each, progress, stop)
+    return Exploration(
+        top=_rows(found.top),
+        frontier=_rows(found.frontier),
+        counts=found.counts,
+        complete=complete,
+    )
+
+
+def _parts(
+    model: Any,
+    space: dict[str, Any],
+    want: dict[str, Any],
+    threads: int,
+    each: Callable[[NDArray[Any], NDArray[Any]], None] | None,
+    progress: Callable[[int, int], None] | None,
+    stop: Callable[[], bool] | None,
+) -> tuple[Any, bool]:
+    """Search the pairs of degrees, each with the bound that those before it left.
+
+    Returns what was found, and whether all pairs were searched.
+    """
+    pairs = model.degree_pairs(space)
+    lock = Lock()
+    found = native.calculon.Found()
+    done = 0
+
+    def one(pair: tuple[int, int]) -> Any:
+        nonlocal done
+        if stop is not None and stop():
+            return None
+        with lock:
+            bound = found.bound(want | {"bound": np.inf})
+        part = model.explore(space, *pair, want | {"bound": bound})
+        with lock:
+            found.absorb(part, want | {"bound": np.inf})
+            done += 1
+            if progress is not None:
+                progress(done, len(pairs))
+        return part.all if each is not None else None
+
+    with ThreadPoolExecutor(threads) as pool:
+        for rows in map(one, pairs) if threads == 1 else _ahead(pool, one, pairs, 2 * threads):
+            if each is not None and rows is not None:
+                each(*rows)
+    return found, done == len(pairs)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    call: Callable[[tuple[int, int]], Any],
+    pairs: list[tuple[int, int]],
+    most: int,
+) -> Iterator[Any]:
+    """Yield results in order; no more than so many wait, since each may hold millions of points."""
+    waiting: deque[Future[Any]] = deque()
+    for pair in pairs:
+        waiting.append(pool.submit(call, pair))
+        if len(waiting) > most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Found, ...]:
+    return tuple(
+        Found(
+            execution=unpack_execution(execution),
+            total_time_s=float(outcome["total_time_s"]),
+            sample_rate_per_s=float(outcome["sample_rate_per_s"]),
+            tier1_bytes=float(outcome["tier1_bytes"]),
+            tier2_bytes=float(outcome["tier2_bytes"]),
+        )
+        for execution, outcome in zip(*arrays, strict=True)
+    )

@@ -1,0 +1,76 @@
+"""What surrounds the blocks: embedding on the first stage, head and loss on the last.
+
+The published model leaves them out. The vocabulary is divided by the tensor group, as
+Megatron-LM does: the look-up is reduced over the group, the head gathers its input, and the loss
+exchanges its maximum, its sum and the logit of the label, 4 bytes per token each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from search.closed_form.calculon.block import Machine
+from search.closed_form.calculon.shape import Shape
+
+__all__ = ["Outer", "outer_of"]
+
+_LOSS_FLOPS = 7.0
+"""Per logit: maximum, difference, exponential and sum forward; difference and scale backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """Embedding, head and loss of one processor."""
+
+    embedding_s: float = 0.0
+    """Look-up and its gradient, for one microbatch, on the first stage."""
+    head_s: float = 0.0
+    """Head and loss, forward and backward, for one microbatch, on the last stage."""
+    optimizer_s: float = 0.0
+    """Of one table."""
+    table_bytes: float = 0.0
+    """Weights, gradients and optimizer states of one table."""
+    logits_bytes: float = 0.0
+    """Logits and their gradient, while the loss runs."""
+
+
+def outer_of(shape: Shape, machine: Machine) -> Outer:
+    """Return what surrounds the blocks; nothing where the vocabulary is unknown."""
+    if not shape.vocab:
+        return Outer()
+    s, e, t = shape, shape.element_bytes, shape.tensor
+    parameters = s.vocab * s.hidden
+    logits = s.tokens * s.vocab
+    passes = 3 if s.training else 1
+    product = 2 * s.tokens * s.hidden * s.vocab
+    moved = (parameters + s.tokens * s.hidden + logits) * e
+    head_s = passes * machine.processing_s(
+        machine.matrix.seconds(product), machine.memory.seconds(moved)
+    )
+    head_s += machine.processing_s(
+        machine.vector.seconds(_LOSS_FLOPS * logits), machine.memory.seconds(2 * logits * (e + 4))
+    )
+    rows = s.local_elements * e
+    embedding_s = (passes - 1 or 1) * machine.memory.seconds(2 * rows)
+    if t > 1:
+        whole = s.elements * e
+        around = ("reduce_scatter", "all_gather") if s.rs else ("all_reduce",)
+        link_s = sum(machine.tensor.seconds(name, whole, t) for name in around)
+        # forward of one is backward of the other, so each pays the pair once
+        embedding_s += link_s
+        head_s += link_s + 3 * machine.tensor.seconds("all_reduce", 4 * s.tokens, t)
+    optimizer = (12 if e < 4 else 8) * parameters / s.shards
+    states = float(parameters * e)
+    if s.training:
+        states += 4 * parameters + optimizer
+    return Outer(
+        embedding_s=embedding_s,
+        head_s=head_s,
+        optimizer_s=machine.processing_s(
+            machine.vector.seconds(11 * parameters / s.shards), machine.memory.seconds(optimizer)
+        )
+        if s.training
+        else 0.0,
+        table_bytes=states,
+        logits_bytes=logits * (e + 4 if s.training else e),
+    )

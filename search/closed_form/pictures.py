@@ -1,0 +1,322 @@
+"""What searches found as pictures: scaling, breakdown, frontier and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autopar.command.pictures import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
+from autopar.errors import OptionError
+from autopar.units import GIB, format_seconds
+from search.closed_form.questions import Answer, Part, Point
+from search.report.closed_form import by_strategy, efficiencies
+
+__all__ = ["save_pictures"]
+
+_OPTION = "--plot"
+_LINES = ("-", "--", "-.", ":")
+_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
+_BARS = 12
+"""Executions that are taken apart, at most."""
+_THIN = 5e-3
+"""Share of the longest bar below which a part is a mere line."""
+_CURVES = 8
+"""Curves in one plot, at most."""
+_WIDE = 8.0
+"""From this ratio of its ends on, an axis is logarithmic."""
+
+
+def save_pictures(
+    folder: str,
+    answers: Sequence[Answer],
+    *,
+    title: str,
+    unit: str,
+    paths: Sequence[str],
+    formats: Sequence[str],
+) -> list[Path]:
+    """Write what there is to draw into a folder and return the files.
+
+    unit : what is counted, 'processor' or 'GPU'. paths : of the axes of a sweep.
+
+    Raises
+    ------
+    InstallError: matplotlib is not installed.
+    OptionError: a file cannot be written.
+    """
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise OptionError(f"{_OPTION}: {folder} is a file, expected a folder")
+    found = [answer for answer in answers if answer.best]
+    pictures: dict[str, Callable[[Any], Any]] = {}
+    if paths:
+        pictures["sweep"] = lambda Figure: _sweep(Figure, found, paths, unit)
+    else:
+        pictures["breakdown"] = lambda Figure: _breakdown(Figure, found, unit)
+        if len({answer.processors for answer in found}) > 1:
+            pictures["scaling"] = lambda Figure: _scaling(Figure, found, unit)
+        if any(len(answer.frontier) > 1 for answer in found):
+            pictures["frontier"] = lambda Figure: _frontier(Figure, found, unit)
+    written = []
+    with drawn(_OPTION) as Figure:
+        for name, draw in pictures.items():
+            for kind in formats:
+                # drawn anew: a figure that was laid out once is laid out differently again
+                figure = draw(Figure)
+                figure.suptitle(title, fontsize=11)
+                written.append(Path(folder) / f"{name}.{kind}")
+                save_figure(figure, written[-1], _OPTION)
+    return written
+
+
+def _scaling(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for place, group in enumerate(by_strategy(answers)):
+        counts = [answer.processors for answer in group]
+        rates = [answer.best[0].rate_per_s for answer in group]
+        look = _look(place)
+        left.plot(counts, rates, label=group[0].strategy or "best execution", **look)
+        right.plot(counts, [(share or 0.0) * 100 for share in efficiencies(group)], **look)
+        if place == 0:
+            ideal = [rates[0] * count / counts[0] for count in counts]
+            left.plot(counts, ideal, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)))
+            left.annotate(
+                "dotted: in proportion to the first",
+                (1.0, 0.02),
+                xycoords="axes fraction",
+                fontsize=8,
+                color=QUIET,
+                ha="right",
+            )
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        ticks = sorted({answer.processors for answer in answers})
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(f"{unit}s")
+        _grid(axes)
+    left.set_yscale("log")
+    low, high = left.get_ylim()
+    left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300 else (1.0,)))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    left.set_ylabel("samples/s")
+    left.set_title("rate of the best execution", loc="left")
+    right.set_ylim(0, right.get_ylim()[1] * 1.05)
+    right.set_ylabel(f"% of the rate per {unit} of the first")
+    right.set_title("efficiency", loc="left")
+    if any(answer.strategy for answer in answers):
+        left.legend(fontsize=8, edgecolor=GRID, loc="upper left")
+    return figure
+
+
+def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
+    bars: list[tuple[str, Point]]
+    alone = len(answers) == 1
+    if alone:
+        best = enumerate(answers[0].best, 1)
+        bars = [(f"#{place}  {point.degrees}", point) for place, point in best]
+    else:
+        bars = [(f"{_named(a, unit)}\n{a.best[0].degrees}", a.best[0]) for a in answers]
+    bars = bars[:_BARS]
+    figure = Figure(figsize=(11.0, 2.2 + (0.4 if alone else 0.52) * len(bars)))
+    figure.set_layout_engine("constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    # steps of one number of processors compare in seconds, others by where they go
+    wholes = [1.0 if alone else point.time_s / 100.0 for _, point in bars]
+    _stack(left, [point.time for _, point in bars], wholes)
+    _stack(right, [point.memory for _, point in bars], [GIB] * len(bars))
+    for place, ((_, point), whole) in enumerate(zip(bars, wholes, strict=True)):
+        left.annotate(
+            format_seconds(point.time_s),
+            (point.time_s / whole, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
+    # room for the lengths; not margins, which end at a part that one of the bars lacks
+    left.set_xlim(0, 1.14 * max(p.time_s / w for (_, p), w in zip(bars, wholes, strict=True)))
+    left.set_yticks(range(len(bars)), [name for name, _ in bars])
+    left.invert_yaxis()
+    left.set_xlabel("seconds of a step" if alone else "% of the step, with its length behind it")
+    left.set_title("where the time goes", loc="left")
+    right.set_xlabel(f"GiB of one {unit}")
+    right.set_title("where the memory goes", loc="left")
+    capacity = answers[0].capacity_bytes / GIB
+    right.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
+    right.annotate(
+        f"capacity {capacity:.4g} GiB",
+        (capacity, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+        ha="right",
+    )
+    for axes, what, side in ((left, "time", "left"), (right, "memory", "right")):
+        # below the plots, where no bar is
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            fontsize=8,
+            edgecolor=GRID,
+            loc=f"outside lower {side}",
+            ncols=3,
+            title=f"{what}, without parts under {_THIN * 100:.1f} % of the longest bar",
+            title_fontsize=8,
+        )
+    return figure
+
+
+def _stack(axes: Any, bars: Sequence[Sequence[Part]], wholes: Sequence[float]) -> None:
+    """Draw bars of parts; what is thin everywhere is left out."""
+    names = dict.fromkeys(part.name for parts in bars for part in parts)
+    amounts = [
+        {part.name: part.amount / whole for part in parts}
+        for parts, whole in zip(bars, wholes, strict=True)
+    ]
+    longest = max((sum(parts.values()) for parts in amounts), default=0.0)
+    shown = [n for n in names if max(parts.get(n, 0.0) for parts in amounts) > longest * _THIN]
+    starts = [0.0] * len(bars)
+    for place, name in enumerate(shown):
+        values = [parts.get(name, 0.0) for parts in amounts]
+        axes.barh(
+            range(len(bars)),
+            values,
+            left=starts,
+            height=0.7,
+            color=COLOURS[place % len(COLOURS)],
+            # colours that come again have another hatch
+            hatch=_HATCHES[(place + place // len(COLOURS)) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.4,
+            label=name,
+        )
+        starts = [start + value for start, value in zip(starts, values, strict=True)]
+    axes.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
+    groups = by_strategy(answers)
+    figure = Figure(figsize=(2.5 + 4.5 * len(groups), 4.6), layout="constrained")
+    plots = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    capacity = answers[0].capacity_bytes / GIB
+    for axes, group in zip(plots, groups, strict=True):
+        for place, answer in enumerate(group[:_CURVES]):
+            memory = [point.memory_bytes / GIB for point in answer.frontier]
+            rates = [point.rate_per_s for point in answer.frontier]
+            look = _look(place) | {"markersize": 3.5, "linestyle": "-"}
+            name = f"{answer.processors:,}"
+            # what fits into less memory fits into more, so the curve is one of steps
+            axes.step(memory[::-1], rates[::-1], where="post", label=name, **look)
+        axes.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
+        axes.annotate(
+            f"capacity {capacity:.4g} GiB",
+            (capacity, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            ha="right",
+        )
+        axes.set_xlim(0, capacity * 1.03)
+        axes.set_xlabel(f"GiB that one {unit} needs")
+        axes.set_title(group[0].strategy or "", loc="left")
+        _grid(axes)
+    plots[0].set_ylim(0, None)
+    plots[0].set_ylabel("most samples/s")
+    if any(len(group) > 1 for group in groups):
+        longest = max(groups, key=len)
+        figure.legend(
+            *plots[groups.index(longest)].get_legend_handles_labels(),
+            fontsize=8,
+            edgecolor=GRID,
+            loc="outside right center",
+            title=f"{unit}s" + _left_out(len(longest)),
+            title_fontsize=8,
+        )
+    return figure
+
+
+def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: str) -> Any:
+    curves: dict[str, list[Answer]] = {}
+    several = len({(answer.processors, answer.strategy) for answer in answers}) > 1
+    for answer in answers:
+        rest = zip(paths[1:], answer.values[1:], strict=True)
+        words = [f"{path.split('.', 1)[1]} = {value:g}" for path, value in rest]
+        name = ", ".join([*([_named(answer, unit)] if several or not words else []), *words])
+        curves.setdefault(name, []).append(answer)
+    figure = Figure(figsize=(12.0, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for place, (name, found) in enumerate(list(curves.items())[:_CURVES]):
+        values = [answer.values[0] for answer in found]
+        look = _look(place)
+        left.plot(values, [a.best[0].rate_per_s for a in found], label=name, **look)
+        right.plot(values, [a.best[0].memory_bytes / GIB for a in found], **look)
+        before = None
+        for answer in found:
+            best = answer.best[0]
+            if best.degrees != before and len(curves) <= 2:
+                left.annotate(
+                    best.degrees,
+                    (answer.values[0], best.rate_per_s),
+                    xytext=(4, -11),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=look["color"],
+                )
+            before = best.degrees
+    swept = sorted({answer.values[0] for answer in answers})
+    for axes in (left, right):
+        if swept[0] > 0 and swept[-1] / swept[0] > _WIDE:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks(swept[:: -(-len(swept) // 8)])
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
+        axes.set_xlabel(paths[0])
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        _grid(axes)
+    left.margins(x=0.12)  # for the last words
+    left.set_ylabel("samples/s")
+    left.set_title("rate of the best execution", loc="left")
+    right.set_ylabel(f"GiB that one {unit} needs")
+    right.set_title("memory of the best execution", loc="left")
+    if len(curves) > 1:
+        figure.legend(
+            *left.get_legend_handles_labels(),
+            fontsize=8,
+            edgecolor=GRID,
+            loc="outside right center",
+            title=_left_out(len(curves)).strip() or None,
+            title_fontsize=8,
+        )
+    return figure
+
+
+def _left_out(curves: int) -> str:
+    return f" (the first {_CURVES} of {curves})" if curves > _CURVES else ""
+
+
+def _look(place: int) -> dict[str, Any]:
+    """Return colour, marker and line of a curve, each enough to tell it from the others."""
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": _LINES[place % len(_LINES)],
+        "markersize": 5.0,
+        "linewidth": 1.3,
+    }
+
+
+def _named(answer: Answer, unit: str) -> str:
+    words = [f"{answer.processors:,} {unit}s", *([answer.strategy] if answer.strategy else [])]
+    return ", ".join(words)
+
+
+def _grid(axes: Any) -> None:
+    axes.grid(visible=True, which="major", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -1,0 +1,101 @@
+"""Model and system of the two-dimensional tensor-parallel model, as its users have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from autopar.documents.checks import StrictObject, key_error
+
+__all__ = ["STRATEGIES", "Model", "Strategy", "System"]
+
+Strategy = Literal["1d", "2d", "2d-seqp"]
+STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
+"""Tensor parallelism over heads; SUMMA over rows and columns; heads beside context parallelism."""
+
+_Count = Annotated[int, Field(ge=1, le=10**9)]
+_Positive = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Latency = Annotated[float, Field(ge=0)]
+
+
+class Model(StrictObject):
+    """A transformer: sequence length l, hidden size e, heads h, layers, feed-forward width f.
+
+    The other fields are not in the published model; as they are, none changes a figure.
+    """
+
+    l: _Count  # noqa: E741
+    e: _Count
+    h: _Count
+    depth: _Count
+    f: _Count
+    kv_heads: _Count | None = None
+    """Heads of keys and values (grouped-query attention); as many as h without."""
+    causal: bool = False
+    """Flash attention skips what a causal mask hides, evenly over the GPUs that divide it."""
+    structure: Literal["gpt", "llama"] = "gpt"
+    """'llama' for RMSNorm and a gated SiLU of width f, without biases and dropout."""
+    vocab: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Rows of embedding and output matrix; 0 leaves them, head and loss out."""
+    tied: bool = False
+    """Embedding and output matrix are one."""
+    gradient_bytes: Literal[2, 4] = 2
+    """Of a parameter's gradient: 16 or 18 bytes a parameter with weight and optimizer states."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_width(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "f" not in data and type(data.get("e")) is int:
+            return {**data, "f": 4 * data["e"]}
+        return data
+
+    @model_validator(mode="after")
+    def _groups(self) -> Model:
+        if self.h % self.key_heads:
+            raise key_error(
+                f"the value is {self.kv_heads}, expected a divisor of h = {self.h}", "kv_heads"
+            )
+        return self
+
+    @property
+    def key_heads(self) -> int:
+        """Return the heads of keys and values."""
+        return self.kv_heads or self.h
+
+    def published(self) -> Model:
+        """Return what the published model knows of this one."""
+        return Model(l=self.l, e=self.e, h=self.h, depth=self.depth, f=self.f)
+
+
+class System(StrictObject):
+    """A machine: peaks in TFLOP/s, bandwidths in GB/s, capacity in GB, two network tiers."""
+
+    matrix_flops_fp16: _Positive
+    vector_flops_fp16: _Positive
+    vector_flops_fp32: _Positive | None = None
+    hbm_bandwidth: _Positive
+    hbm_capacity: _Positive
+    nvlink_bandwidth: _Positive
+    nvlink_eff: _Share
+    nvlink_latency: _Latency
+    ib_bandwidth: _Positive
+    ib_eff: _Share
+    ib_latency: _Latency
+    nvlink_size: _Count
+    nic_factor: _Positive = 1
+    empirical: bool = False
+    summa_nb: _Count = 4
+    element_size: _Positive = 2e-9
+    mask_element_size: _Positive = 1e-9
+    flops_units: _Positive = 1e-12
+
+    @model_validator(mode="after")
+    def _analytic(self) -> System:
+        if self.empirical:
+            raise key_error(
+                "the value is true, and its measurement file is not published; set it to false",
+                "empirical",
+            )
+        return self

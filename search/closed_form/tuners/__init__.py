@@ -1,0 +1,137 @@
+"""Tuners for spaces that a user writes down, which may be too large to try every point of.
+
+The search of `search.closed_form.calculon.exploration` is exact and faster for the space it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from autopar.documents.json import shorten
+from autopar.errors import InputError
+from search.closed_form.calculon.documents import Application, System
+from search.closed_form.calculon.engine import Quirks
+from search.closed_form.calculon.exploration import OBJECTIVES, Objective
+from search.closed_form.files import load_document
+from search.closed_form.tuners.ray import RAY_SEARCHES, price_with_ray_tune
+from search.closed_form.tuners.smac import price_with_smac
+from search.closed_form.tuners.tune import (
+    LOCAL,
+    Domain,
+    Pricer,
+    Record,
+    TraceStep,
+    TuningResult,
+    TuningSpace,
+    load_space,
+    price_all,
+    price_all_on_ray,
+    price_sample,
+    result_of,
+)
+
+__all__ = [
+    "EVALUATIONS",
+    "RAY_SEARCHES",
+    "TUNERS",
+    "Domain",
+    "TraceStep",
+    "TunerName",
+    "TuningResult",
+    "TuningSpace",
+    "load_space",
+    "tune",
+]
+
+TunerName = Literal["exhaustive", "random", "ray", "smac"]
+TUNERS: tuple[TunerName, ...] = ("exhaustive", "random", "ray", "smac")
+EVALUATIONS: Mapping[TunerName, int] = {
+    "exhaustive": 200_000_000,
+    "random": 1_000_000,
+    "ray": 300,
+    "smac": 300,
+}
+"""Points that are priced unless said otherwise: about a minute or two of each. Of `exhaustive`
+the largest space that it takes on."""
+
+
+def tune(
+    application: Application | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
+    space: TuningSpace | Mapping[str, Any] | Path | str,
+    *,
+    tuner: TunerName = "exhaustive",
+    evaluations: int | None = None,
+    seed: int = 0,
+    objective: Objective = "rate",
+    threads: int = 1,
+    compat: bool | Quirks = False,
+    ray: str | None = None,
+    ray_search: str = "optuna",
+    progress: Callable[[int, int], None] | None = None,
+) -> TuningResult:
+    """Return the best execution that a tuner finds in a space.
+
+    evaluations : points to price (default: `EVALUATIONS`); for `exhaustive` the most it may take.
+    seed : equal seeds give equal answers, whatever the tuner and the threads.
+    ray : address of a Ray cluster, or 'local'; shards `exhaustive`, and is where `ray` runs
+        (default: 'local').
+    ray_search : search algorithm of Ray Tune, of `RAY_SEARCHES`.
+    progress : called with the points that are priced and those that will be.
+
+    Raises
+    ------
+    InputError: a document or a number is unusable, or the space is too large for `exhaustive`.
+    InstallError: the tuner's package is not installed.
+    """
+    for name, value, choices in (
+        ("tuner", tuner, TUNERS),
+        ("objective", objective, OBJECTIVES),
+        ("ray_search", ray_search, tuple(RAY_SEARCHES)),
+    ):
+        if value not in choices:
+            raise InputError(
+                f"{name}: the value is {shorten(value)}, expected one of {', '.join(choices)}"
+            )
+    count = EVALUATIONS[tuner] if evaluations is None else evaluations
+    for name, number, least in (
+        ("evaluations", count, 1),
+        ("threads", threads, 1),
+        ("seed", seed, 0),
+    ):
+        if type(number) is not int or not least <= number < 2**32:
+            raise InputError(
+                f"{name}: the value is {shorten(number)}, expected an integer of at least {least}"
+            )
+    if ray is not None and tuner not in ("exhaustive", "ray"):
+        raise InputError(f"ray: {tuner} does not run on Ray, expected the tuner exhaustive or ray")
+    known = space if isinstance(space, TuningSpace) else load_space(space)
+    if tuner == "exhaustive" and known.size > count:
+        raise InputError(
+            f"space: it has {known.size:,} points, exhaustive takes at most {count:,}; shorten "
+            "its lists, allow more with --evaluations, or use --tuner random"
+        )
+    pricer = Pricer(
+        application=load_document(Application, application),
+        system=load_document(System, system),
+        space=known,
+        objective=objective,
+        compat=compat,
+        threads=threads,
+    )
+    record: Record
+    if tuner == "random":
+        record = price_sample(pricer, count, seed, progress)
+    elif tuner == "smac":
+        record = price_with_smac(pricer, count, seed, progress)
+    elif tuner == "ray":
+        record = price_with_ray_tune(
+            pricer, count, seed, search=ray_search, address=ray or LOCAL, progress=progress
+        )
+    elif ray is not None:
+        record = price_all_on_ray(pricer, ray, progress)
+    else:
+        record = price_all(pricer, progress)
+    return result_of(tuner, objective, known, record)

@@ -1,0 +1,140 @@
+"""Samples a space with Ray Tune and one of its search algorithms."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autopar.errors import InstallError
+from search.closed_form.tuners.tune import Domain, Pricer, Record, cluster
+
+__all__ = ["RAY_SEARCHES", "price_with_ray_tune"]
+
+RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}
+"""Search algorithms of Ray Tune, and what each calls its seed."""
+_LONG = 16
+
+
+def price_with_ray_tune(
+    pricer: Pricer,
+    evaluations: int,
+    seed: int,
+    *,
+    search: str,
+    address: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Record:
+    """Return the record of the points that a search algorithm asks for, one trial each.
+
+    Trials run one after the other: an algorithm that learns sees every answer before it asks
+    again, and equal seeds give equal points.
+
+    Raises
+    ------
+    InstallError: Ray Tune or the search algorithm is not installed.
+    InputError: nothing answers at the address.
+    """
+    # Ray writes a file per trial and logger otherwise, and reads these when it is imported.
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints on stdout, always
+    with cluster(address, 1), tempfile.TemporaryDirectory() as folder:
+        tune = _tune()
+        searcher = _searcher(tune, search, seed)
+        free = [d for d in pricer.space.domains if len(d.values) > 1]
+        where = {d.name: _parameter(tune, d) for d in free}
+        record = Record()
+
+        class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
+            """One point: answers with its cost, and with its digits for the record."""
+
+            def setup(self, config: dict[str, Any]) -> None:
+                self.config = config
+
+            def reset_config(self, new_config: dict[str, Any]) -> bool:
+                self.config = new_config
+                return True
+
+            def step(self) -> dict[str, Any]:
+                digits = _digits(pricer, self.config)
+                return {"cost": float(pricer.costs(pricer.price(digits))[0]), "done": True}
+
+        class Watch(tune.Callback):  # type: ignore[name-defined, misc]
+            """Takes in every answer, in the order in which the search algorithm gets it."""
+
+            def on_trial_complete(
+                self, iteration: int, trials: list[Any], trial: Any, **_: Any
+            ) -> None:
+                record.add(pricer.price(_digits(pricer, trial.config)))
+                if progress is not None:
+                    progress(record.evaluations, evaluations)
+
+        results = tune.Tuner(
+            tune.with_resources(Trial, {"cpu": 1}),
+            param_space=where,
+            tune_config=tune.TuneConfig(
+                metric="cost",
+                mode="min",
+                search_alg=searcher,
+                num_samples=evaluations,
+                max_concurrent_trials=1,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="autopar",
+                storage_path=str(Path(folder)),
+                verbose=0,
+                callbacks=[Watch()],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        ).fit()
+        if results.num_errors:
+            raise RuntimeError(f"a trial of Ray Tune failed: {results.errors[0]}")
+    return record
+
+
+def _tune() -> Any:
+    try:
+        from ray import tune
+    except ImportError as error:
+        raise InstallError(
+            f"Ray Tune is needed for this and cannot be imported ({error}); "
+            "`pip install 'autopar[ray]'` installs it"
+        ) from None
+    return tune
+
+
+def _searcher(tune: Any, search: str, seed: int) -> Any:
+    if search == "random":
+        from ray.tune.search.basic_variant import BasicVariantGenerator
+
+        return BasicVariantGenerator(random_state=seed, max_concurrent=1)
+    try:
+        __import__(search)
+    except ImportError:
+        raise InstallError(
+            f"--ray-search {search} needs the package {search}, which is not installed; "
+            f"`pip install {search}` installs it"
+        ) from None
+    return tune.search.create_searcher(search, **{RAY_SEARCHES[search]: seed})
+
+
+def _parameter(tune: Any, domain: Domain) -> Any:
+    """Return what a search algorithm samples: positions in the domain.
+
+    Short lists of numbers are sampled as words are: what fits beside other fields is rarely what
+    neighbours it, and the algorithms found the best sooner so (docs/tuners.md).
+    """
+    count = len(domain.values)
+    if domain.ordered and count > _LONG:
+        return tune.randint(0, count)
+    return tune.choice(list(range(count)))
+
+
+def _digits(pricer: Pricer, config: dict[str, Any]) -> Any:
+    return np.array([[int(config.get(d.name, 0)) for d in pricer.space.domains]], np.int64)

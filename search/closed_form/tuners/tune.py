@@ -1,0 +1,633 @@
+"""Spaces that a user writes down: for every field of an execution, the values it may take."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.documents.checks import nearest_key
+from autopar.documents.json import load_object, shorten
+from autopar.errors import DocumentError, InputError, InstallError
+from search.closed_form.calculon import EXECUTION
+from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
+from search.closed_form.calculon.engine import REASONS, Quirks, open_model, unpack_execution
+from search.closed_form.calculon.exploration import Found, Objective
+
+__all__ = [
+    "CHUNK",
+    "LOCAL",
+    "Domain",
+    "Priced",
+    "Pricer",
+    "Record",
+    "TraceStep",
+    "TuningResult",
+    "TuningSpace",
+    "cluster",
+    "draw_sample",
+    "load_space",
+    "price_all",
+    "price_all_on_ray",
+    "price_range",
+    "price_sample",
+    "result_of",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Connects to Ray, which is an optional extra, and lets go of it again.
+
+
+LOCAL = "local"
+_KNOCK_S = 10.0
+
+
+@contextlib.contextmanager
+def cluster(address: str, cpus: int) -> Iterator[Any]:
+    """Yield the module `ray`, connected; a connection that exists already is used and kept.
+
+    address : of a cluster, 'auto' for the one of this machine, or 'local' to start workers here.
+    cpus : worker processes of a local one.
+
+    Raises
+    ------
+    InstallError: Ray is not installed.
+    InputError: nothing answers at the address.
+    """
+    # Nothing is reported to anybody; also for processes that Ray starts.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The answer of a release to come, and the end of a warning on machines without accelerators.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise InstallError(
+            f"Ray is needed for this and cannot be imported ({error}); "
+            "`pip install 'autopar[ray]'` installs it"
+        ) from None
+    if ray.is_initialized():
+        yield ray
+        return
+    where: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        where.update(num_cpus=cpus, include_dashboard=False)
+    try:
+        _knock(address)
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
+            "start one with `ray start --head`, or use --ray local"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+            pass
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_DEGREES = ("tensor_par", "pipeline_par", "data_par")
+_FIXED = ("num_procs", "training")
+_FLAGS = tuple(
+    name
+    for name, field in Execution.model_fields.items()
+    if name not in CHOICES and field.annotation is not int
+)
+# The engine computes a block once and keeps it: what blocks depend on varies slowest.
+_ORDER = (
+    "datatype",
+    "structure_type",
+    "attention_type",
+    "fused_activation",
+    "tensor_par",
+    "tensor_par_net",
+    "tensor_par_comm_type",
+    "tensor_par_overlap",
+    "seq_par_ag_redo",
+    "activation_recompute",
+    "microbatch_size",
+    "optimizer_sharding",
+    "data_par",
+    "pipeline_par",
+    "pipeline_interleaving",
+    "batch_size",
+    "pipeline_par_net",
+    "data_par_net",
+    "data_par_overlap",
+    "weight_offload",
+    "activations_offload",
+    "optimizer_offload",
+)
+_LARGEST = 2**31 - 1
+_MOST_VALUES = 1_000_000
+_SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or "step")'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The values that one field of an execution may take; numbers ascend, words do not order."""
+
+    name: str
+    values: tuple[int | str | bool, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Return whether neighbouring values are alike: numbers, not words and switches."""
+        return self.name not in CHOICES and self.name not in _FLAGS
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        """Return the values as the compiled engine has them."""
+        if self.name in CHOICES:
+            return np.array([CHOICES[self.name].index(str(v)) for v in self.values], np.int32)
+        return np.array(self.values, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSpace:
+    """A product of domains on a fixed number of processors.
+
+    A point is a row of digits, the positions of its values in the domains.
+    """
+
+    num_procs: int
+    training: bool
+    domains: tuple[Domain, ...]
+    """In the order in which points are counted, the last one fastest."""
+    derived: str | None
+    """The degree that follows from the other two and num_procs."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of points."""
+        return math.prod(len(domain.values) for domain in self.domains)
+
+    def digits(self, points: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the digits of points by their number, a row each."""
+        result = np.empty((len(points), len(self.domains)), np.int64)
+        rest = points
+        for column in range(len(self.domains) - 1, -1, -1):
+            rest, result[:, column] = np.divmod(rest, len(self.domains[column].values))
+        return result
+
+    def executions(self, digits: NDArray[np.int64]) -> NDArray[Any]:
+        """Return points as an array of `EXECUTION`."""
+        packed = np.empty(len(digits), EXECUTION)
+        packed["num_procs"], packed["training"] = self.num_procs, self.training
+        for column, domain in enumerate(self.domains):
+            packed[domain.name] = domain.codes[digits[:, column]]
+        if self.derived is not None:
+            given = [packed[name].astype(np.int64) for name in _DEGREES if name != self.derived]
+            # Where the others do not divide num_procs, the product is wrong and the check says so.
+            packed[self.derived] = np.maximum(self.num_procs // (given[0] * given[1]), 1)
+        return packed
+
+
+def load_space(
+    source: Mapping[str, Any] | Path | str,
+    *,
+    num_procs: int | None = None,
+    structure_type: str = "gpt",
+) -> TuningSpace:
+    """Return the space of a JSON file or of its keys.
+
+    source : for every field of an execution a value, a list, or a range such as
+        {"from": 1, "to": 64, "times": 2}; one degree may be left out, it follows from num_procs.
+    num_procs : where the space does not say; without both, three single degrees do.
+    structure_type : where the space does not say.
+
+    Raises
+    ------
+    DocumentError: names the file, the field, its value and the remedy.
+    """
+    path = "space" if isinstance(source, Mapping) else str(source)
+    keys = dict(source) if isinstance(source, Mapping) else load_object(Path(source)).data
+    known = tuple(Execution.model_fields)
+    for name in keys:
+        if name not in known:
+            near = f"the nearest known key is {nearest_key(name, list(known))!r}"
+            raise DocumentError(path, "this key is unknown", key=name, remedy=near)
+    keys.setdefault("training", True)
+    keys.setdefault("structure_type", structure_type)
+    found = {name: Domain(name=name, values=_values(path, name, keys[name])) for name in keys}
+    for name in _FIXED:
+        if name in found and len(found[name].values) > 1:
+            raise DocumentError(
+                path,
+                f"the value is {shorten(keys[name])}",
+                key=name,
+                remedy="give one value, a space has one",
+            )
+    absent = [name for name in _ORDER if name not in found]
+    derived = absent[0] if len(absent) == 1 and absent[0] in _DEGREES else None
+    if absent and derived is None:
+        lost = next((name for name in absent if name not in _DEGREES), absent[-1])
+        raise DocumentError(path, "this key is missing", key=lost, remedy=f"give {_SPELLING}")
+    return TuningSpace(
+        num_procs=_num_procs(path, found, num_procs, derived),
+        training=bool(found["training"].values[0]),
+        domains=tuple(found[name] for name in _ORDER if name in found),
+        derived=derived,
+    )
+
+
+def _num_procs(
+    path: str, found: Mapping[str, Domain], given: int | None, derived: str | None
+) -> int:
+    said = int(found["num_procs"].values[0]) if "num_procs" in found else None
+    if given is not None and not 1 <= given <= _LARGEST:
+        raise DocumentError(path, f"the value is {given}, expected at least 1", key="num_procs")
+    if said is not None and given not in (None, said):
+        raise DocumentError(
+            path,
+            f"the value is {said}, but {given} are asked for",
+            key="num_procs",
+            remedy="drop one",
+        )
+    if said is None and given is None:
+        degrees = [found[name].values for name in _DEGREES if name in found]
+        if derived is None and all(len(values) == 1 for values in degrees):
+            return math.prod(int(values[0]) for values in degrees)
+        raise DocumentError(
+            path,
+            "this key is missing, and degrees with several values do not tell it",
+            key="num_procs",
+            remedy="give the number of processors",
+        )
+    number = given if given is not None else said
+    assert number is not None, "one of them is given"
+    return number
+
+
+def _values(path: str, name: str, written: Any) -> tuple[int | str | bool, ...]:
+    listed = written if isinstance(written, list) else [written]
+    if isinstance(written, dict):
+        listed = _range(path, name, written)
+    if not listed:
+        raise DocumentError(path, "the list is empty", key=name, remedy=f"give {_SPELLING}")
+    values = [_value(path, name, value) for value in listed]
+    if len(set(values)) < len(values):
+        raise DocumentError(path, f"a value of {shorten(written)} appears twice", key=name)
+    numbers = name not in CHOICES and name not in _FLAGS
+    return tuple(sorted(values, key=int) if numbers else values)
+
+
+def _value(path: str, name: str, value: Any) -> int | str | bool:
+    if name in CHOICES:
+        expected, good = f"one of {', '.join(CHOICES[name])}", value in CHOICES[name]
+    elif name in _FLAGS:
+        expected, good = "true or false", type(value) in (bool, int) and value in (0, 1)
+    else:
+        least = 0 if name.endswith("_net") else 1
+        expected = f"an integer from {least} to {_LARGEST}"
+        good = type(value) is int and least <= value <= _LARGEST
+    if not good:
+        raise DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=name)
+    return bool(value) if name in _FLAGS else value
+
+
+def _range(path: str, name: str, written: Mapping[str, Any]) -> list[int]:
+    """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
+    problem = f"the value is {shorten(dict(written))}, expected {_SPELLING}"
+    if name in CHOICES or name in _FLAGS:
+        raise DocumentError(path, problem, key=name, remedy="this field takes no range")
+    if not {"from", "to"} <= set(written) <= {"from", "to", "step", "times"} or len(written) > 3:
+        raise DocumentError(path, problem, key=name)
+    if any(type(value) is not int for value in written.values()):
+        raise DocumentError(path, problem, key=name, remedy="ranges are of integers")
+    first, last = written["from"], min(written["to"], _LARGEST + 1)
+    if "times" not in written:
+        step = written.get("step", 1)
+        if step < 1 or last < first:
+            raise DocumentError(path, problem, key=name, remedy="let the range ascend")
+        if (last - first) // step >= _MOST_VALUES:
+            raise DocumentError(
+                path,
+                f"the range has more than {_MOST_VALUES} values",
+                key=name,
+                remedy="widen its step",
+            )
+        return list(range(first, last + 1, step))
+    factor, values = written["times"], []
+    if factor < 2 or not 1 <= first <= last:
+        raise DocumentError(path, problem, key=name, remedy="let the range ascend from 1 or more")
+    while first <= last:
+        values.append(first)
+        first *= factor
+    return values
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices points of a space, and says how good they are as one number that a tuner can learn from.
+#
+# A point that cannot run has no time, but a tuner needs a number for it. Costs of points that run
+# are in (0, 1): their figure x against a scale r of the same unit, as x / (x + r). A point that
+# lacks memory costs 1 to 1.1, by the share that it lacks, so that a tuner is led to smaller ones;
+# any other refusal costs 1.2, since the order of the checks says nothing of how far off a point is.
+# So no refused point looks better than one that runs, and none is so bad that differences between
+# good ones vanish beside it.
+
+
+_LACKS_FIRST, _LACKS_SECOND = (
+    REASONS.index(f"Mem tier{tier} needs more than it has") for tier in (1, 2)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """Points with their figures, in the order they were asked for."""
+
+    executions: NDArray[Any]
+    outcomes: NDArray[Any]
+    scores: NDArray[np.float64]
+    """Shape (points, 2): what counts and what decides ties, smaller is better; inf if refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricer:
+    """A model, a space and what is asked of it; can be sent to another process."""
+
+    application: Application
+    system: System
+    space: TuningSpace
+    objective: Objective
+    compat: bool | Quirks = False
+    threads: int = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_model"}
+
+    @cached_property
+    def _model(self) -> Any:
+        return open_model(self.application, self.system, self.compat)
+
+    @cached_property
+    def scale(self) -> float:
+        """Return what costs are relative to: the step at the machine's peak, or its memory.
+
+        Seconds per sample, seconds or bytes, by objective; a rough figure is enough.
+        """
+        if self.objective == "memory":
+            return self.system.memory(1)[0] or 1.0
+        peak_per_s = max(engine.tflops for engine in self.system.matrix.values()) * 1e12
+        passes = 3 if self.space.training else 1
+        flops = 2.0 * passes * self.application.num_parameters * self.application.seq_size
+        sample_s = flops / (self.space.num_procs * peak_per_s)
+        batches = next(d.values for d in self.space.domains if d.name == "batch_size")
+        return sample_s * (int(batches[-1]) if self.objective == "time" else 1)
+
+    def price(self, digits: NDArray[np.int64]) -> Priced:
+        """Return points, given as rows of digits, with their figures."""
+        executions = self.space.executions(digits)
+        outcomes, _ = self._model.evaluate_many(executions, self.threads, False)
+        time_s, first_bytes = outcomes["total_time_s"], outcomes["tier1_bytes"]
+        sample_s = time_s / executions["batch_size"]
+        order = {
+            "rate": (sample_s, first_bytes),
+            "time": (time_s, first_bytes),
+            "memory": (first_bytes, sample_s),
+        }[self.objective]
+        scores = np.stack(order, axis=1)
+        scores[outcomes["ok"] == 0] = np.inf
+        return Priced(executions=executions, outcomes=outcomes, scores=scores)
+
+    def costs(self, priced: Priced) -> NDArray[np.float64]:
+        """Return what a tuner minimises; the head of this file says how refusals count."""
+        figures, outcomes = priced.scores[:, 0], priced.outcomes
+        costs = np.full(len(figures), 1.2)
+        for tier, code in ((1, _LACKS_FIRST), (2, _LACKS_SECOND)):
+            lacks = outcomes["reason"] == code
+            need = outcomes[f"tier{tier}_bytes"][lacks]
+            has = self.system.memory(1 if tier == 1 else 2)[0]
+            costs[lacks] = 1.0 + 0.1 * (1.0 - has / need)
+        runs = outcomes["ok"] != 0
+        costs[runs] = figures[runs] / (figures[runs] + self.scale)
+        return costs
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What came of the points that were priced so far; records of parts add up to one."""
+
+    evaluations: int = 0
+    counts: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64)
+    )
+    """Points by the code of the reason why they are refused, 0 for those that run."""
+    best: Found | None = None
+    steps: list[tuple[int, float, float]] = field(default_factory=list)
+    """(evaluations, score, tie) whenever a better point was found."""
+
+    @property
+    def last(self) -> tuple[float, float]:
+        """Return the score and tie of the best point."""
+        return self.steps[-1][1:] if self.steps else (np.inf, np.inf)
+
+    def add(self, priced: Priced) -> None:
+        """Take in points in their order; of equal ones the first is kept."""
+        first = priced.scores[:, 0]
+        least = np.minimum.accumulate(np.minimum(first, self.last[0]))
+        better = None
+        for row in np.flatnonzero((first == least) & np.isfinite(first)).tolist():
+            score = (float(first[row]), float(priced.scores[row, 1]))
+            if score < self.last:
+                self.steps.append((self.evaluations + row + 1, *score))
+                better = row
+        if better is not None:
+            outcome = priced.outcomes[better]
+            self.best = Found(
+                execution=unpack_execution(priced.executions[better]),
+                **{
+                    name: float(outcome[name])
+                    for name in ("total_time_s", "sample_rate_per_s", "tier1_bytes", "tier2_bytes")
+                },
+            )
+        self.evaluations += len(first)
+        self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
+
+    def join(self, part: Record) -> None:
+        """Take in the record of the points that come after these."""
+        for count, *score in part.steps:
+            if tuple(score) < self.last:
+                self.steps.append((self.evaluations + count, score[0], score[1]))
+                self.best = part.best
+        self.evaluations += part.evaluations
+        self.counts += part.counts
+
+
+# --------------------------------------------------------------------------------------------------
+# Tuners that need nothing else: every point, or a sample of them.
+
+
+CHUNK = 1 << 17
+"""Points that are priced at a time: enough for arrays to pay, few enough to stay in memory."""
+_COUNTABLE = 2**62
+"""Points of a larger space have no number of 64 bits."""
+
+
+def price_all(pricer: Pricer, progress: Callable[[int, int], None] | None = None) -> Record:
+    """Return the record of every point of a space."""
+    record, size = Record(), pricer.space.size
+    for begin in range(0, size, CHUNK):
+        record.join(price_range(pricer, begin, min(begin + CHUNK, size)))
+        if progress is not None:
+            progress(record.evaluations, size)
+    return record
+
+
+def price_range(pricer: Pricer, begin: int, end: int) -> Record:
+    """Return the record of the points from one number to another, the last one left out."""
+    record = Record()
+    for start in range(begin, end, CHUNK):
+        points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
+        record.add(pricer.price(pricer.space.digits(points)))
+    return record
+
+
+def price_sample(
+    pricer: Pricer,
+    evaluations: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Record:
+    """Return the record of points drawn evenly, none twice; of all, if there are not more."""
+    record = Record()
+    digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
+    for begin in range(0, len(digits), CHUNK):
+        record.add(pricer.price(digits[begin : begin + CHUNK]))
+        if progress is not None:
+            progress(record.evaluations, len(digits))
+    return record
+
+
+def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the digits of points drawn evenly and without repeats, a row each."""
+    if space.size > _COUNTABLE:  # repeats are as good as impossible
+        return np.stack([rng.integers(len(d.values), size=count) for d in space.domains], axis=1)
+    if space.size <= 4 * count:
+        return space.digits(rng.permutation(space.size)[:count])
+    points = np.empty(0, np.int64)
+    while len(points) < count:
+        drawn = np.concatenate([points, rng.integers(space.size, size=count - len(points))])
+        points = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+    return space.digits(points)
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices every point of a space on the workers of a Ray cluster.
+
+
+_SHARDS_PER_CPU = 8
+"""Enough that workers end together, few enough that none is too small to send."""
+
+
+def price_all_on_ray(
+    pricer: Pricer,
+    address: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Record:
+    """Return the record of every point, the same as without a cluster.
+
+    Each task prices a range of points with one thread; ranges are joined in their order, so that
+    the answer depends neither on the workers nor on who is first.
+    """
+    size = pricer.space.size
+    with cluster(address, pricer.threads) as ray:
+        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
+        shared = ray.put(dataclasses.replace(pricer, threads=1))
+        task = ray.remote(num_cpus=1)(price_range)
+        record = Record()
+        parts = [
+            task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
+        ]
+        for part in parts:
+            record.join(ray.get(part))
+            if progress is not None:
+                progress(record.evaluations, size)
+        return record
+
+
+# --------------------------------------------------------------------------------------------------
+# What a tuner found, and how it got there.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStep:
+    """After so many evaluations, this was the best figure of the objective."""
+
+    evaluations: int
+    value: float
+    """Samples per second, seconds or bytes, by objective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningResult:
+    """The best point of those that were priced; `best` is None where none of them runs."""
+
+    tuner: str
+    objective: Objective
+    best: Found | None
+    evaluations: int
+    space_size: int
+    feasible: int
+    refused: Mapping[str, int]
+    """Points by the reason why they cannot run, most frequent first."""
+    trace: tuple[TraceStep, ...]
+    """A step whenever the objective got better."""
+
+    @property
+    def feasible_share(self) -> float:
+        """Return the share of priced points that can run."""
+        return self.feasible / self.evaluations if self.evaluations else 0.0
+
+    @property
+    def exhaustive(self) -> bool:
+        """Return whether nothing in the space can be better."""
+        # points drawn at random are drawn once each; those that learn may ask for one again
+        every = self.tuner == "random" and self.evaluations >= self.space_size
+        return every or self.tuner == "exhaustive"
+
+
+def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Record) -> TuningResult:
+    """Return the answer that a record holds."""
+    trace: list[TraceStep] = []
+    last = float("inf")
+    for evaluations, score, _ in record.steps:
+        if score < last:  # not only the tie
+            value = 1.0 / score if objective == "rate" else score
+            trace.append(TraceStep(evaluations=evaluations, value=value))
+            last = score
+    refused = {REASONS[code]: int(n) for code, n in enumerate(record.counts) if code and n}
+    return TuningResult(
+        tuner=tuner,
+        objective=objective,
+        best=record.best,
+        evaluations=record.evaluations,
+        space_size=space.size,
+        feasible=int(record.counts[0]),
+        refused=dict(sorted(refused.items(), key=lambda item: -item[1])),
+        trace=tuple(trace),
+    )

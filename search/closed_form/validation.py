@@ -1,0 +1,302 @@
+"""Published figures of four models, and what the Calculon model says of them.
+
+Source: V. Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models,
+arXiv 2205.05198. Table 5 are measured step times on A100 80 GB. Figures 1 and 7 are that paper's
+own counts of bytes, not measurements: figure 1 is 18 bytes per parameter of 12*h*h per block,
+and its formula for activations. Nothing here or in the shipped system was fitted to these rows.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.units import GIB
+from search.closed_form.calculon import Application, Execution, System, evaluate
+
+__all__ = [
+    "SOURCE",
+    "Check",
+    "Errors",
+    "errors_of",
+    "quirk_texts",
+    "validate",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What the switches of a quirks table are documented to do, for reports.
+
+
+def quirk_texts(quirks: type[Any]) -> dict[str, str]:
+    """Return switch -> its documentation, which begins with its number (`B1: ...`).
+
+    The text stands below the field, where the tables of both models keep it.
+    """
+    (table,) = ast.parse(inspect.getsource(quirks)).body
+    assert isinstance(table, ast.ClassDef)
+    found: dict[str, str] = {}
+    name = ""
+    for node in table.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Expr) and name and isinstance(node.value, ast.Constant):
+            found[name] = " ".join(str(node.value.value).split())
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+SOURCE = "arXiv 2205.05198"
+_VOCAB = 51200
+"""Of all four models; the published model of Calculon has none."""
+_ROOM_GIB = 1e6
+"""Memory of the machine in this comparison: several rows do not fit into 80 GB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    hidden: int
+    heads: int
+    blocks: int
+    pipeline: int
+    interleaving: int
+    batch: int
+    microbatch: int
+    full_s: float
+    """Table 5: full recomputation."""
+    selective_s: float
+    """Table 5: sequence parallelism, selective recomputation."""
+    states_gib: float
+    """Figure 1: weights, gradients and optimizer states of the blocks."""
+    plain_gib: float
+    """Figure 1: activations without recomputation and sequence parallelism."""
+    selective_gib: float
+    share_percent: dict[str, float]
+    """Figure 7: activations in percent of `plain_gib`."""
+
+
+_CASES = {
+    "megatron-22B": _Case(
+        hidden=6144,
+        heads=64,
+        blocks=48,
+        pipeline=1,
+        interleaving=1,
+        batch=4,
+        microbatch=4,
+        full_s=1.42,
+        selective_s=1.10,
+        states_gib=45.5625,
+        plain_gib=59.25,
+        selective_gib=9.5625,
+        share_percent={"seq": 66.84, "sel": 49.42, "seqsel": 16.18, "full": 7.64},
+    ),
+    "gpt3-175B": _Case(
+        hidden=12288,
+        heads=96,
+        blocks=96,
+        pipeline=8,
+        interleaving=3,
+        batch=64,
+        microbatch=1,
+        full_s=18.13,
+        selective_s=13.75,
+        states_gib=45.5625,
+        plain_gib=66.84375,
+        selective_gib=12.3515625,
+        share_percent={"seq": 62.04, "sel": 56.53, "seqsel": 18.49, "full": 8.71},
+    ),
+    "turing-530B": _Case(
+        hidden=20480,
+        heads=128,
+        blocks=105,
+        pipeline=35,
+        interleaving=3,
+        batch=280,
+        microbatch=1,
+        full_s=49.05,
+        selective_s=37.83,
+        states_gib=31.640625,
+        plain_gib=114.0234375,
+        selective_gib=23.076171875,
+        share_percent={"seq": 58.31, "sel": 62.04, "seqsel": 20.27, "full": 9.42},
+    ),
+    "megatron-1T": _Case(
+        hidden=25600,
+        heads=160,
+        blocks=128,
+        pipeline=64,
+        interleaving=1,
+        batch=512,
+        microbatch=1,
+        full_s=94.42,
+        selective_s=71.49,
+        states_gib=32.958984375,
+        plain_gib=131.25,
+        selective_gib=26.5625,
+        share_percent={"seq": 58.31, "sel": 62.04, "seqsel": 20.27, "full": 9.42},
+    ),
+}
+_MODES = {  # communication, recomputation, input gathered again
+    "none": ("ar", "none", False),
+    "sel": ("ar", "attn_only", False),
+    "full": ("ar", "full", False),
+    "seq": ("rs_ag", "none", True),
+    "seqsel": ("rs_ag", "attn_only", True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One published figure and what the model says of it."""
+
+    group: str
+    """'step time', 'states', 'activations' or 'activation shares'."""
+    where: str
+    model: str
+    mode: str
+    unit: str
+    published: float
+    computed: float
+
+    @property
+    def error(self) -> float:
+        """Return the signed error as a share: above 0 where the model says more."""
+        return self.computed / self.published - 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Errors of a group of checks, as shares."""
+
+    mean: float
+    """Of the magnitudes."""
+    bias: float
+    """Of the signed errors."""
+    worst: float
+    """Signed, of the largest magnitude."""
+
+
+def validate(system: System, *, compat: bool = False) -> tuple[Check, ...]:
+    """Return every published figure beside the model's on this system, in a fixed order.
+
+    compat : with the published defects, and without vocabulary, as the published model has none.
+    The memory of the system is not tested.
+    """
+    room = {**system.model_dump(), "mem1": {**system.mem1.model_dump(), "GiB": _ROOM_GIB}}
+    machine = System.model_validate(room)
+    return tuple(
+        check
+        for name, case in _CASES.items()
+        for check in _checks(name, case, _answers(case, machine, compat=compat))
+    )
+
+
+def errors_of(checks: tuple[Check, ...]) -> dict[str, Errors]:
+    """Return the errors of every group of checks."""
+    found = {}
+    for group in dict.fromkeys(check.group for check in checks):
+        errors = [check.error for check in checks if check.group == group]
+        found[group] = Errors(
+            mean=sum(map(abs, errors)) / len(errors),
+            bias=sum(errors) / len(errors),
+            worst=max(errors, key=abs),
+        )
+    return found
+
+
+def _answers(case: _Case, machine: System, *, compat: bool) -> dict[str, dict[str, Any]]:
+    application = Application(
+        hidden=case.hidden,
+        feedforward=4 * case.hidden,
+        seq_size=2048,
+        attn_heads=case.heads,
+        attn_size=case.hidden // case.heads,
+        num_blocks=case.blocks,
+        vocab_size=0 if compat else _VOCAB,
+        tied_embeddings=True,
+    )
+    return {
+        mode: evaluate(application, _execution(case, mode), machine, compat=compat)
+        for mode in _MODES
+    }
+
+
+def _execution(case: _Case, mode: str) -> Execution:
+    communication, recompute, again = _MODES[mode]
+    return Execution(
+        num_procs=8 * case.pipeline,
+        tensor_par=8,
+        pipeline_par=case.pipeline,
+        data_par=1,
+        tensor_par_net=0,
+        pipeline_par_net=1,
+        data_par_net=1,
+        batch_size=case.batch,
+        microbatch_size=case.microbatch,
+        datatype="float16",
+        fused_activation=False,
+        attention_type="multihead",
+        activation_recompute=recompute,
+        pipeline_interleaving=case.interleaving,
+        optimizer_sharding=False,
+        tensor_par_comm_type=communication,
+        tensor_par_overlap="none",
+        seq_par_ag_redo=again,
+        data_par_overlap=False,
+        weight_offload=False,
+        activations_offload=False,
+        optimizer_offload=False,
+    )
+
+
+def _checks(name: str, case: _Case, answers: dict[str, dict[str, Any]]) -> Iterator[Check]:
+    for mode, measured in (("full", case.full_s), ("seqsel", case.selective_s)):
+        yield Check(
+            group="step time",
+            where="table 5",
+            model=name,
+            mode=mode,
+            unit="s",
+            published=measured,
+            computed=answers[mode]["total_time"],
+        )
+    states = sum(
+        answers["none"][key] for key in ("weight_space", "weight_grad_space", "optimizer_space")
+    )
+    yield Check(
+        group="states",
+        where="figure 1",
+        model=name,
+        mode="",
+        unit="GiB",
+        published=case.states_gib,
+        computed=states / GIB,
+    )
+    for mode, counted in (("none", case.plain_gib), ("seqsel", case.selective_gib)):
+        yield Check(
+            group="activations",
+            where="figure 1",
+            model=name,
+            mode=mode,
+            unit="GiB",
+            published=counted,
+            computed=answers[mode]["act_space"] / GIB,
+        )
+    whole = answers["none"]["act_space"]
+    for mode, share in case.share_percent.items():
+        kept = answers[mode]["act_space"] + answers[mode]["act_checkpoint_size"]
+        yield Check(
+            group="activation shares",
+            where="figure 7",
+            model=name,
+            mode=mode,
+            unit="%",
+            published=share,
+            computed=100.0 * kept / whole,
+        )

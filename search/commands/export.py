@@ -1,0 +1,458 @@
+"""autopar-export: a plan as the launch of an engine, and an engine's configuration as a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from autopar.command.show import make_console
+from autopar.errors import DocumentError, OptionError
+from autopar.units import format_seconds
+from search.cli_options import OPTIONS, OptionRow
+from search.cli_parse import Request, build_request, convert
+from search.commands.app import guarded, leave, make_app, talk, working
+from search.engines.job import Job, flags
+from search.engines.registry import EXPORTERS, IMPORTERS
+from search.engines.reprice import Choice, change_sentence
+from search.report.plan import print_heading, print_item, print_line
+from search.request import changed_inputs, stored_request
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+    from search.engines.reprice import Price
+    from search.planner.result import Prediction
+    from search.question import Session
+
+__all__ = [
+    "COMMAND",
+    "REFUSED",
+    "main",
+    "overfull_lines",
+    "refusal_lines",
+    "run",
+    "show_export",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What `autopar-export` prints: the report, a refusal, and what keeps everything.
+
+
+def refusal_lines(choice: Choice) -> Iterator[str]:
+    """Yield why nothing is written, and what keeps everything."""
+    lowered = choice.lowered
+    if lowered.losses:
+        yield f"{lowered.engine} cannot do all that the plan says:"
+        for loss in lowered.losses:
+            yield f"  {loss.field}: {loss.what}"
+    else:
+        yield f"the plan does not fit as {lowered.engine} runs it:"
+        yield f"  memory: {_too_large(choice)}"
+    yield from _remedy(choice)
+    what = "takes the nearest plan" if lowered.losses else "writes it all the same"
+    yield f"nothing was written; --allow-approx {what}"
+
+
+def overfull_lines(choice: Choice) -> Iterator[str]:
+    """Yield a warning where what is written does not fit."""
+    if choice.too_large:
+        yield f"WARNING: WHAT IS WRITTEN DOES NOT FIT: {_too_large(choice)}"
+        yield from _remedy(choice)
+
+
+def _remedy(choice: Choice) -> Iterator[str]:
+    lowered = choice.lowered
+    if lowered.search:
+        yield f"to find a plan that it runs as priced: autopar-search {lowered.search}"
+
+
+def _too_large(choice: Choice) -> str:
+    """Return what changes as the engine runs a plan, and what is too much then."""
+    assert choice.after is not None
+    return "; ".join([*_changes(choice), *choice.after.problems])
+
+
+def _changes(choice: Choice) -> list[str]:
+    """Return the difference that an engine makes, none where it runs the plan as it was given."""
+    lowered = choice.lowered
+    if not (lowered.losses or lowered.as_run):
+        return []
+    how = f" ({flags(lowered.as_run)})" if lowered.as_run else ""
+    if choice.not_priced:
+        change = f"not priced: {choice.not_priced}"
+    elif choice.before is None or choice.after is None:
+        change = "unknown without hardware; --hardware CARD:NxG prices it"
+    else:
+        change = change_sentence(choice.before, choice.after)
+    return [f"as the engine runs it{how}: {change}"]
+
+
+def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
+    """Print the report of an export and its launch command, the command last."""
+    console, lowered = make_console(sys.stdout), choice.lowered
+    print_line(
+        console,
+        f"{job.spec.name} ({job.spec.num_layers} layers) on {job.num_nodes} x "
+        f"{job.gpus_per_node} GPUs for {lowered.engine}, {lowered.engine_version}",
+        style="bold",
+    )
+    if lowered.losses:
+        print_heading(console, "what is lost")
+        for loss in lowered.losses:
+            print_item(console, f"{loss.field}: {loss.what}")
+    changes = _changes(choice)
+    if changes or choice.too_large:
+        print_heading(console, "price of the nearest plan" if lowered.losses else "price")
+        for change in changes:
+            print_item(console, change)
+        if choice.before is not None and choice.after is not None:
+            times = [format_seconds(p.step_time_s) for p in (choice.after, choice.before)]
+            print_item(console, f"{times[0]} per step instead of {times[1]}")
+            for problem in choice.after.problems:
+                print_item(console, f"does not fit: {problem}")
+            if not choice.too_large:
+                print_item(console, "it fits")
+        if choice.how:
+            print_item(console, choice.how)
+    for heading, items in (("notes", lowered.notes), ("files", tuple(written))):
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+    where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
+    print_heading(console, f"launch, {where}")
+    home = f"cd {shlex.quote(str(Path(written[0]).parent))}\n" if written else ""
+    sys.stdout.write(home + lowered.launch)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+COMMAND = "autopar-export"
+REFUSED = 3
+"""Exit code where the engine cannot do all that a plan says."""
+_HELP = """Hand a plan over: write the configuration that makes an engine run it.
+
+autopar-export PLAN.json --to ENGINE writes the files and prints the launch command. What the engine
+cannot express is listed and nothing is written (exit 3), unless --allow-approx takes the nearest
+plan, which is then priced beside yours.
+
+autopar-export --from ENGINE FILE reads an existing configuration (launch script, YAML or JSON) and
+writes the strategy file that autopar-search --evaluate prices.
+
+PLAN.json is a plan file of ours, which names its inputs, or anyone's strategy file with the
+options of autopar-search that describe model and hardware.
+
+Exit codes: 0 done, 2 an input is unusable, 3 the engine cannot do all that the plan says.
+"""
+_EXPORT = "Export"
+_OUTPUTS = frozenset({"evaluate", "json", "frontier", "output-config-path", "top", "time-limit"})
+_OWN = (
+    OptionRow("to", "choice", "the engine to write for", _EXPORT, choices=EXPORTERS),
+    OptionRow(
+        "from", "choice", "read a configuration of this engine", _EXPORT, choices=tuple(IMPORTERS)
+    ),
+    OptionRow("allow-approx", "flag", "take the nearest plan, priced again", _EXPORT),
+    OptionRow(
+        "out",
+        "text",
+        "folder of the files, `none` writes none [default: exports/ENGINE]; with --from the "
+        "strategy file [default: stdout]",
+        _EXPORT,
+    ),
+    OptionRow("force", "flag", "overwrite files of other content", _EXPORT),
+    OptionRow("json", "text", "write the result as JSON to a path, or - for stdout", _EXPORT),
+)
+_ROWS = (*_OWN, *(row for row in OPTIONS if row.name not in _OUTPUTS))
+
+
+def main() -> None:
+    """Entry point of `autopar-export`."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    return guarded(COMMAND, _app, arguments, _ROWS, _HELP, "PLAN.json --to ENGINE [OPTIONS]")
+
+
+def _app() -> typer.Typer:
+    return make_app(COMMAND, _ROWS, _execute, [("plan", "plan, strategy file or configuration")])
+
+
+def _execute(raw: dict[str, Any]) -> int:
+    path = str(raw.pop("plan"))
+    own = {row.name: raw.pop(row.name) for row in _OWN}
+    for row in _OWN:
+        if row.kind in ("choice", "text") and own[row.name] is not None:
+            convert(row, own[row.name])
+    if (own["to"] is None) == (own["from"] is None):
+        known = ", ".join(EXPORTERS)
+        raise OptionError(
+            f"--to: is missing; it takes {known}, and --from reads a configuration"
+            if own["to"] is None
+            else "--to: cannot be given with --from; read the configuration first"
+        )
+    if own["from"] is not None:
+        return _import(path, own, build_request(raw))
+    return _export(path, own, raw)
+
+
+# --- plan -> engine ---------------------------------------------------------------------------
+
+
+def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
+    from autopar.documents.plan import read_plan_document
+    from search.engines.registry import lower_for
+    from search.engines.reprice import choose
+
+    document = read_plan_document(path)
+    stored = stored_request(path, document)
+    flags = {row.name for row in OPTIONS if row.kind == "flag"}  # False unless somebody gave them
+    given = {
+        name: value
+        for name, value in raw.items()
+        if value is not None and value != [] and not (value is False and name in flags)
+    }
+    request = build_request({**stored, **given})
+    job, session = _job(path, request)
+    if session is not None:
+        for name in changed_inputs(document, session.sources):
+            talk(f"{COMMAND}: {name} has changed since the plan was made")
+    lower = lower_for(own["to"])
+    lowered = lower(job)
+    if lowered.losses and not own["allow-approx"]:
+        return _refuse(choose(job, lower, lowered, None), own)
+    price = None if session is None else _pricer(session, request)
+    choice = working("pricing", lambda: choose(job, lower, lowered, price))
+    if choice.too_large and not own["allow-approx"]:
+        return _refuse(choice, own)
+    files = _files(choice, own, path, document)
+    written = _write(files, own)
+    for line in overfull_lines(choice):
+        talk(f"{COMMAND}: {line}")
+    if own["json"] == "-":
+        _emit("-", lambda: _document(choice, "exported", written))
+        return 0
+    show_export(job, choice, written)
+    _emit(own["json"], lambda: _document(choice, "exported", written))
+    return 0
+
+
+def _pricer(session: Session, request: Request) -> Price:
+    """Return what prices plans with options changed; each change loads its own tables once.
+
+    Raises InputError where no tables were measured that way.
+    """
+    from search.engines.job import flags
+    from search.question import open_session
+
+    planners = {"": session.planner}
+
+    def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
+        key = flags(changes)
+        if key not in planners:
+            changed: dict[str, Any] = dict(changes)
+            options = dataclasses.replace(request.options, **changed)
+            planners[key] = open_session(request.inputs, options, request.given).planner
+        return planners[key].evaluate(plan)
+
+    return price
+
+
+def _refuse(choice: Choice, own: Mapping[str, Any]) -> int:
+
+    _emit(own["json"], lambda: _document(choice, "refused", ()))
+    for line in refusal_lines(choice):
+        talk(f"{COMMAND}: {line}")
+    return REFUSED
+
+
+def _job(path: str, request: Request) -> tuple[Job, Session | None]:
+    """Return what is exported, and what prices it: None where no hardware is named."""
+    from autopar.plan import violations
+    from search.engines.job import Job
+    from search.question import open_session, read_plan_for
+    from search.request import model_spec
+
+    inputs, options = request.inputs, request.options
+    sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
+    if inputs.model is None and None in sizes:
+        raise OptionError(
+            "--model: is missing, and the plan does not say it; give a shipped name, a config.json "
+            "or a model.json"
+        )
+    session = None
+    if inputs.uses_default_hardware:
+        spec = model_spec(inputs)
+        plan, num_nodes, gpus_per_node = _without_hardware(path, request, spec.num_layers)
+    else:
+        session = open_session(inputs, options, request.given)
+        spec, plan = session.spec, read_plan_for(path, session)
+        num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
+    problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise DocumentError(
+            path,
+            f"the plan is illegal for {spec.name}: {problems[0]}{more}",
+            remedy="autopar-search --evaluate shows everything",
+        )
+    job = Job(
+        plan=plan,
+        spec=spec,
+        model=inputs.model or spec.name,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=options.async_grad_reduce,
+        precision=options.mixed_precision,
+        fp32_gradients=options.fp32_gradients,
+    )
+    return job, session
+
+
+def _without_hardware(path: str, request: Request, num_layers: int) -> tuple[Plan, int, int]:
+    from autopar.documents.plan import read_strategy
+
+    nodes, gpus = request.inputs.num_nodes, request.inputs.num_gpus_per_node
+    plan = read_strategy(path, world_size=_world_of(request))
+    world = plan.world_size
+    if len(plan.layers) != num_layers:
+        raise DocumentError(
+            path,
+            f"describes {len(plan.layers)} layers while the model has {num_layers}",
+            key="tp_sizes_enc",
+            remedy="give the plan's --model or --num-layers",
+        )
+    if gpus is None:
+        gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
+    if nodes is None:
+        nodes = max(1, world // gpus)
+        talk(f"{COMMAND}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
+            "--num-nodes and --num-gpus-per-node of the cluster"
+        )
+    return plan, nodes, gpus
+
+
+def _world_of(request: Request) -> int | None:
+    inputs = request.inputs
+    if inputs.world_size is not None:
+        return inputs.world_size
+    if inputs.num_gpus_per_node is not None:
+        return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
+    return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
+
+
+def _files(
+    choice: Choice, own: Mapping[str, Any], path: str, document: Mapping[str, object]
+) -> dict[str, str]:
+    from search.engines.galvatron import is_complete
+    from search.engines.reprice import lowered_files
+
+    files = lowered_files(choice.lowered)
+    if own["to"] == "galvatron" and "format" not in document and is_complete(document):
+        # Already what the engine reads: its bytes are handed on.
+        files[next(iter(files))] = Path(path).read_text(encoding="utf-8")
+    return files
+
+
+def _write(files: Mapping[str, str], own: Mapping[str, Any]) -> list[str]:
+    """Write all files or none, each atomically, and return their paths."""
+    from autopar.documents.json import write_text
+
+    out = own["out"] or f"exports/{own['to']}"
+    if out == "none":
+        return []
+    folder = Path(out)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise OptionError(f"--out {out}: is no folder; give another path, or none")
+        for name, text in files.items():
+            target = folder / name
+            if target.exists() and not own["force"] and target.read_bytes() != text.encode():
+                raise OptionError(
+                    f"--out {out}: {name} is there with other content; give --force or another "
+                    "folder"
+                )
+        for name, text in files.items():
+            write_text(folder / name, text)
+    except OSError as error:
+        raise OptionError(
+            f"--out {out}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from None
+    return [str(folder / name) for name in files]
+
+
+def _document(choice: Choice, status: str, files: Sequence[str]) -> dict[str, object]:
+    from search.engines.reprice import export_document
+
+    return export_document(choice, status=status, files=files)
+
+
+def _emit(path: str | None, make: Any) -> None:
+    if path is None:
+        return
+    document = make()
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    from autopar.documents.plan import write_document
+
+    try:
+        write_document(path, document)
+    except DocumentError as error:
+        raise OptionError(
+            f"--json {path}: {error.problem}; choose another path, or - for stdout"
+        ) from None
+
+
+# --- engine -> plan ---------------------------------------------------------------------------
+
+
+def _import(path: str, own: Mapping[str, Any], request: Request) -> int:
+    from search.engines.configuration import read_configuration
+    from search.engines.galvatron import strategy_text
+    from search.engines.reprice import import_document
+
+    engine = own["from"]
+    imported = IMPORTERS[engine](
+        read_configuration(path),
+        world_size=_world_of(request),
+        num_layers=_num_layers(request),
+    )
+    for note in imported.notes:
+        talk(f"{COMMAND}: {note}")
+    text = strategy_text(imported.plan)
+    if own["out"] not in (None, "none"):
+        target = Path(own["out"])
+        name = "galvatron_config.json" if target.is_dir() else target.name
+        folder = target if target.is_dir() else target.parent
+        written = _write({name: text}, {**own, "out": str(folder)})
+        talk(f"{COMMAND}: wrote {written[0]}; autopar-search --evaluate prices it")
+    elif own["json"] != "-":
+        sys.stdout.write(text)
+    _emit(own["json"], lambda: import_document(engine, imported.plan, imported.notes))
+    return 0
+
+
+def _num_layers(request: Request) -> int | None:
+    from search.request import model_spec
+
+    if request.inputs.model is not None:
+        return model_spec(request.inputs).num_layers
+    return sum(request.inputs.num_layers) if request.inputs.num_layers else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""autopar-search: profiles in, the fastest plan that fits out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import OptionError
+from search.cli_options import OPTIONS
+from search.cli_parse import Request, build_request
+from search.commands.app import guarded, leave, make_app, talk, working
+
+if TYPE_CHECKING:
+    import typer
+
+    from search.planner.result import SearchResult
+    from search.question import Session
+
+__all__ = ["main", "run"]
+
+_COMMAND = "autopar-search"
+_PRICING_DEFAULTS = ("--memory-constraint", "--time-profile-mode")
+_HELP = """Find the fastest parallel training plan that fits in memory.
+
+Without arguments the shipped default is planned. Say what you have:
+--hardware h100:4x8 --model llama3-70b estimates everything from datasheets; measured files are
+named by the path options below, each a file or a folder.
+
+Exit codes: 0 done, 2 an input is unusable, 3 no plan fits or none was found in time. The plan
+goes to stdout and to two files, everything else to stderr.
+"""
+
+
+def main() -> None:
+    """Entry point of `autopar-search`."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    return guarded(_COMMAND, _app, arguments, OPTIONS, _HELP)
+
+
+def _app() -> typer.Typer:
+    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(_requested(raw)))
+
+
+def _requested(raw: Mapping[str, object]) -> Request:
+    """Return the request; with `--engine` that of the part of its space with the fastest plan."""
+    request = build_request(raw)  # what is wrong with an option is said first
+    engine = raw.get("engine")
+    if engine is None:
+        return request
+    if request.output.evaluate is not None or request.output.frontier:
+        other = "--evaluate" if request.output.evaluate is not None else "--frontier"
+        raise OptionError(f"--engine: not together with {other}; leave one of them out")
+    from search.engines.best_plan import choose
+
+    choice = working("searching the engine's space", lambda: choose(raw, str(engine)))
+    for notice in choice.notices:
+        talk(f"{_COMMAND}: {notice}")
+    return choice.request
+
+
+def _execute(request: Request) -> int:
+    from search.question import open_session
+
+    session = open_session(request.inputs, request.options, request.given)
+    for notice in session.notices:
+        talk(f"{_COMMAND}: {notice}")
+    if request.output.evaluate is not None:
+        return _evaluate(request, session)
+    result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
+    document = _json(result, frontier)
+    if result.infeasibility is not None:
+        from search.report.plan import infeasible_sentence
+
+        _emit(request, document)
+        budget = session.options.memory_constraint_bytes
+        why = infeasible_sentence(
+            result.infeasibility, budget, options=result.options, subject=_subject(session)
+        )
+        talk(f"{_COMMAND}: {why}")
+        return 3
+    if result.plan is None:
+        _emit(request, document)
+        limit = request.options.time_limit_s
+        talk(f"{_COMMAND}: no plan was found within --time-limit {limit:g}; give more seconds")
+        return 3
+    if request.output.json_path != "-":
+        from autopar.command.show import make_console
+        from search.report.plan import show_frontier, show_result
+
+        console = make_console(sys.stdout)
+        show_result(console, result, title=session.title)
+        if frontier is not None:
+            show_frontier(console, frontier)
+    _emit(request, document)
+    # The files come last: what was found is shown even where they cannot be written.
+    _write(request, session, result)
+    _report_pins(request, session, result)
+    return 0
+
+
+def _subject(session: Session) -> str:
+    """Return model, heads where they are known, and GPUs: what degrees have to divide."""
+    heads = dict.fromkeys(layer.num_heads for layer in session.spec.layers if layer.num_heads)
+    known = f" ({' and '.join(map(str, heads))} heads)" if heads else ""
+    count = session.hardware.world_size
+    return f"{session.spec.name}{known} on {count} GPU{'s' if count != 1 else ''}"
+
+
+def _solve(session: Session, with_frontier: bool) -> tuple[SearchResult, list[SearchResult] | None]:
+    result = session.planner.solve()
+    result = dataclasses.replace(result, defaults_used=session.defaults + result.defaults_used)
+    return result, session.planner.frontier() if with_frontier else None
+
+
+def _evaluate(request: Request, session: Session) -> int:
+    from search.options import option_record
+    from search.question import evaluate_file
+    from search.report.files import evaluation_document
+
+    path = request.output.evaluate
+    assert path is not None
+    plan, prediction = working("pricing", lambda: evaluate_file(path, session))
+    # Batch and data-parallel type are those of the file.
+    defaults = [line for line in session.defaults if line.startswith(_PRICING_DEFAULTS)]
+    defaults += session.calibrated
+    if request.output.json_path != "-":
+        from autopar.command.show import make_console
+        from search.report.plan import show_evaluation
+
+        show_evaluation(
+            make_console(sys.stdout),
+            plan,
+            prediction,
+            path=path,
+            title=session.title,
+            estimated=session.estimated,
+            synthetic=session.synthetic,
+            defaults=defaults,
+            notes=session.notes,
+            sources=session.sources,
+        )
+    document = evaluation_document(
+        plan,
+        prediction,
+        defaults=defaults,
+        synthetic=session.synthetic,
+        estimated=session.estimated,
+        options=option_record(session.options, session.options.memory_constraint_bytes),
+        request={**session.named, **request.given},
+    )
+    _emit(request, document)
+    return 0
+
+
+def _json(result: SearchResult, frontier: list[SearchResult] | None) -> dict[str, Any]:
+    from search.report.files import frontier_document, json_document
+
+    document = json_document(result)
+    if frontier is not None:
+        document["frontier"] = frontier_document(frontier)
+    return document
+
+
+def _emit(request: Request, document: dict[str, Any]) -> None:
+    path = request.output.json_path
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    elif path is not None:
+        from autopar.documents.plan import write_document
+        from autopar.errors import DocumentError
+
+        try:
+            write_document(path, document)
+        except DocumentError as error:
+            raise OptionError(
+                f"--json {path}: {error.problem}; choose another path, or - for stdout"
+            ) from None
+
+
+def _write(request: Request, session: Session, result: SearchResult) -> None:
+    if request.output.config_path is None:
+        return
+    from search.report.files import write_outputs
+
+    paths = write_outputs(
+        result,
+        spec=session.spec,
+        options=session.options,
+        num_nodes=session.hardware.num_nodes,
+        gpus_per_node=session.hardware.gpus_per_node,
+        config_path=request.output.config_path,
+        request={**session.named, **request.given},
+    )
+    for path in paths:
+        talk(f"{_COMMAND}: wrote {path}")
+    if paths:
+        talk(f"{_COMMAND}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
+
+
+def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
+    """Say on stderr what the pins cost, against the same search without them."""
+    if not (request.options.pin or request.options.forbid) or result.prediction is None:
+        return
+    unpinned = dataclasses.replace(session.options, pin=(), forbid=())
+    free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
+    if free.prediction is None:  # stopped by the time limit
+        talk(f"{_COMMAND}: what the pins cost is unknown, the search without them found nothing")
+        return
+    best, pinned = free.prediction.samples_per_s, result.prediction.samples_per_s
+    talk(
+        f"{_COMMAND}: the pins cost {(1 - pinned / best) * 100:.2f} % "
+        f"({pinned:.5g} instead of {best:.5g} samples/s)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Applies a calibration to what a search rests on: profiles in, corrected profiles out.
+
+Times are multiplied where they enter, so every formula behind them stays as it is: an exchange
+that hides behind computation may still hide when both take longer. Bytes are multiplied where
+they leave, since the sizes of messages follow from the same parameters and do not change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.arrays import I64
+from autopar.hardware import Curve, HardwareProfile
+from autopar.model import (
+    LayerProfile,
+    ModelProfile,
+    ModelSpec,
+    OtherTime,
+    ShardedTime,
+    TimePoint,
+)
+from search.cost.rows import LayerRows
+from search.cost.vocabulary import VocabRows
+from search.options import SearchOptions
+
+__all__ = [
+    "calibrated",
+    "calibrated_bytes",
+    "calibrated_layer",
+    "calibrated_vocab",
+    "calibration_doubts",
+]
+
+_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime)
+
+
+def calibration_doubts(
+    spec: ModelSpec, model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
+) -> tuple[str, ...]:
+    """Return what speaks against the options' calibration for these documents, one line each.
+
+    Raises
+    ------
+    OptionError : it was fitted on another device.
+    """
+    calibration = options.calibration
+    if calibration is None:
+        return ()
+    calibration.require_device(hardware.name)
+    return calibration.doubts(
+        world_size=hardware.world_size,
+        model=spec.name,
+        precision=options.mixed_precision,
+        estimated=hardware.estimated or model.estimated,
+    )
+
+
+def calibrated(
+    model: ModelProfile, hardware: HardwareProfile, options: SearchOptions
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with all times multiplied; factors of 1 return them as they are."""
+    if options.calibration is None:
+        return model, hardware
+    computation = options.calibration.computation.value
+    communication = options.calibration.communication.value
+    if computation != 1.0:
+        model = _longer_model(model, computation)
+    if (computation, communication) != (1.0, 1.0):
+        hardware = _longer_hardware(hardware, computation, communication)
+    return model, hardware
+
+
+def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
+    """Return byte counts multiplied, to the nearest byte; a factor of 1 changes nothing."""
+    factor = 1.0 if options.calibration is None else options.calibration.memory.value
+    return values if factor == 1.0 else np.rint(values * factor).astype(np.int64)
+
+
+def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
+    """Return the rows of a layer type with their bytes multiplied."""
+    if options.calibration is None:
+        return rows
+    names = ("states", "activations", "transient", "backward_peak", "shared")
+    changes: dict[str, Any] = {
+        name: calibrated_bytes(getattr(rows, name), options) for name in names
+    }
+    return dataclasses.replace(rows, **changes)
+
+
+def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
+    """Return the rows of embedding and head with their bytes multiplied and the fixed seconds.
+
+    These are added to the end of a step on the first and on the last stage, which is all of them
+    unless a middle stage ends later than both.
+    """
+    if options.calibration is None:
+        return rows
+    names = ("states", "activations", "loss", "transient", "shared")
+    changes: dict[str, Any] = {
+        name: calibrated_bytes(getattr(rows, name), options) for name in names
+    }
+    rows = dataclasses.replace(rows, **changes)
+    seconds = options.calibration.fixed_s.value
+    if seconds == 0.0:
+        return rows
+    everywhere = np.broadcast_to(rows.priced[:, None, :], rows.activations.shape)
+    return dataclasses.replace(
+        rows, step={**rows.step, "fixed": np.where(everywhere, seconds, 0.0)}
+    )
+
+
+def _longer_hardware(
+    hardware: HardwareProfile, computation: float, communication: float
+) -> HardwareProfile:
+    """Multiply collectives and transfers, and what follows from the rate of the memory."""
+    rate = hardware.memory_bytes_per_s
+    return dataclasses.replace(
+        hardware,
+        allreduce_bytes_per_s={
+            key: value / communication for key, value in hardware.allreduce_bytes_per_s.items()
+        },
+        p2p_bytes_per_s={
+            key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
+        },
+        curves={key: _curve(value, communication) for key, value in hardware.curves.items()},
+        strided_curves={
+            key: _curve(value, communication) for key, value in hardware.strided_curves.items()
+        },
+        p2p_curves={
+            key: _curve(value, communication) for key, value in hardware.p2p_curves.items()
+        },
+        memory_bytes_per_s=None if rate is None else rate / computation,
+    )
+
+
+def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
+    return dataclasses.replace(
+        model,
+        layers=tuple(_layer(layer, factor) for layer in model.layers),
+        other_times=tuple(_times(time, factor) for time in model.other_times),
+    )
+
+
+def _curve(curve: Curve, factor: float) -> Curve:
+    def longer(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+        return None if times_s is None else times_s * factor
+
+    return Curve(
+        sizes_bytes=curve.sizes_bytes,
+        times_s=curve.times_s * factor,
+        low_s=longer(curve.low_s),
+        high_s=longer(curve.high_s),
+        latency_s=None if curve.latency_s is None else curve.latency_s * factor,
+    )
+
+
+def _layer(layer: LayerProfile, factor: float) -> LayerProfile:
+    return dataclasses.replace(
+        layer,
+        times=tuple(_times(time, factor) for time in layer.times),
+        sharded_times=tuple(_times(time, factor) for time in layer.sharded_times),
+    )
+
+
+def _times(time: _Time, factor: float) -> _Time:
+    """Multiply every field that is in seconds."""
+    changes = {
+        field.name: value * factor
+        for field in dataclasses.fields(time)
+        if field.name.endswith("_s") and (value := getattr(time, field.name)) is not None
+    }
+    return dataclasses.replace(time, **changes)

@@ -1,0 +1,471 @@
+"""Embedding, head and loss: their time and memory by position in the pipeline.
+
+Source: cost-model.md section 6 and "Memory of a rank". The embedding has the shape of the first
+layer, the head that of the last. A single stage holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.arrays import F64, I64, Bool
+from autopar.model import LayerSpec, ModelSpec, OtherMemory
+from autopar.plan import PipelineType, VocabStrategy
+from search.cost.communication import Groups
+from search.cost.fits import OtherFits
+from search.cost.memory import (
+    COMMUNICATOR_BYTES,
+    Recipe,
+    state_bytes,
+    to_bytes,
+    zero_transient_bytes,
+)
+from search.cost.rows import Table, table_arrays
+from search.cost.tables import POSITIONS
+from search.cost.time import (
+    BACKWARD_FACTOR,
+    OptimizerCurve,
+    gradient_sync_s,
+    optimizer_s,
+    overlap_s,
+)
+from search.options import SearchOptions
+
+__all__ = ["VocabModel", "VocabRows", "tied_parameters", "vocab_rows"]
+
+
+_STATE_BYTES_DOCUMENTED = 16.0
+"""Bytes per parameter in the model states of the documented memory file."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabModel:
+    """What the vocabulary layers are: architecture, fitted time, memory by position."""
+
+    spec: ModelSpec
+    fits: OtherFits
+    memory: Mapping[str, OtherMemory]
+    logits_peak_bytes_per_sample: float
+    """Extra bytes per sample while the loss runs, over the vocabulary degree."""
+    optimizer: OptimizerCurve | None = None
+    """The measured step of layers, which updates parameters of the embedding and head alike."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabRows:
+    """Seconds and bytes of the vocabulary layers by category; axes (N tables, 3, E)."""
+
+    valid: Bool
+    """(N, E)"""
+    priced: Bool
+    """(N, E); also true where only a divisibility rule is broken, when those were asked for.
+    What is not priced holds 0 seconds and bytes."""
+    unmeasured: tuple[int, ...]
+    """Degrees that fit some table but have no entry in the memory tables."""
+    largest_batch: float
+    """Most samples that a priced vocabulary group processes together, 0 without any."""
+    forward: dict[str, F64]
+    """forward, tp, zero3"""
+    backward: dict[str, F64]
+    """backward, tp, zero3, sync"""
+    step: dict[str, F64]
+    """tail, optimizer, tied (all-reduce of tied weights)"""
+    states: I64
+    """(2, N, 3, E)"""
+    activations: I64
+    """Kept per micro-batch in flight until the layers' backward is over."""
+    loss: I64
+    """What head and loss have beside it, which is gone when the backward of a layer begins."""
+    transient: I64
+    """(2, N, 3, E)"""
+    shared: I64
+
+    def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
+        """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
+
+        The loss is transient, as it is over before a layer's backward; only GPipe's last stage
+        keeps it for every micro-batch.
+        """
+        kept, passing = self.activations, self.loss
+        if pipeline_type == "gpipe":
+            last = np.arange(len(POSITIONS))[:, None] == POSITIONS.index("last")
+            kept, passing = kept + np.where(last, passing, 0), np.where(last, 0, passing)
+        return kept, self.transient + passing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """The flat rows (n,) of one position."""
+
+    table: I64
+    degree: F64
+    ulysses: Bool
+    batch: F64
+    zero_size: F64
+    zero3: Bool
+    zero2: Bool
+    tensor_group: I64
+    zero_group: I64
+
+
+def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
+    """Return the embedding parameters on a rank that a tied head shares with it.
+
+    padded_vocab*h/vtp, the vocabulary padded to a multiple of
+    `make_vocab_size_divisible_by`*vtp; with an unknown vocabulary, all of the first stage's.
+    """
+    spec = model.spec
+    degree = 1 if vocab.ulysses else vocab.tp
+    if spec.vocab_size is None:
+        states = model.memory["first"].model_state_bytes.get(degree, 0.0)
+        return states / _STATE_BYTES_DOCUMENTED
+    multiple = spec.make_vocab_size_divisible_by * degree
+    padded = -(-spec.vocab_size // multiple) * multiple
+    return padded * spec.layers[0].hidden_size / degree
+
+
+def vocab_rows(
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    tables: Sequence[Table],
+    world_size: int,
+    groups: Groups,
+    recipe: Recipe,
+    options: SearchOptions,
+    *,
+    coefficient: float,
+    memory_bytes_per_s: float | None,
+    estimated: bool,
+    price_illegal: bool = False,
+) -> VocabRows:
+    """Return every (table, embedding strategy) priced at each position.
+
+    Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
+    not `priced` hold zeros.
+    """
+    stages, samples, zero2 = table_arrays(tables)
+    shape = (len(tables), len(POSITIONS), len(vocab))
+    degree = np.array([v.tp for v in vocab], dtype=np.int64)
+    ulysses = np.array([v.ulysses for v in vocab], dtype=np.bool_)
+    zero3 = np.array([v.zero3 for v in vocab], dtype=np.bool_)
+    split = ulysses | options.sequence_parallel
+    whole = np.array(
+        [all(layer.seq_length % v.tp == 0 for layer in model.spec.layers) for v in vocab],
+        dtype=np.bool_,
+    )
+    ranks = world_size // stages
+    rest = (world_size % stages != 0)[:, None] | (ranks[:, None] % degree != 0)
+    data = np.where(rest, 1, ranks[:, None] // degree)
+    zero_size = np.where(ulysses, ranks[:, None], data)
+    priced = ~rest
+    states, activations = _measured(model, vocab)
+    has = ~np.isnan(states) & ~np.isnan(activations)
+    pipelined = (stages > 1)[:, None]
+    measured = np.where(pipelined, has[1] & has[2], has[0])
+    lacking = np.flatnonzero((priced & ~measured).any(axis=0)).tolist()
+    unmeasured = sorted({vocab[k].tp for k in lacking})
+    priced &= measured
+    allowed = (samples[:, None] % data == 0) & (~zero3 | (zero_size > 1)) & (whole | ~split)
+
+    tensor_group, zero_group = _groups(stages, vocab, world_size, groups, priced)
+    priced &= groups.known(tensor_group) & groups.known(zero_group)
+    valid = priced & allowed
+    if not price_illegal:
+        priced = valid
+
+    out = VocabRows(
+        valid=valid,
+        priced=priced,
+        unmeasured=tuple(unmeasured),
+        largest_batch=float((samples[:, None] / data)[priced].max(initial=0.0)),
+        forward={name: np.zeros(shape) for name in ("forward", "tp", "zero3")},
+        backward={name: np.zeros(shape) for name in ("backward", "tp", "zero3", "sync")},
+        step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},
+        states=np.zeros((2, *shape), dtype=np.int64),
+        activations=np.zeros(shape, dtype=np.int64),
+        loss=np.zeros(shape, dtype=np.int64),
+        transient=np.zeros((2, *shape), dtype=np.int64),
+        shared=np.zeros(shape, dtype=np.int64),
+    )
+    for number, position in enumerate(POSITIONS):
+        table, which = np.nonzero(priced & (pipelined if number else ~pipelined))
+        if not table.size:
+            continue
+        part = _Part(
+            table=table,
+            degree=degree[which].astype(np.float64),
+            ulysses=ulysses[which],
+            batch=samples[table] / data[table, which],
+            zero_size=zero_size[table, which].astype(np.float64),
+            zero3=zero3[which],
+            zero2=zero2[table] & ~zero3[which],
+            tensor_group=tensor_group[table, which],
+            zero_group=zero_group[table, which],
+        )
+        at = (table, np.full_like(table, number), which)
+        parameters = states[number][which] / _STATE_BYTES_DOCUMENTED
+        gathered = _at_once(position, states, model)[which] / _STATE_BYTES_DOCUMENTED
+        _time(
+            out,
+            at,
+            position,
+            part,
+            parameters,
+            model,
+            groups,
+            recipe,
+            options,
+            coefficient,
+            memory_bytes_per_s,
+        )
+        for now, shard in enumerate((True, not options.async_grad_reduce)):
+            args = (parameters, part.zero_size, part.zero3, part.zero2, recipe)
+            peak = zero_transient_bytes(gathered, *args[1:], shard_gradients=shard)
+            if position != "first":
+                logits = model.logits_peak_bytes_per_sample
+                peak = peak + part.batch * logits / part.degree
+            if not options.global_memory_buffer:
+                peak = peak + _gathered(position, part, model, recipe, options)
+            out.states[now][at] = to_bytes(state_bytes(*args, shard_gradients=shard))
+            out.transient[now][at] = to_bytes(peak)
+        stays = part.batch * _staying(position, activations)[which]
+        out.activations[at] = to_bytes(stays)
+        out.loss[at] = to_bytes(part.batch * activations[number][which]) - out.activations[at]
+        out.shared[at] = to_bytes(_shared(position, part, model, recipe, options, estimated))
+    if model.spec.tied_embeddings:
+        _tie(out, model, vocab, stages, world_size, priced, groups, recipe)
+    return out
+
+
+def _at_once(position: str, states: F64, model: VocabModel) -> F64:
+    """(E,) documented state bytes of what ZeRO gathers and reduces at one moment.
+
+    On the only stage embedding and head are two units, at work at opposite ends of a micro-batch,
+    unless they share their table.
+    """
+    only, first, last = states
+    if position != "only" or model.spec.tied_embeddings:
+        whole: F64 = states[POSITIONS.index(position)]
+        return whole
+    larger: F64 = np.fmin(only, np.fmax(first, last))
+    return larger
+
+
+def _staying(position: str, activations: F64) -> F64:
+    """(E,) bytes per sample of a position that are there while layers run backward.
+
+    Head and loss are done by then. On the only stage what the first of several keeps stays, all
+    where that was not measured.
+    """
+    only, first, last = activations
+    if position == "last":
+        return np.zeros_like(last)
+    stays: F64 = first if position == "first" else np.fmin(first, only)
+    return stays
+
+
+def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:
+    """(3, E) documented state bytes, and activation bytes per sample; nan where not measured.
+
+    Vocabulary Ulysses replicates the weights and shares the sequence: states[1], activation[1]/t.
+    """
+    states = np.full((len(POSITIONS), len(vocab)), np.nan)
+    activations = np.full_like(states, np.nan)
+    for i, position in enumerate(POSITIONS):
+        memory = model.memory.get(position)
+        if memory is None:
+            continue
+        for k, v in enumerate(vocab):
+            entry = 1 if v.ulysses else v.tp
+            states[i, k] = memory.model_state_bytes.get(entry, np.nan)
+            kept = memory.activation_bytes_per_sample.get(entry, np.nan)
+            activations[i, k] = kept / v.tp if v.ulysses else kept
+    return states, activations
+
+
+def _groups(
+    stages: I64,
+    vocab: Sequence[VocabStrategy],
+    world_size: int,
+    groups: Groups,
+    priced: Bool,
+) -> tuple[I64, I64]:
+    tensor = np.zeros((len(stages), len(vocab)), dtype=np.int64)
+    zero = np.zeros_like(tensor)
+    for p in sorted(set(stages.tolist())):
+        tables = np.flatnonzero(stages == p)
+        for k, v in enumerate(vocab):
+            ranks = world_size // p
+            if ranks % v.tp == 0 and priced[tables[0], k]:
+                tensor[tables, k] = groups.index(v.tp, 1)
+                zero[tables, k] = (
+                    groups.index(ranks, 1) if v.ulysses else groups.index(ranks // v.tp, v.tp)
+                )
+    return tensor, zero
+
+
+def _time(
+    out: VocabRows,
+    at: tuple[I64, I64, I64],
+    position: str,
+    part: _Part,
+    parameters: F64,
+    model: VocabModel,
+    groups: Groups,
+    recipe: Recipe,
+    options: SearchOptions,
+    coefficient: float,
+    memory_bytes_per_s: float | None,
+) -> None:
+    """Fill the times of one position.
+
+    `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
+    is 2x, or the measured one, of which the look-up takes 2x as well.
+    """
+    total = model.fits.seconds("forward", part.batch, part.table)
+    assert total is not None, "forwards are always measured"
+    total = total / part.degree
+    measured = model.fits.seconds("backward", part.batch, part.table)
+    shared = np.zeros_like(total)
+    if position == "only":
+        compute = total
+    else:
+        first = model.spec.layers[0]
+        look_up = np.zeros_like(total)
+        if memory_bytes_per_s is not None:
+            token_bytes = 3.0 * first.seq_length * first.hidden_size * recipe.element
+            look_up = part.batch * token_bytes / memory_bytes_per_s
+        shared = look_up / part.degree
+        # The measured total contains the unsharded look-up; without vocabulary parallelism of
+        # the sequence every rank of a vocabulary group looks up all tokens.
+        compute = (
+            np.where(part.ulysses, shared, look_up)
+            if position == "first"
+            else np.maximum(total - shared, 0.0)
+        )
+    backward = BACKWARD_FACTOR * compute
+    if measured is not None and position != "first":
+        backward = np.maximum(measured / part.degree - BACKWARD_FACTOR * shared, 0.0)
+    tp_forward, tp_backward = _communication(position, part, model, groups, recipe, options)
+
+    sharded = part.zero3 | part.zero2
+    reduce, gather = gradient_sync_s(parameters, sharded, part.zero_group, groups, recipe)
+    gather3 = np.where(part.zero3, gather, 0.0)
+    with_gather = overlap_s(backward, gather3, coefficient)
+    sync = np.maximum(overlap_s(backward, gather3 + reduce, coefficient) - with_gather, 0.0)
+    tail = np.where(part.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
+    if options.async_grad_reduce:
+        tail = tail + sync
+    else:
+        out.backward["sync"][at] = sync
+    out.forward["forward"][at] = compute
+    out.forward["tp"][at] = tp_forward
+    out.forward["zero3"][at] = overlap_s(compute, gather3, coefficient) - compute
+    out.backward["backward"][at] = backward
+    out.backward["tp"][at] = tp_backward
+    out.backward["zero3"][at] = with_gather - backward
+    out.step["tail"][at] = tail
+    out.step["optimizer"][at] = optimizer_s(
+        parameters, part.zero_size, sharded, recipe, memory_bytes_per_s, model.optimizer
+    )
+
+
+def _communication(
+    position: str,
+    part: _Part,
+    model: VocabModel,
+    groups: Groups,
+    recipe: Recipe,
+    options: SearchOptions,
+) -> tuple[F64, F64]:
+    """Vocabulary-parallel messages of one position, forward and backward, all exposed.
+
+    Embedding: forward RS (SP) or AR of b*S*h*e, backward the transposed AG (SP) or nothing.
+    Head: forward AG (SP) or nothing, backward RS + re-gather AG (SP) or AR. Cross-entropy: 3 AR
+    of 4*b*S bytes forward.
+    """
+    forward, backward = np.zeros_like(part.batch), np.zeros_like(part.batch)
+    rows = np.flatnonzero(~part.ulysses & (part.degree > 1.0))
+    if not rows.size:
+        return forward, backward
+    batch, group = part.batch[rows], part.tensor_group[rows]
+
+    def message(layer: LayerSpec) -> F64:
+        result: F64 = batch * (float(layer.seq_length) * layer.hidden_size * recipe.element)
+        return result
+
+    if position != "last":
+        size = message(model.spec.layers[0])
+        if options.sequence_parallel:
+            forward[rows] += groups.seconds("reducescatter", size, group)
+            backward[rows] += groups.seconds("allgather", size, group)
+        else:
+            forward[rows] += groups.seconds("allreduce", size, group)
+    if position != "first":
+        last = model.spec.layers[-1]
+        size = message(last)
+        if options.sequence_parallel:
+            gather = groups.seconds("allgather", size, group)
+            forward[rows] += gather
+            backward[rows] += gather + groups.seconds("reducescatter", size, group)
+        else:
+            backward[rows] += groups.seconds("allreduce", size, group)
+        per_token = 4.0 * batch * last.seq_length
+        forward[rows] += 3.0 * groups.seconds("allreduce", per_token, group)
+    return forward, backward
+
+
+def _gathered(
+    position: str, part: _Part, model: VocabModel, recipe: Recipe, options: SearchOptions
+) -> F64:
+    """Activation that SP with vtp > 1 gathers, in bytes; in the shared buffer or on its own."""
+    layer = model.spec.layers[0 if position == "first" else -1]
+    gathers = ~part.ulysses & (part.degree > 1.0) & options.sequence_parallel
+    token_bytes = float(layer.seq_length) * layer.hidden_size * recipe.element
+    result: F64 = np.where(gathers, part.batch * token_bytes, 0.0)
+    return result
+
+
+def _shared(
+    position: str,
+    part: _Part,
+    model: VocabModel,
+    recipe: Recipe,
+    options: SearchOptions,
+    estimated: bool,
+) -> F64:
+    """Gather buffer with SP and vtp > 1, and communicators when estimated, in bytes."""
+    shared = np.zeros_like(part.batch)
+    if options.global_memory_buffer:
+        shared = _gathered(position, part, model, recipe, options)
+    if estimated:
+        same = part.ulysses & (part.zero_size == part.degree)
+        count = (part.degree > 1.0).astype(np.float64) + ((part.zero_size > 1.0) & ~same)
+        shared = shared + count * COMMUNICATOR_BYTES
+    return shared
+
+
+def _tie(
+    out: VocabRows,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    stages: I64,
+    world_size: int,
+    priced: Bool,
+    groups: Groups,
+    recipe: Recipe,
+) -> None:
+    """Add the exposed all-reduce of tied weights between first and last stage, to both."""
+    for p in sorted(set(stages.tolist()) - {1}):
+        if world_size % p:
+            continue
+        group = np.array([groups.index(2, world_size - world_size // p)], dtype=np.int64)
+        tables = np.flatnonzero(stages == p)
+        for k, v in enumerate(vocab):
+            gradients = np.array([tied_parameters(model, v) * recipe.gradient])
+            time_s = float(groups.seconds("allreduce", gradients, group)[0])
+            for number in (1, 2):
+                out.step["tied"][tables, number, k] = np.where(priced[tables, k], time_s, 0.0)

@@ -1,0 +1,231 @@
+"""A plan as a configuration of accelerate 1.15: one YAML file for `accelerate launch`.
+
+Keys: `accelerate/commands/config/config_args.py`, `commands/launch.py`, `parallelism_config.py` of
+the wheel of 1.15.0. Replicas alone run as DDP, ZeRO as FSDP2, tensor parallelism by the model's own
+plan (transformers), Ulysses by DeepSpeed. There is no pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from autopar.model import ModelSpec
+from autopar.plan import Plan
+from search.engines.deepspeed import zero_stage
+from search.engines.job import Job, Loss, Lowered, different, search_options, shell_lines
+from search.engines.nearest import (
+    DataMode,
+    Reach,
+    Shape,
+    kv_heads_problems,
+    nearest,
+    refuse_stages,
+    whole_sequences,
+)
+
+__all__ = ["VERSION", "lower"]
+
+VERSION = "1.15.0"
+_FILE = "autopar_accelerate.yaml"
+_TITLE = "accelerate"
+_Section = dict[str, object]
+
+
+def _data_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
+    # It refuses replicas beside tensor groups, and shards parameters over context groups.
+    beside = shape.cp > 1 or (shape.tp > 1 and data_degree > 1)
+    return "zero2" if mode == "ddp" and beside and not shape.ulysses else mode
+
+
+def _problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
+    if shape.ulysses and shape.cp > 1:
+        return (f"ulysses({shape.tp}) and cp({shape.cp}) exclude each other",)
+    return kv_heads_problems(shape, spec)
+
+
+_REACH = Reach(
+    title=_TITLE,
+    ulysses=True,
+    context=True,
+    data_mode=_data_mode,
+    problems=_problems,
+    reasons={
+        "use_sp": "has either tensor or Ulysses parallelism for all layers",
+        "cp_sizes_enc": "has one context degree for all layers, and none beside Ulysses",
+        "default_dp_type": "has no replicas beside tensor or context groups",
+    },
+)
+
+
+def lower(job: Job) -> Lowered:
+    """Return the configuration of a plan, or of the nearest plan that accelerate can express.
+
+    Raises
+    ------
+    InputError
+        For a plan with stages, and where no plan near this one is legal.
+    """
+    refuse_stages(job, _TITLE, "")
+    plan, losses = nearest(job, _REACH)
+    runs = _runs(job, plan)
+    if job.fp32_gradients and not runs["fp32_gradients"]:
+        what = (
+            f"the plan sums gradients in fp32; {_TITLE} has FSDP2 and DeepSpeed sum them in the "
+            f"precision of the model, so it takes {job.precision}"
+        )
+        losses = (*losses, Loss(field="fp32_gradients", what=what))
+    return Lowered(
+        engine="accelerate",
+        engine_version=VERSION,
+        plan=plan,
+        files={_FILE: _yaml(_document(job, plan))},
+        losses=(*losses, *whole_sequences(job, plan, _TITLE)),
+        launch=_launch(job, plan),
+        notes=tuple(_notes(job, plan)),
+        as_run=different(job, plan, runs),
+        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
+    )
+
+
+def _runs(job: Job, plan: Plan) -> dict[str, bool]:
+    """Return how plans run: `no_sync` of accelerator.py, `set_mixed_precision` of FSDP's plug-in.
+
+    Accumulation leaves gradients unreduced but with ZeRO of DeepSpeed. DDP keeps fp32 weights and
+    gradients beside autocast, FSDP2 gets the precision of the model as its reduce dtype.
+    """
+    layer, kind = plan.layers[0], _kind(plan)
+    replicas = kind in ("NO", "MULTI_GPU")
+    return {
+        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
+        "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
+    }
+
+
+def _document(job: Job, plan: Plan) -> _Section:
+    layer = plan.layers[0]
+    kind = _kind(plan)
+    document: _Section = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": kind,
+        "num_machines": job.num_nodes,
+        "num_processes": plan.world_size,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": "no" if job.precision == "fp32" else job.precision,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    if kind == "FSDP":
+        document["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": layer.zero3,
+            "fsdp_activation_checkpointing": layer.checkpoint,
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_offload_params": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    if kind == "DEEPSPEED":
+        document["deepspeed_config"] = {
+            "deepspeed_multinode_launcher": "standard",
+            "gradient_accumulation_steps": plan.num_microbatches,
+            "gradient_clipping": 1.0,
+            "offload_optimizer_device": "none",
+            "offload_param_device": "none",
+            "zero3_init_flag": zero_stage(plan) == 3,
+            "zero_stage": zero_stage(plan),
+        }
+    parallelism = _parallelism(job, plan)
+    if parallelism:
+        document["parallelism_config"] = {
+            f"parallelism_config_{key}": value for key, value in parallelism.items()
+        }
+    return document
+
+
+def _kind(plan: Plan) -> str:
+    """DDP is MULTI_GPU, and so is a single tensor group, which leaves FSDP nothing to shard."""
+    layer = plan.layers[0]
+    if plan.world_size == 1:
+        return "NO"
+    if layer.ulysses and layer.tp > 1:
+        return "DEEPSPEED"
+    sharding = zero_stage(plan) > 0 and plan.world_size > layer.tp
+    return "FSDP" if sharding or layer.cp > 1 else "MULTI_GPU"
+
+
+def _parallelism(job: Job, plan: Plan) -> _Section:
+    layer, kind = plan.layers[0], _kind(plan)
+    if kind == "NO" or (kind == "MULTI_GPU" and layer.tp == 1):
+        return {}
+    values: _Section = {
+        "dp_replicate_size": 1,
+        "dp_shard_size": plan.data_degree(0),
+        "tp_size": 1 if kind == "DEEPSPEED" else layer.tp,
+        "cp_size": layer.cp,
+    }
+    if layer.cp > 1:
+        # all-to-all is how torch passes keys and values around the ring.
+        values |= {"cp_backend": "torch", "cp_comm_strategy": "alltoall"}
+    if kind == "DEEPSPEED":
+        values |= {
+            "sp_size": layer.tp,
+            "sp_backend": "deepspeed",
+            "sp_seq_length": job.seq_length,
+            "sp_seq_length_is_variable": False,
+        }
+    return values
+
+
+def _yaml(document: Mapping[str, object]) -> str:
+    """Return two levels of keys as YAML; every scalar is also JSON, which YAML reads."""
+    lines = [f"# For accelerate {VERSION}, written by autopar-export."]
+    for key, value in document.items():
+        if isinstance(value, dict):
+            lines.append(f"{key}:")
+            lines += [f"  {inner}: {json.dumps(scalar)}" for inner, scalar in value.items()]
+        else:
+            lines.append(f"{key}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _launch(job: Job, plan: Plan) -> str:
+    parts = [
+        f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={plan.num_microbatches}",
+        f"accelerate launch --config_file {_FILE}",
+    ]
+    if job.num_nodes > 1:
+        parts += [
+            '--machine_rank "${NODE_RANK:?set it, 0 on the first node}"',
+            '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
+            '--main_process_port "${MASTER_PORT:-29500}"',
+        ]
+    return shell_lines([*parts, "train.py"])
+
+
+def _notes(job: Job, plan: Plan) -> list[str]:
+    layer = plan.layers[0]
+    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
+    script = (
+        f"written for accelerate {VERSION}; train.py is your script: its DataLoader has "
+        f"batch_size={micro}, and accelerator.accumulate counts {plan.num_microbatches} "
+        "micro-batches a step"
+    )
+    notes = [script]
+    if layer.checkpoint and _kind(plan) != "FSDP":
+        notes.append(
+            "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "
+            "transformers"
+        )
+    if layer.tp > 1 and not layer.ulysses:
+        notes.append(
+            "the model shards itself: from_pretrained(..., tp_plan='auto', device_mesh=...) of "
+            "transformers; what its plan leaves out, such as the embedding, stays whole"
+        )
+    if layer.tp > 1 and layer.ulysses:
+        notes.append("Ulysses needs deepspeed >= 0.18.2 beside accelerate")
+    return notes

@@ -1,0 +1,299 @@
+"""`autopar-search --engine NAME`: a fast plan that an engine runs as it is.
+
+An engine with one degree for the whole model, embedding and head included, runs few of all plans.
+Its space is the union of smaller ones, one for each degree and kind of data parallelism, each
+given by options that anybody could type. Every one is searched exactly and its plan is handed to
+the exporter; where that loses something, the alternatives of the search are tried, and the first
+that loses nothing narrows the part to its stages and recomputed layers. The fastest of what the
+parts give is taken. A part whose best plan is lossy may hold a faster lossless plan than its
+alternatives: the answer is the best of the parts, no bound of the engine's whole space.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from autopar.errors import InfeasibleError, InputError
+from autopar.plan import Plan
+from search.cli_options import OPTIONS
+from search.cli_parse import Request, build_request
+from search.engines.job import Job
+from search.engines.registry import lower_for
+from search.options import SearchOptions
+from search.planner.result import SearchResult
+from search.question import Session, fill_options, open_session
+from search.space import divisors
+
+__all__ = ["Choice", "choose"]
+
+Additions = Mapping[str, object]
+
+_ONE_STAGE: Additions = {"max-pp-deg": "1"}
+_STAGES: Additions = {"forbid": ["pp=1"]}
+_UNIFORM: Additions = {"fine-grained-mode": False}
+_EVERY_MICROBATCH: Additions = {"async-grad-reduce": False}
+_REPLICAS: Additions = {"default-dp-type": "ddp", "disable-sdp": True}
+_SHARDED_OPTIMIZER: Additions = {"default-dp-type": "zero2", "disable-sdp": True}
+_ZERO3 = "zero3=1,vzero3=1"
+_FP32: Additions = {"fp32-gradients": True}
+
+# What spans the space of each engine: options, and rules beside the degree. Without ZeRO
+# DeepSpeed and accelerate sum gradients in fp32 in some precisions only: both are tried.
+_SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
+    "megatron": (
+        ({**_SHARDED_OPTIMIZER}, ""),
+        ({**_SHARDED_OPTIMIZER, **_UNIFORM}, ""),
+        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
+        ({**_REPLICAS}, ""),
+        ({**_REPLICAS, **_UNIFORM}, ""),
+    ),
+    # with stages it reduces once per step
+    "torchtitan": (
+        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32}, _ZERO3),
+        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_SHARDED_OPTIMIZER}, ""),
+        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_REPLICAS}, ""),
+        ({**_STAGES, **_FP32}, _ZERO3),
+        ({**_STAGES, **_FP32, **_SHARDED_OPTIMIZER}, ""),
+        ({**_STAGES, **_FP32, **_REPLICAS}, ""),
+    ),
+    "deepspeed": (
+        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
+        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH, **_SHARDED_OPTIMIZER}, ""),
+        ({**_UNIFORM, **_ONE_STAGE, **_FP32, **_REPLICAS}, ""),
+        ({**_UNIFORM, **_ONE_STAGE, **_REPLICAS}, ""),
+    ),
+    "accelerate": (
+        ({**_UNIFORM, **_ONE_STAGE}, _ZERO3),
+        ({**_UNIFORM, **_ONE_STAGE, **_SHARDED_OPTIMIZER}, ""),
+        ({**_UNIFORM, **_ONE_STAGE, **_FP32, **_REPLICAS}, ""),
+        ({**_UNIFORM, **_ONE_STAGE, **_REPLICAS}, ""),
+    ),
+}
+_WITHOUT_SP = frozenset({"deepspeed", "accelerate"})
+"""Keep whole sequences between the blocks of tensor parallelism."""
+_FLAGS = frozenset(row.name for row in OPTIONS if row.kind == "flag")
+"""False unless somebody gave them."""
+_ALTERNATIVES = 5
+"""How many plans of another kind are looked at where the best of a part loses something."""
+_REASON_LENGTH = 160
+
+Raw = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The part of an engine's space with the fastest plan."""
+
+    request: Request
+    """As if the options of that part had been typed."""
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A plan without losses: its speed as the engine runs it, and the search that finds it."""
+
+    samples_per_s: float
+    request: Request
+
+
+class _Sessions:
+    """The inputs of a command line, with and without sequence parallelism.
+
+    Memory is estimated or measured for one of them; the other needs inputs of its own.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._opened: dict[bool, Session] = {}
+
+    def of(self, options: SearchOptions) -> Session:
+        """Return the session that answers options; InputError where nothing was measured so."""
+        key = options.sequence_parallel
+        if key not in self._opened:
+            asked, own = self._request, replace(self._request.options, sequence_parallel=key)
+            self._opened[key] = open_session(asked.inputs, own, asked.given)
+        return self._opened[key]
+
+
+def choose(raw: Raw, engine: str) -> Choice:
+    """Return the request whose search finds the fastest of the best plans of an engine's parts.
+
+    raw : the command line as `build_request` takes it. What it says itself is never changed: where
+    that leaves an engine nothing, it is said.
+
+    Raises
+    ------
+    InfeasibleError : no plan that the engine runs fits.
+    InputError : the command line has no plan for any engine, such as pins that no search has.
+    """
+    plain = {name: value for name, value in raw.items() if name != "engine"}
+    if engine == "galvatron":  # runs every plan
+        return Choice(request=build_request(plain), notices=())
+    request = build_request(plain)
+    sessions = _Sessions(request)
+    session = sessions.of(request.options)
+    best: _Found | None = None
+    reasons: dict[str, int] = {}
+    is_refused = False
+    tried: list[Mapping[str, object]] = []
+    for additions, rules in _SPACES[engine]:
+        for degree in divisors(session.hardware.world_size):
+            if degree > session.options.max_tp_deg:
+                break
+            part = _added(plain, additions, rules, degree, engine)
+            given = build_request(part).given
+            if given in tried:  # what was typed leaves no difference between two parts
+                continue
+            tried.append(given)
+            try:
+                found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
+            except InputError as error:  # such as measured tables without what the part needs
+                found, is_refused = _short(error), True
+            if isinstance(found, str):
+                reasons[found] = reasons.get(found, 0) + 1
+            elif best is None or found.samples_per_s > best.samples_per_s:
+                best = found
+    if best is None:
+        if is_refused:
+            session.planner.solve()  # raises what is wrong without our additions too
+        shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in reasons.items())
+        raise InfeasibleError(
+            f"{engine} runs no plan of this search as it is: {shown}; search without --engine and "
+            "let autopar-export --allow-approx take the nearest plan"
+        )
+    notice = (
+        f"{engine}: of {len(tried)} searches the fastest plan without losses, "
+        f"{best.samples_per_s:.5g} samples/s, is that of {_typed(plain, best.request)}"
+    )
+    return Choice(request=best.request, notices=(notice,))
+
+
+def _short(error: InputError) -> str:
+    """Return the problem of an error, without its remedy: options that nobody typed."""
+    text = str(error).partition("; ")[0]
+    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
+
+
+def _added(
+    raw: Raw, additions: Additions, rules: str, degree: int, engine: str
+) -> dict[str, object]:
+    """Return a command line with options added where it does not have them."""
+    result = dict(raw)
+    if degree > 1 and engine in _WITHOUT_SP:
+        additions = {**additions, "sequence-parallel": False}
+    for name, value in additions.items():
+        typed = result.get(name)
+        if isinstance(value, list):
+            result[name] = [*_items(typed), *value]
+        elif typed is None or (typed is False and name in _FLAGS):
+            result[name] = value
+    pin = f"tp={degree},vtp={degree}" + (f",{rules}" if rules else "")
+    result["pin"] = [*_items(result.get("pin")), pin]
+    return result
+
+
+def _items(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def _fastest(sessions: _Sessions, raw: Raw, engine: str, floor: float) -> _Found | str:
+    """Return the plan without losses of a part, or why there is none.
+
+    floor : samples per second of what is known already; slower alternatives are not looked at.
+    """
+    request, options, result = _solved(sessions, raw)
+    if result.plan is None:
+        why = result.infeasibility
+        is_illegal = why is not None and why.smallest_budget_bytes == 0
+        return "the degree is not legal" if is_illegal else "nothing fits"
+    rate = _rate(sessions, request, options, result.plan, engine)
+    if not isinstance(rate, str):
+        return _Found(samples_per_s=rate, request=request)
+    for alternative in result.alternatives:
+        plan = alternative.plan
+        if alternative.samples_per_s <= floor:
+            continue
+        if isinstance(_rate(sessions, request, options, plan, engine), str):
+            continue
+        narrow, its_options, again = _solved(sessions, _narrowed(raw, plan))
+        if again.plan is not None:
+            its_rate = _rate(sessions, narrow, its_options, again.plan, engine)
+            if not isinstance(its_rate, str):
+                return _Found(samples_per_s=its_rate, request=narrow)
+    return rate
+
+
+def _narrowed(raw: Raw, plan: Plan) -> dict[str, object]:
+    """Return a command line for the stages and the recomputed layers of a plan only."""
+    result, rules = dict(raw), [f"pp={plan.num_stages}"]
+    if plan.num_stages > 1 and result.get("pp-division") is None:
+        result["pp-division"] = ",".join(map(str, plan.stage_sizes))
+    first = 0
+    for checkpoint, run in groupby(strategy.checkpoint for strategy in plan.layers):
+        behind = first + len(list(run))
+        rules.append(f"layers {first}-{behind - 1}:ckpt={int(checkpoint)}")
+        first = behind
+    result["pin"] = [*_items(result.get("pin")), *rules]
+    return result
+
+
+def _solved(sessions: _Sessions, raw: Raw) -> tuple[Request, SearchOptions, SearchResult]:
+    request = build_request(raw)
+    session = sessions.of(request.options)
+    options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
+    options = replace(options, calibration=session.options.calibration)
+    planner = session.rebuilt(options=options)
+    return request, options, planner.solve(top=max(options.top, _ALTERNATIVES))
+
+
+def _rate(
+    sessions: _Sessions, request: Request, options: SearchOptions, plan: Plan, engine: str
+) -> float | str:
+    """Return samples per second of a plan as an engine runs it, or why it does not."""
+    session = sessions.of(options)
+    job = Job(
+        plan=plan,
+        spec=session.spec,
+        model=request.inputs.model or session.spec.name,
+        num_nodes=session.hardware.num_nodes,
+        gpus_per_node=session.hardware.gpus_per_node,
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=options.async_grad_reduce,
+        precision=options.mixed_precision,
+        fp32_gradients=options.fp32_gradients,
+    )
+    try:
+        lowered = lower_for(engine)(job)
+    except InputError as error:
+        return str(error)
+    if lowered.losses:
+        fields = dict.fromkeys(loss.field for loss in lowered.losses)
+        return f"its best plan loses {', '.join(fields)}"
+    changes: dict[str, Any] = dict(lowered.as_run)
+    changed = replace(options, **changes)
+    prediction = sessions.of(changed).rebuilt(options=changed).evaluate(lowered.plan)
+    if not prediction.fits:
+        return "its best plan does not fit as the engine runs it"
+    return float(prediction.samples_per_s)
+
+
+def _typed(raw: Raw, request: Request) -> str:
+    """Return the options that were added, as one would type them."""
+    return " ".join(word for item in request.given.items() for word in _words(raw, *item))
+
+
+def _words(raw: Raw, name: str, value: object) -> Iterator[str]:
+    typed = raw.get(name)
+    if isinstance(value, list | tuple):
+        for item in value[len(_items(typed)) :]:
+            yield f"--{name} {shlex.quote(str(item))}"
+    elif isinstance(value, bool):
+        if typed is not value:
+            yield f"--{name}" if value else f"--no-{name}"
+    elif typed != value:
+        yield f"--{name} {shlex.quote(str(value))}"

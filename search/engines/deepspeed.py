@@ -1,0 +1,150 @@
+"""A plan as a configuration of DeepSpeed 0.19: one JSON file for `deepspeed.initialize`.
+
+Keys: `deepspeed/runtime/config.py`, `runtime/zero/config.py`, `runtime/tensor_parallel/config.py`
+of the wheel of 0.19.8. Stages are code in DeepSpeed (`PipelineModule`), so plans with stages are
+refused; so is what is switched on in the model (recomputation, Ulysses' attention) a note.
+"""
+
+from __future__ import annotations
+
+import json
+
+from autopar.plan import Plan
+from search.engines.job import Job, Loss, Lowered, different, search_options, torchrun
+from search.engines.nearest import (
+    Reach,
+    Shape,
+    kv_heads_problems,
+    nearest,
+    refuse_stages,
+    whole_sequences,
+)
+
+__all__ = ["VERSION", "lower", "zero_stage"]
+
+VERSION = "0.19.8"
+_FILE = "autopar_deepspeed.json"
+_TITLE = "DeepSpeed"
+_REACH = Reach(
+    title=_TITLE,
+    ulysses=True,
+    problems=kv_heads_problems,
+    reasons={"use_sp": "has either tensor or Ulysses parallelism for all layers"},
+)
+
+
+def zero_stage(plan: Plan) -> int:
+    """Return the ZeRO stage of a plan whose layers are all alike: 0, 2 or 3."""
+    if plan.layers[0].zero3:
+        return 3
+    return 2 if plan.default_dp_type == "zero2" else 0
+
+
+def lower(job: Job) -> Lowered:
+    """Return the configuration of a plan, or of the nearest plan that DeepSpeed can express.
+
+    Raises
+    ------
+    InputError
+        For a plan with stages, and where no plan near this one is legal.
+    """
+    how = ": DeepSpeed builds them in code, with PipelineModule(num_stages=)"
+    refuse_stages(job, "DeepSpeed's configuration", how)
+    plan, found = nearest(job, _REACH)
+    losses = [*found, *whole_sequences(job, plan, _TITLE)]
+    if job.fp32_gradients and job.precision == "fp16" and zero_stage(plan) == 0:
+        losses.append(
+            Loss(
+                field="fp32_gradients",
+                what=f"the plan sums gradients in fp32; {_TITLE} without ZeRO sums them in the "
+                f"precision of the model, so it takes {job.precision}",
+            )
+        )
+    document = _document(job, plan)
+    layer, sharded = plan.layers[0], zero_stage(plan) > 0
+    runs = {
+        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "async_grad_reduce": not sharded,
+        # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
+        "fp32_gradients": job.fp32_gradients if sharded else job.precision == "bf16",
+    }
+    return Lowered(
+        engine="deepspeed",
+        engine_version=VERSION,
+        plan=plan,
+        files={_FILE: json.dumps(document, indent=4) + "\n"},
+        losses=tuple(losses),
+        launch=torchrun(job, ["train.py", "--deepspeed", "--deepspeed_config", _FILE]),
+        notes=tuple(_notes(job, plan)),
+        as_run=different(job, plan, runs),
+        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
+    )
+
+
+def _document(job: Job, plan: Plan) -> dict[str, object]:
+    layer = plan.layers[0]
+    shape = Shape(tp=layer.tp, ulysses=layer.ulysses, cp=1)
+    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
+    tensor = shape.tp > 1 and not shape.ulysses
+    document: dict[str, object] = {}
+    # With AutoTP the configuration is read before the tensor groups exist: its check of the
+    # batch product takes every rank for a data rank, so the product is left to DeepSpeed.
+    if not tensor:
+        document["train_batch_size"] = plan.global_batch
+    document |= {
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+        "bf16": {"enabled": job.precision == "bf16"},
+        "fp16": {"enabled": job.precision == "fp16"},
+        "zero_optimization": _zero(zero_stage(plan)),
+    }
+    if tensor:
+        document["tensor_parallel"] = {"autotp_size": shape.tp, "vocab_parallel_lm_head": True}
+    if shape.tp > 1 and shape.ulysses:
+        document["sequence_parallel_size"] = shape.tp
+    if job.fp32_gradients and zero_stage(plan) > 0:
+        document["data_types"] = {"grad_accum_dtype": "fp32"}
+    return document
+
+
+def _zero(stage: int) -> dict[str, object]:
+    values: dict[str, object] = {"stage": stage}
+    if stage > 0:
+        values |= {"overlap_comm": True, "contiguous_gradients": True}
+    if stage == 2:
+        values["reduce_scatter"] = True
+    if stage == 3:
+        values["stage3_gather_16bit_weights_on_model_save"] = True
+    return values
+
+
+def _notes(job: Job, plan: Plan) -> list[str]:
+    layer = plan.layers[0]
+    script = "train.py is your script: model, data, deepspeed.initialize"
+    notes = [f"written for DeepSpeed {VERSION}; {script}"]
+    if layer.checkpoint:
+        notes.append(
+            "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "
+            "transformers before deepspeed.initialize"
+        )
+    if layer.tp > 1 and layer.ulysses:
+        notes.append(
+            "Ulysses is switched on in the script: pass the mpu that "
+            "UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size="
+            f"{layer.tp}, micro_batch_size="
+            f"{plan.global_batch // (plan.num_microbatches * plan.data_degree(0))}, "
+            f"seq_length={job.seq_length}, ...) returns to deepspeed.initialize"
+        )
+    elif layer.tp > 1:
+        notes.append(
+            f"the global batch is {plan.global_batch}: micro-batch times accumulation steps times "
+            f"{plan.data_degree(0)} data ranks; DeepSpeed's own train_batch_size counts tensor "
+            "ranks too, which its step does not use"
+        )
+    if plan.num_microbatches > 1 and zero_stage(plan) > 0 and job.async_grad_reduce:
+        notes.append(
+            "gradients are reduced in every micro-batch, as --no-async-grad-reduce predicts it"
+        )
+    return notes

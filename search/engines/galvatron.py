@@ -1,0 +1,494 @@
+"""Galvatron: the documented strategy file, and the configuration that launches it.
+
+Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, whose keys are those of
+`galvatron/core/runtime/args_schema.py` (PKU-DAIR/Hetu-Galvatron, 2026); v2.4: a shell script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.documents.json import load_object, shorten
+from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.spec import head_dim
+from autopar.errors import DocumentError
+from autopar.model import ModelSpec
+from autopar.plan import Plan
+from search.engines.configuration import Configuration, Imported, dump_yaml
+from search.engines.job import ROTARY_BASE, Job, Lowered, one_line, required, torchrun
+
+__all__ = [
+    "ENGINE_VERSION",
+    "import_galvatron",
+    "is_complete",
+    "lower",
+    "strategy_text",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Galvatron configurations -> plan: the JSON mode's file, and the GLOBAL mode in YAML or flags.
+
+
+_LAYERS = ("tp_sizes_enc", "tp_size_list", "format", "plan")
+_SHELL_NAMES = {
+    "global_train_batch_size": "global_batch_size",
+    "num_hidden_layers": "num_layers",
+    "embed_sdp": "vocab_sdp",
+}
+
+
+def import_galvatron(
+    source: Configuration, *, world_size: int | None = None, num_layers: int | None = None
+) -> Imported:
+    """Return the plan that a Galvatron configuration describes.
+
+    Parameters
+    ----------
+    world_size : number of GPUs, where the configuration does not say it.
+    num_layers : layers of the model, for a GLOBAL mode that leaves them to the model.
+
+    Raises
+    ------
+    DocumentError : a value is missing or unusable, or says what no plan can.
+    """
+    world = world_size or source.world_size
+    if any(key in source.document for key in _LAYERS):
+        return _strategy(source.path, source.document, world, list(source.notes))
+    values, from_shell = _values(source), source.flags is not None
+    named = values.get("galvatron_config_path")
+    if named not in (None, "None", ""):
+        if "$" in str(named):
+            raise DocumentError(
+                source.path,
+                f"names the strategy file by a variable, {shorten(named)}",
+                key="galvatron_config_path",
+                remedy="give the strategy file itself",
+            )
+        path = source.path.parent / str(named)
+        return _strategy(path, load_object(path).data, world, list(source.notes))
+    return _global(source, values, world, num_layers, from_shell=from_shell)
+
+
+def _strategy(
+    path: Path, document: Mapping[str, Any], world: int | None, notes: list[str]
+) -> Imported:
+    sharded = document.get("embed_sdp") in (1, "1", True)
+    if sharded and "vocab_sdp" not in document and "tp_sizes_enc" in document:
+        notes.append(
+            "embed_sdp is 1 without vocab_sdp, the key that the newest Galvatron reads: it would "
+            "train without ZeRO-3 of the embedding; priced is what the file says"
+        )
+    try:
+        plan = read_strategy(document, world_size=world)
+    except DocumentError as error:
+        raise DocumentError(path, error.problem, key=error.key, remedy=error.remedy) from None
+    return Imported(plan=plan, notes=tuple(notes))
+
+
+def _values(source: Configuration) -> dict[str, Any]:
+    """Return the options of the GLOBAL mode by the newest names, from whatever section."""
+    if source.flags is not None:
+        pairs = {
+            name.replace("-", "_"): (words[0] if words else True)
+            for name, words in source.flags.items()
+        }
+        return {_SHELL_NAMES.get(key, key): value for key, value in pairs.items()}
+    document = _resolved(source.document, source.document)
+    runtime = document.get("runtime", document)
+    if not isinstance(runtime, Mapping):
+        raise DocumentError(source.path, "expected sections such as parallel", key="runtime")
+    values: dict[str, Any] = {k: v for k, v in runtime.items() if not isinstance(v, Mapping)}
+    for section in ("parallel", "model", "train"):
+        part = runtime.get(section, {})
+        if isinstance(part, Mapping):
+            values |= part
+    return {_SHELL_NAMES.get(key, key): value for key, value in values.items()}
+
+
+def _resolved(value: Any, document: Mapping[str, Any]) -> Any:
+    """Return a value with `${section.key}` and `${oc.env:NAME,default}` replaced where known."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, document) for key, item in value.items()}
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    match = re.fullmatch(r"\$\{oc\.env:\w+,([^{}]*)\}", value)
+    if match is not None:
+        return match[1]
+    match = re.fullmatch(r"\$\{([\w.]+)\}", value)
+    found: Any = document
+    for key in match[1].split(".") if match is not None else ():
+        found = found.get(key) if isinstance(found, Mapping) else None
+    # One step only: a reference to a reference stays one, and cannot go round in circles.
+    return value if match is None or isinstance(found, Mapping) else found
+
+
+def _global(
+    source: Configuration,
+    values: Mapping[str, Any],
+    world: int | None,
+    num_layers: int | None,
+    *,
+    from_shell: bool,
+) -> Imported:
+    reader = _Values(source.path, values)
+    if not {"pp_deg", "global_tp_deg"} & set(values):
+        raise DocumentError(
+            source.path,
+            "holds neither a strategy (tp_sizes_enc) nor the GLOBAL mode's pp_deg and "
+            "global_tp_deg",
+            remedy="give Galvatron's strategy file, train_dist.yaml or launch script",
+        )
+    notes = list(source.notes)
+    if world is None:
+        raise DocumentError(
+            source.path,
+            "does not say the number of GPUs",
+            remedy="give --num-nodes and --num-gpus-per-node",
+        )
+    layers = reader.number("num_layers", num_layers)
+    if layers is None:
+        raise DocumentError(
+            source.path,
+            "is missing, the model's configuration says it",
+            key="num_layers",
+            remedy="give --num-layers or --model",
+        )
+    for key in ("global_ep_deg", "vocab_cp"):
+        if reader.number(key, 1) != 1:
+            raise DocumentError(
+                source.path, f"is {shorten(values[key])}, and plans have 1", key=key
+            )
+    stages, tensor = reader.number("pp_deg", 1), reader.number("global_tp_deg", 1)
+    assert stages is not None
+    assert tensor is not None
+    consecutive = reader.flag("global_tp_consec", True)
+    if not consecutive and not from_shell:
+        notes.append("the newest Galvatron takes neighbours whatever global_tp_consec says")
+        consecutive = True
+    ulysses = reader.flag("use_ulysses")
+    default = str(values.get("default_dp_type", "ddp"))
+    batch = reader.number("global_batch_size", None)
+    if batch is None:
+        raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="add it")
+    zero3 = reader.flag("sdp") or default == "zero3"
+    document: dict[str, object] = {
+        "pp_deg": stages,
+        "tp_sizes_enc": [tensor] * layers,
+        "tp_consecutive_flags": [int(consecutive)] * layers,
+        "dp_types_enc": [int(zero3)] * layers,
+        "use_sp": [int(ulysses)] * layers,
+        "cp_sizes_enc": [reader.number("global_cp_deg", 1)] * layers,
+        "checkpoint": [int(reader.flag("global_checkpoint"))] * layers,
+        "world_size": world,
+        "global_bsz": batch,
+        "chunks": _chunks(reader, batch, world, stages),
+        "pipeline_type": str(values.get("pipeline_type", "gpipe")),
+        "default_dp_type": "ddp" if default == "zero3" else default,
+        "vtp": reader.number("vocab_tp", 1),
+        "vsp": int(ulysses),
+        "embed_sdp": int(reader.flag("vocab_sdp")),
+    }
+    return _strategy(source.path, document | {"vocab_sdp": document["embed_sdp"]}, world, notes)
+
+
+def _chunks(reader: _Values, batch: int, world: int, stages: int) -> int:
+    """Return the micro-batches; -1 lets the runtime take a quarter of the local batch."""
+    if str(reader.values.get("chunks", "-1")) != "-1":
+        return reader.number("chunks", 1) or 1
+    if stages == 1:
+        return 1
+    local = batch // max(1, world // stages)
+    return max(1, -(-local // 4))
+
+
+class _Values:
+    """Takes typed values out of options."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.path, self.values = path, values
+
+    def number(self, key: str, default: int | None) -> int | None:
+        value = self.values.get(key)
+        if value is None or (key == "global_tp_deg" and str(value) == "-1"):
+            return default
+        text = str(value)
+        if isinstance(value, bool) or not (
+            text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24
+        ):
+            raise DocumentError(
+                self.path, f"expected a positive integer, got {shorten(value)}", key=key
+            )
+        return int(text)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is None or str(value) == "-1":
+            return default
+        if value is True or str(value).lower() in ("1", "true"):
+            return True
+        if value is False or str(value).lower() in ("0", "false"):
+            return False
+        raise DocumentError(self.path, f"expected 0 or 1, got {shorten(value)}", key=key)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+ENGINE_VERSION = "newest (June 2026); v2.4 by the shell script"
+_STRATEGY, _TRAIN, _MODEL, _OLD = (
+    "galvatron_config.json",
+    "train_dist.yaml",
+    "model_config.yaml",
+    "train_dist_v2.4.sh",
+)
+
+
+def lower(job: Job) -> Lowered:
+    """Return a plan as Galvatron takes it; nothing is lost."""
+    files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
+    notes = [
+        "set DATA_PATH and TOKENIZER_MODEL, and GALVATRON_PATH to the folder with train_dist.py",
+        "learning rate, its schedule and the number of steps are placeholders",
+    ]
+    if _has_config(job.spec):
+        files[_MODEL] = f"# {one_line(job.spec.name)}\n" + dump_yaml(_model(job.spec))
+        if _lacks_base(job.spec):
+            notes.append(
+                "the model description does not hold the base of rotary positions: the launch asks "
+                "for ROTARY_BASE"
+            )
+        if job.spec.rotary_scaling_factor is not None:
+            notes.append(
+                f"Galvatron has no scaled rotary frequencies: the model is {job.spec.name} without "
+                "them, for training from the start and not for its weights"
+            )
+    else:
+        notes.append(
+            f"{job.spec.name} is no model of one kind of decoder layers: write {_MODEL} yourself"
+        )
+    files[_OLD] = _shell(job)
+    keys = _global_keys(job.plan)
+    if keys is not None:
+        notes.append(f"all layers are alike: the GLOBAL mode says the same with {keys}")
+    return Lowered(
+        engine="galvatron",
+        engine_version=ENGINE_VERSION,
+        plan=job.plan,
+        files=files,
+        losses=(),
+        launch=_launch(job),
+        notes=tuple(notes),
+    )
+
+
+def strategy_text(plan: Plan) -> str:
+    """Return the bytes of the documented strategy file of a plan."""
+    return json.dumps(strategy_document(plan), indent=2) + "\n"
+
+
+def is_complete(document: Mapping[str, object]) -> bool:
+    """Return whether the newest runtime reads a strategy file of somebody as it was meant.
+
+    It takes the ZeRO-3 decision of the embedding from `vocab_sdp`, while its search engine writes
+    `embed_sdp`.
+    """
+    needed = ("tp_sizes_enc", "tp_consecutive_flags", "use_sp", "vtp", "vsp", "chunks")
+    sharded = document.get("embed_sdp") in (1, "1", True)
+    return all(key in document for key in needed) and (not sharded or "vocab_sdp" in document)
+
+
+def _global_keys(plan: Plan) -> str | None:
+    """Return the GLOBAL mode's options for a plan that it can express, None for others."""
+    first = plan.layers[0]
+    each, rest = divmod(len(plan.layers), plan.num_stages)
+    even = (each,) * (plan.num_stages - 1) + (each + rest,)
+    if (
+        len(set(plan.layers)) > 1
+        or first.strided  # the newest release takes neighbours whatever global_tp_consec says
+        or plan.stage_sizes != even
+        or (plan.vocab.ulysses != first.ulysses and plan.vocab.tp > 1)
+    ):
+        return None
+    keys = {
+        "pp_deg": plan.num_stages,
+        "global_tp_deg": first.tp,
+        "global_cp_deg": first.cp,
+        "sdp": int(first.zero3),
+        "default_dp_type": plan.default_dp_type,
+        "global_checkpoint": int(first.checkpoint),
+        "pipeline_type": _pipeline(plan),
+        "use_ulysses": str(first.ulysses).lower(),
+        "vocab_tp": plan.vocab.tp,
+        "vocab_sdp": int(plan.vocab.zero3),
+    }
+    return " ".join(f"runtime.parallel.{key}={value}" for key, value in keys.items())
+
+
+def _pipeline(plan: Plan) -> str:
+    return "gpipe" if plan.pipeline_type == "gpipe" else "pipedream_flush"
+
+
+def _train(job: Job) -> str:
+    plan, spec = job.plan, job.spec
+    data = plan.world_size // plan.num_stages
+    document = {
+        "runtime": {
+            "parallel": {
+                "galvatron_config_path": f"${{oc.env:STRATEGY,{_STRATEGY}}}",
+                "pp_deg": plan.num_stages,
+                "pipeline_type": _pipeline(plan),
+                "default_dp_type": plan.default_dp_type,
+                "vocab_tp": plan.vocab.tp,
+                "vocab_sp": int(plan.vocab.ulysses),
+                "vocab_sdp": int(plan.vocab.zero3),
+                "async_grad_reduce": job.async_grad_reduce,
+                "mixed_precision": job.precision,
+                "reduce_in_fp32": job.fp32_gradients,
+            },
+            "model": {
+                "model_size": spec.name,
+                "model_config_path": f"${{oc.env:MODEL_CONFIG,{_MODEL}}}",
+                "is_moe_model": any(layer.num_experts for layer in spec.layers),
+                "set_model_config_manually": 0,
+                "set_layernum_manually": 0,
+                "set_seqlen_manually": 1,
+                "initialize_on_meta": 1,
+                "shape_order": "SBH",
+                "dropout_prob": 0.0,
+                **({"rotary_base": "${oc.env:ROTARY_BASE}"} if _lacks_base(spec) else {}),
+            },
+            "profile": {"profile": 0, "exit_after_profiling": 0},
+            "train": {
+                "train_iters": 500,
+                "lr": 3.0e-4,
+                "min_lr": 3.0e-5,
+                "lr_decay_style": "cosine",
+                "weight_decay": 0.1,
+                "adam_beta1": 0.9,
+                "adam_beta2": 0.95,
+                "clip_grad": 1.0,
+                "sequence_parallel": job.sequence_parallel,
+                "use_flash_attn": True,
+                "global_batch_size": plan.global_batch,
+                "micro_batch_size": max(1, plan.global_batch // (plan.num_microbatches * data)),
+                "chunks": plan.num_microbatches,
+                "seq_length": job.seq_length,
+            },
+            "data": {
+                "data_path": "${oc.env:DATA_PATH}",
+                "split": "949,50,1",
+                "tokenizer_type": "HuggingFaceTokenizer",
+                "tokenizer_model": "${oc.env:TOKENIZER_MODEL}",
+            },
+            "ckpt": {"load": None, "save": None},
+        }
+    }
+    return f"# Galvatron, {ENGINE_VERSION}\n" + dump_yaml(document)
+
+
+def _lacks_base(spec: ModelSpec) -> bool:
+    """Return whether a model has rotary positions of a base that its description lacks."""
+    return _has_config(spec) and not spec.learned_positions and spec.rotary_base is None
+
+
+def _has_config(spec: ModelSpec) -> bool:
+    first = spec.layers[0]
+    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
+    known = first.num_heads is not None and first.ffn_hidden_size is not None
+    return (
+        len(shapes) == 1
+        and first.causal
+        and not any(layer.cross_attention for layer in spec.layers)
+        and known
+        and spec.vocab_size is not None
+    )
+
+
+def _model(spec: ModelSpec) -> dict[str, object]:
+    layer = spec.layers[-1]
+    gated = layer.gated_mlp
+    document: dict[str, object] = {
+        "model_size": spec.name,
+        "hf_model_name_or_path": None,
+        "hidden_size": layer.hidden_size,
+        "ffn_hidden_size": layer.ffn_hidden_size,
+        "num_layers": spec.num_layers,
+        "num_attention_heads": layer.num_heads,
+        "num_query_groups": layer.num_kv_heads or layer.num_heads,
+        "kv_channels": head_dim(layer),
+        "vocab_size": spec.vocab_size,
+        "make_vocab_size_divisible_by": spec.make_vocab_size_divisible_by,
+        "normalization": "LayerNorm" if layer.norm_parameters_per_hidden == 4 else "RMSNorm",
+        "activation_func": "torch.nn.functional." + ("silu" if gated else "gelu"),
+        "gated_linear_unit": gated,
+        "add_bias_linear": layer.biases,
+        "add_qkv_bias": layer.biases or layer.qkv_biases,
+        "untie_embeddings_and_output_weights": not spec.tied_embeddings,
+    }
+    if spec.learned_positions:
+        document["position_embedding_type"] = "learned_absolute"
+    else:
+        document["position_embedding_type"] = "rope"
+        if spec.rotary_base is not None:  # a null is skipped, which would leave 10000
+            document["rotary_base"] = round(spec.rotary_base)
+    if layer.num_experts is not None:
+        document |= {
+            "num_moe_experts": layer.num_experts,
+            "moe_ffn_hidden_size": layer.ffn_hidden_size,
+            "moe_router_topk": layer.experts_per_token or 1,
+        }
+    return document
+
+
+_ASKED = {
+    "DATA_PATH": "set DATA_PATH to the prefix of the preprocessed data",
+    "TOKENIZER_MODEL": "set TOKENIZER_MODEL to a name or folder of Hugging Face",
+}
+
+
+def _launch(job: Job) -> str:
+    asked = dict(_ASKED)
+    if _lacks_base(job.spec):
+        asked["ROTARY_BASE"] = ROTARY_BASE
+    # The YAML takes them from the environment.
+    checks = " ".join(f'"{required(name, message)}"' for name, message in asked.items())
+    here = f'export STRATEGY="$PWD/{_STRATEGY}" MODEL_CONFIG="$PWD/{_MODEL}"\n'
+    path = required("GALVATRON_PATH", "set GALVATRON_PATH to the folder with train_dist.py")
+    return f": {checks}\n{here}" + torchrun(job, f'"{path}/train_dist.py" "$PWD/{_TRAIN}"')
+
+
+def _shell(job: Job) -> str:
+    """Return the launch of v2.4, whose train_dist.py takes flags."""
+    plan = job.plan
+    arguments = [
+        f"--model_size {shlex.quote(one_line(job.spec.name))}",
+        "--set_model_config_manually 0",
+        "--set_seqlen_manually 1",
+        f"--seq_length {job.seq_length}",
+        f"--global_train_batch_size {plan.global_batch}",
+        f"--chunks {plan.num_microbatches}",
+        f"--pp_deg {plan.num_stages}",
+        f"--galvatron_config_path {_STRATEGY}",
+        f"--mixed_precision {job.precision}",
+        *(["--sequence-parallel"] if job.sequence_parallel else []),
+        *([] if job.async_grad_reduce else ["--no_async_grad_reduce"]),
+        *(["--reduce_in_fp32"] if job.fp32_gradients else []),
+        "--use-flash-attn",
+        "--initialize_on_meta 1",
+        "--train-iters 500",
+        "--lr 3.0e-4",
+        f'--data-path "{required("DATA_PATH", _ASKED["DATA_PATH"])}"',
+        "--split 949,50,1",
+        "--tokenizer-type HuggingFaceTokenizer",
+        f'--tokenizer-model "{required("TOKENIZER_MODEL", _ASKED["TOKENIZER_MODEL"])}"',
+    ]
+    words = ["train_dist.py", *arguments]
+    return "# Galvatron v2.4, from the folder of the model\n" + torchrun(
+        job, " \\\n    ".join(words)
+    )

@@ -1,0 +1,235 @@
+"""What every exporter takes and gives: a job in, files and the list of what they lose out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from autopar.model import ModelSpec
+from autopar.plan import Plan
+
+__all__ = [
+    "NODE_RANK",
+    "RENDEZVOUS",
+    "ROTARY_BASE",
+    "Engine",
+    "Job",
+    "Loss",
+    "Lower",
+    "Lowered",
+    "different",
+    "flags",
+    "layer_ranges",
+    "one_line",
+    "per_value",
+    "required",
+    "search_options",
+    "shell_lines",
+    "torchrun",
+]
+
+
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A plan and everything else that a launch needs."""
+
+    plan: Plan
+    spec: ModelSpec
+    model: str
+    """As the user named it: a shipped name or a file."""
+    num_nodes: int
+    gpus_per_node: int
+    sequence_parallel: bool = True
+    async_grad_reduce: bool = True
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    fp32_gradients: bool = False
+    tensor_degree: int | None = None
+    """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
+    None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
+    fits; a plan of one degree keeps it whatever this says."""
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens per sample of the last layer type."""
+        return self.spec.layers[-1].seq_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """One thing that the engine cannot express."""
+
+    field: str
+    """Key of the strategy file, such as `tp_sizes_enc`."""
+    what: str
+    """One sentence: what the plan says, for which layers, and what the engine takes instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A plan as one engine takes it."""
+
+    engine: Engine
+    engine_version: str
+    """Release that the keys were taken from."""
+    plan: Plan
+    """What the files make the engine do; the plan itself where nothing is lost."""
+    files: Mapping[str, str]
+    """Text by file name; the first is the configuration."""
+    losses: tuple[Loss, ...]
+    """Empty when the engine does exactly what the plan says."""
+    launch: str
+    """The command of one node, with its environment; ends in a newline."""
+    notes: tuple[str, ...] = field(default=())
+    """What the user has to know besides: memory-neutral choices, keys to fill in."""
+    as_run: Mapping[str, bool] = field(default_factory=dict)
+    """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
+    plan is priced with them."""
+    search: str = ""
+    """Options of autopar-search that find plans which the engine runs as they were priced, of the
+    degrees of this one; empty where any search does."""
+
+
+Lower = Callable[[Job], Lowered]
+"""Raises InputError, one sentence, where the engine has nothing near the plan at all."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What exporters share: layers as ranges, commands in lines, launches.
+
+
+_H = TypeVar("_H", bound=Hashable)
+RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
+NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
+
+ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
+"""What is asked for where a spec does not hold it."""
+
+
+def required(name: str, message: str) -> str:
+    """Return a variable for a shell, which ends with a message where it is unset or empty."""
+    return f"${{{name}:?{message}}}"
+
+
+def one_line(name: str) -> str:
+    """Return a name that a comment of one line can hold."""
+    return " ".join(name.split())
+
+
+def layer_ranges(layers: Iterable[int]) -> str:
+    """Return layer numbers as text: `layer 3`, `layers 0-3 and 8`, `layers 0, 2 and 5-7`."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][-1] + 1 == layer:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    texts = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[1]}" for r in runs]
+    if len(texts) == 1:
+        return f"layer{'s' if '-' in texts[0] else ''} {texts[0]}"
+    return f"layers {', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def per_value(values: Sequence[_H], text: Callable[[_H], str] = str) -> str:
+    """Return per-layer values as text, in the order of layers: `2 (layers 0-3), 4 (layers 4-7)`."""
+    groups: dict[_H, list[int]] = {}
+    for layer, value in enumerate(values):
+        groups.setdefault(value, []).append(layer)
+    return ", ".join(
+        f"{text(value)} ({layer_ranges(layers)})"
+        for value, layers in sorted(groups.items(), key=lambda item: item[1][0])
+    )
+
+
+def torchrun(job: Job, script: Sequence[str] | str) -> str:
+    """Return the command of one node: torchrun over all nodes, then `script`.
+
+    Words are quoted, a text is taken as it is. On several nodes MASTER_ADDR, MASTER_PORT and
+    NODE_RANK come from the environment.
+    """
+    tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
+    if job.num_nodes == 1:
+        where = ["--standalone"]
+    else:
+        where = [
+            f"--node-rank {NODE_RANK}",
+            f"--rdzv-backend c10d --rdzv-id autopar --rdzv-endpoint {RENDEZVOUS}",
+        ]
+    return shell_lines(
+        [
+            f"torchrun --nnodes {job.num_nodes} --nproc-per-node {job.gpus_per_node}",
+            *where,
+            tail,
+        ]
+    )
+
+
+def shell_lines(parts: Sequence[str]) -> str:
+    """Return one shell command over several lines; ends in a newline."""
+    return " \\\n    ".join(parts) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# How an engine runs a plan, as options of the search: to price it, and to search again.
+#
+# What the search takes for granted, such as sequence parallelism, an engine may do otherwise. Each
+# exporter says how its engine does it; what differs from the job is priced, and the options that a
+# new search needs are put into one line.
+
+
+_FLAGS = {
+    ("sequence_parallel", True): "--sequence-parallel",
+    ("sequence_parallel", False): "--no-sequence-parallel",
+    ("async_grad_reduce", True): "--async-grad-reduce",
+    ("async_grad_reduce", False): "--no-async-grad-reduce",
+    ("fp32_gradients", True): "--fp32-gradients",
+    ("fp32_gradients", False): "--no-fp32-gradients",
+}
+_DEFAULTS = {"sequence_parallel": True, "async_grad_reduce": True, "fp32_gradients": False}
+
+
+def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the options that an engine runs otherwise than the job was priced.
+
+    When a micro-batch is the whole step it makes no difference when gradients are reduced, nor
+    in fp32 how they are.
+    """
+    return {
+        name: value
+        for name, value in runs.items()
+        if getattr(job, name) != value
+        and not (name == "async_grad_reduce" and plan.num_microbatches == 1)
+        and not (name == "fp32_gradients" and job.precision == "fp32")
+    }
+
+
+def flags(options: Mapping[str, bool]) -> str:
+    """Return options as they are typed."""
+    return " ".join(_FLAGS[item] for item in options.items())
+
+
+def search_options(plan: Plan, runs: Mapping[str, bool], more: Sequence[str] = ()) -> str:
+    """Return a line of options whose search finds plans of these degrees that lose nothing.
+
+    more : options of the engine, such as `--max-pp-deg 1`.
+    """
+    words = list(more)
+    words += [_FLAGS[item] for item in runs.items() if item[1] != _DEFAULTS[item[0]]]
+    layer = plan.layers[0]
+    rules = [f"tp={layer.tp}", f"vtp={plan.vocab.tp}"]
+    if layer.tp > 1 and layer.ulysses:
+        words.append("--sp-space tp+sp")
+        rules += ["ulysses=1", "vulysses=1"]
+    if layer.cp > 1:
+        words.append(f"--max-cp-deg {layer.cp}")
+        rules.append(f"cp={layer.cp}")
+    if layer.zero3:
+        rules += ["zero3=1", "vzero3=1"]
+    else:
+        kind = " --default-dp-type zero2" if plan.default_dp_type == "zero2" else ""
+        words.append(f"--disable-sdp{kind}")
+    return " ".join([*words, f"--pin {','.join(rules)}"])

@@ -1,0 +1,273 @@
+"""The nearest plan that treats all layers alike, for engines with one degree for the whole model.
+
+What an engine takes is a `Reach`; the losses are the differences between the plan and the nearest
+one, so that a plan that is taken as it is loses nothing. Where two values make ranks do the same
+(a strided group of one rank, ZeRO over one rank) the plan's own is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autopar.errors import InputError
+from autopar.model import ModelSpec
+from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from search.engines.job import Job, Loss, per_value
+
+__all__ = [
+    "DataMode",
+    "Reach",
+    "Shape",
+    "kv_heads_problems",
+    "nearest",
+    "refuse_stages",
+    "whole_sequences",
+]
+
+DataMode = Literal["ddp", "zero2", "zero3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Degrees that all layers share."""
+
+    tp: int
+    ulysses: bool
+    cp: int
+
+
+def _same_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
+    return mode
+
+
+def _no_problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What an engine with one degree for all layers can do."""
+
+    title: str
+    """The engine as it is called in a sentence."""
+    ulysses: bool = False
+    context: bool = False
+    layer_checkpoints: bool = False
+    data_mode: Callable[[DataMode, Shape, int], DataMode] = _same_mode
+    """The nearest way to keep replicas, from the plan's way, the degrees and the data degree."""
+    problems: Callable[[Shape, ModelSpec], tuple[str, ...]] = _no_problems
+    """Rules of the engine beyond those of `autopar.plan`, one text per broken one."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a key of the strategy file cannot be kept, where it is not `_REASONS`' text."""
+
+
+_REASONS = {
+    "tp_sizes_enc": "has one tensor degree for all layers",
+    "use_sp": "has no Ulysses",
+    "cp_sizes_enc": "has no context parallelism",
+    "tp_consecutive_flags": "places tensor groups on neighbouring ranks",
+    "dp_types_enc": "shards all layers alike",
+    "checkpoint": "recomputes all layers or none",
+    "default_dp_type": "shards all layers alike",
+    "vtp": "shards embedding and head by the degree of the layers",
+    "vsp": "shards embedding and head as the layers",
+    "embed_sdp": "shards embedding and head as the layers",
+}
+
+
+def kv_heads_problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the rule that a tensor degree divides the key-value heads, where it is broken."""
+    if shape.ulysses:
+        return ()
+    return tuple(
+        f"kv_heads({heads}) % tp({shape.tp}) = {heads % shape.tp} != 0"
+        for heads in sorted({layer.num_kv_heads or shape.tp for layer in spec.layers})
+        if heads % shape.tp
+    )
+
+
+def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
+    """Return the nearest plan that the engine can express, and what it changes.
+
+    Of several tensor degrees it takes `Job.tensor_degree`, else the largest that is legal;
+    all layers are ZeRO-3 or checkpointed where one is, so that memory does not grow by either.
+
+    Raises
+    ------
+    InputError
+        Where no degree is legal.
+    """
+    refused = ""
+    for shape in _shapes(job, reach):
+        problems = reach.problems(shape, job.spec)
+        for plan in () if problems else _plans(job, reach, shape):
+            problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
+            if not problems:
+                return plan, tuple(_losses(job.plan, plan, reach, refused))
+        refused = refused or problems[0]
+    wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
+    raise InputError(
+        f"{reach.title} takes no plan near this one{wanted}: {refused}; "
+        "search again with one degree for all layers (--fine-grained-mode 0)"
+    )
+
+
+def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
+    """Yield the degrees to try, the one to prefer first."""
+    plan = job.plan
+    ranks = plan.world_size // plan.num_stages
+    present = {_shape(layer, reach) for layer in plan.layers}
+    ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
+    if job.tensor_degree is not None and len({s.tp for s in present}) > 1:
+        wanted = [s for s in ordered if s.tp == job.tensor_degree]
+        tp, most = job.tensor_degree, ordered[0]
+        yield from wanted
+        if not wanted:
+            if most.ulysses and tp > 1:
+                yield Shape(tp=tp, ulysses=True, cp=1)
+            yield Shape(tp=tp, ulysses=False, cp=1)
+        return
+    yield from ordered
+    largest = ordered[0]
+    kinds = (largest.ulysses, not largest.ulysses) if reach.ulysses else (False,)
+    for tp in range(largest.tp * largest.cp, 0, -1):
+        for cp in sorted({largest.cp, 1}, reverse=True):
+            for ulysses in kinds:
+                shape = Shape(tp=tp, ulysses=ulysses and tp > 1, cp=cp)
+                if ranks % (tp * cp) == 0 and shape not in present:
+                    yield shape
+
+
+def _shape(layer: LayerStrategy, reach: Reach) -> Shape:
+    tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
+    return Shape(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
+
+
+def _plans(job: Job, reach: Reach, shape: Shape) -> Iterator[Plan]:
+    """Yield the plans of one shape, which differ in the vocabulary's layers only."""
+    plan = job.plan
+    ranks = plan.world_size // plan.num_stages
+    mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
+    everywhere = any(layer.checkpoint for layer in plan.layers)
+    layers = tuple(
+        LayerStrategy(
+            tp=shape.tp,
+            ulysses=shape.ulysses if shape.tp > 1 else layer.ulysses,
+            cp=shape.cp,
+            zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
+            checkpoint=layer.checkpoint if reach.layer_checkpoints else everywhere,
+            strided=layer.strided and shape.tp in (1, ranks) and layer.tp == shape.tp,
+        )
+        for layer in plan.layers
+    )
+    for vocab in _vocabularies(plan.vocab, shape):
+        own = Shape(tp=vocab.tp, ulysses=vocab.ulysses, cp=1)
+        zero3 = mode == "zero3" if _replicas(ranks, own) > 1 else plan.vocab.zero3
+        sharded = dataclasses.replace(vocab, zero3=zero3)
+        copies = _replicas(ranks, shape) > 1 or _replicas(ranks, own) > 1
+        default = plan.default_dp_type if mode == "zero3" or not copies else mode
+        yield dataclasses.replace(plan, layers=layers, vocab=sharded, default_dp_type=default)
+
+
+def _vocabularies(vocab: VocabStrategy, shape: Shape) -> list[VocabStrategy]:
+    """Return embedding and head under an engine that splits their tokens as the layers do.
+
+    With context parallelism alone the tokens of a rank are a piece of a sequence: as many as
+    whole samples over as many ranks, or as Ulysses of that degree.
+    """
+    same = VocabStrategy(tp=shape.tp, ulysses=shape.ulysses if shape.tp > 1 else vocab.ulysses)
+    if shape.cp == 1 or shape.tp > 1:
+        return [same]
+    pieces = VocabStrategy(tp=shape.cp, ulysses=True)
+    return [pieces, same] if (vocab.tp, vocab.ulysses) == (shape.cp, True) else [same, pieces]
+
+
+def _replicas(ranks: int, shape: Shape) -> int:
+    """Ranks of a stage that hold the same parameters when nothing is sharded by ZeRO."""
+    return ranks if shape.ulysses else ranks // shape.tp
+
+
+def _data_mode(plan: Plan) -> DataMode:
+    """ZeRO-3 where any layer, embedding or head that has replicas is ZeRO-3, else the default."""
+    ranks = plan.world_size // plan.num_stages
+    parts = [(Shape(tp=s.tp, ulysses=s.ulysses, cp=1), s.zero3) for s in plan.layers]
+    vocab = plan.vocab
+    parts.append((Shape(tp=vocab.tp, ulysses=vocab.ulysses, cp=1), vocab.zero3))
+    sharded = any(zero3 and _replicas(ranks, shape) > 1 for shape, zero3 in parts)
+    return "zero3" if sharded else plan.default_dp_type
+
+
+def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss]:
+    """Yield what differs, a key of the strategy file each."""
+
+    def reason(key: str) -> str:
+        return f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
+
+    def layers(key: str, text: Callable[[LayerStrategy], str]) -> Iterator[Loss]:
+        before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
+        if before != after:
+            yield Loss(
+                field=key,
+                what=f"the plan has {per_value(before)}; {reason(key)}, "
+                f"so it takes {per_value(after) if len(set(after)) > 1 else after[0]}",
+            )
+
+    def single(key: str, before: object, after: object, text: Callable[[object], str]) -> Loss:
+        what = f"the plan has {text(before)}; {reason(key)}, so it takes {text(after)}"
+        return Loss(field=key, what=what)
+
+    for loss in layers("tp_sizes_enc", lambda s: f"degree {s.tp}"):
+        because = f" ({refused})" if refused else ""
+        yield dataclasses.replace(loss, what=loss.what + because)
+    yield from layers("use_sp", lambda s: "Ulysses" if s.ulysses else "tensor parallelism")
+    yield from layers("cp_sizes_enc", lambda s: f"context degree {s.cp}")
+    yield from layers(
+        "tp_consecutive_flags", lambda s: "strided groups" if s.strided else "neighbours"
+    )
+    default = f"{plan.default_dp_type}"
+    yield from layers("dp_types_enc", lambda s: "zero3" if s.zero3 else default)
+    yield from layers("checkpoint", lambda s: "checkpoints" if s.checkpoint else "no checkpoints")
+    if near.default_dp_type != plan.default_dp_type:
+        yield single("default_dp_type", plan.default_dp_type, near.default_dp_type, str)
+    a, b = plan.vocab, near.vocab
+    if a.tp != b.tp:
+        yield single("vtp", a.tp, b.tp, lambda v: f"degree {v} for embedding and head")
+    if a.ulysses != b.ulysses:
+        yield single(
+            "vsp", a.ulysses, b.ulysses, lambda v: f"{'Ulysses' if v else 'vocabulary'} sharding"
+        )
+    if a.zero3 != b.zero3:
+        yield single(
+            "embed_sdp",
+            a.zero3,
+            b.zero3,
+            lambda v: f"{'zero3' if v else default} for embedding and head",
+        )
+
+
+def refuse_stages(job: Job, title: str, how: str) -> None:
+    """Raise InputError for a plan of several stages, with how the engine builds them instead."""
+    plan = job.plan
+    if plan.num_stages > 1:
+        sizes = "+".join(map(str, plan.stage_sizes))
+        raise InputError(
+            f"{title} has no pipeline, and the plan has {plan.num_stages} stages of {sizes} "
+            f"layers{how}; export to megatron, torchtitan or galvatron, or search again with "
+            "--max-pp-deg 1"
+        )
+
+
+def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
+    """Return the loss of an engine whose tensor parallelism has no sequence parallelism."""
+    layer = near.layers[0]
+    if not job.sequence_parallel or layer.tp == 1 or layer.ulysses:
+        return ()
+    what = (
+        f"the plan counts on Megatron sequence parallelism; {title} keeps whole sequences between "
+        f"the tensor-parallel blocks, so activations need more memory than predicted "
+        "(--no-sequence-parallel predicts it)"
+    )
+    return (Loss(field="sequence_parallel", what=what),)

@@ -1,0 +1,454 @@
+"""Planner: documents in, the fastest plan that fits out, with bound, gap and alternatives.
+
+Tables are built once per set of batch sizes; changing the memory constraint re-solves on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import OptionError
+from autopar.hardware import HardwareProfile
+from autopar.model import ModelProfile, ModelSpec
+from autopar.plan import Plan
+from autopar.sources import Source
+from autopar.units import GIB, format_bytes
+from search.cost.memory import reserved_bytes
+from search.cost.model import CostModel
+from search.cost.tables import PlanTables
+from search.options import SearchOptions, option_record
+from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
+from search.planner.prediction import allocation_budget, predict, probabilities_faster
+from search.planner.result import Alternative, Infeasibility, Prediction, SearchResult, SearchStats
+from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
+
+__all__ = [
+    "FRONTIER_STEPS",
+    "Planner",
+    "StageSolution",
+    "TableSolution",
+    "finite",
+    "restrict",
+    "solve_stage",
+    "solve_tables",
+    "stage_mask",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Pins and forbidden rules on priced tables: what the planner may not use becomes invalid.
+
+
+def _with(tables: PlanTables, **arrays: Any) -> PlanTables:
+    return replace(tables, **arrays)
+
+
+def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
+    """Return (stages, S) which strategies the rules about stages allow; None without such rules."""
+    if not rules.has_stage_rules:
+        return None
+    stages = int(tables.table_stages.max())
+    return np.array([[rules.allows_stage(j, s) for s in tables.strategies] for j in range(stages)])
+
+
+def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
+    """Apply pins of layers and the data degree to `valid`; differently pinned layers get types."""
+    valid = tables.valid
+    if space.only_data_degree_1:
+        ranks = tables.world_size // tables.table_stages
+        shards = np.array([s.tp * s.cp for s in space.strategies])
+        valid = valid & (ranks[:, None] == shards)[:, None, :]
+        tables = _with(tables, valid=valid)
+    if not rules.rules:
+        return tables
+    masks: dict[tuple[int, tuple[bool, ...]], int] = {}
+    types = []
+    for layer, kind in enumerate(tables.layer_type.tolist()):
+        mask = tuple(rules.allows_layer(layer, s) for s in space.strategies)
+        types.append(masks.setdefault((kind, mask), len(masks)))
+    source = np.array([kind for kind, _ in masks], dtype=np.int64)
+    allowed = np.array([mask for _, mask in masks], dtype=np.bool_)
+    second = (
+        "forward_s",
+        "backward_s",
+        "tail_s",
+        "activation_bytes",
+        "shared_bytes",
+        "redistribute_forward_s",
+        "redistribute_backward_s",
+        "send_s",
+    )
+    arrays = {name: getattr(tables, name)[:, source] for name in second}
+    for name in ("static_bytes", "transient_bytes"):
+        arrays[name] = getattr(tables, name)[:, :, source]
+    arrays["valid"] = valid[:, source] & allowed
+    return _with(
+        tables,
+        layer_type=np.array(types, dtype=np.int32),
+        **{name: np.ascontiguousarray(array) for name, array in arrays.items()},
+    )
+
+
+def finite(tables: PlanTables) -> PlanTables:
+    """Return the tables with zeros where rows are not valid; the core reads valid rows only."""
+    layer = {
+        name: np.where(tables.valid, getattr(tables, name), 0.0)
+        for name in ("forward_s", "backward_s", "tail_s")
+    }
+    vocab = {
+        name: np.where(tables.vocab_valid[:, None, :], getattr(tables, name), 0.0)
+        for name in ("vocab_forward_s", "vocab_backward_s", "vocab_tail_s")
+    }
+    return _with(tables, **layer, **vocab)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+FRONTIER_STEPS = 64
+"""At most so many points of `Planner.frontier`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Built:
+    """The search space of some batch sizes, priced."""
+
+    space: SearchSpace
+    tables: PlanTables
+    stage_allowed: NDArray[np.bool_] | None
+
+
+class Planner:
+    """Solves one model on one cluster, again and again on the same tables.
+
+    Parameters
+    ----------
+    model : a name as for `--model`, or the documents (ModelSpec, ModelProfile).
+    hardware : a name as for `--hardware` (`h100:4x8`), or a HardwareProfile.
+    options : fields of `SearchOptions`; `memory_constraint_gib` in GiB.
+
+    Raises
+    ------
+    InputError, OptionError : the inputs or options cannot be planned with.
+    """
+
+    def __init__(
+        self,
+        model: str | tuple[ModelSpec, ModelProfile],
+        hardware: str | HardwareProfile,
+        **options: Any,
+    ) -> None:
+        from search.question import open_documents
+
+        self._set(*open_documents(model, hardware, options))
+
+    @classmethod
+    def from_documents(
+        cls,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions | None = None,
+    ) -> Planner:
+        """Return a planner on loaded documents, with exactly these options."""
+        planner = cls.__new__(cls)
+        planner._set(spec, profile, hardware, options or SearchOptions())
+        return planner
+
+    def _set(
+        self,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        hardware: HardwareProfile,
+        options: SearchOptions,
+    ) -> None:
+        self.spec = spec
+        self.profile = profile
+        self.hardware = hardware
+        self.options = options
+        _check(self.options, hardware)
+        self.rules = parse_rules(self.options.pin, self.options.forbid)
+        _check_rules(self.rules, spec)
+        self._built: dict[tuple[int, ...], _Built] = {}
+        self._cost = CostModel(spec, profile, hardware, self.options)
+
+    def solve(
+        self,
+        memory_constraint_bytes: float | None = None,
+        global_batch_sizes: Sequence[int] | None = None,
+        *,
+        memory_constraint_gib: float | None = None,
+        top: int | None = None,
+    ) -> SearchResult:
+        """Return the plan with the highest throughput within the memory constraint.
+
+        The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
+        default to the options; tables of batch sizes seen before are reused.
+        """
+        memory = self.options.memory_constraint_bytes
+        if memory_constraint_gib is not None:
+            memory = memory_constraint_gib * GIB
+        if memory_constraint_bytes is not None:
+            memory = memory_constraint_bytes
+        batches = tuple(global_batch_sizes or global_batches(self.options))
+        wall, cpu = time.perf_counter(), time.process_time()
+        built = self._tables(batches)
+        solution = solve_tables(
+            built.tables,
+            max(0, allocation_budget(memory, self.options)),
+            threads=self.options.threads,
+            alternatives=max(0, self.options.top if top is None else top),
+            time_limit_s=self.options.time_limit_s,
+            uniform=built.space.uniform,
+            division=self.options.pp_division or (),
+            stage_allowed=built.stage_allowed,
+        )
+        return self._result(built, solution, memory, wall, cpu)
+
+    def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
+        """Return the prediction of any plan, legal or not, fitting or not."""
+        memory = self.options.memory_constraint_bytes
+        if memory_constraint_bytes is not None:
+            memory = memory_constraint_bytes
+        return predict(self._fresh_cost(), plan, memory)
+
+    def frontier(self) -> list[SearchResult]:
+        """Return the optimum at every memory constraint where it changes, largest first.
+
+        Starts at the options' constraint, with alternatives there only. Each next search allows
+        one byte less than the plan found needs, and n 64ths less than the start after n steps,
+        so that a long row of single layers changing is thinned out.
+        """
+        results = [self.solve()]
+        most = self.options.memory_constraint_bytes
+        while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
+            used = max(s.reserved_bytes for s in results[-1].prediction.stages)
+            grid = most - most * len(results) / FRONTIER_STEPS
+            results.append(self.solve(min(used - 1, grid), top=0))
+        return results
+
+    def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
+        """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
+        options = replace(self.options, pin=(*self.options.pin, rule))
+        batches = None if baseline.plan is None else (baseline.plan.global_batch,)
+        pinned = Planner.from_documents(self.spec, self.profile, self.hardware, options)
+        return pinned.solve(global_batch_sizes=batches)
+
+    def _fresh_cost(self) -> CostModel:
+        """Return a cost model whose notes will be about one plan only."""
+        return CostModel(self.spec, self.profile, self.hardware, self.options)
+
+    def _tables(self, batches: tuple[int, ...]) -> _Built:
+        if batches not in self._built:
+            self._built[batches] = self._build(batches)
+        return self._built[batches]
+
+    def _build(self, batches: tuple[int, ...]) -> _Built:
+        space = build_space(
+            self.options,
+            world_size=self.hardware.world_size,
+            num_layers=self.spec.num_layers,
+            batches=batches,
+            rules=self.rules,
+        )
+        tables = self._cost.tables(
+            space.strategies,
+            space.vocab,
+            space.tables,
+            space.candidates,
+            self.options.pipeline_type,
+        )
+        tables = restrict(tables, space, self.rules)
+        return _Built(
+            space=space, tables=finite(tables), stage_allowed=stage_mask(tables, self.rules)
+        )
+
+    def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
+        tables = built.tables
+        n = int(tables.candidate_table[choice.candidate])
+        m = int(tables.candidate_microbatches[choice.candidate])
+        return Plan(
+            world_size=tables.world_size,
+            num_stages=int(tables.table_stages[n]),
+            stage_sizes=choice.stage_sizes,
+            layers=tuple(tables.strategies[s] for s in choice.strategy_index),
+            vocab=tables.vocab[choice.vocab_index],
+            global_batch=int(tables.table_microbatch[n]) * m,
+            num_microbatches=m,
+            pipeline_type=tables.pipeline_type,
+            default_dp_type=tables.table_dp[n],
+        )
+
+    def _result(
+        self, built: _Built, solution: TableSolution, memory: float, wall: float, cpu: float
+    ) -> SearchResult:
+        best: Plan | None = None
+        prediction: Prediction | None = None
+        cost = self._fresh_cost()
+        bound = 0.0
+        if solution.candidate >= 0:
+            best = self._plan(built, solution)
+            prediction = predict(cost, best, memory)
+            bound = prediction.samples_per_s
+            if solution.status != "optimal":
+                bound = max(bound, 1.0 / solution.bound_s_per_sample)
+        elif solution.status == "time_limit" and solution.bound_s_per_sample > 0:
+            bound = 1.0 / solution.bound_s_per_sample
+        if prediction is None:
+            gap = 0.0 if solution.status == "infeasible" else float("inf")
+        else:
+            gap = bound / prediction.samples_per_s - 1.0
+        return SearchResult(
+            status=solution.status,
+            plan=best,
+            prediction=prediction,
+            bound_samples_per_s=bound,
+            gap=gap,
+            alternatives=tuple(self._alternatives(built, best, solution)),
+            infeasibility=self._infeasibility(built, solution, memory),
+            defaults_used=tuple(cost.defaults_used),
+            notes=tuple(cost.notes),
+            options=option_record(self.options, memory),
+            sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
+            estimated=self.hardware.estimated or self.profile.estimated,
+            synthetic=self.hardware.synthetic or self.profile.synthetic,
+            stats=SearchStats(
+                states=solution.states,
+                candidates=solution.items,
+                opened=solution.opened,
+                cpu_s=time.process_time() - cpu,
+                wall_s=time.perf_counter() - wall,
+            ),
+        )
+
+    def _alternatives(
+        self, built: _Built, best: Plan | None, solution: TableSolution
+    ) -> Sequence[Alternative]:
+        if best is None:
+            return ()
+        found = []
+        others = [self._plan(built, choice) for choice in solution.alternatives]
+        faster = probabilities_faster(self._cost, best, others)
+        for choice, other, probability in zip(solution.alternatives, others, faster, strict=True):
+            speed = other.global_batch / choice.step_time_s
+            found.append(
+                Alternative(
+                    plan=other,
+                    step_time_s=choice.step_time_s,
+                    samples_per_s=speed,
+                    bound_samples_per_s=speed,
+                    differs_by=_difference(best, other),
+                    probability_faster=probability,
+                )
+            )
+        return found
+
+    def _infeasibility(
+        self, built: _Built, solution: TableSolution, memory: float
+    ) -> Infeasibility | None:
+        if solution.status != "infeasible":
+            return None
+        if solution.smallest_budget_bytes == 0:
+            return Infeasibility(
+                stage=0,
+                num_stages=0,
+                missing_bytes=0,
+                smallest_budget_bytes=0,
+                reason=(
+                    "no combination of the allowed strategies is legal for this model and batch "
+                    "(degrees must divide heads, widths, sequence and batch), whatever the memory"
+                ),
+            )
+        n = int(built.tables.candidate_table[solution.binding_candidate])
+        need = reserved_bytes(solution.smallest_budget_bytes, self.options)
+        missing = need - int(memory)
+        stages = int(built.tables.table_stages[n])
+        return Infeasibility(
+            stage=solution.binding_stage,
+            num_stages=stages,
+            missing_bytes=missing,
+            smallest_budget_bytes=need,
+            reason=(
+                f"stage {solution.binding_stage} of {stages} of the smallest possible plan "
+                f"needs {format_bytes(need)}, {format_bytes(missing)} more than the constraint"
+            ),
+        )
+
+
+def _difference(best: Plan, other: Plan) -> str:
+    """Return what distinguishes an alternative from the best plan, most important first."""
+    words = []
+    if other.num_stages != best.num_stages:
+        words.append(f"p={other.num_stages}")
+    if other.default_dp_type != best.default_dp_type:
+        words.append(other.default_dp_type)
+    degrees = [_degrees(plan) for plan in (best, other)]
+    if degrees[0] != degrees[1]:
+        words.append("layers " + "/".join(degrees[1]))
+    if other.vocab != best.vocab:
+        kind = "vsp" if other.vocab.ulysses else "vtp"
+        zero3 = "" if other.vocab.zero3 == best.vocab.zero3 else " without zero3"
+        if other.vocab.zero3:
+            zero3 = " zero3"
+        words.append(f"{kind}={other.vocab.tp}{zero3}")
+    if (other.global_batch, other.num_microbatches) != (best.global_batch, best.num_microbatches):
+        words.append(f"G={other.global_batch} m={other.num_microbatches}")
+    return ", ".join(words) or "other strategies"
+
+
+def _degrees(plan: Plan) -> list[str]:
+    kinds = sorted({(s.tp, s.ulysses, s.cp) for s in plan.layers})
+    return [
+        ("ulysses" if ulysses else "tp") + str(t) + (f"-cp{c}" if c > 1 else "")
+        for t, ulysses, c in kinds
+    ]
+
+
+def _calibrated(options: SearchOptions) -> tuple[Source, ...]:
+    source = None if options.calibration is None else options.calibration.source
+    return () if source is None else (source,)
+
+
+def _check(options: SearchOptions, hardware: HardwareProfile) -> None:
+    positive = {
+        "--memory-constraint": options.memory_constraint_bytes,
+        "--min-bsz": options.min_bsz,
+        "--max-bsz": options.max_bsz,
+        "--bsz-scale": options.bsz_scale,
+        "--settle-bsz": options.settle_bsz,
+        "--settle-chunk": options.settle_chunk,
+        "--max-tp-deg": options.max_tp_deg,
+        "--max-sp-deg": options.max_sp_deg,
+        "--max-cp-deg": options.max_cp_deg,
+        "--max-pp-deg": options.max_pp_deg,
+        "--threads": options.threads,
+    }
+    for name, value in positive.items():
+        if value is not None and not value > 0:
+            raise OptionError(f"{name} is {value}, expected a positive number")
+    if options.reserve_fraction < 0 or options.context_bytes < 0:
+        raise OptionError("--reserve and --context-gib must not be negative")
+    if hardware.world_size < 1:
+        raise OptionError(f"the cluster has {hardware.world_size} GPUs, expected at least 1")
+    ulysses = "sp" in options.sp_space.split("+") and not options.disable_sp
+    measured = any(operation == "all2all" for operation, _ in hardware.curves)
+    if ulysses and not measured and hardware.world_size > 1:
+        raise OptionError(
+            f"--sp-space {options.sp_space} needs measured all-to-all times (sp_time_*.json), "
+            "which the hardware profile lacks; make the file with `torchrun -m profiler.hardware` "
+            "or use --sp-space tp"
+        )
+
+
+def _check_rules(rules: Rules, spec: ModelSpec) -> None:
+    last = rules.last_layer()
+    if last is not None and last >= spec.num_layers:
+        raise OptionError(
+            f"a pin names layer {last}, the layers of {spec.name} are 0-{spec.num_layers - 1}"
+        )

@@ -1,0 +1,560 @@
+"""Shows one priced execution to a person: time, memory, rates, requirements, assumptions.
+
+Every table is at most 80 columns wide, and says the same without colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autopar.units import format_bytes, format_count, format_seconds
+from search.closed_form.calculon.exploration import Objective
+from search.closed_form.questions import Answer, Part, Point
+from search.closed_form.tuners import TuningResult
+from search.closed_form.validation import SOURCE, Check, errors_of
+from search.report.plan import make_table, print_heading, print_item, print_line
+
+__all__ = [
+    "WIDTH",
+    "by_strategy",
+    "efficiencies",
+    "format_rate",
+    "json_document",
+    "none_sentence",
+    "show_answer",
+    "show_assumed",
+    "show_frontier",
+    "show_layers",
+    "show_lists",
+    "show_memory_parts",
+    "show_pairs",
+    "show_scaling",
+    "show_sweep",
+    "show_time_parts",
+    "show_title",
+    "show_tuning",
+    "show_validation",
+    "subject",
+    "tuning_document",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Shows what searches of an analytic model found: the best, where their time goes, what scales.
+#
+# Every table is at most 80 columns wide, and says the same without colours.
+
+
+WIDTH = 80
+_BROKEN_DOWN = 6
+"""Executions whose time and memory are taken apart, at most."""
+_SHOWN = 30
+"""Points of a frontier that a table has, at most."""
+
+
+def subject(answer: Answer, unit: str) -> str:
+    """Return what was searched: the processors and the strategy."""
+    text = format_count(answer.processors, unit)
+    return text if answer.strategy is None else f"{text}, {answer.strategy}"
+
+
+def show_answer(
+    console: Console, answer: Answer, *, unit: str, legend: str, alone: bool = True
+) -> None:
+    """Print the best executions of one search, their time and memory, and what was left out.
+
+    unit : what is counted, 'processor' or 'GPU'. legend : what the letters of executions mean.
+    alone : no other search follows, which would say where time and memory go.
+    """
+    print_heading(console, subject(answer, unit))
+    if answer.best:
+        table = _table("#", "samples/s", "step", "memory", "of all", "execution", left=1)
+        for place, point in enumerate(answer.best, 1):
+            table.add_row(
+                str(place),
+                f"{point.rate_per_s:.5g}",
+                format_seconds(point.time_s),
+                format_bytes(point.memory_bytes),
+                _percent(point.memory_bytes / answer.capacity_bytes),
+                f"{point.degrees}, {point.switches}",
+            )
+        console.print(table)
+        if legend:
+            print_line(console, legend, style="dim")
+    _show_counts(console, answer)
+    if alone:
+        best = {f"#{place}": (answer, point) for place, point in enumerate(answer.best, 1)}
+        _show_parts(console, dict(list(best.items())[:_BROKEN_DOWN]))
+
+
+def show_frontier(console: Console, answer: Answer) -> None:
+    """Print what nothing beats in both time per sample and memory, fastest first."""
+    if not answer.frontier:
+        return
+    shown = _spread(answer.frontier)
+    print_heading(console, "frontier: less memory only for more time")
+    table = _table("memory", "of all", "samples/s", "step", "execution")
+    for point in shown:
+        table.add_row(
+            format_bytes(point.memory_bytes),
+            _percent(point.memory_bytes / answer.capacity_bytes),
+            f"{point.rate_per_s:.5g}",
+            format_seconds(point.time_s),
+            point.degrees,
+        )
+    console.print(table)
+    if len(shown) < len(answer.frontier):
+        print_line(
+            console, f"{len(shown)} of {len(answer.frontier)} points; --json has all", style="dim"
+        )
+
+
+def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> None:
+    """Print the best of every search side by side, and how well more processors are used."""
+    if len(answers) < 2:
+        return
+    named = any(answer.strategy for answer in answers)
+    if len({answer.processors for answer in answers}) > 1:
+        print_heading(console, "scaling")
+        heads = (f"{unit}s", *(["strategy"] if named else []))
+        table = _table(*heads, "samples/s", "of each", "efficiency", "step", "execution")
+        for group in by_strategy(answers):
+            for answer, share in zip(group, efficiencies(group), strict=True):
+                table.add_row(*_scaled(answer, share, named=named))
+        console.print(table)
+        print_line(
+            console,
+            f"of each: samples/s per {unit}; efficiency: that against the first with an answer",
+            style="dim",
+        )
+    _show_parts(
+        console,
+        {
+            f"{answer.processors}" + (f" {answer.strategy}" if named else ""): (answer, best)
+            for answer in answers
+            for best in answer.best[:1]
+        },
+    )
+
+
+def _scaled(answer: Answer, share: float | None, *, named: bool) -> list[str]:
+    head = [str(answer.processors), *([answer.strategy or ""] if named else [])]
+    if share is None:
+        return [*head, "", "", "", "", "none can run"]
+    best = answer.best[0]
+    return [
+        *head,
+        f"{best.rate_per_s:.5g}",
+        f"{best.rate_per_s / answer.processors:.4g}",
+        _percent(share),
+        format_seconds(best.time_s),
+        best.degrees,
+    ]
+
+
+def show_sweep(
+    console: Console, answers: Sequence[Answer], paths: Sequence[str], *, unit: str
+) -> None:
+    """Print the best execution at every setting of a sweep, of one number of processors."""
+    print_heading(console, f"sweep on {subject(answers[0], unit)}")
+    heads = ["value" if len(paths) == 1 else f"value {n}" for n, _ in enumerate(paths, 1)]
+    for head, path in zip(heads, paths, strict=True):
+        print_line(console, f"{head} = {path}")
+    table = _table(*heads, "samples/s", "change", "step", "memory", "of all", "best")
+    first = next((answer.best[0] for answer in answers if answer.best), None)
+    names: dict[str, str] = {}
+    for answer in answers:
+        values = [f"{value:.6g}" for value in answer.values]
+        if not answer.best or first is None:
+            table.add_row(*values, "", "", "", "", "", "none can run")
+            continue
+        best = answer.best[0]
+        words = f"{best.degrees}, {best.switches}"
+        table.add_row(
+            *values,
+            f"{best.rate_per_s:.5g}",
+            f"{(best.rate_per_s / first.rate_per_s - 1) * 100:+.1f} %",
+            format_seconds(best.time_s),
+            format_bytes(best.memory_bytes),
+            _percent(best.memory_bytes / answer.capacity_bytes),
+            names.setdefault(words, _letters(len(names))),
+        )
+    console.print(table)
+    table = _table("best", "execution", left=1)
+    for words, name in names.items():
+        table.add_row(name, words)
+    console.print()
+    console.print(table)
+
+
+def show_assumed(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
+    """Print lists of sentences under their headings, empty ones left out."""
+    for heading, items in lists.items():
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+
+
+def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
+    """Return why nothing can run, from the search that came closest, and what may help."""
+    answer = max(answers, key=lambda one: one.considered)
+    count = format_count(answer.processors, unit)
+    if answer.strategy is not None:
+        name = f"{name} with {answer.strategy}"
+    if not answer.considered:
+        return (
+            f"no way to divide {name} over {count} of {system} was found; choose "
+            f"another number of {unit}s, or a batch that it divides"
+        )
+    why = "; ".join(f"{some:,} {_because(text)}" for text, some in answer.rejected.items())
+    return (
+        f"none of {answer.considered:,} executions of {name} can run on {count} of "
+        f"{system}: {why}; give more {unit}s, more memory, or another batch"
+    )
+
+
+def by_strategy(answers: Iterable[Answer]) -> list[list[Answer]]:
+    """Return the answers of every strategy, by their number of processors."""
+    groups: dict[str | None, list[Answer]] = {}
+    for answer in sorted(answers, key=lambda one: one.processors):
+        groups.setdefault(answer.strategy, []).append(answer)
+    return list(groups.values())
+
+
+def efficiencies(answers: Sequence[Answer]) -> list[float | None]:
+    """Return rates per processor as shares of the first that there is; None without an answer."""
+    rates = [a.best[0].rate_per_s / a.processors if a.best else None for a in answers]
+    first = next((rate for rate in rates if rate is not None), None)
+    return [None if rate is None or first is None else rate / first for rate in rates]
+
+
+def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -> None:
+    """Print the parts of time and memory of executions, as many side by side as there is room."""
+    for name, heading in (
+        ("time", "where the time goes, in % of the step"),
+        ("memory", "where the memory goes, in % of the capacity"),
+    ):
+        rows = {
+            head: {
+                part.name: part.amount / (point.time_s if name == "time" else answer.capacity_bytes)
+                for part in getattr(point, name)
+            }
+            for head, (answer, point) in columns.items()
+        }
+        names = dict.fromkeys(part for shares in rows.values() for part in shares)
+        room = console.width - max((len(part) for part in names), default=0)
+        wide = max((max(len(head), 5) for head in rows), default=5) + 3
+        heads = list(rows)
+        if heads:
+            print_heading(console, heading)
+        for start in range(0, len(heads), room // wide):
+            shown = heads[start : start + room // wide]
+            table = make_table("part", *shown, left=1)
+            for part in names:
+                table.add_row(part, *(f"{rows[h].get(part, 0.0) * 100:.1f}" for h in shown))
+            if name == "memory":
+                sums = (f"{sum(rows[head].values()) * 100:.1f}" for head in shown)
+                table.add_row("in all", *sums, style="bold")
+            if start:
+                console.print()
+            console.print(table)
+
+
+def _show_counts(console: Console, answer: Answer) -> None:
+    if not answer.complete:
+        print_line(console, "stopped before its end; this is what was found until then")
+    if not answer.considered:
+        print_line(console, "no degrees divide both the model and the batch")
+        return
+    others = "; the others:" if answer.rejected else ""
+    print_line(console, f"{answer.feasible:,} of {answer.considered:,} executions can run{others}")
+    for text, count in answer.rejected.items():
+        print_item(console, f"{count:,} ({_percent(count / answer.considered)}): {text}")
+
+
+def _table(*columns: str, left: int = 0) -> Table:
+    """Return a table whose last column is words, which wrap."""
+    table = make_table(*columns, left=left)
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    return table
+
+
+def _letters(place: int) -> str:
+    """Return A, B, ..., Z, AA, AB, ..."""
+    more, last = divmod(place, 26)
+    return (_letters(more - 1) if more else "") + chr(ord("A") + last)
+
+
+def _because(text: str) -> str:
+    return f"because {text}" if not text.startswith("needs ") else text.replace("needs", "need", 1)
+
+
+def _spread(points: Sequence[Point]) -> list[Point]:
+    """Return at most so many points of a frontier, its ends among them."""
+    if len(points) <= _SHOWN:
+        return list(points)
+    step = (len(points) - 1) / (_SHOWN - 1)
+    return [points[round(n * step)] for n in range(_SHOWN)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The answer of a search as a JSON object.
+
+
+def json_document(
+    answers: Sequence[Answer], paths: Sequence[str], *, alone: bool, frontier: bool
+) -> dict[str, Any]:
+    """Return place -> `execution` and `stats` of one search, or all that was found by search.
+
+    paths : of the axes of a sweep. alone : one search was asked for, and its best executions.
+    """
+    if alone:
+        return _rows(answers[0].best)
+    return {
+        "searches": [
+            {
+                "num_procs": answer.processors,
+                **({} if answer.strategy is None else {"strategy": answer.strategy}),
+                **({"sweep": dict(zip(paths, answer.values, strict=True))} if paths else {}),
+                "complete": answer.complete,
+                "considered": answer.considered,
+                "feasible": answer.feasible,
+                "rejected": dict(answer.rejected),
+                "best": _rows(answer.best),
+                **({"frontier": _rows(answer.frontier)} if frontier else {}),
+            }
+            for answer in answers
+        ]
+    }
+
+
+def _rows(points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        str(place): {"execution": dict(point.execution), "stats": dict(point.statistics)}
+        for place, point in enumerate(points)
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Shows what a tuner found: the best execution, how it was reached, and what was refused.
+
+
+_STEPS = 8
+"""Improvements that are shown, the last ones."""
+_REFUSALS = 5
+
+
+def show_tuning(console: Console, result: TuningResult) -> None:
+    """Print a result whose best execution exists."""
+    assert result.best is not None
+    best = result.best
+    print_heading(console, "best of all" if result.exhaustive else "best found")
+    print_line(
+        console,
+        f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
+        f"{format_bytes(best.tier1_bytes)}",
+    )
+    table = make_table("field", "value", left=1)
+    for name, value in best.execution.items():
+        table.add_row(name, str(value).lower() if isinstance(value, bool) else str(value))
+    console.print(table)
+    print_heading(console, "how it was reached")
+    table = make_table("after", _HEADS[result.objective])
+    for step in result.trace[-_STEPS:]:
+        table.add_row(f"{step.evaluations:,}", _figure(result.objective, step.value))
+    console.print(table)
+    print_line(
+        console,
+        f"{result.evaluations:,} evaluations of {result.space_size:,} points; "
+        f"{result.feasible_share * 100:.1f} % can run",
+    )
+    for reason, count in list(result.refused.items())[:_REFUSALS]:
+        print_line(console, f"{count:,} refused: {reason}", style="dim")
+    if not result.exhaustive:
+        print_line(console, "not every point was priced: a better one may exist", style="dim")
+
+
+def tuning_document(result: TuningResult) -> dict[str, Any]:
+    """Return a result as the object of `--json`, in seconds and bytes."""
+    return {**asdict(result), "feasible_share": result.feasible_share}
+
+
+_HEADS: dict[Objective, str] = {"rate": "samples/s", "time": "step", "memory": "memory"}
+
+
+def _figure(objective: Objective, value: float) -> str:
+    if objective == "rate":
+        return f"{value:.5g}"
+    return format_seconds(value) if objective == "time" else format_bytes(value)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_PEERS = {"step time": 3.65, "states": 8.5, "activations": 2.1}
+"""Mean errors of the published Calculon model, in percent, with the system it ships."""
+
+
+def format_rate(per_s: float) -> str:
+    """Return what is done per second, without an exponent."""
+    return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
+
+
+def show_title(console: Console, title: str, speed: str) -> None:
+    """Print what was priced and how fast it is."""
+    print_line(console, title, style="bold")
+    print_line(console, speed, style="bold")
+
+
+def show_time_parts(console: Console, parts: Sequence[Part], total_s: float) -> None:
+    """Print the parts of a step; `on the network` includes what is hidden."""
+    print_heading(console, "step time")
+    linked = any(part.whole is not None for part in parts)
+    table = make_table("part", "time", "share", *(("on the network",) if linked else ()), left=1)
+    for part in parts:
+        row = [part.name, format_seconds(part.amount), _percent(part.amount / total_s)]
+        if linked:
+            row.append("" if part.whole is None else format_seconds(part.whole))
+        table.add_row(*row)
+    table.add_row("step", format_seconds(total_s), _percent(1.0), style="bold")
+    console.print(table)
+
+
+def show_memory_parts(
+    console: Console,
+    parts: Sequence[Part],
+    capacity_bytes: float,
+    *,
+    second: tuple[float, float] | None = None,
+) -> None:
+    """Print the parts of the fullest processor's memory against its capacity.
+
+    second : needed and existing bytes of a second memory that is used.
+    """
+    print_heading(console, "memory per processor")
+    table = make_table("part", "size", "of capacity", left=1)
+    for part in parts:
+        table.add_row(part.name, format_bytes(part.amount), _percent(part.amount / capacity_bytes))
+    needed = sum(part.amount for part in parts)
+    table.add_row("needed", format_bytes(needed), _percent(needed / capacity_bytes), style="bold")
+    table.add_row("capacity", format_bytes(capacity_bytes), _percent(1.0))
+    if second is not None:
+        table.add_row("second memory needed", format_bytes(second[0]), _percent(_share(*second)))
+        table.add_row("second memory capacity", format_bytes(second[1]), _percent(1.0))
+    console.print(table)
+
+
+def show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print names and values, and behind them what the machine has; nothing without rows."""
+    if not rows:
+        return
+    print_heading(console, heading)
+    table = make_table(*("what", "value", "of the machine")[: len(rows[0])], left=1)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def show_layers(
+    console: Console,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, tuple[str, str]],
+    *,
+    heading: str = "one layer, one micro-batch",
+) -> None:
+    """Print a row per operation of a layer.
+
+    columns : key of a row -> (heading, 's', 'B', 'FLOP' or '').
+    """
+    print_heading(console, heading)
+    table = make_table(*(heading for heading, _ in columns.values()), left=1)
+    for row in rows:
+        table.add_row(*(_cell(row[key], unit) for key, (_, unit) in columns.items()))
+    console.print(table)
+
+
+def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
+    """Print lists of sentences under their headings, empty ones left out."""
+    for heading, items in lists.items():
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+
+
+def show_validation(
+    console: Console, checks: Sequence[Check], compat: Sequence[Check], *, system: str
+) -> None:
+    """Print published figures with the errors of the default and of the published model.
+
+    Errors are signed: above 0 where a model says more than was published.
+    """
+    print_line(console, f"published figures of {SOURCE}, and the model on {system}", style="bold")
+    print_item(console, "table 5: measured step times, A100 80 GB")
+    print_item(console, "figures 1 and 7: that paper's own counts of bytes, not measurements")
+    print_item(console, "no constant of the model or of the shipped system was fitted to them")
+    for group in dict.fromkeys(check.group for check in checks):
+        print_heading(console, group)
+        table = make_table(
+            "model", "mode", "published", "default", "error", "--compat", "error", left=2
+        )
+        for mine, theirs in zip(checks, compat, strict=True):
+            if mine.group == group:
+                table.add_row(
+                    mine.model,
+                    mine.mode,
+                    f"{mine.published:.4g} {mine.unit}",
+                    f"{mine.computed:.4g}",
+                    _signed(mine.error),
+                    f"{theirs.computed:.4g}",
+                    _signed(theirs.error),
+                )
+        console.print(table)
+    print_heading(console, "errors")
+    ours, kept = errors_of(tuple(checks)), errors_of(tuple(compat))
+    table = make_table("figures", "model", "mean size", "mean", "worst", "published", left=2)
+    for group in ours:
+        peer = f"{_PEERS[group]:g} %" if group in _PEERS else ""
+        for name, errors, mean in (("default", ours, ""), ("--compat", kept, peer)):
+            e = errors[group]
+            table.add_row(group, name, _percent(e.mean, 2), _signed(e.bias), _signed(e.worst), mean)
+    console.print(table)
+    print_line(
+        console,
+        "published: mean size of the errors that the published model has on its own A100",
+        style="dim",
+    )
+
+
+def _cell(value: object, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return _cell(sum(value), unit)
+    assert isinstance(value, int | float), value
+    if not value:
+        return "0"
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B":
+        return format_bytes(value)
+    return f"{value / 1e9:.4g}" if unit == "GFLOP" else f"{value:.4g}"
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.inf
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{share * 100:.{digits}f} %"
+
+
+def _signed(share: float) -> str:
+    return f"{share * 100:+.2f} %"

@@ -1,0 +1,516 @@
+"""Shows a result to a person: speed, sections, binding constraint and inputs, in 100 columns.
+
+Reads `SearchResult` and `Prediction` only. Without a terminal the same text has no colours.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autopar.plan import LayerStrategy, Plan
+from autopar.sources import Source
+from autopar.units import GIB, format_bytes, format_seconds
+from search.planner.prediction import strategy_label
+from search.planner.result import Infeasibility, Prediction, SearchResult
+
+__all__ = [
+    "infeasible_sentence",
+    "make_table",
+    "one_line",
+    "plan_runs",
+    "print_heading",
+    "print_item",
+    "print_line",
+    "show_alternatives",
+    "show_evaluation",
+    "show_frontier",
+    "show_memory",
+    "show_plan",
+    "show_result",
+    "show_waterfall",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Sections of a report: the plan, the step time, memory, alternatives, and how they are set.
+#
+# Reads `SearchResult` and `Prediction` only. `search.report.plan` puts the sections together.
+
+
+_BAR = 44
+_COMPUTE = ("forward", "backward", "recompute")
+_PER_STEP = ("tail", "optimizer")
+_PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recomputation",
+    "vocab": "embedding, head",
+    "tp": "tensor parallel",
+    "ulysses": "Ulysses",
+    "cp": "context parallel",
+    "zero3": "ZeRO-3 gather",
+    "redistribution": "redistribution",
+    "bubble": "pipeline bubble",
+    "transfer": "stage transfer",
+    "gradient_sync": "gradient sync",
+    "optimizer": "optimizer",
+    "fixed": "fixed, by calibration",
+}
+"""Parts of a step in the order in which they are shown, and their names."""
+
+
+def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
+    """Print the plan per stage and layer run, with the time of one micro-batch."""
+    print_heading(console, "plan")
+    samples = plan.global_batch / plan.num_microbatches
+    schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
+    stages = _count(plan.num_stages, "stage")
+    print_line(
+        console,
+        f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
+        f"{schedule}, global batch {plan.global_batch} = "
+        f"{_count(plan.num_microbatches, 'micro-batch')} of {_count(samples, 'sample')}",
+    )
+    vocab = plan.vocab
+    kind = "vsp" if vocab.ulysses else "vtp"
+    print_line(
+        console,
+        f"embedding and head: {kind}{vocab.tp}"
+        f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
+        + ("-zero3" if vocab.zero3 else "")
+        + f"; layers without zero3: {plan.default_dp_type}",
+    )
+    table = make_table("stage", "layers", "strategy", "compute", "other", "once per step", left=3)
+    if any(stage.runs for stage in prediction.stages):
+        for stage in prediction.stages:
+            for run in stage.runs:
+                table.add_row(
+                    str(stage.stage),
+                    _range(run.first_layer, run.num_layers),
+                    escape(run.label),
+                    *_split(run.time_s, sum(run.time_s.get(key, 0.0) for key in _PER_STEP)),
+                )
+            send = f", send {format_seconds(stage.send_s)}" if stage.send_s else ""
+            table.add_row(
+                str(stage.stage),
+                "all",
+                f"fwd {format_seconds(stage.forward_s)}, bwd "
+                f"{format_seconds(stage.backward_s)}{send}",
+                *_split(stage.time_s, stage.tail_s),
+                style="bold",
+            )
+    else:
+        for index, first, count, strategy in plan_runs(plan):
+            label = strategy_label(strategy, plan.data_degree(first), plan.default_dp_type)
+            table.add_row(str(index), _range(first, count), label, "", "", "")
+    console.print(table)
+    if any(stage.runs for stage in prediction.stages):
+        print_line(
+            console, "compute and other (communication, vocabulary): one micro-batch", style="dim"
+        )
+
+
+def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
+    """Return computation and the rest of one micro-batch, and what comes once per step."""
+    compute = sum(time_s.get(key, 0.0) for key in _COMPUTE)
+    rest = sum(v for key, v in time_s.items() if key not in (*_COMPUTE, *_PER_STEP))
+    return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
+
+
+def show_waterfall(console: Console, prediction: Prediction) -> None:
+    """Print the step time as its parts, each bar starting where the last one ended."""
+    total = prediction.step_time_s
+    if not prediction.waterfall_s or not math.isfinite(total):
+        return
+    print_heading(console, "step time")
+    table = make_table("part", "time", "share", "", left=1)
+    width = min(_BAR, console.width - 42)
+    start = 0.0
+    parts = prediction.waterfall_s
+    for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
+        value = parts[name]
+        table.add_row(
+            escape(_PARTS.get(name, name.replace("_", " "))),
+            format_seconds(value),
+            _percent(value / total) if total else "",
+            _bar(console, start / total, (start + value) / total, width) if total else "",
+        )
+        start += value
+    bar = _bar(console, 0.0, 1.0, width)
+    table.add_row("step", format_seconds(total), "100.0 %", bar, style="bold")
+    console.print(table)
+
+
+def show_memory(console: Console, prediction: Prediction) -> None:
+    """Print what every stage allocates and reserves against its budget."""
+    if not prediction.stages:
+        return
+    print_heading(console, "memory per GPU")
+    table = make_table("stage", "allocated", "reserved", "budget", "used", "")
+    for stage in prediction.stages:
+        budget = max(stage.budget_bytes, 1)
+        share = stage.reserved_bytes / budget
+        over = " !" if share > 1 else ""
+        table.add_row(
+            str(stage.stage),
+            format_bytes(stage.allocated_bytes),
+            format_bytes(stage.reserved_bytes),
+            format_bytes(stage.budget_bytes),
+            _percent(share) + over,
+            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 55), track=True),
+            style="bold red" if share > 1 else None,
+        )
+    console.print(table)
+
+
+def show_alternatives(console: Console, result: SearchResult) -> None:
+    """Print the best plans of other kinds and how much slower they are."""
+    if not result.alternatives or result.prediction is None:
+        return
+    print_heading(console, "alternatives")
+    best = result.prediction.samples_per_s
+    # how likely measuring again would put it first; only where computation's spread is known
+    likely = any(item.probability_faster is not None for item in result.alternatives)
+    columns = ["differs by", "samples/s", "vs best", *(["faster in"] if likely else []), "plan"]
+    table = make_table(*columns, left=1)
+    for alternative in result.alternatives:
+        share = alternative.probability_faster
+        table.add_row(
+            escape(alternative.differs_by),
+            f"{alternative.samples_per_s:.4g}",
+            f"{(alternative.samples_per_s / best - 1) * 100:+.2f} %",
+            *(["" if share is None else f"{share * 100:.0f} %"] if likely else []),
+            escape(one_line(alternative.plan)),
+        )
+    console.print(table)
+
+
+def plan_runs(plan: Plan) -> Iterator[tuple[int, int, int, LayerStrategy]]:
+    """Yield (stage, first layer, number of layers, strategy) of layers that are alike."""
+    stages = plan.stage_of_layer()
+    first = 0
+    for i in range(1, len(plan.layers) + 1):
+        same = i < len(plan.layers) and (
+            plan.layers[i] == plan.layers[first] and stages[i : i + 1] == stages[first : first + 1]
+        )
+        if not same:
+            yield stages[first] if first < len(stages) else -1, first, i - first, plan.layers[first]
+            first = i
+
+
+def one_line(plan: Plan) -> str:
+    """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
+    counts: dict[str, int] = {}
+    for layer, strategy in enumerate(plan.layers):
+        label = strategy_label(strategy, plan.data_degree(layer), plan.default_dp_type)
+        counts[label] = counts.get(label, 0) + 1
+    runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
+    return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"
+
+
+def print_heading(console: Console, text: str) -> None:
+    """Print the heading of a section after a blank line."""
+    console.print()
+    print_line(console, text, style="bold cyan")
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line of plain text, wrapped where the console ends."""
+    console.print(escape(text), style=style)
+
+
+def print_item(console: Console, text: str) -> None:
+    """Print an item of a list, wrapped under its first word."""
+    wrapped = textwrap.fill(
+        text, console.width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    console.print(wrapped, markup=False)
+
+
+def make_table(*columns: str, left: int = 0) -> Table:
+    """Return a table; the first `left` columns and the last (plan, bar) are left-aligned."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    for index, name in enumerate(columns):
+        text = index < left or (index == len(columns) - 1 and name in ("", "plan"))
+        table.add_column(
+            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    return table
+
+
+def _bar(console: Console, start: float, end: float, width: int, *, track: bool = False) -> str:
+    """Return a bar from `start` to `end` (shares of the width); at least one cell when not 0."""
+    full, empty = ("█", "░") if "utf" in (console.encoding or "").lower() else ("#", ".")
+    first = min(int(start * width + 0.5), width - 1)
+    last = max(min(int(end * width + 0.5), width), first + (1 if end > start else 0))
+    rest = (empty if track else " ") * (width - last)
+    return " " * first + full * (last - first) + rest
+
+
+def _range(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _count(number: float, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}{plural}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+_NAMED = 6
+"""Restricting options that a sentence names, at most."""
+_MODEL_ROLES = ("model", "computation", "memory")
+"""What the roles of the inputs that describe the model begin with."""
+_COUNTED = "counted exactly"
+"""How the sidecar of a memory file that rests on no device begins to say where it comes from."""
+_ROOMY = 0.1
+"""Share of the budget that must be free before memory is said not to bind."""
+
+
+def show_result(console: Console, result: SearchResult, *, title: str) -> None:
+    """Print everything a search returned."""
+    plan, prediction = result.plan, result.prediction
+    if plan is None or prediction is None:
+        return
+    _title(console, title, result.sources, estimated=result.estimated, synthetic=result.synthetic)
+    _headline(console, result, prediction)
+    show_plan(console, plan, prediction)
+    show_waterfall(console, prediction)
+    show_memory(console, prediction)
+    _binding(console, plan, prediction)
+    show_alternatives(console, result)
+    _lists(console, result)
+    stats = result.stats
+    print_line(
+        console,
+        f"searched {stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
+        f"degree, {stats.opened} of them exactly, in {format_seconds(stats.cpu_s)} of CPU time",
+        style="dim",
+    )
+
+
+def show_evaluation(
+    console: Console,
+    plan: Plan,
+    prediction: Prediction,
+    *,
+    title: str,
+    estimated: bool,
+    synthetic: bool = False,
+    path: str | None = None,
+    defaults: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    sources: Sequence[Source] = (),
+) -> None:
+    """Print the price of a given plan and why it is illegal or does not fit.
+
+    Parameters
+    ----------
+    notes : on the inputs. sources : the inputs, to say which of them are estimated or synthetic.
+    """
+    if path is not None:
+        console.print(path, markup=False, soft_wrap=True)
+    _title(console, title, sources, estimated=estimated, synthetic=synthetic)
+    verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
+    print_line(console, verdict, style="bold")
+    print_line(console, _speed(prediction))
+    _spread(console, prediction)
+    for problem in prediction.problems:
+        print_item(console, problem)
+    show_plan(console, plan, prediction)
+    show_waterfall(console, prediction)
+    show_memory(console, prediction)
+    for heading, items in (("defaults used", defaults), ("notes", notes)):
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+
+
+def show_frontier(console: Console, results: list[SearchResult]) -> None:
+    """Print the best throughput by memory budget."""
+    print_heading(console, "throughput by memory budget")
+    table = make_table("GiB per GPU", "samples/s", "step", "plan")
+    for result in results:
+        if result.plan is None or result.prediction is None:
+            continue
+        budget = result.options.get("memory_constraint_bytes")
+        table.add_row(
+            f"{budget / GIB:.2f}" if isinstance(budget, int | float) else "-",
+            f"{result.prediction.samples_per_s:.4g}",
+            format_seconds(result.prediction.step_time_s),
+            escape(one_line(result.plan)),
+        )
+    console.print(table)
+
+
+def infeasible_sentence(
+    infeasibility: Infeasibility,
+    budget_bytes: float,
+    *,
+    options: Mapping[str, object] | None = None,
+    subject: str = "",
+) -> str:
+    """Return why nothing fits: stage, missing bytes, smallest budget that works.
+
+    Parameters
+    ----------
+    options : those of the search; the ones that restrict it are named where no budget helps.
+    subject : what was planned for, such as `gpt2-xl (25 heads) on 8 GPUs`.
+    """
+    smallest = infeasibility.smallest_budget_bytes
+    if smallest <= 0:
+        restricting = _restricting(options or {})
+        what = (f" for {subject}" if subject else "") + (
+            f" with {' '.join(restricting)}" if restricting else ""
+        )
+        return f"there is no plan{what}, with any --memory-constraint: {infeasibility.reason}"
+    stages = infeasibility.num_stages
+    where = "the one stage" if stages == 1 else f"stage {infeasibility.stage} of 0-{stages - 1}"
+    missing = (
+        f"no plan fits in {budget_bytes / GIB:.4g} GiB per GPU: {where} of the smallest plan "
+        f"misses {format_bytes(infeasibility.missing_bytes)} ({infeasibility.missing_bytes} bytes)"
+    )
+    # Rounded up, so that the number shown does work.
+    gib = math.ceil(smallest / GIB * 100) / 100
+    return missing + f"; the smallest that works is --memory-constraint {gib:.2f}"
+
+
+def _restricting(options: Mapping[str, object]) -> list[str]:
+    """Return the options that leave parts of the search space out, as they are written."""
+    found = []
+    if options.get("search_space", "full") != "full":
+        found.append(f"--search-space {options['search_space']}")
+    found += [
+        f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if name.startswith("disable_") and value is True
+    ]
+    for name in ("pin", "forbid"):
+        rules = options.get(name)
+        if isinstance(rules, list | tuple):
+            found += [f"--{name} {shlex.quote(str(rule))}" for rule in rules]
+    if len(found) > _NAMED:
+        found[_NAMED:] = [f"and {len(found) - _NAMED} more"]
+    return found
+
+
+def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
+    print_line(console, _speed(prediction), style="bold")
+    _spread(console, prediction)
+    if result.status == "time_limit":
+        text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
+    elif result.gap > 0:
+        text = f"at most {result.gap * 100:.3g} % below the best"
+    else:
+        text = "proven best of the search space"
+    print_line(
+        console,
+        f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
+    )
+
+
+def _speed(prediction: Prediction) -> str:
+    if not math.isfinite(prediction.step_time_s):
+        return "has no step time, because it cannot run"
+    text = (
+        f"{prediction.samples_per_s:.5g} samples/s, step {format_seconds(prediction.step_time_s)}"
+    )
+    if math.isfinite(prediction.replay_s) and prediction.replay_s > 0:
+        ratio = prediction.replay_s / prediction.step_time_s - 1
+        text += f" (event replay {format_seconds(prediction.replay_s)}, {ratio * 100:+.2f} %)"
+    return text
+
+
+def _spread(console: Console, prediction: Prediction) -> None:
+    """Print between which step times the measured spread leaves the plan."""
+    if prediction.step_time_interval_s is not None:
+        fast, slow = map(format_seconds, prediction.step_time_interval_s)
+        span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
+        print_line(
+            console,
+            f"step {span} within the measured spread of {' and '.join(prediction.interval_of)}",
+        )
+
+
+def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
+    """Name the tightest stage in memory and the slowest in time."""
+    if not prediction.stages:
+        return
+    full = max(prediction.stages, key=lambda s: s.reserved_bytes / max(s.budget_bytes, 1))
+    slow = max(prediction.stages, key=lambda s: s.forward_s + s.backward_s)
+    spare = full.budget_bytes - full.reserved_bytes
+    room = f"{format_bytes(spare)} of {format_bytes(full.budget_bytes)} spare"
+    if spare > _ROOMY * full.budget_bytes:
+        text = f"memory does not bind: {room} on stage {full.stage}, the fullest"
+    else:
+        text = f"memory of stage {full.stage} binds: {room}"
+    if plan.num_stages > 1:
+        busy = format_seconds(slow.forward_s + slow.backward_s)
+        text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
+    print_line(console, text)
+
+
+def _lists(console: Console, result: SearchResult) -> None:
+    # What is estimated or synthetic stands in the title and beside the inputs already.
+    notes = [note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))]
+    for heading, items in (("defaults used", result.defaults_used), ("notes", notes)):
+        if items:
+            print_heading(console, heading)
+            for item in items:
+                print_item(console, item)
+    if result.sources:
+        print_heading(console, "inputs")
+        for source in dict.fromkeys(result.sources):
+            marks = [name for name in ("estimated", "synthetic") if getattr(source, name)]
+            mark = f" ({', '.join(marks)})" if marks else ""
+            # One line each however long, so that paths can be copied.
+            console.print(f"  - {source.role}: {source.path}{mark}", markup=False, soft_wrap=True)
+
+
+def _title(
+    console: Console, title: str, sources: Sequence[Source], *, estimated: bool, synthetic: bool
+) -> None:
+    print_line(console, title, style="bold")
+    if synthetic:
+        print_line(
+            console,
+            f"rests on SYNTHETIC timings{_whose(s.role for s in sources if s.synthetic)}, which "
+            "exercise the code and describe no machine",
+            style="bold red",
+        )
+    if estimated:
+        print_line(
+            console,
+            f"rests on ESTIMATES{_whose(s.role for s in sources if s.estimated)} from datasheets, "
+            "not on measurements",
+            style="yellow",
+        )
+    times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
+    counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
+    if times and counted:
+        print_line(console, "memory counted exactly, times estimated", style="yellow")
+
+
+def _whose(roles: Iterable[str]) -> str:
+    """Return ` of the model` or ` of the hardware` where only inputs of one have these roles."""
+    names = {"model" if role.startswith(_MODEL_ROLES) else "hardware" for role in roles}
+    return f" of the {names.pop()}" if len(names) == 1 else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "NO"

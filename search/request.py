@@ -1,0 +1,377 @@
+"""What a plan file of ours says about the question that it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autopar.errors import DocumentError, OptionError
+from search.cli_options import OPTIONS
+
+if TYPE_CHECKING:
+    from autopar.hardware import HardwareProfile
+    from autopar.model import ModelProfile, ModelSpec
+    from search.options import SearchOptions
+
+__all__ = [
+    "DEFAULT_HARDWARE",
+    "DEFAULT_MODEL",
+    "InputSpec",
+    "changed_inputs",
+    "load_inputs",
+    "model_spec",
+    "stored_request",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
+
+
+DEFAULT_MODEL = "llama2-7b"
+DEFAULT_HARDWARE = "a100-80gb:1x8"
+"""What is planned when no input is named: from the complete set of files that is shipped, or, when
+an option asks for another shape of it, estimated anew."""
+_SHIPPED_HARDWARE = "a100-80gb_1x8"
+
+_CARD = re.compile(r".+:[^/\\]*")
+"""What is meant as CARD:NxG, well formed or not."""
+_MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """Where the profiles are, as named on the command line; None is not given."""
+
+    model: str | None = None
+    hardware: str | None = None
+    num_nodes: int | None = None
+    num_gpus_per_node: int | None = None
+    world_size: int | None = None
+    memory_profiling_path: str | None = None
+    time_profiling_path: str | None = None
+    allreduce_bandwidth_config_path: str | None = None
+    p2p_bandwidth_config_path: str | None = None
+    overlap_coe_path: str | None = None
+    sp_time_path: str | None = None
+    bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = None
+    parameter_bytes: Literal[4, 2] = 4
+    num_layers: tuple[int, ...] | None = None
+    seq_length: tuple[int, ...] | None = None
+    hidden_size: tuple[int, ...] | None = None
+    num_heads: int | None = None
+    vocab_size: int | None = None
+    make_vocab_size_divisible_by: int | None = None
+    calibration: str | None = None
+
+    @property
+    def uses_default_model(self) -> bool:
+        """True when neither a model nor a profile of one is named."""
+        return not (self.model or self.memory_profiling_path or self.time_profiling_path)
+
+    @property
+    def uses_default_hardware(self) -> bool:
+        """True when neither hardware nor a hardware file is named."""
+        return not (self.hardware or any(path for _, path in self.hardware_paths))
+
+    @property
+    def hardware_paths(self) -> tuple[tuple[str, str | None], ...]:
+        """(option, path) of every documented hardware file."""
+        return (
+            ("--allreduce-bandwidth-config-path", self.allreduce_bandwidth_config_path),
+            ("--p2p-bandwidth-config-path", self.p2p_bandwidth_config_path),
+            ("--overlap-coe-path", self.overlap_coe_path),
+            ("--sp-time-path", self.sp_time_path),
+        )
+
+
+def load_inputs(
+    inputs: InputSpec, options: SearchOptions
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return (spec, profile, hardware) of a request.
+
+    Raises
+    ------
+    InputError
+        When an input is missing, unusable, or contradicts another; OptionError names the option.
+    """
+    if _is_shipped(inputs, options):
+        return _shipped(options)
+    hardware, card = _hardware(inputs)
+    if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
+        _require_all_to_all(inputs, options, hardware)
+    spec, profile = _model(inputs, options, card)
+    return spec, profile, hardware
+
+
+def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
+    """Return whether the request names no input and nothing that the shipped files do not hold."""
+    # the defaults may be named too: a plan file of ours names them when it is explained
+    named = dataclasses.replace(
+        inputs,
+        model=None if inputs.model == DEFAULT_MODEL else inputs.model,
+        hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
+        calibration=None,  # it changes what is made of the files, not which
+    )
+    return named == InputSpec() and options.mixed_precision == "bf16"
+
+
+def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    from autopar.documents import catalog
+    from autopar.documents.hardware import read_hardware_dir
+    from autopar.documents.model import read_model_profile
+    from autopar.documents.spec import load_spec
+
+    spec = load_spec(DEFAULT_MODEL)
+    folder = catalog.find_model(DEFAULT_MODEL).parent / "configs"
+    profile = read_model_profile(
+        computation=folder,
+        memory=folder,
+        spec=spec,
+        sequence_parallel=options.sequence_parallel,
+        precision=options.mixed_precision,
+    )
+    hardware = read_hardware_dir(
+        catalog.find_hardware(_SHIPPED_HARDWARE), num_nodes=1, gpus_per_node=8
+    )
+    return spec, profile, hardware
+
+
+def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
+    """Return the hardware and, where it is estimated, the name of its device card."""
+    from autopar import estimate
+
+    name = inputs.hardware
+    if inputs.uses_default_hardware:
+        if inputs.time_profiling_path or inputs.memory_profiling_path:
+            raise OptionError(
+                "--hardware: is missing; a measured model needs CARD:NxG such as a100-80gb:1x8, a "
+                "folder of hardware files, or --allreduce-bandwidth-config-path"
+            )
+        name = DEFAULT_HARDWARE
+    match: re.Match[str] | None = (
+        _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
+    )
+    given = [option for option, path in inputs.hardware_paths if path]
+    if match is not None and given:
+        raise OptionError(
+            f"--hardware: {match[0]} is estimated as a whole and {given[0]} names a measured file; "
+            "give --num-nodes and --num-gpus-per-node instead of CARD:NxG"
+        )
+    if match is None:
+        return _measured_hardware(inputs, name), None
+    card, num_nodes, gpus_per_node = estimate.parse_hardware(match[0])
+    _same("--num-nodes", inputs.num_nodes, num_nodes, match[0])
+    _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, match[0])
+    _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, match[0])
+    hardware = estimate.estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    return hardware, card
+
+
+def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
+    from autopar.documents import catalog
+    from autopar.documents.hardware import hardware_file_name, read_hardware
+
+    folder: Path | None = None
+    if name is not None:
+        folder = Path(name) if Path(name).is_dir() else catalog.find_hardware(name)
+    given = {option: Path(path) for option, path in inputs.hardware_paths if path is not None}
+    if folder is None:
+        # Files that are not named are looked for beside the first that is.
+        first = next(iter(given.values()))
+        folder = first if first.is_dir() else first.parent
+    num_nodes, gpus_per_node = _shape(inputs, _shapes_of(folder, inputs))
+    sp_time = given.get("--sp-time-path")
+    if sp_time is None:
+        beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)
+        sp_time = beside if beside.is_file() else None
+    return read_hardware(
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        allreduce=given.get("--allreduce-bandwidth-config-path", folder),
+        p2p=given.get("--p2p-bandwidth-config-path", folder),
+        overlap=given.get("--overlap-coe-path", folder),
+        sp_time=sp_time,
+        bandwidth_unit=inputs.bandwidth_unit,
+    )
+
+
+def _shapes_of(folder: Path, inputs: InputSpec) -> tuple[tuple[int, int], ...]:
+    """Return (nodes, GPUs per node) of the all-reduce files that may be meant.
+
+    The file that is named, if its name says a shape; else those of the folder.
+    """
+    from autopar.documents.hardware import hardware_shapes, shape_of_name
+
+    named = inputs.allreduce_bandwidth_config_path
+    if named is not None and not Path(named).is_dir():
+        shape = shape_of_name(Path(named).name)
+        return (shape,) if shape is not None else ()
+    return hardware_shapes(folder) if folder.is_dir() else ()
+
+
+def _shape(inputs: InputSpec, shapes: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
+    """Return (nodes, GPUs per node): the one shape that the given sizes leave, else from them.
+
+    Of three sizes any two say the third; without them it is 1 x 8.
+    """
+    nodes, gpus, world = inputs.num_nodes, inputs.num_gpus_per_node, inputs.world_size
+    left = [
+        shape
+        for shape in shapes
+        if nodes in (None, shape[0]) and gpus in (None, shape[1])
+        if world in (None, shape[0] * shape[1])
+    ]
+    if len(left) == 1:
+        return left[0]
+    if world is None:
+        return nodes or 1, gpus or 8
+    if gpus is None:
+        gpus = world // nodes if nodes is not None else min(world, 8)
+    if nodes is None:
+        nodes = world // gpus if gpus else 0
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--world-size: --num-nodes({nodes}) * --num-gpus-per-node({gpus}) = {nodes * gpus} "
+            f"!= {world}"
+        )
+    return nodes, gpus
+
+
+def _same(option: str, given: int | None, implied: int, hardware: str) -> None:
+    if given is not None and given != implied:
+        raise OptionError(f"{option}: {given} contradicts --hardware {hardware} ({implied})")
+
+
+def _require_all_to_all(
+    inputs: InputSpec, options: SearchOptions, hardware: HardwareProfile
+) -> None:
+    if any(operation == "all2all" for operation, _ in hardware.curves):
+        return
+    where = inputs.sp_time_path or "--sp-time-path is not given"
+    raise OptionError(
+        f"--sp-space {options.sp_space}: needs measured all-to-all times and there are none "
+        f"({where}); {_MAKE_TIMES}"
+    )
+
+
+def _model(
+    inputs: InputSpec, options: SearchOptions, card: str | None
+) -> tuple[ModelSpec, ModelProfile]:
+    from autopar import estimate
+    from autopar.documents.model import read_model_profile, with_shipped_memory
+
+    computation, memory = inputs.time_profiling_path, inputs.memory_profiling_path
+    if (computation is None) != (memory is None):
+        missing = "--time-profiling-path" if computation is None else "--memory-profiling-path"
+        raise OptionError(f"{missing}: is missing; the two files of a profile belong together")
+    spec = model_spec(inputs)
+    if computation is not None and memory is not None:
+        profile = read_model_profile(
+            computation=Path(computation),
+            memory=Path(memory),
+            spec=spec,
+            sequence_parallel=options.sequence_parallel,
+            precision=options.mixed_precision,
+            parameter_bytes=inputs.parameter_bytes,
+        )
+        return spec, profile
+    if card is None:
+        raise OptionError(
+            f"--model {spec.name}: has no measured profile here; give --time-profiling-path and "
+            "--memory-profiling-path, or --hardware CARD:NxG to estimate both"
+        )
+    profile = estimate.estimate_model(
+        spec,
+        card,
+        precision=options.mixed_precision,
+        sequence_parallel=options.sequence_parallel,
+    )
+    return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
+
+
+def model_spec(inputs: InputSpec) -> ModelSpec:
+    """Return the architecture that the options describe; errors as `load_inputs`."""
+    from autopar.documents.spec import bare_spec, load_spec
+
+    name = inputs.model or (DEFAULT_MODEL if inputs.uses_default_model else None)
+    if name is not None:
+        spec = load_spec(
+            name,
+            num_layers=inputs.num_layers,
+            seq_length=inputs.seq_length,
+            hidden_size=inputs.hidden_size,
+        )
+    else:
+        sizes = {
+            "--num-layers": inputs.num_layers,
+            "--seq-length": inputs.seq_length,
+            "--hidden-size": inputs.hidden_size,
+        }
+        missing = [option for option, value in sizes.items() if value is None]
+        if missing:
+            raise OptionError(
+                f"{missing[0]}: is missing, the files do not say it; give it, or --model"
+            )
+        spec = bare_spec(
+            num_layers=inputs.num_layers or (),
+            seq_length=inputs.seq_length or (),
+            hidden_size=inputs.hidden_size or (),
+            num_heads=(inputs.num_heads,) if inputs.num_heads is not None else None,
+        )
+    changes: dict[str, int] = {}
+    if inputs.vocab_size is not None:
+        changes["vocab_size"] = inputs.vocab_size
+    if inputs.make_vocab_size_divisible_by is not None:
+        changes["make_vocab_size_divisible_by"] = inputs.make_vocab_size_divisible_by
+    if inputs.num_heads is not None and name is not None:
+        layers = tuple(dataclasses.replace(x, num_heads=inputs.num_heads) for x in spec.layers)
+        spec = dataclasses.replace(spec, layers=layers)
+    return dataclasses.replace(spec, **changes) if changes else spec  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def stored_request(path: str, document: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that a plan file of ours was made with, empty for other files."""
+    stored = document.get("request", {})
+    if not isinstance(stored, Mapping):
+        raise DocumentError(path, f"expected an object, got {stored!r:.60}", key="request")
+    known = {row.name: row for row in OPTIONS}
+    for name, value in stored.items():
+        kind = known[name].kind if name in known else None
+        legal = {
+            None: False,
+            "flag": isinstance(value, bool),
+            "switch": isinstance(value, bool),
+            "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
+        }.get(kind, isinstance(value, str))
+        if not legal:
+            raise DocumentError(
+                path,
+                f"holds the option {name!r} with the unusable value {value!r:.60}",
+                key="request",
+                remedy="write the plan again with autopar-search",
+            )
+    return dict(stored)
+
+
+def changed_inputs(document: Mapping[str, object], sources: Sequence[Any]) -> list[str]:
+    """Return the names of inputs that are no longer those that the plan file was made from."""
+    then = document.get("inputs")
+    if not isinstance(then, list):
+        return []
+    digests = {
+        str(item.get("role")): item.get("sha256") for item in then if isinstance(item, Mapping)
+    }
+    changed = []
+    for source in sources:
+        old = digests.get(source.role)
+        if old and source.sha256 and old != source.sha256:
+            changed.append(Path(source.path).name)
+    return changed
