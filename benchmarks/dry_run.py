@@ -27,7 +27,7 @@ from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from search.planner.planner import Planner
 from search.planner.result import StagePrediction
-from search.question import open_documents
+from search.request import open_documents
 
 __all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]
 

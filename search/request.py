@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.errors import DocumentError, OptionError
+from autopar.units import GIB
 from search.cli_options import OPTIONS
 
 if TYPE_CHECKING:
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
     from search.options import SearchOptions
 
 __all__ = [
+    "BATCH_OPTIONS",
     "DEFAULT_HARDWARE",
     "DEFAULT_MODEL",
     "InputSpec",
     "changed_inputs",
+    "fill_options",
     "load_inputs",
     "model_spec",
+    "open_documents",
+    "search_options",
     "stored_request",
 ]
 
@@ -375,3 +381,135 @@ def changed_inputs(document: Mapping[str, object], sources: Sequence[Any]) -> li
         if old and source.sha256 and old != source.sha256:
             changed.append(Path(source.path).name)
     return changed
+
+
+# --------------------------------------------------------------------------------------------------
+# Defaults that the inputs suggest, where somebody has not chosen.
+
+
+BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "settle-bsz"})
+"""Options that say which global batches are searched."""
+
+
+def fill_options(
+    options: SearchOptions,
+    given: Collection[str],
+    profile: ModelProfile,
+    hardware: HardwareProfile,
+) -> tuple[SearchOptions, tuple[str, ...]]:
+    """Return the options with defaults that the inputs suggest, and one line per default used.
+
+    Parameters
+    ----------
+    given : names of the options that somebody chose, with hyphens; they are never changed.
+    """
+    lines = []
+    if "memory-constraint" not in given:
+        memory = hardware.memory_bytes
+        if memory is not None:
+            options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
+        why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"
+        lines.append(f"--memory-constraint {options.memory_constraint_bytes / GIB:.4g} ({why})")
+    if not BATCH_OPTIONS & set(given):
+        lines.append(
+            f"--settle-bsz {options.max_bsz} (one global batch; --min-bsz and --max-bsz let the "
+            "planner choose)"
+        )
+    if "default-dp-type" not in given:
+        lines.append(
+            f"--default-dp-type {options.default_dp_type} (`zero2` shards optimizer states, "
+            "`any` tries both)"
+        )
+    if not {"profile-mode", "time-profile-mode"} & set(given):
+        # Estimated times exist for several batches and contain a launch cost, which the
+        # documented default, a time proportional to the batch, would spread over the samples.
+        several = profile.estimated and _several_batches(profile)
+        if several:
+            options = dataclasses.replace(options, time_profile_mode="batch")
+        why = "a launch cost plus a cost per sample" if several else "time proportional to batch"
+        lines.append(f"--time-profile-mode {options.time_profile_mode} ({why})")
+    return options, tuple(lines)
+
+
+def _several_batches(profile: ModelProfile) -> bool:
+    """Return whether every time in the profile was taken at more than one batch size."""
+    batches: dict[tuple[object, ...], set[int]] = {}
+    for k, layer in enumerate(profile.layers):
+        for point in layer.times:
+            batches.setdefault((k, point.seq_length), set()).add(point.batch)
+    for other in profile.other_times:
+        batches.setdefault(other.seq_lengths, set()).add(other.batch)
+    return bool(batches) and min(map(len, batches.values())) > 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Names, documents and keyword options of the Python interface -> what a planner works on.
+
+
+_GIB_KEYS = {"memory_constraint_gib": "memory_constraint_bytes", "context_gib": "context_bytes"}
+_TUPLES = ("pin", "forbid")
+
+
+def search_options(options: Mapping[str, Any]) -> SearchOptions:
+    """Return the options of keyword arguments.
+
+    Fields of `SearchOptions`, and `memory_constraint_gib` and `context_gib` in GiB; one rule of
+    `pin` or `forbid` may be given as a string, `calibration` as the path of its file.
+
+    Raises
+    ------
+    OptionError : a name is unknown (with the nearest known one).
+    """
+    from autopar.documents.calibration import read_calibration
+    from search.options import SearchOptions
+
+    known = {field.name for field in dataclasses.fields(SearchOptions)}
+    chosen: dict[str, Any] = {}
+    for name, value in options.items():
+        key = _GIB_KEYS.get(name, name)
+        if key not in known:
+            near = difflib.get_close_matches(name, [*known, *_GIB_KEYS], n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "see search.SearchOptions"
+            raise OptionError(f"unknown option {name!r}; {hint}")
+        if name in _GIB_KEYS:
+            value = float(value) * GIB
+        if key in _TUPLES:
+            value = (value,) if isinstance(value, str) else tuple(value)
+        if key == "pp_division" and value is not None:
+            value = tuple(value)
+        if key == "calibration" and isinstance(value, str | Path):
+            value = read_calibration(value)
+        chosen[key] = value
+    return SearchOptions(**chosen)
+
+
+def open_documents(
+    model: str | tuple[ModelSpec, ModelProfile],
+    hardware: str | HardwareProfile,
+    options: Mapping[str, Any],
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile, SearchOptions]:
+    """Return the documents behind names, and the options with the defaults that they suggest.
+
+    Parameters
+    ----------
+    model, hardware : what `--model` and `--hardware` take, or the documents themselves.
+    options : see `search_options`.
+
+    Raises
+    ------
+    InputError : an input or option is unusable.
+    """
+    chosen = search_options(options)
+    if isinstance(model, str) or isinstance(hardware, str):
+        inputs = InputSpec(
+            model=model if isinstance(model, str) else None,
+            hardware=hardware if isinstance(hardware, str) else None,
+        )
+        spec, profile, cluster = load_inputs(inputs, chosen)
+    if not isinstance(model, str):
+        spec, profile = model
+    if not isinstance(hardware, str):
+        cluster = hardware
+    given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
+    chosen, _ = fill_options(chosen, given, profile, cluster)
+    return spec, profile, cluster, chosen

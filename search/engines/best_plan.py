@@ -25,7 +25,8 @@ from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
 from search.planner.result import SearchResult
-from search.question import Session, fill_options, open_session
+from search.question import Session, open_session
+from search.request import fill_options
 from search.space import divisors
 
 __all__ = ["Choice", "choose"]

@@ -26,6 +26,7 @@ from search.options import SearchOptions, option_record
 from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
 from search.planner.prediction import allocation_budget, predict, probabilities_faster
 from search.planner.result import Alternative, Infeasibility, Prediction, SearchResult, SearchStats
+from search.request import open_documents
 from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
 
 __all__ = [
@@ -144,8 +145,6 @@ class Planner:
         hardware: str | HardwareProfile,
         **options: Any,
     ) -> None:
-        from search.question import open_documents
-
         self._set(*open_documents(model, hardware, options))
 
     @classmethod

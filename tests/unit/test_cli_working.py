@@ -22,7 +22,7 @@ from search.commands import explain as explain_cli
 from search.commands import search as cli
 from search.commands.app import working
 from search.options import SearchOptions
-from search.question import fill_options
+from search.request import fill_options
 from tests.unit.cli_results import HARDWARE, PROFILE
 
 ROOT = Path(__file__).resolve().parent.parent.parent

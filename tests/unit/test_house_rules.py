@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-import warnings
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,14 @@ FORBIDDEN = {  # package: what none of its modules may import, at any depth of i
     "search": {"profiler", "torch"},
     "profiler": {"search", "_autopar_core"},
 }
-SOFT_LINES, HARD_LINES = 300, 500
+LEAST_LINES, MOST_LINES, MOST_FILES = 100, 800, 15
+SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
+    "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
+    "autopar/entry.py": "imports next to nothing, so that Ctrl-C is always seen",
+    "autopar/errors.py": "the tree of errors, drawn in one place",
+    "autopar/sources.py": "what documents of every kind carry along",
+    "autopar/units.py": "imports nothing, so that `--help` is quick",
+}
 CODE = {".py", ".pyi", ".cpp", ".hpp", ".sh", ".txt", ".cmake"}
 MACHINE_PATH = re.compile(r"(?<![\w.:~/-])/(?:tmp|work|root|home)/")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -71,8 +78,8 @@ def imported_modules(source: str) -> set[str]:
 def layer_violations(package: str, source: str) -> set[str]:
     """Return the imports of a module of `package` that its layer does not allow."""
     imports = imported_modules(source)
-    return {name for name in imports if name.split(".")[0] in FORBIDDEN[package]} | {
-        name for name in imports if name.startswith(".") or "cli" in name.split(".")
+    return {
+        name for name in imports if name.startswith(".") or name.split(".")[0] in FORBIDDEN[package]
     }
 
 
@@ -83,7 +90,7 @@ def relative(path: Path) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_layers_import_only_what_is_below_them(package: str) -> None:
-    """autopar knows nobody, search and profiler know autopar, and nobody knows a cli."""
+    """autopar knows nobody; search and profiler know autopar, and not each other."""
     modules = sorted((ROOT / package).rglob("*.py"))
     assert modules
     wrong = {
@@ -105,7 +112,6 @@ def test_layers_import_only_what_is_below_them(package: str) -> None:
             "from profiler.measure import run",
             {"profiler.measure", "profiler.measure.run"},
         ),
-        ("search", "from search import cli", {"search.commands.search"}),
         ("profiler", "import numpy, search", {"search"}),
         ("profiler", "from . import measure", {".", "..measure"}),
         ("profiler", "import torch\nimport autopar.statistics", set()),
@@ -117,17 +123,114 @@ def test_layer_check_sees_what_it_must(package: str, source: str, expected: set[
     assert layer_violations(package, source) == expected
 
 
-@pytest.mark.filterwarnings("default:over the soft limit")
-def test_no_file_is_too_long() -> None:
-    """500 lines are the end; files above 300 are listed, since they are the next to be split."""
+def python_modules() -> dict[str, Path]:
+    """Return the product's Python files by module name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def test_a_file_is_one_idea() -> None:
+    """Code is neither a street of small rooms nor one hall: 100 to 800 lines a file."""
     lengths = {
         relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in own_code()
     }
-    assert lengths
-    assert {name: n for name, n in lengths.items() if n > HARD_LINES} == {}
-    for name, lines in sorted(lengths.items()):
-        if lines > SOFT_LINES:
-            warnings.warn(f"over the soft limit: {name} has {lines} lines", stacklevel=1)
+    product = {relative(path) for path in python_modules().values()}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+    short = {
+        name: lengths[name]
+        for name in product
+        if lengths[name] < LEAST_LINES and not name.endswith(("/__init__.py", "/__main__.py"))
+    }
+    assert {name: n for name, n in short.items() if name not in SMALL} == {}
+    assert set(SMALL) - set(short) == set(), "no longer small: take it off the list"
+
+
+def test_a_folder_is_read_at_a_glance() -> None:
+    """At most 15 files of code a folder, `__init__.py` included."""
+    folders = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in own_code()
+        if path.relative_to(ROOT).parts[0] in (*PACKAGES, "csrc")
+    )
+    assert folders
+    assert {name: n for name, n in folders.items() if n > MOST_FILES} == {}
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return for every module of the product those it imports, lazily too.
+
+    An import for type checkers alone is none: it never runs.
+    """
+    modules = python_modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typing_only = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node not in typing_only:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    graph[name].add(full if full in modules else node.module)
+            elif isinstance(node, ast.Import) and node not in typing_only:
+                graph[name] |= {alias.name for alias in node.names}
+        graph[name] = (graph[name] & modules.keys()) - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the circles of a graph: the groups of names that reach each other."""
+    found: set[tuple[str, ...]] = set()
+    reached: dict[str, set[str]] = {}
+    for name in graph:
+        seen: set[str] = set()
+        queue = [name]
+        while queue:
+            for other in graph[queue.pop()] - seen:
+                seen.add(other)
+                queue.append(other)
+        reached[name] = seen
+    for name in graph:
+        if name in reached[name]:
+            found.add(tuple(sorted(o for o in reached[name] if name in reached[o])))
+    return [list(circle) for circle in sorted(found)]
+
+
+def test_no_import_circle() -> None:
+    """Also inside a package, and also of imports inside functions."""
+    assert circles(import_graph()) == []
+
+
+def test_circle_check_sees_what_it_must() -> None:
+    """A circle of three with a tail is one circle; a tree has none."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_nothing_imports_a_command() -> None:
+    """Commands read options, call the library and print; who needs what they do calls it too."""
+
+    def is_command(module: str) -> bool:
+        parts = module.split(".")
+        return "commands" in parts or (parts[-1] == "command" and len(parts) > 2)
+
+    graph = import_graph()
+    assert any(map(is_command, graph))
+    wrong = {
+        name: sorted(filter(is_command, found))
+        for name, found in graph.items()
+        if not is_command(name) and any(map(is_command, found))
+    }
+    assert wrong == {}
 
 
 def test_no_machine_paths() -> None:
