@@ -1,4 +1,4 @@
-"""JSON Schemas of the documented files and of the sidecar, made from their pydantic models."""
+"""JSON Schemas of the documented files, sidecars and cards, made from their pydantic models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from autopar.documents.checks import INT, PatternDocument, Quantity, Rule, StrictObject
 from autopar.documents.sidecar import Sidecar
+from autopar.estimate.card import CardDocument
 
 __all__ = [
     "DOCUMENTS",
@@ -311,8 +312,9 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "computation": ComputationDocument,
     "memory": MemoryDocument,
     "sidecar": Sidecar,
+    "card": CardDocument,
 }
-"""Model of every document by the role it has in a plan's sources."""
+"""Model of every document by what the documentation calls it."""
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

@@ -2,30 +2,46 @@
 
 Datasheet numbers (with `source`) and efficiency assumptions (with `basis`) are separate entries
 of `hardware_configs/cards/*.json`, so that either can be replaced without touching the other.
+A number of a device stands there and nowhere else: estimates and the systems of the closed forms
+are made from it.
 """
 
 from __future__ import annotations
 
-import difflib
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
 
 from autopar.documents import catalog
-from autopar.documents.json import load_object, shorten
+from autopar.documents.checks import StrictObject, key_error, nearest_key, validate_document
+from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError
 from autopar.hardware import Curve, HardwareProfile
 from autopar.sources import Source
 from autopar.units import MIB
 
 __all__ = [
+    "FORMAT",
     "Card",
+    "CardDocument",
     "GroupShape",
     "Link",
     "all2all_time_s",
@@ -34,7 +50,12 @@ __all__ = [
     "load_card",
     "p2p_time_s",
     "parse_hardware",
+    "read_card",
 ]
+
+
+FORMAT = "autopar-card"
+"""Value of `format` that tells a card from other documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +92,24 @@ class Card:
     max_gpus_per_node: int
     intra_node: Link
     inter_node: Link
+    more: Mapping[str, float]
+    """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
+    path: Path
     source: Source
+
+    def need(self, key: str, reader: str) -> float:
+        """Return one of `more`, such as "host.memory_bytes", in base units.
+
+        Raises DocumentError naming the card, the key, and the `reader` that cannot do without.
+        """
+        if key not in self.more:
+            raise DocumentError(
+                self.path,
+                f"this key is missing, and {reader} is made from it",
+                key=key,
+                remedy=f"add {_OPTIONAL[key].shape}",
+            )
+        return self.more[key]
 
 
 _BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
@@ -79,16 +117,23 @@ _RATES = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _FLOPS = {"GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
 _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _PERCENT = {"percent": 0.01}
+_HUGE = 1e300
+"""Far above every range; larger integers cannot be scaled."""
+_ENTRY_KEYS = ["value", "source", "basis"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Range:
-    """Plausible values of one number and the units that it is mistaken for."""
+    """Plausible values of one number, far wider than devices differ and narrower than units do.
+
+    Annotates a field of a card, whose entry {"value", "source" or "basis"} it reads as the value.
+    """
 
     least: float
     most: float
     unit: str = ""
     mistaken: Mapping[str, float]
+    """Units that the number is mistaken to be in, in base units."""
     whole: bool = False
 
     @property
@@ -96,6 +141,29 @@ class _Range:
         kind = "a whole number" if self.whole else "a number"
         unit = f" in {self.unit}" if self.unit else ""
         return f"{kind} from {self.least:.6g} to {self.most:.6g}{unit}"
+
+    @property
+    def shape(self) -> str:
+        """Return what the entry of such a number looks like."""
+        return f'{{"value": {self.expected}, "source" or "basis": where it is from}}'
+
+    def read(self, entry: object) -> float:
+        """Return the number of an entry; raises ValidationError naming the key inside it."""
+        if not isinstance(entry, dict):
+            raise key_error(f"the value is {shorten(entry)}, expected {self.shape}")
+        for key in entry:
+            if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
+                near = nearest_key(key, _ENTRY_KEYS)
+                raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
+        if "value" not in entry:
+            raise key_error(f"this key is missing, expected {self.expected}", "value")
+        value = entry["value"]
+        legal = not isinstance(value, bool) and isinstance(value, int | float)
+        if not legal or not self.holds(value) or (self.whole and value != int(value)):
+            guess = self.guess(value)
+            problem = f"the value is {shorten(value)}, expected {self.expected}"
+            raise key_error(problem + (f"; {guess}" if guess else ""), "value")
+        return int(value) if self.whole else float(value)
 
     def guess(self, value: object) -> str | None:
         """Return the unit that a value outside the range looks to be in, and what to write."""
@@ -112,85 +180,242 @@ class _Range:
     def holds(self, value: float) -> bool:
         return self.least <= value <= self.most
 
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
 
-_HUGE = 1e300
-"""Far above every range; larger integers cannot be scaled."""
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        value = {
+            "type": "integer" if self.whole else "number",
+            "minimum": self.least,
+            "maximum": self.most,
+        }
+        return {
+            "type": "object",
+            "properties": {
+                "value": value | ({"description": f"In {self.unit}."} if self.unit else {}),
+                "source": {"description": "The datasheet that says so."},
+                "basis": {"description": "Why the number is assumed."},
+            },
+            "patternProperties": {"^_": {"description": "A comment; ignored."}},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+
+
 _EFFICIENCY = _Range(least=0.02, most=1.0, mistaken=_PERCENT)
+_SHARE = _Range(least=0.0, most=0.9, mistaken=_PERCENT)
 _PEAK = _Range(least=1e12, most=1e17, unit="FLOP/s", mistaken=_FLOPS)
-_RANGES: dict[str, dict[str, _Range]] = {
-    "device": {
-        "memory_bytes": _Range(least=2.0**30, most=2.0**44, unit="bytes", mistaken=_BYTES),
-        "memory_bytes_per_s": _Range(least=1e10, most=1e15, unit="bytes/s", mistaken=_RATES),
-        "bf16_flop_per_s": _PEAK,
-        "fp16_flop_per_s": _PEAK,
-        "fp32_flop_per_s": _PEAK,
-        "num_sms": _Range(least=1, most=10_000, mistaken={}, whole=True),
-    },
-    "efficiency": {
-        "gemm": _EFFICIENCY,
-        "attention": _EFFICIENCY,
-        "attention_half_seq_length": _Range(least=1, most=1e6, unit="tokens", mistaken={}),
-        "memory": _EFFICIENCY,
-    },
-    "overhead": {
-        "kernel_launch_s": _Range(least=1e-7, most=1e-3, unit="s", mistaken=_TIMES),
-        "collective_base_s": _Range(least=1e-7, most=1e-2, unit="s", mistaken=_TIMES),
-        "overlap_coefficient": _Range(least=1.0, most=10.0, mistaken=_PERCENT),
-    },
-    "intra_node": {
-        "max_gpus": _Range(least=1, most=4096, mistaken={}, whole=True),
-        "bytes_per_s": _Range(least=1e9, most=1e13, unit="bytes/s", mistaken=_RATES),
-        "collective_efficiency": _EFFICIENCY,
-        "p2p_efficiency": _EFFICIENCY,
-        "hop_s": _Range(least=1e-8, most=1e-3, unit="s", mistaken=_TIMES),
-    },
-    "inter_node": {
-        "bytes_per_s": _Range(least=1e8, most=1e13, unit="bytes/s", mistaken=_RATES),
-        "collective_efficiency": _EFFICIENCY,
-        "p2p_efficiency": _EFFICIENCY,
-        "hop_s": _Range(least=1e-8, most=1e-2, unit="s", mistaken=_TIMES),
-    },
+_MEMORY = _Range(least=2.0**30, most=2.0**44, unit="bytes", mistaken=_BYTES)
+_GPUS = _Range(least=1, most=4096, mistaken={}, whole=True)
+_MANY_GPUS = _Range(least=1, most=1e7, mistaken={}, whole=True)
+_SMS = _Range(least=1, most=10_000, mistaken={}, whole=True)
+_TOKENS = _Range(least=1, most=1e6, unit="tokens", mistaken={})
+_OVERLAP = _Range(least=1.0, most=10.0, mistaken=_PERCENT)
+
+
+def _rate(least: float, most: float) -> _Range:
+    return _Range(least=least, most=most, unit="bytes/s", mistaken=_RATES)
+
+
+def _time(least: float, most: float) -> _Range:
+    return _Range(least=least, most=most, unit="s", mistaken=_TIMES)
+
+
+class _Part(StrictObject):
+    """An object of a card; what is missing or no object is told what it should be."""
+
+    @classmethod
+    def shape(cls) -> str:
+        required = [key for key, field in cls.model_fields.items() if field.is_required()]
+        return f"an object of {', '.join(required)}"
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _say_what_is_expected(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            raise key_error(f"the value is {shorten(data)}, expected {cls.shape()}")
+        try:
+            return read(data)
+        except ValidationError as error:
+            detail = error.errors(include_url=False)[0]
+            if detail["type"] != "missing":
+                raise
+            key = str(detail["loc"][0])
+            problem = f"this key is missing, expected {_shape(cls.model_fields[key])}"
+            raise key_error(problem, key) from None
+
+
+def _shape(field: FieldInfo) -> str:
+    part = field.annotation
+    if isinstance(part, type) and issubclass(part, _Part):
+        return part.shape()
+    return _range(field).shape
+
+
+def _range(field: FieldInfo) -> _Range:
+    (found,) = (item for item in field.metadata if isinstance(item, _Range))
+    return found
+
+
+class _Device(_Part):
+    """Numbers of the datasheet of one device; peaks are without sparsity."""
+
+    memory_bytes: Annotated[float, _MEMORY]
+    memory_bytes_per_s: Annotated[float, _rate(1e10, 1e15)]
+    bf16_flop_per_s: Annotated[float, _PEAK]
+    fp16_flop_per_s: Annotated[float, _PEAK]
+    fp32_flop_per_s: Annotated[float, _PEAK]
+    num_sms: Annotated[int, _SMS]
+    fp8_flop_per_s: Annotated[float | None, _PEAK] = None
+    vector_fp16_flop_per_s: Annotated[float | None, _PEAK] = None
+    """Outside the matrix units, as the next; that of fp32 is `fp32_flop_per_s` itself."""
+    vector_bf16_flop_per_s: Annotated[float | None, _PEAK] = None
+
+
+class _Efficiency(_Part):
+    """Shares of the device's rates that kernels reach."""
+
+    gemm: Annotated[float, _EFFICIENCY]
+    attention: Annotated[float, _EFFICIENCY]
+    attention_half_seq_length: Annotated[float, _TOKENS]
+    memory: Annotated[float, _EFFICIENCY]
+    vector: Annotated[float | None, _EFFICIENCY] = None
+
+
+class _Overhead(_Part):
+    """What kernels and collectives take besides their work."""
+
+    kernel_launch_s: Annotated[float, _time(1e-7, 1e-3)]
+    collective_base_s: Annotated[float, _time(1e-7, 1e-2)]
+    overlap_coefficient: Annotated[float, _OVERLAP]
+
+
+class _IntraNode(_Part):
+    """The network inside a node, per GPU and direction."""
+
+    max_gpus: Annotated[int, _GPUS]
+    bytes_per_s: Annotated[float, _rate(1e9, 1e13)]
+    collective_efficiency: Annotated[float, _EFFICIENCY]
+    p2p_efficiency: Annotated[float, _EFFICIENCY]
+    hop_s: Annotated[float, _time(1e-8, 1e-3)]
+    collective_sm_share: Annotated[float | None, _SHARE] = None
+    """Of the multiprocessors, which a running collective occupies."""
+
+
+class _InterNode(_Part):
+    """The network between nodes, per GPU and direction."""
+
+    bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    collective_efficiency: Annotated[float, _EFFICIENCY]
+    p2p_efficiency: Annotated[float, _EFFICIENCY]
+    hop_s: Annotated[float, _time(1e-8, 1e-2)]
+    max_gpus: Annotated[int | None, _MANY_GPUS] = None
+    """GPUs that the fabric connects."""
+    collective_sm_share: Annotated[float | None, _SHARE] = None
+
+
+class _Host(_Part):
+    """The memory of the host, per GPU and direction."""
+
+    memory_bytes: Annotated[float, _MEMORY]
+    bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    efficiency: Annotated[float, _EFFICIENCY]
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str):
+        raise key_error(f"the value is {shorten(value)}, expected a text")
+    return value
+
+
+_Text = Annotated[str, BeforeValidator(_text)]
+
+
+class CardDocument(_Part):
+    """One device and its network: every number with its source, or what it is assumed on."""
+
+    format: Literal["autopar-card"]
+    version: Literal[1]
+    name: _Text | None = None
+    """The name of the file without."""
+    description: _Text = ""
+    aliases: list[str] = Field(default_factory=list)
+    device: _Device
+    efficiency: _Efficiency
+    overhead: _Overhead
+    intra_node: _IntraNode
+    inter_node: _InterNode
+    host: _Host | None = None
+    """Only the closed forms offload to it."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _is_a_card(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        # before anything else is said about a document of another kind
+        for key, expected in (("format", FORMAT), ("version", 1)):
+            if isinstance(data, dict) and key not in data:
+                start = f'"{key}": {json.dumps(expected)}'
+                raise key_error(f"this key is missing; a device card starts with {start}", key)
+            if isinstance(data, dict) and data[key] != expected:
+                problem = f"the value is {shorten(data[key])}, expected {expected!r}"
+                raise key_error(problem, key)
+        return read(data)
+
+
+_SECTIONS: dict[str, type[_Part]] = {
+    "device": _Device,
+    "efficiency": _Efficiency,
+    "overhead": _Overhead,
+    "intra_node": _IntraNode,
+    "inter_node": _InterNode,
+    "host": _Host,
 }
-"""Every number of a card: far wider than devices differ, far narrower than units do."""
-_TEXTS = ("name", "description")
-_KEYS = ("format", "version", "aliases", *_TEXTS, *_RANGES)
-_ENTRY_KEYS = ("value", "source", "basis")
+_OPTIONAL = {
+    f"{section}.{key}": _range(field)
+    for section, part in _SECTIONS.items()
+    for key, field in part.model_fields.items()
+    if section == "host" or not field.is_required()
+}
+"""Every number that a card may lack, by section and key."""
 
 
 def load_card(name: str) -> Card:
     """Return a card by name, alias or path; raises InputError naming file, key and value."""
-    document = load_object(catalog.find_card(name))
-    path, data = document.path, document.data
-    for key, expected in (("format", "autopar-card"), ("version", 1)):
-        if key not in data:
-            shown = f'"{expected}"' if isinstance(expected, str) else str(expected)
-            remedy = f'a device card starts with "{key}": {shown}'
-            raise DocumentError(path, "this key is missing", key=key, remedy=remedy)
-        if data[key] != expected:
-            raise _unexpected(path, key, data[key], repr(expected))
-    _refuse_unknown(path, data, _KEYS)
-    for key in _TEXTS:
-        if not isinstance(data.get(key, ""), str):
-            raise _unexpected(path, key, data[key], "a text")
-    values = {section: _numbers(path, data, section) for section in _RANGES}
-    device, efficiency, overhead = values["device"], values["efficiency"], values["overhead"]
+    return read_card(load_object(catalog.find_card(name)))
+
+
+def read_card(document: JsonDocument) -> Card:
+    """Return the card of a document; raises DocumentError naming file, key and value."""
+    path = document.path
+    card = validate_document(CardDocument, path, document.data)
+    device, efficiency, overhead = card.device, card.efficiency, card.overhead
     return Card(
-        name=data.get("name", path.stem),
-        description=data.get("description", ""),
-        memory_bytes=device["memory_bytes"],
-        memory_bytes_per_s=device["memory_bytes_per_s"],
-        flop_per_s={p: device[f"{p}_flop_per_s"] for p in ("bf16", "fp16", "fp32")},
-        num_sms=int(device["num_sms"]),
-        gemm_efficiency=efficiency["gemm"],
-        attention_efficiency=efficiency["attention"],
-        attention_half_seq_length=efficiency["attention_half_seq_length"],
-        memory_efficiency=efficiency["memory"],
-        kernel_launch_s=overhead["kernel_launch_s"],
-        collective_base_s=overhead["collective_base_s"],
-        overlap_coefficient=overhead["overlap_coefficient"],
-        max_gpus_per_node=int(values["intra_node"]["max_gpus"]),
-        intra_node=_link(values["intra_node"]),
-        inter_node=_link(values["inter_node"]),
+        name=path.stem if card.name is None else card.name,
+        description=card.description,
+        memory_bytes=device.memory_bytes,
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        flop_per_s={
+            "bf16": device.bf16_flop_per_s,
+            "fp16": device.fp16_flop_per_s,
+            "fp32": device.fp32_flop_per_s,
+        },
+        num_sms=device.num_sms,
+        gemm_efficiency=efficiency.gemm,
+        attention_efficiency=efficiency.attention,
+        attention_half_seq_length=efficiency.attention_half_seq_length,
+        memory_efficiency=efficiency.memory,
+        kernel_launch_s=overhead.kernel_launch_s,
+        collective_base_s=overhead.collective_base_s,
+        overlap_coefficient=overhead.overlap_coefficient,
+        max_gpus_per_node=card.intra_node.max_gpus,
+        intra_node=_link(card.intra_node),
+        inter_node=_link(card.inter_node),
+        more=dict(_more(card)),
+        path=path,
         source=Source(
             role="hardware card",
             path=f"{path.parent.name}/{path.name}",
@@ -200,64 +425,21 @@ def load_card(name: str) -> Card:
     )
 
 
-def _link(values: Mapping[str, float]) -> Link:
-    keys = ("bytes_per_s", "collective_efficiency", "p2p_efficiency", "hop_s")
-    return Link(**{key: values[key] for key in keys})
+def _link(part: _IntraNode | _InterNode) -> Link:
+    return Link(
+        bytes_per_s=part.bytes_per_s,
+        collective_efficiency=part.collective_efficiency,
+        p2p_efficiency=part.p2p_efficiency,
+        hop_s=part.hop_s,
+    )
 
 
-def _numbers(path: Path, data: Mapping[str, Any], section: str) -> dict[str, float]:
-    """Return the numbers of one section, every one present and in its range."""
-    ranges = _RANGES[section]
-    entries = _object(path, data, section, "", f"an object of {', '.join(ranges)}")
-    _refuse_unknown(path, entries, ranges, f"{section}.")
-    found = {}
-    for key, known in ranges.items():
-        where = f"{section}.{key}"
-        shape = f'{{"value": {known.expected}, "source" or "basis": where it is from}}'
-        entry = _object(path, entries, key, f"{section}.", shape)
-        _refuse_unknown(path, entry, _ENTRY_KEYS, f"{where}.")
-        where += ".value"
-        if "value" not in entry:
-            raise DocumentError(path, f"this key is missing, expected {known.expected}", key=where)
-        value = entry["value"]
-        legal = not isinstance(value, bool) and isinstance(value, int | float)
-        if not legal or not known.holds(value) or (known.whole and value != int(value)):
-            raise _unexpected(path, where, value, known.expected, known.guess(value))
-        found[key] = float(value)
-    return found
-
-
-def _object(
-    path: Path, data: Mapping[str, Any], key: str, prefix: str, shape: str
-) -> dict[str, Any]:
-    if key not in data:
-        raise DocumentError(path, f"this key is missing, expected {shape}", key=prefix + key)
-    value = data[key]
-    if not isinstance(value, dict):
-        raise _unexpected(path, prefix + key, value, shape)
-    return value
-
-
-def _refuse_unknown(
-    path: Path, data: Iterable[str], known: Iterable[str], prefix: str = ""
-) -> None:
-    names = list(known)
-    for key in data:
-        if key not in names and not key.startswith("_"):  # `_...` is a comment for people
-            (near,) = difflib.get_close_matches(key[:200], names, n=1, cutoff=0.0)
-            shown = key if len(key) <= 120 else key[:120] + "..."
-            raise DocumentError(
-                path,
-                f"this key is unknown; the nearest known key is {near!r}",
-                key=prefix + shown,
-            )
-
-
-def _unexpected(
-    path: Path, key: str, value: object, expected: str, remedy: str | None = None
-) -> DocumentError:
-    problem = f"the value is {shorten(value)}, expected {expected}"
-    return DocumentError(path, problem, key=key, remedy=remedy)
+def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
+    for key in _OPTIONAL:
+        section, name = key.split(".")
+        value = getattr(getattr(card, section), name, None)
+        if value is not None:
+            yield key, value
 
 
 # --------------------------------------------------------------------------------------------------

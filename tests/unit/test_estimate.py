@@ -147,7 +147,7 @@ def test_more_gpus_than_the_node_connects():
 @pytest.mark.parametrize("name", catalog.card_names())
 def test_every_number_of_a_card_names_its_origin(name):
     card = json.loads(catalog.find_card(name).read_text())
-    for section in ("device", "intra_node", "inter_node", "efficiency", "overhead"):
+    for section in ("device", "intra_node", "inter_node", "efficiency", "overhead", "host"):
         for key, entry in card[section].items():
             assert set(entry) in ({"value", "source"}, {"value", "basis"}), key
             assert len(entry.get("source", entry.get("basis"))) > 10, key

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.documents.catalog import find_card
 from autopar.documents.checks import validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
@@ -283,10 +284,12 @@ def test_schemas_accept_valid_documents_and_refuse_others() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schemas = json_schemas()
     assert schemas.keys() == MODELS.keys()
+    card = json.loads(find_card("h100").read_text(encoding="utf-8"))
+    documents = {**DOCUMENTS, "sidecar": SIDECAR, "card": card}
     for role, schema in schemas.items():
         validator = jsonschema.Draft202012Validator(schema)
         validator.check_schema(schema)
-        valid = SIDECAR if role == "sidecar" else DOCUMENTS[role]
+        valid = documents[role]
         assert validator.is_valid(valid), role
         assert not validator.is_valid({**valid, "no_such_key": 1}), role
         assert not validator.is_valid([valid]), role
