@@ -9,21 +9,15 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from autopar.errors import InstallError
+from search.closed_form.files import calculon_system
 from search.closed_form.tuners import TuningResult, load_space, tune
 
 __all__ = ["APPLICATION", "SPACE", "SYSTEM", "best_of_all", "evaluations_to"]
 
-SYSTEM = (
-    Path(__file__).resolve().parent.parent
-    / "hardware_configs"
-    / "systems"
-    / "calculon"
-    / "a100-80gb.json"
-)
+SYSTEM = calculon_system("a100-80gb")
 APPLICATION = {
     "hidden": 5120,
     "feedforward": 20480,

@@ -1,1 +1,3 @@
 """Closed-form models of one training step, for machines that need not exist."""
+
+from __future__ import annotations

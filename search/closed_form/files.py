@@ -20,9 +20,11 @@ from autopar.documents.spec import (
     parameter_count,
 )
 from autopar.errors import InputError
+from autopar.estimate.card import FORMAT, read_card
 from autopar.model import LayerSpec, ModelSpec
 from search.closed_form.calculon.documents import Application
 from search.closed_form.calculon.documents import System as CalculonSystem
+from search.closed_form.systems import calculon_from_card, tensor2d_from_card
 from search.closed_form.tensor2d.documents import Model
 from search.closed_form.tensor2d.documents import System as Tensor2dSystem
 
@@ -41,31 +43,31 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# Finds the documents of the analytic models by name: systems and executions that are shipped.
+# Finds the documents of the analytic models by name: systems of cards, shipped executions.
 
 
 def calculon_system(name: str) -> CalculonSystem:
-    """Return the machine of a file, a shipped name, or an alias of its card.
+    """Return the machine of a file, or of a card: its file, its shipped name or an alias.
 
-    Raises InputError (DocumentError: file, key, value, remedy).
+    Raises InputError (DocumentError: file, key, value, remedy; also where a card lacks a number).
     """
-    path, data = _keys("systems/calculon", "system", name)
-    return validate_document(CalculonSystem, path, data)
+    document = load_object(catalog.find_document("cards", "system", name))
+    if document.data.get("format") == FORMAT:
+        return calculon_from_card(read_card(document))
+    return validate_document(CalculonSystem, document.path, document.data)
 
 
 def tensor2d_system(name: str) -> Tensor2dSystem:
-    """Return the machine of a file, a shipped name, or an alias of its card; errors as above."""
-    path, data = _keys("systems/tensor2d", "system", name)
-    return validate_document(Tensor2dSystem, path, data)
+    """Return the machine of a file, or of a card; names and errors as above."""
+    document = load_object(catalog.find_document("cards", "system", name))
+    if document.data.get("format") == FORMAT:
+        return tensor2d_from_card(read_card(document))
+    return validate_document(Tensor2dSystem, document.path, document.data)
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
     """Return the path and the keys of an execution, before they are checked."""
-    return _keys("executions", "execution", name)
-
-
-def _keys(folder: str, what: str, name: str) -> tuple[Path, dict[str, object]]:
-    path = catalog.find_document(folder, what, name)
+    path = catalog.find_document("executions", "execution", name)
     return path, load_object(path).data
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from search.closed_form.files import calculon_system, tensor2d_system
 from tests.e2e.bad_input_table import Case, changed, write
 
 __all__ = ["COMMAND", "GOOD", "cases", "prepare_estimates"]
@@ -46,12 +48,9 @@ GOOD = (CALCULON, TWO, (*CALCULON, "--compat"), (*TWO, "--compat", "--layers"))
 def prepare_estimates(folder: Path, root: Path) -> None:
     """Add documents of both models to a folder."""
     configs = root / "hardware_configs"
-    for source, name in (
-        (configs / "systems" / "calculon" / "a100-80gb.json", "system.json"),
-        (configs / "systems" / "tensor2d" / "a100-80gb.json", "two_system.json"),
-        (configs / "executions" / "8x8-tp8-pp4-dp2.json", "execution.json"),
-    ):
-        shutil.copyfile(source, folder / name)
+    shutil.copyfile(configs / "executions" / "8x8-tp8-pp4-dp2.json", folder / "execution.json")
+    write(folder / "system.json", calculon_system("a100-80gb").model_dump())
+    write(folder / "two_system.json", tensor2d_system("a100-80gb").model_dump())
     changed("execution.json", ("attention_type",), "multihead")(folder)
     write(folder / "application.json", APPLICATION)
     write(folder / "two.json", MODEL)
@@ -109,6 +108,17 @@ def cases() -> Iterator[Case]:
     yield from _options()
 
 
+def _without(file: str, *keys: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        data = node = json.loads((folder / file).read_text(encoding="utf-8"))
+        for key in keys[:-1]:
+            node = node[key]
+        del node[keys[-1]]
+        write(folder / file, data)
+
+    return edit
+
+
 def _unlinked(file: str) -> Callable[[Path], None]:
     return lambda folder: (folder / file).unlink()
 
@@ -159,7 +169,18 @@ def _systems() -> Iterator[Case]:
         ("all of the processor used", (*network, "processor_usage"), 1.0),
     ):
         yield _case("system of calculon", what, CALCULON, changed("system.json", path, value))
-
+    yield _case(
+        "system of calculon",
+        "a card without the memory of the host",
+        (*CALCULON[:4], "card.json", *CALCULON[5:]),
+        _without("card.json", "host"),
+    )
+    yield _case(
+        "system of tensor2d",
+        "a card without its peak outside the matrix units",
+        (*TWO[:4], "card.json", *TWO[5:]),
+        _without("card.json", "device", "vector_fp16_flop_per_s"),
+    )
     yield _case(
         "system of tensor2d",
         "a bandwidth of 1e-308",
