@@ -1,4 +1,4 @@
-"""What every test shares: reproducible property tests, the reference cases, golden files."""
+"""What every test shares: reproducible property tests, published figures, golden files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,20 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def cases_dir() -> Path:
-    """Return the folder of reference cases, which stands beside a developer's checkout."""
+    """Return the folder of other projects' own files, which stands beside a developer's checkout.
+
+    Only what may not lie in this repository is read there; published figures are in `data_dir`.
+    """
     path = ROOT.parent / "shared" / "cases"
     if not path.is_dir():
-        pytest.skip("the reference cases (../shared/cases) are not on this machine")
+        pytest.skip("needs other projects' own files (../shared/cases), not on this machine")
     return path
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Return the folder of published figures, which `tests.data.read` reads."""
+    return ROOT / "tests" / "data"
 
 
 @pytest.fixture
