@@ -23,10 +23,11 @@ from autopar.documents.json import write_text
 from benchmarks.accuracy_models import MODELS, Answer
 from benchmarks.accuracy_rows import FILES, Run, UnusableError, read_rows, run_of
 from benchmarks.metadata import ROOT
+from tests.data.read import csv_path
 
 __all__ = ["Compared", "compare", "main", "spread"]
 
-CASES = ROOT.parent / "shared" / "cases"
+DATA = ROOT / "tests" / "data"
 _COLUMNS = (
     *("source", "quality", "run", "seq", "taken", "model", "reason"),
     *("measured_time_s", "time_s", "time_s_error"),
@@ -176,14 +177,17 @@ def as_csv(compared: Sequence[Compared]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; returns 0, also where the cases are absent."""
+    """Print the tables; returns 0, also where the rows are absent."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=Path, default=CASES, help="folder of published_runs*.csv")
+    parser.add_argument(
+        "--cases", type=Path, default=DATA, help="folder of published_runs*.csv[.gz]"
+    )
     parser.add_argument("--rows", action="store_true", help="print every row, a table per source")
     parser.add_argument("--csv", type=Path, help="write every row and model to this file")
     args = parser.parse_args(arguments)
-    if missing := [name for name in FILES if not (args.cases / name).is_file()]:
-        print(f"skipped: {args.cases} has no {' and no '.join(missing)}", file=sys.stderr)
+    if missing := [name for name in FILES if not csv_path(args.cases, name).is_file()]:
+        names = " and no ".join(f"{name}.csv" for name in missing)
+        print(f"skipped: {args.cases} has no {names}", file=sys.stderr)
         return 0
     compared = compare(read_rows(args.cases))
     for row in compared:  # a figure that is not one would hide in a median

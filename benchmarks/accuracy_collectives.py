@@ -1,6 +1,7 @@
 """Prints models of collectives beside measured ones: 1,329 rows of NCCL tests on A100 nodes.
 
-`python -m benchmarks.accuracy_collectives [--cases DIR] [--csv PATH]`. Nodes have four A100 joined
+`python -m benchmarks.accuracy_collectives [--cases DIR] [--csv PATH]`. The measurements are another
+project's file and do not lie here. Nodes have four A100 joined
 by NVLink and one 200 Gb/s adapter per GPU; a row is the mean of in-place and out-of-place time.
 Nothing was fitted to these rows.
 """
@@ -18,12 +19,13 @@ from statistics import median
 
 import numpy as np
 
-from autopar.documents.json import load_object, write_text
+from autopar.documents.json import write_text
 from autopar.estimate.card import allreduce_time_s, load_card
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
 from search.closed_form.tensor2d.links import collective_s
+from tests.data.read import tensor2d_documents
 
 __all__ = ["Measured", "compare", "main", "read"]
 
@@ -83,9 +85,9 @@ def read(folder: Path) -> list[Measured]:
         ]
 
 
-def compare(rows: Sequence[Measured], folder: Path) -> dict[str, list[float | None]]:
+def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
     """Return the seconds that every model gives every row, None where it has no answer."""
-    systems = load_object(folder / "inputs.json").data["systems"]
+    systems = tensor2d_documents(ROOT / "tests" / "data")["systems"]
     published = System.model_validate(systems[PUBLISHED_SYSTEM])
     shipped = tensor2d_system(CARD).model_copy(update={"nvlink_size": GPUS_PER_NODE})
     card = load_card(CARD)
@@ -161,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"skipped: {args.cases} has no {FILE}", file=sys.stderr)
         return 0
     rows = read(args.cases)
-    found = compare(rows, args.cases)
+    found = compare(rows)
     print("\n".join(table(rows, found)))
     print(f"\n{len(rows)} rows; the published column is the published figure to 1e-9")
     if args.csv is not None:

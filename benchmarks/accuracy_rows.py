@@ -6,16 +6,17 @@ a source's software leaves little choice, `SOURCES` says what is taken and the r
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.units import GIB
+from tests.data.read import read_csv
 
 __all__ = ["FILES", "Run", "UnusableError", "read_rows", "run_of"]
 
-FILES = ("published_runs.csv", "published_runs_single_node.csv")
+FILES = ("published_runs", "published_runs_single_node")
+"""Tables of rows, NAME.csv or NAME.csv.gz; the second are composed times, see tests/data."""
 GB = 1e9
 _SYSTEMS = {  # (type of GPU, GB of its memory; empty where unknown) -> shipped system
     ("A100-SXM", "80"): "a100-80gb",
@@ -115,8 +116,7 @@ class Run:
 def read_rows(folder: Path) -> Iterator[dict[str, str]]:
     """Yield every row of the two files, as text by column."""
     for name in FILES:
-        with (folder / name).open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
+        yield from read_csv(folder, name)
 
 
 def run_of(row: Mapping[str, str]) -> Run:

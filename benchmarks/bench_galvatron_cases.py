@@ -1,12 +1,13 @@
 """Published cases of the public peer: our plan, fit and CPU seconds beside its own, term by term.
 
 `python -m benchmarks.bench_galvatron_cases [--cases DIR] [--repeats N] [--json LEDGER] [--command]`
+
+The answers are in `tests/data`; the profiles that they were made from are the peer's own files.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import resource
 import subprocess
@@ -25,10 +26,13 @@ from search.options import SearchOptions
 from search.planner.result import Prediction, SearchResult
 from search.question import Session, evaluate_file, open_session
 from search.request import InputSpec
+from tests.data.read import galvatron_answers
 from tests.oracles.galvatron_terms import Peer, PeerV24, attribution
 
 __all__ = ["Case", "Outcome", "answer", "inputs_of", "main", "open_case", "read_cases", "terms_of"]
 
+CASES = ROOT.parent / "shared" / "cases" / "galvatron"
+DATA = ROOT / "tests" / "data"
 DIFFERENCE = 0.05
 """Differences above it are explained term by term."""
 _SWITCHES = {"disable_fsdp": "disable_sdp"}
@@ -88,8 +92,7 @@ class Outcome:
 
 
 def read_cases(folder: Path) -> list[Case]:
-    """Return the cases of `results.json` in its order."""
-    entries = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    """Return the cases that the folder of published figures holds, in its order."""
     return [
         Case(
             engine=entry["engine"],
@@ -100,7 +103,7 @@ def read_cases(folder: Path) -> list[Case]:
             strategy_file=entry["strategy_file"],
             error=entry["error"],
         )
-        for entry in entries
+        for entry in galvatron_answers(folder)
     ]
 
 
@@ -274,16 +277,19 @@ def _print(case: Case, outcome: Outcome, times: Timed, command_s: float | None) 
 def main() -> int:
     """Print every case; return 1 when an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=Path, default=ROOT.parent / "shared/cases/galvatron")
+    parser.add_argument(
+        "--cases", type=Path, default=CASES, help="folder of the peer's hardware and model files"
+    )
+    parser.add_argument("--answers", type=Path, default=DATA, help="folder of tests.data.make")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="append the result to this file")
     parser.add_argument("--command", action="store_true", help="time the command as well")
     arguments = parser.parse_args()
-    if not (arguments.cases / "results.json").is_file():
-        print(f"skipped: no results.json in {arguments.cases}; give --cases DIR")
+    if not (arguments.cases / "hardware").is_dir():
+        print(f"skipped: no folder hardware in {arguments.cases}; give --cases DIR")
         return 0
     rows, failed = [], 0
-    for case in read_cases(arguments.cases):
+    for case in read_cases(arguments.answers):
         outcome = answer(arguments.cases, case)
 
         def search(case: Case = case) -> SearchResult:

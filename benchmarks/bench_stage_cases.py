@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append, summary, timed
 from search.planner.core import StageSolution, solve_stage
+from tests.data.read import stage_problems
 
 __all__ = ["TARGET_RATIO", "StageCase", "main", "read_cases", "wrong"]
 
 TARGET_RATIO = 300.0
 BENCH = ROOT / "build" / "release" / "autopar_bench"
+DATA = ROOT / "tests" / "data"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,22 +58,19 @@ class StageCase:
 
 
 def read_cases(folder: Path) -> list[StageCase]:
-    """Return all `*.npz` problems of a folder, by name."""
-    cases = []
-    for path in sorted(folder.glob("*.npz")):
-        with np.load(path) as file:
-            cases.append(
-                StageCase(
-                    name=path.stem,
-                    time_s=file["time_s"].astype(np.float64),
-                    memory_mb=file["memory_mb"].astype(np.int32),
-                    transition_s=file["transition_s"].astype(np.float64),
-                    budget_mb=int(file["budget_mb"] - file["fixed_mb"]),
-                    best_s=float(file["best_s"]),
-                    peer_cpu_s=float(file["peer_cpu_s"]),
-                )
-            )
-    return cases
+    """Return the stage problems of a folder of tables, by name."""
+    return [
+        StageCase(
+            name=row["name"],
+            time_s=np.array(row["time_s"], dtype=np.float64),
+            memory_mb=np.array(row["memory_mb"], dtype=np.int32),
+            transition_s=np.array(row["transition_s"], dtype=np.float64),
+            budget_mb=row["budget_mb"] - row["fixed_mb"],
+            best_s=row["best_s"],
+            peer_cpu_s=row["peer_cpu_s"],
+        )
+        for row in stage_problems(folder)
+    ]
 
 
 def wrong(case: StageCase, answer: StageSolution, tolerance: float = 1e-9) -> str:
@@ -109,14 +108,16 @@ def dense_runs(cases: list[StageCase], repeats: int) -> list[dict[str, float]]:
 def main() -> int:
     """Print the comparison; return 1 when an optimum is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=Path, default=ROOT.parent / "shared" / "cases" / "dp")
+    parser.add_argument(
+        "--cases", type=Path, default=DATA, help="folder that tests.data.make wrote"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, help="append the result to this file")
     arguments = parser.parse_args()
-    cases = read_cases(arguments.cases)
-    if not cases:
-        print(f"skipped: no stage problems in {arguments.cases}; give --cases DIR")
+    if not (arguments.cases / "galvatron_stages.json.gz").is_file():
+        print(f"skipped: no galvatron_stages.json.gz in {arguments.cases}; give --cases DIR")
         return 0
+    cases = read_cases(arguments.cases)
     if not BENCH.is_file():
         print(f"{BENCH.relative_to(ROOT)} is not built; run `make bench`", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,19 +42,19 @@ def ended(*arguments: str, cwd: Path, before: str = "") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def published(cases_dir: Path, folder: Path, model: str, system: str) -> list[str]:
+def published(data_dir: Path, folder: Path, model: str, system: str) -> list[str]:
     """Write published documents and return the arguments that name them."""
-    inputs = json.loads((cases_dir / "calculon" / "inputs.json").read_text())
+    inputs = calculon_documents(data_dir)
     for kind, name in (("models", model), ("systems", system)):
         (folder / f"{name}.json").write_text(json.dumps(inputs[kind][name]))
     return ["calculon", "--application", f"{model}.json", "--system", f"{system}.json"]
 
 
-def test_the_published_search(cases_dir: Path, tmp_path: Path) -> None:
+def test_the_published_search(data_dir: Path, tmp_path: Path) -> None:
     """The ten best of the documented example, and all that can run, in the published form."""
-    expected = json.loads((cases_dir / "calculon" / "turing530B_5128_top10.json").read_text())
+    expected = {str(place): row for place, row in enumerate(calculon_best(data_dir))}
     code, out, err = ended(
-        *published(cases_dir, tmp_path, "turing-530B", "a100_80g"),
+        *published(data_dir, tmp_path, "turing-530B", "a100_80g"),
         *("--num-procs", "5128", "--max-batch", "2520", "--compat"),
         *("--json", "best.json", "--all", "all.csv.gz", "--all-statistics"),
         cwd=tmp_path,

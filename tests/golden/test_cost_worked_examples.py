@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from search.cost.model import CostModel
 from search.cost.pipeline import evaluate
 from search.options import SearchOptions
 from tests.cost_cases import llama_hardware, llama_model, llama_spec
+from tests.data.read import galvatron_answers
 from tests.oracles.galvatron_terms import TERMS, Peer, attribution, our_costs, step_s, switched
 
 WORKED = Plan(
@@ -69,10 +69,9 @@ def read_plan(file: dict[str, Any]) -> Plan:
     )
 
 
-def answers(cases: Path) -> dict[str, dict[str, Any]]:
+def answers(data: Path) -> dict[str, dict[str, Any]]:
     """Return the published answers by case."""
-    found = json.loads((cases / "galvatron" / "results.json").read_text())
-    return {x["case"]: x for x in found if x["engine"] == "newest"}
+    return {x["case"]: x for x in galvatron_answers(data) if x["engine"] == "newest"}
 
 
 def models(cases: Path) -> tuple[CostModel, Peer]:
@@ -97,9 +96,9 @@ def test_worked_example_of_galvatron(cases_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_published_answers_by_its_formulas(cases_dir: Path, case: str) -> None:
+def test_published_answers_by_its_formulas(cases_dir: Path, data_dir: Path, case: str) -> None:
     """The independent formulas give its published step time, pipelines included."""
-    answer = answers(cases_dir)[case]
+    answer = answers(data_dir)[case]
     _, peer = models(cases_dir)
 
     assert step_s(peer, read_plan(answer["strategy_file"])) == pytest.approx(
@@ -108,9 +107,9 @@ def test_published_answers_by_its_formulas(cases_dir: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_difference_is_attributed_to_terms(cases_dir: Path, case: str) -> None:
+def test_difference_is_attributed_to_terms(cases_dir: Path, data_dir: Path, case: str) -> None:
     """From our T to its figure, one term after the other, with nothing left unexplained."""
-    answer = answers(cases_dir)[case]
+    answer = answers(data_dir)[case]
     plan = read_plan(answer["strategy_file"])
     cost, peer = models(cases_dir)
     costs = our_costs(cost, plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ from autopar.errors import InputError
 from search.closed_form.calculon import EXECUTION, evaluate_many
 from search.closed_form.calculon.engine import pack_executions, unpack_execution
 from search.closed_form.calculon.exploration import Exploration, Found, Objective, Space, explore
+from tests.data.read import calculon_best, calculon_documents
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 PUBLISHED = {"fixed_batch": False, "uneven": False}
 
 
 @pytest.fixture(scope="module")
-def inputs(cases_dir: Path) -> dict[str, Any]:
+def inputs(data_dir: Path) -> dict[str, dict[str, Any]]:
     """Return applications and systems."""
-    data: dict[str, Any] = json.loads((cases_dir / "calculon" / "inputs.json").read_text())
-    return data
+    return calculon_documents(data_dir)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +68,10 @@ def test_without_overlap_the_space_is_the_published_one(inputs: dict[str, Any]) 
 
 
 def test_the_published_search_has_the_published_rates(
-    inputs: dict[str, Any], cases_dir: Path
+    inputs: dict[str, Any], data_dir: Path
 ) -> None:
     """The ten best of the documented search."""
-    expected = json.loads((cases_dir / "calculon" / "turing530B_5128_top10.json").read_text())
+    expected = calculon_best(data_dir)
     found = explore(
         inputs["models"]["turing-530B"],
         inputs["systems"]["a100_80g"],
@@ -80,7 +79,7 @@ def test_the_published_search_has_the_published_rates(
         top=10,
         compat=True,
     )
-    rates = [row["stats"]["sample_rate"] for row in expected.values()]
+    rates = [row["stats"]["sample_rate"] for row in expected]
     assert [x.sample_rate_per_s for x in found.top] == pytest.approx(rates, rel=1e-9)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form.calculon import evaluate
+from tests.data.read import calculon_best, calculon_documents, calculon_points
 
 TOLERANCE = 1e-9
 
@@ -23,24 +22,19 @@ def close(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def inputs(cases_dir: Path) -> dict[str, Any]:
+def inputs(data_dir: Path) -> dict[str, dict[str, Any]]:
     """Return applications and systems."""
-    data: dict[str, Any] = json.loads((cases_dir / "calculon" / "inputs.json").read_text())
-    return data
+    return calculon_documents(data_dir)
 
 
 @pytest.fixture(scope="module")
-def points(cases_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+def points(data_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the named and the random points, each with its documents."""
-    folder = cases_dir / "calculon"
-    with gzip.open(folder / "named.json.gz") as file:
-        found = json.load(file)
-    with gzip.open(folder / "random.jsonl.gz") as file:
-        found += [json.loads(line) for line in file]
+    found = calculon_points(data_dir)
     for point in found:
-        point.setdefault("application", inputs["models"][point["model"]])
+        point["application"] = inputs["models"][point["model"]]
         point["system"] = inputs["systems"][point["system"]]
-    return list(found)
+    return found
 
 
 def test_every_verdict_is_the_published_one(points: list[dict[str, Any]]) -> None:
@@ -80,11 +74,11 @@ def test_every_row_of_the_layer_tables(points: list[dict[str, Any]]) -> None:
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_the_ten_best_of_the_published_search(cases_dir: Path, inputs: dict[str, Any]) -> None:
+def test_the_ten_best_of_the_published_search(data_dir: Path, inputs: dict[str, Any]) -> None:
     """The rates of the documented search."""
-    found = json.loads((cases_dir / "calculon" / "turing530B_5128_top10.json").read_text())
+    found = calculon_best(data_dir)
     assert len(found) == 10
-    for row in found.values():
+    for row in found:
         ours = evaluate(
             inputs["models"]["turing-530B"],
             row["execution"],

@@ -12,9 +12,9 @@ NAMES = 68
 
 
 @pytest.fixture(scope="module")
-def cases(cases_dir: Path) -> list[StageCase]:
+def cases(data_dir: Path) -> list[StageCase]:
     """Return all stage problems."""
-    return read_cases(cases_dir / "dp")
+    return read_cases(data_dir)
 
 
 def test_every_optimum_is_the_peers(cases: list[StageCase]) -> None:

@@ -46,20 +46,20 @@ KEYS = (
 
 
 @cache
-def cases(folder: Path) -> dict[str, Case]:
+def cases() -> dict[str, Case]:
     """Return all cases by key."""
-    return {case.key: case for case in read_cases(folder)}
+    return {case.key: case for case in read_cases(ROOT / "tests" / "data")}
 
 
 @cache
 def outcome(folder: Path, key: str) -> Outcome:
     """Return our answer to one case."""
-    return answer(folder, cases(folder)[key])
+    return answer(folder, cases()[key])
 
 
 @pytest.fixture(scope="module")
 def folder(cases_dir: Path) -> Path:
-    """Return the folder of the cases."""
+    """Return the folder of the profiles that the cases are about, which are the peer's files."""
     return cases_dir / "galvatron"
 
 
@@ -81,9 +81,9 @@ def run(*options: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_every_case_is_listed(folder: Path) -> None:
+def test_every_case_is_listed() -> None:
     """No case is left out."""
-    assert set(cases(folder)) == set(KEYS)
+    assert set(cases()) == set(KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -99,7 +99,7 @@ def test_plan_is_right(folder: Path, key: str) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_plan_obeys_the_options_of_its_case(folder: Path, key: str) -> None:
     """What a case disables is not in the plan."""
-    options, plan = cases(folder)[key].options, outcome(folder, key).result.plan
+    options, plan = cases()[key].options, outcome(folder, key).result.plan
 
     assert plan is not None
     assert plan.global_batch == options.settle_bsz
@@ -115,7 +115,7 @@ def test_plan_obeys_the_options_of_its_case(folder: Path, key: str) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_differences_are_explained_by_terms(folder: Path, key: str) -> None:
     """Every difference over 5 % between our price of its plan and its own is a sum of terms."""
-    case, found = cases(folder)[key], outcome(folder, key)
+    case, found = cases()[key], outcome(folder, key)
     if found.peer is None or case.step_time_s is None:
         assert case.step_time_s is None
         return
@@ -141,7 +141,7 @@ def test_illegal_plan_of_the_peer_says_the_arithmetic(folder: Path) -> None:
 )
 def test_command_answers_the_same(folder: Path, tmp_path: Path, key: str) -> None:
     """The real command, and its price of the peer's file."""
-    case, found = cases(folder)[key], outcome(folder, key)
+    case, found = cases()[key], outcome(folder, key)
     options = [*command_options(folder, case), "--json", "-"]
     document = json.loads(run(*options, cwd=tmp_path))
     best = found.result.prediction
@@ -174,7 +174,7 @@ def test_files_do_not_depend_on_threads(
     folder: Path, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
     """One thread or two, twice: strategy and plan file are the same bytes."""
-    case = cases(folder)["newest:llama7b_1x8_24g_bsz64_full"]
+    case = cases()["newest:llama7b_1x8_24g_bsz64_full"]
     contents = []
     for run_number, threads in enumerate(("1", "2", "2")):
         out = tmp_path / str(run_number)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +11,27 @@ import pytest
 from search.closed_form.tensor2d import COMPAT, Candidate, Model, System, evaluate, explore, survey
 from search.closed_form.tensor2d.attention import plain_attention_rows
 from search.closed_form.tensor2d.checks import candidate_of
-from search.closed_form.tensor2d.exploration import assignments, candidates
+from search.closed_form.tensor2d.exploration import candidates
 from search.closed_form.tensor2d.layers import layer_rows
 from search.closed_form.tensor2d.links import collective_s
 from search.closed_form.tensor2d.step import row_time, sizes_of
 from search.closed_form.tensor2d.tables import row_table
+from tests.data.read import (
+    tensor2d_attention,
+    tensor2d_collectives,
+    tensor2d_counts,
+    tensor2d_documents,
+    tensor2d_layers,
+    tensor2d_rows,
+)
 
 TOLERANCE = 1e-9
 
 
 @pytest.fixture(scope="module")
-def folder(cases_dir: Path) -> Path:
-    """Return the folder of this model's cases."""
-    return cases_dir / "perf_estimates"
-
-
-@pytest.fixture(scope="module")
-def inputs(folder: Path) -> dict[str, Any]:
+def inputs(data_dir: Path) -> dict[str, dict[str, Any]]:
     """Return models and systems."""
-    data: dict[str, Any] = json.loads((folder / "inputs.json").read_text())
-    return data
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a compressed file."""
-    with gzip.open(path) as file:
-        return [json.loads(line) for line in file]
+    return tensor2d_documents(data_dir)
 
 
 def close(ours: Any, theirs: Any) -> bool:
@@ -53,9 +45,9 @@ def close(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs or abs(ours - theirs) <= TOLERANCE * abs(theirs))
 
 
-def test_every_random_candidate(folder: Path, inputs: dict[str, Any]) -> None:
+def test_every_random_candidate(data_dir: Path, inputs: dict[str, Any]) -> None:
     """All statistics of 1,750 candidates, feasible or not."""
-    rows = lines(folder / "random.jsonl.gz")
+    rows = tensor2d_rows(data_dir, "random")
     assert len(rows) == 1750
     for row in rows:
         ours = evaluate(
@@ -73,41 +65,27 @@ def test_every_random_candidate(folder: Path, inputs: dict[str, Any]) -> None:
         assert {k: ours[k] for k in row["nv"]} == row["nv"]
 
 
-def test_every_published_best_row(folder: Path, inputs: dict[str, Any]) -> None:
-    """Every row is reproduced by its assignment, or by one of them where it names none."""
-    rows = lines(folder / "best10.jsonl.gz")
+def test_every_published_best_row(data_dir: Path, inputs: dict[str, Any]) -> None:
+    """Every row is reproduced by the assignment that it names."""
+    rows = tensor2d_rows(data_dir, "best")
     assert len(rows) == 1745
     for row in rows:
-        config, flat = row["config"], row["strat"] == "1d"
-        names = ("nv_tp", "nv_dp", "nv_pp") if flat else ("nv_tp1", "nv_tp2", "nv_dp", "nv_pp")
-        dims = tuple(config[k] for k in (("tp",) if flat else ("tp1", "tp2")) + ("dp", "pp"))
-        system = inputs["systems"][row["system"]]
-        if names[0] in row["published_stats"]:
-            choices = [{k: row["published_stats"][k] for k in names}]
-        else:
-            found = assignments(dims, system["nvlink_size"])
-            choices = [dict(zip(names, inside, strict=True)) for inside in found]
-        answers = [
-            evaluate(
-                row["strat"],
-                inputs["models"][row["model"]],
-                config,
-                placement,
-                row["n_gpus"],
-                row["global_batch_size"],
-                system,
-                compat=True,
-            )
-            for placement in choices
-        ]
-        assert any(
-            all(close(ours[k], v) for k, v in row["current_stats"].items()) for ours in answers
+        ours = evaluate(
+            row["strat"],
+            inputs["models"][row["model"]],
+            row["config"],
+            row["nv"],
+            row["n_gpus"],
+            row["global_batch_size"],
+            inputs["systems"][row["system"]],
+            compat=True,
         )
+        assert not {k for k, v in row["stats"].items() if not close(ours[k], v)}
 
 
-def test_every_row_of_the_layer_tables(folder: Path, inputs: dict[str, Any]) -> None:
+def test_every_row_of_the_layer_tables(data_dir: Path, inputs: dict[str, Any]) -> None:
     """All figures of every operation of 15 layers."""
-    tables = json.loads((folder / "layer_tables.json").read_text())
+    tables = tensor2d_layers(data_dir)
     assert len(tables) == 15
     for table in tables:
         model, system = (
@@ -122,9 +100,9 @@ def test_every_row_of_the_layer_tables(folder: Path, inputs: dict[str, Any]) -> 
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_every_row_of_plain_attention(folder: Path, inputs: dict[str, Any]) -> None:
+def test_every_row_of_plain_attention(data_dir: Path, inputs: dict[str, Any]) -> None:
     """Attention that writes its scores: over heads, over rows, in SUMMA, and recomputed."""
-    tables = json.loads((folder / "plain_attention.json").read_text())
+    tables = tensor2d_attention(data_dir)
     assert len(tables) == 12
     for table in tables:
         model, system = (
@@ -152,44 +130,42 @@ def test_every_row_of_plain_attention(folder: Path, inputs: dict[str, Any]) -> N
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_every_point_of_the_communication_grid(folder: Path, inputs: dict[str, Any]) -> None:
+def test_every_point_of_the_communication_grid(data_dir: Path, inputs: dict[str, Any]) -> None:
     """Every branch of a collective's time."""
-    with (folder / "comm_grid.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = tensor2d_collectives(data_dir)
     assert len(rows) > 500
     for row in rows:
         ours = collective_s(
             System(**inputs["systems"][row["system"]]),
             COMPAT,
             row["comm_type"],
-            float(row["vol_GB"]),
-            int(row["n_gpus"]),
-            int(row["topology"]),
+            row["vol_GB"],
+            row["n_gpus"],
+            row["topology"],
         )
-        assert close(ours, float(row["time_s"])), row
+        assert close(ours, row["time_s"]), row
 
 
-def test_the_number_of_candidates(folder: Path, inputs: dict[str, Any]) -> None:
+def test_the_number_of_candidates(data_dir: Path, inputs: dict[str, Any]) -> None:
     """The compiled space has every published count, the readable one the small ones."""
-    counts = json.loads((folder / "candidate_counts.json").read_text())
+    counts = tensor2d_counts(data_dir)
     assert len(counts) == 81
     readable = 0
-    for key, count in counts.items():
-        name, domain, gpus, strategy = key.split("|")
-        model = Model(**inputs["models"][name])
-        system = System(**inputs["systems"]["B200-NVS4"] | {"nvlink_size": int(domain[3:])})
-        found = survey(strategy, model, int(gpus), 4096, system, compat=True)
-        assert found.candidates == count, key
-        if count < 10_000:
+    for row in counts:
+        model, domain = Model(**inputs["models"][row["model"]]), row["nvlink_size"]
+        system = System(**inputs["systems"]["B200-NVS4"] | {"nvlink_size": domain})
+        found = survey(row["strat"], model, row["n_gpus"], 4096, system, compat=True)
+        assert found.candidates == row["candidates"], row
+        if row["candidates"] < 10_000:
             readable += 1
-            space = candidates(model, strategy, int(gpus), 4096, int(domain[3:]))
-            assert sum(1 for _ in space) == count, key
+            space = candidates(model, row["strat"], row["n_gpus"], 4096, domain)
+            assert sum(1 for _ in space) == row["candidates"], row
     assert readable > 20
 
 
-def test_the_search_finds_the_published_best(folder: Path, inputs: dict[str, Any]) -> None:
+def test_the_search_finds_the_published_best(data_dir: Path, inputs: dict[str, Any]) -> None:
     """Every row that is there has the throughput of its rank; candidates may be equally fast."""
-    rows = lines(folder / "best10.jsonl.gz")
+    rows = tensor2d_rows(data_dir, "best")
     assert {row["rank"] for row in rows} == set(range(10))
     found: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
@@ -206,7 +182,7 @@ def test_the_search_finds_the_published_best(folder: Path, inputs: dict[str, Any
                 compat=True,
             )
             found[key] = [x.throughput for x in best]
-        assert close(found[key][row["rank"]], row["global_batch_size"] / row["current_t"]), key
+        assert close(found[key][row["rank"]], row["global_batch_size"] / row["stats"]["t"]), key
     assert len(found) > 200
 
 

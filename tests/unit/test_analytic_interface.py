@@ -6,9 +6,7 @@ Documents are given as JSON has them, copies of what users of the published mode
 from __future__ import annotations
 
 import copy
-import gzip
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,12 @@ import pytest
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form import calculon, tensor2d
+from tests.data.read import (
+    calculon_documents,
+    calculon_points,
+    tensor2d_documents,
+    tensor2d_rows,
+)
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 from tests.unit.explore_documents import MODEL, TENSOR2D_SYSTEM
 
@@ -185,14 +189,14 @@ def test_tensor2d_says_why_not() -> None:
     assert caught.value.reason in str(caught.value)
 
 
-def test_reference_points_of_calculon_many_at_a_time(cases_dir: Path) -> None:
+def test_reference_points_of_calculon_many_at_a_time(data_dir: Path) -> None:
     """Every document as it is: verdicts and figures, and other models' keys beside the six."""
-    folder = cases_dir / "calculon"
-    inputs = json.loads((folder / "inputs.json").read_text())
+    inputs = calculon_documents(data_dir)
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    with gzip.open(folder / "random.jsonl.gz") as file:
-        for point in map(json.loads, file):
+    for point in calculon_points(data_dir):
+        if point["id"] is None:  # drawn by chance
             groups.setdefault((point["model"], point["system"]), []).append(point)
+    assert sum(map(len, groups.values())) == 1320
     for (model, system), points in groups.items():
         found = calculon.evaluate_many(
             inputs["models"][model] | {"comment": "?"},
@@ -206,15 +210,13 @@ def test_reference_points_of_calculon_many_at_a_time(cases_dir: Path) -> None:
         assert found["sample_rate_per_s"] == pytest.approx(rates, rel=1e-9)
 
 
-def test_reference_candidates_of_tensor2d_many_at_a_time(cases_dir: Path) -> None:
+def test_reference_candidates_of_tensor2d_many_at_a_time(data_dir: Path) -> None:
     """The same of the two-dimensional model."""
-    folder = cases_dir / "perf_estimates"
-    inputs = json.loads((folder / "inputs.json").read_text())
+    inputs = tensor2d_documents(data_dir)
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     keys = ("strat", "model", "n_gpus", "global_batch_size", "system")
-    with gzip.open(folder / "random.jsonl.gz") as file:
-        for row in map(json.loads, file):
-            groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    for row in tensor2d_rows(data_dir, "random"):
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     for (strategy, model, gpus, batch, system), rows in groups.items():
         found = tensor2d.evaluate_many(
             strategy,
@@ -226,4 +228,4 @@ def test_reference_candidates_of_tensor2d_many_at_a_time(cases_dir: Path) -> Non
             compat=True,
         )
         assert found["ok"].tolist() == [row["feasible"] for row in rows]
-        assert found["total_time_s"] == pytest.approx([row["t"] for row in rows], rel=1e-9)
+        assert found["total_time_s"] == pytest.approx([row["stats"]["t"] for row in rows], rel=1e-9)

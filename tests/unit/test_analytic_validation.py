@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from search.closed_form.calculon import System
 from search.closed_form.files import calculon_system
 from search.closed_form.validation import Check, errors_of, validate
+from tests.data.read import calculon_documents
 
 MODELS = {  # hidden, heads, blocks, stages, micro-batch, interleaving: arXiv 2205.05198, table 3
     "megatron-22B": (6144, 64, 48, 1, 4, 1),
@@ -54,9 +54,9 @@ def of(checks: tuple[Check, ...], group: str) -> list[Check]:
 
 
 @pytest.mark.parametrize("group", PUBLISHED_DELTAS)
-def test_the_published_model_has_its_published_errors(cases_dir: Path, group: str) -> None:
+def test_the_published_model_has_its_published_errors(data_dir: Path, group: str) -> None:
     """With its defects, its systems and its convention of signs, every row is as published."""
-    systems = json.loads((cases_dir / "calculon" / "inputs.json").read_text())["systems"]
+    systems = calculon_documents(data_dir)["systems"]
     name = "a100_80g" if group == "step time" else "a100_80e"
     checks = of(validate(System.model_validate(systems[name]), compat=True), group)
 
@@ -105,9 +105,9 @@ def test_step_times_on_the_shipped_system() -> None:
     assert abs(errors.worst) < 0.13
 
 
-def test_the_corrected_model_on_the_published_system(cases_dir: Path) -> None:
+def test_the_corrected_model_on_the_published_system(data_dir: Path) -> None:
     """Closer on average than the published one: 2.2 % after 3.65 %."""
-    systems = json.loads((cases_dir / "calculon" / "inputs.json").read_text())["systems"]
+    systems = calculon_documents(data_dir)["systems"]
     system = System.model_validate(systems["a100_80g"])
     right, wrong = (errors_of(validate(system, compat=c))["step time"] for c in (False, True))
 

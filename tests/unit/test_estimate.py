@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -25,8 +24,6 @@ from autopar.estimate.card import allreduce_time_s
 from autopar.estimate.command import app, run
 from autopar.estimate.model import Gemm, layer_operations
 from autopar.units import GB, MIB
-
-CASES = Path(__file__).parents[3] / "shared" / "cases" / "galvatron"
 
 
 @pytest.mark.parametrize(
@@ -310,17 +307,17 @@ def test_command_refuses_bad_input_in_one_sentence(tmp_path, capsys, changed, wo
     assert len(said.strip().splitlines()) == 1
 
 
-@pytest.mark.skipif(not CASES.is_dir(), reason="the published profiles are not at hand")
-def test_estimates_are_near_published_measurements():
+def test_estimates_are_near_published_measurements(cases_dir):
+    folder = cases_dir / "galvatron"
     time = json.loads(
-        (CASES / "model" / "computation_profiling_bf16_llama2-7b_all.json").read_text()
+        (folder / "model" / "computation_profiling_bf16_llama2-7b_all.json").read_text()
     )
     spec = load_spec("llama2-7b", seq_length=[2048])
     profile = estimate_model(spec, "a100-80gb", batches=range(1, 13))
     for point in profile.layers[0].times:
         measured = time[f"layertype_0_bsz{point.batch}_seq2048"] * 1e-3 * point.batch
         assert point.forward_s == pytest.approx(measured, rel=0.15)
-    file = CASES / "hardware" / "allreduce_bandwidth_1nodes_8gpus_per_node.json"
+    file = folder / "hardware" / "allreduce_bandwidth_1nodes_8gpus_per_node.json"
     table = estimate_hardware("a100-80gb", num_nodes=1, gpus_per_node=8).allreduce_bytes_per_s
     measured = json.loads(file.read_text())["allreduce_size_8_consec_1"] * MIB * 1000
     assert table[8, True] == pytest.approx(measured, rel=0.2)
