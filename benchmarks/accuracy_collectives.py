@@ -24,7 +24,7 @@ from autopar.estimate.card import allreduce_time_s, load_card
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
-from search.closed_form.tensor2d.links import collective_s
+from search.closed_form.tensor2d.engine import link_s
 from tests.data.read import tensor2d_documents
 
 __all__ = ["Measured", "compare", "main", "read"]
@@ -93,7 +93,7 @@ def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
     card = load_card(CARD)
 
     def by(system: System, quirks: Quirks) -> Model:
-        return lambda row: collective_s(
+        return lambda row: link_s(
             system, quirks, row.operation, row.size_bytes / 1e9, row.ranks, row.gpus_per_node
         )
 

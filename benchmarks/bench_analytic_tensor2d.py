@@ -24,11 +24,11 @@ from search.closed_form.tensor2d import (
     Model,
     Strategy,
     System,
-    evaluate,
     evaluate_many,
     survey,
 )
 from search.closed_form.tensor2d.engine import unpack_candidate
+from tests.oracles.tensor2d import evaluate as readable
 
 __all__ = ["MODELS", "main", "orders", "searches"]
 
@@ -153,7 +153,7 @@ def _check(strategy: Strategy, model: Model, candidates: NDArray[Any]) -> None:
     fast = evaluate_many(strategy, model, some, GPUS, BATCH, _system())
     for row, ours in zip(some, fast, strict=True):
         config, placement = unpack_candidate(strategy, row)
-        slow = evaluate(strategy, model, config, placement, GPUS, BATCH, _system())
+        slow = readable(strategy, model, config, placement, GPUS, BATCH, _system())
         assert abs(ours["total_time_s"] / slow["t"] - 1) < 1e-9
         assert abs(ours["memory_bytes"] / (slow["mem"] * 1e9) - 1) < 1e-9
 
@@ -164,7 +164,7 @@ def _check_best(strategy: Strategy, model: Model, best: list[Found], *, compat: 
     assert len(rates) == 10, len(rates)
     assert rates == sorted(rates, reverse=True)
     for found in best:
-        slow = evaluate(
+        slow = readable(
             strategy,
             model,
             found.config,

@@ -75,8 +75,28 @@ py::array_t<T> array_of(const std::vector<T>& values) {
 
 using Candidates = py::array_t<Candidate, py::array::c_style>;
 
-py::tuple evaluate(const Engine& engine, const Candidates& candidates, int threads,
-                   bool statistics) {
+py::tuple price_whole(const Engine& engine, const Candidates& candidate, int attention,
+                      bool recompute, bool rows) {
+  if (candidate.size() != 1) throw py::value_error("expected one candidate");
+  const Way way{static_cast<Attention>(attention), recompute};
+  const Answer answer = evaluate(engine, *candidate.data(), way, rows);
+  py::array_t<double> statistics(static_cast<py::ssize_t>(kNumStatistics));
+  std::copy(answer.statistics.begin(), answer.statistics.end(), statistics.mutable_data());
+  return py::make_tuple(static_cast<int>(answer.reason), statistics, array_of(answer.rows));
+}
+
+// Of one collective, or of one transfer where `operation` is none of them.
+double link_s(const py::dict& system, const py::dict& quirks, int operation, double volume_gb,
+              std::int64_t ranks, std::int64_t in_domain) {
+  const Engine engine({}, system_of(system), quirks_of(quirks), k1d, ranks, 1);
+  if (operation != kNumCollectives)
+    return engine.collective_s(static_cast<Collective>(operation), volume_gb,
+                               engine.group(ranks, in_domain));
+  return ranks > 1 && volume_gb > 0 ? engine.transfer_s(volume_gb, in_domain > 1) : 0.0;
+}
+
+py::tuple price_many(const Engine& engine, const Candidates& candidates, int threads,
+                     bool statistics) {
   py::array_t<Outcome> outcomes(candidates.size());
   py::array_t<double> table(
       std::vector<py::ssize_t>{statistics ? candidates.size() : py::ssize_t{0}, kNumStatistics});
@@ -114,8 +134,13 @@ void register_tensor2d(py::module_& parent) {
   PYBIND11_NUMPY_DTYPE(Candidate, dp, tp1, tp2, pp, mbs, nb, nv_tp1, nv_tp2, nv_dp, nv_pp);
   PYBIND11_NUMPY_DTYPE(Outcome, ok, reason, time_s, memory_gb);
   PYBIND11_NUMPY_DTYPE(Found, candidate, time_s, memory_gb);
+  PYBIND11_NUMPY_DTYPE(PassFigures, flops, time_s, link_s, compute_s, memory_s, intensity,
+                       volumes_gb, collectives, num_links);
+  PYBIND11_NUMPY_DTYPE(LayerRow, operation, in_panels, weights_gb, kept_gb, forward, backward);
   py::module_ m = parent.def_submodule("tensor2d");
   m.attr("CANDIDATE") = py::dtype::of<Candidate>();
+  m.attr("NUM_COLLECTIVES") = static_cast<int>(kNumCollectives);
+  m.attr("NUM_OPERATIONS") = static_cast<int>(kNumOperations);
   m.attr("NUM_STATISTICS") = kNumStatistics;
   m.attr("NUM_REASONS") = static_cast<int>(kNumReasons);
   py::class_<Engine>(m, "Engine")
@@ -126,8 +151,12 @@ void register_tensor2d(py::module_& parent) {
            }),
            py::arg("model"), py::arg("system"), py::arg("quirks"), py::arg("strategy"),
            py::arg("num_gpus"), py::arg("batch"))
-      .def("evaluate_many", &evaluate, py::arg("candidates"), py::arg("threads"),
+      .def("evaluate", &price_whole, py::arg("candidate"), py::arg("attention"),
+           py::arg("recompute"), py::arg("rows"))
+      .def("evaluate_many", &price_many, py::arg("candidates"), py::arg("threads"),
            py::arg("statistics"))
       .def("explore", &search, py::arg("top"), py::arg("memory"), py::arg("all"),
            py::arg("threads"));
+  m.def("link_s", &link_s, py::arg("system"), py::arg("quirks"), py::arg("operation"),
+        py::arg("volume_gb"), py::arg("ranks"), py::arg("in_domain"));
 }

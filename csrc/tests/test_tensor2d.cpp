@@ -126,6 +126,119 @@ TEST_CASE("a vocabulary is work for the first and the last stage") {
   }
 }
 
+TEST_CASE("all that is known of one candidate") {
+  Model m = small();
+  m.vocab = 1000;
+  const Engine e(m, machine(), {}, k2d, 8, 16);
+  const Candidate c{2, 2, 2, 1, 2, 4, 2, 2, 1, 1};
+  const Answer answer = evaluate(e, c, {}, true);
+  REQUIRE(answer.reason == kOk);
+  // the same as that of a search, which keeps no rows
+  double statistics[kNumStatistics];
+  e.step(c, e.work(c, e.group(2, 2), e.group(2, 2)), statistics);
+  for (int i = 0; i < kNumStatistics; ++i) CHECK(answer.statistics[i] == statistics[i]);
+  CHECK(evaluate(e, c, {}, false).statistics == answer.statistics);
+  CHECK(evaluate(e, c, {}, false).rows.empty());
+  // embedding, 14 operations of a layer, last norm, head and loss
+  REQUIRE(answer.rows.size() == 18);
+  CHECK(answer.rows.front().operation == kEmbedding);
+  CHECK(answer.rows[1].operation == kFc1);
+  CHECK(answer.rows[10].operation == kFlashAttention);
+  CHECK(answer.rows.back().operation == kLoss);
+  double seconds = 0.0, flops = 0.0, weights = 0.0;
+  for (const LayerRow& row : answer.rows) {
+    const bool around = row.operation == kEmbedding || row.operation >= kLnF;
+    const double repeated = around ? 1.0 : 8.0;
+    seconds += repeated * 4 * (row.forward.time_s + row.backward.time_s);
+    flops += repeated * 4 * (row.forward.flops + row.backward.flops);
+    weights += repeated * row.weights_gb;
+  }
+  // with the seconds of data parallelism that nothing hides
+  CHECK(answer.statistics[0] == doctest::Approx(seconds + answer.statistics[6]));
+  CHECK(answer.statistics[1] == doctest::Approx(flops));
+  CHECK(answer.statistics[15] == doctest::Approx(weights));
+  // fc1 in four panels: each rank has a quarter of 1024 * 4096 weights, two micro-batches of rows
+  const LayerRow& fc1 = answer.rows[1];
+  const double x = 2.0 * 1024 * 1024, w = 1024.0 * 2048, y = 2.0 * 1024 * 2048;
+  CHECK(fc1.in_panels == 1);
+  CHECK(fc1.weights_gb == doctest::Approx(512.0 * 2048 * 2e-9));
+  CHECK(fc1.kept_gb == doctest::Approx(2.0 * 1024 * 512 * 2e-9));
+  CHECK(fc1.forward.flops == doctest::Approx(y * 2047 * 1e-12));
+  CHECK(fc1.forward.compute_s == doctest::Approx(20e-6 + y * 2047 * 1e-12 / 80));
+  REQUIRE(fc1.forward.num_links == 2);
+  CHECK(fc1.forward.collectives[0] == kBroadcast);
+  CHECK(fc1.forward.volumes_gb[0] == doctest::Approx(x * 2e-9));
+  CHECK(fc1.forward.volumes_gb[1] == doctest::Approx(w * 2e-9));
+  const double panel_s = 2e-6 + (x + w) / 4 * 2e-9 / 100;
+  const double roof_s = fc1.forward.time_s - fc1.forward.link_s;
+  CHECK(fc1.forward.link_s == doctest::Approx(panel_s + 3 * std::max(panel_s - roof_s / 4, 0.0)));
+  CHECK(fc1.backward.num_links == 4);
+}
+
+TEST_CASE("attention that writes its scores, keeps them or makes them again") {
+  const auto row_of = [](const Answer& answer, Operation operation) {
+    for (const LayerRow& row : answer.rows)
+      if (row.operation == operation) return row;
+    FAIL("no such row");
+    return LayerRow{};
+  };
+  const double z = 8.0 / 2 * 2048 / 2 * 2048;  // scores of one GPU: heads, queries, keys
+  const double q = 8.0 / 2 * 2048 / 2 * 128;   // queries; as many keys
+  for (const Attention attention : {kPlain, kSumma}) {
+    const Engine e = engine(k2d, 4, 1);
+    const Candidate c{1, 2, 2, 1, 1, 4, 2, 2, 1, 1};
+    const Answer flash = evaluate(e, c, {}, true);
+    const Answer kept = evaluate(e, c, {attention, false}, true);
+    const Answer again = evaluate(e, c, {attention, true}, true);
+    REQUIRE(kept.reason == kOk);
+    CHECK(flash.rows.size() == 14);
+    CHECK(kept.rows.size() == 17);
+    CHECK(row_of(kept, kLogits).in_panels == (attention == kSumma));
+    // z after the softmax, half of z for the mask, z before the values; keys in groups of columns
+    CHECK(row_of(kept, kLogits).kept_gb == doctest::Approx(2 * q * 2e-9));
+    CHECK(row_of(kept, kSoftmax).kept_gb == doctest::Approx(z * 2e-9));
+    CHECK(row_of(kept, kDprAt).kept_gb == doctest::Approx(z / 2 * 2e-9));
+    CHECK(row_of(kept, kAttend).kept_gb == doctest::Approx((z + q) * 2e-9));
+    CHECK(row_of(again, kSoftmax).kept_gb == 0.0);
+    CHECK(row_of(again, kDprAt).kept_gb == 0.0);
+    CHECK(row_of(again, kAttend).kept_gb == doctest::Approx(q * 2e-9));
+    CHECK(kept.statistics[2] - again.statistics[2] == doctest::Approx(8 * 2.5 * z * 2e-9));
+    double repeated_s = 0.0;
+    for (const Operation operation : {kLogits, kSoftmax, kDprAt}) {
+      const LayerRow once = row_of(kept, operation), twice = row_of(again, operation);
+      repeated_s += once.forward.time_s;
+      CHECK(twice.forward.time_s == once.forward.time_s);
+      CHECK(twice.backward.time_s == once.backward.time_s + once.forward.time_s);
+      CHECK(twice.backward.flops == doctest::Approx(once.backward.flops + once.forward.flops));
+    }
+    CHECK(again.statistics[0] - kept.statistics[0] == doctest::Approx(8 * repeated_s));
+    const LayerRow softmax = row_of(kept, kSoftmax);
+    CHECK(softmax.forward.flops ==
+          doctest::Approx((3 * z - (attention == kSumma ? 8 : 4) * 1024.0) * 1e-12));
+    CHECK(softmax.forward.num_links == (attention == kSumma));
+    CHECK(row_of(kept, kLogits).forward.collectives[0] ==
+          (attention == kSumma ? kBroadcast : kAllGather));
+  }
+}
+
+TEST_CASE("columns divide the width of heads in SUMMA, and nothing is told of what cannot run") {
+  Model m = small();
+  m.heads = 512;  // of width 2
+  const Engine e(m, machine(), {}, k2d, 4, 4);
+  const Candidate c{1, 4, 1, 1, 1, 4, 4, 1, 1, 1};
+  CHECK(evaluate(e, c, {kPlain, false}, false).reason == kOk);
+  const Answer answer = evaluate(e, c, {kSumma, false}, true);
+  CHECK(answer.reason == kHeadWidth);
+  CHECK(answer.rows.empty());
+  CHECK(answer.statistics[0] == 0.0);
+  // of two reasons, one candidate hears of its tokens and many of their tensors
+  m.seq = 2047;
+  m.feedforward = 4095;
+  const Engine odd(m, machine(), {}, k2dSeqp, 4, 4);
+  CHECK(odd.check(c) == kFeedforward);
+  CHECK(evaluate(odd, c, {}, false).reason == kTokens);
+}
+
 TEST_CASE("what cannot be is refused with its reason") {
   const auto reason = [](Strategy strategy, Candidate c, std::int64_t gpus) {
     return engine(strategy, gpus).check(c);

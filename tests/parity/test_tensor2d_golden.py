@@ -1,4 +1,4 @@
-"""The readable two-dimensional model against published figures, with its defects on."""
+"""The two-dimensional model against published figures, with its defects on: engine and oracle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from search.closed_form.tensor2d import COMPAT, Candidate, Model, System, evaluate, explore, survey
-from search.closed_form.tensor2d.attention import plain_attention_rows
-from search.closed_form.tensor2d.checks import candidate_of
-from search.closed_form.tensor2d.exploration import candidates
-from search.closed_form.tensor2d.layers import layer_rows
-from search.closed_form.tensor2d.links import collective_s
-from search.closed_form.tensor2d.step import row_time, sizes_of
-from search.closed_form.tensor2d.tables import row_table
+from search.closed_form.tensor2d import COMPAT, Model, System, evaluate, explore, survey
+from search.closed_form.tensor2d.engine import link_s
 from tests.data.read import (
     tensor2d_attention,
     tensor2d_collectives,
@@ -24,6 +18,9 @@ from tests.data.read import (
     tensor2d_layers,
     tensor2d_rows,
 )
+from tests.oracles.tensor2d import evaluate as readable
+from tests.oracles.tensor2d.links import collective_s
+from tests.oracles.tensor2d.space import candidates
 
 TOLERANCE = 1e-9
 
@@ -45,12 +42,16 @@ def close(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs or abs(ours - theirs) <= TOLERANCE * abs(theirs))
 
 
-def test_every_random_candidate(data_dir: Path, inputs: dict[str, Any]) -> None:
+BOTH = pytest.mark.parametrize("price", [evaluate, readable], ids=["engine", "oracle"])
+
+
+@BOTH
+def test_every_random_candidate(data_dir: Path, inputs: dict[str, Any], price: Any) -> None:
     """All statistics of 1,750 candidates, feasible or not."""
     rows = tensor2d_rows(data_dir, "random")
     assert len(rows) == 1750
     for row in rows:
-        ours = evaluate(
+        ours = price(
             row["strat"],
             inputs["models"][row["model"]],
             row["config"],
@@ -65,12 +66,13 @@ def test_every_random_candidate(data_dir: Path, inputs: dict[str, Any]) -> None:
         assert {k: ours[k] for k in row["nv"]} == row["nv"]
 
 
-def test_every_published_best_row(data_dir: Path, inputs: dict[str, Any]) -> None:
+@BOTH
+def test_every_published_best_row(data_dir: Path, inputs: dict[str, Any], price: Any) -> None:
     """Every row is reproduced by the assignment that it names."""
     rows = tensor2d_rows(data_dir, "best")
     assert len(rows) == 1745
     for row in rows:
-        ours = evaluate(
+        ours = price(
             row["strat"],
             inputs["models"][row["model"]],
             row["config"],
@@ -83,59 +85,72 @@ def test_every_published_best_row(data_dir: Path, inputs: dict[str, Any]) -> Non
         assert not {k for k, v in row["stats"].items() if not close(ours[k], v)}
 
 
-def test_every_row_of_the_layer_tables(data_dir: Path, inputs: dict[str, Any]) -> None:
+@BOTH
+def test_every_row_of_the_layer_tables(data_dir: Path, inputs: dict[str, Any], price: Any) -> None:
     """All figures of every operation of 15 layers."""
     tables = tensor2d_layers(data_dir)
     assert len(tables) == 15
     for table in tables:
-        model, system = (
-            Model(**inputs["models"][table["model"]]),
-            System(**inputs["systems"][table["system"]]),
-        )
-        candidate = candidate_of(table["strat"], table["config"], table["nv"])
-        sizes = sizes_of(model, table["strat"], candidate, system, COMPAT)
-        ours = row_table([row_time(row, system, COMPAT) for row in layer_rows(sizes)], system)
+        config = table["config"]
+        tensor = config["tp"] if table["strat"] == "1d" else config["tp1"] * config["tp2"]
+        ours = price(
+            table["strat"],
+            inputs["models"][table["model"]],
+            config,
+            table["nv"],
+            tensor * config["pp"] * config["dp"],
+            config["dp"] * config["mbs"],
+            inputs["systems"][table["system"]],
+            compat=True,
+            layers=True,
+        )["layers"]
         for mine, theirs in zip(ours, table["mlp_layers"] + table["sa_layers"], strict=True):
             assert list(mine) == list(theirs)
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_every_row_of_plain_attention(data_dir: Path, inputs: dict[str, Any]) -> None:
+@BOTH
+def test_every_row_of_plain_attention(data_dir: Path, inputs: dict[str, Any], price: Any) -> None:
     """Attention that writes its scores: over heads, over rows, in SUMMA, and recomputed."""
     tables = tensor2d_attention(data_dir)
     assert len(tables) == 12
     for table in tables:
-        model, system = (
-            Model(**inputs["models"][table["model"]]),
-            System(**inputs["systems"][table["system"]]),
-        )
-        candidate = Candidate(
-            data=1,
-            columns=table["m1"],
-            rows=table["m2"],
-            pipeline=1,
-            microbatch=table["b"],
-            panels=table["summa_nb"],
-            columns_in_domain=table["t1"],
-            rows_in_domain=table["t2"],
-        )
+        config = {"dp": 1, "pp": 1, "mbs": table["b"]}
+        placement = {"nv_dp": 1, "nv_pp": 1}
         strategy = "1d" if table["module"].startswith("1d") else "2d"
-        rows = plain_attention_rows(
-            sizes_of(model, strategy, candidate, system, COMPAT),  # type: ignore[arg-type]
-            "summa" if "SUMMA" in table["module"] else "plain",
+        if strategy == "1d":
+            config["tp"], placement["nv_tp"] = table["m1"], table["t1"]
+        else:
+            config |= {"tp1": table["m1"], "tp2": table["m2"], "nb": table["summa_nb"]}
+            placement |= {"nv_tp1": table["t1"], "nv_tp2": table["t2"]}
+        ours = price(
+            strategy,
+            inputs["models"][table["model"]],
+            config,
+            placement,
+            table["m1"] * table["m2"],
+            table["b"],
+            inputs["systems"][table["system"]],
+            compat=COMPAT,
+            attention="summa" if "SUMMA" in table["module"] else "plain",
             recompute="recompute" in table["module"],
-        )
-        ours = row_table([row_time(row, system, COMPAT) for row in rows], system)
-        for mine, theirs in zip(ours, table["rows"], strict=True):
+            layers=True,
+        )["layers"]
+        names = ("logits", "softmax", "dpr_at", "attend")
+        rows = [row for row in ours if row["name"] in names]
+        for mine, theirs in zip(rows, table["rows"], strict=True):
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_every_point_of_the_communication_grid(data_dir: Path, inputs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("seconds", [link_s, collective_s], ids=["engine", "oracle"])
+def test_every_point_of_the_communication_grid(
+    data_dir: Path, inputs: dict[str, Any], seconds: Any
+) -> None:
     """Every branch of a collective's time."""
     rows = tensor2d_collectives(data_dir)
     assert len(rows) > 500
     for row in rows:
-        ours = collective_s(
+        ours = seconds(
             System(**inputs["systems"][row["system"]]),
             COMPAT,
             row["comm_type"],

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from search.closed_form.files import load_document
-from search.closed_form.tensor2d import CORRECT, Model, Strategy, System, evaluate, survey
-from search.closed_form.tensor2d.attention import plain_attention_rows
-from search.closed_form.tensor2d.rows import Sizes
+from search.closed_form.tensor2d import Strategy, evaluate, survey
 
 SYSTEM: dict[str, Any] = {
     "matrix_flops_fp16": 1000,
@@ -39,12 +36,14 @@ LLAMA_70B = LLAMA_7B | {"e": 8192, "h": 64, "depth": 80, "f": 28672, "kv_heads":
 LLAMA_8B = LLAMA_7B | {"l": 8192, "f": 14336, "kv_heads": 8, "vocab": 128256}
 
 
-def price(model: dict[str, Any], **degrees: int) -> dict[str, Any]:
+def price(
+    model: dict[str, Any], *, way: dict[str, Any] | None = None, **degrees: int
+) -> dict[str, Any]:
     """Return the statistics of one-dimensional degrees; batch 8."""
     config = dict.fromkeys(("dp", "tp", "pp", "mbs"), 1) | degrees
     gpus = config["dp"] * config["tp"] * config["pp"]
     placement = dict.fromkeys(("nv_tp", "nv_dp", "nv_pp"), 1)
-    return evaluate("1d", model, config, placement, gpus, 8, SYSTEM)
+    return evaluate("1d", model, config, placement, gpus, 8, SYSTEM, **way or {})
 
 
 @pytest.mark.parametrize(
@@ -146,19 +145,18 @@ def test_compat_knows_only_the_five_sizes(strategy: Strategy) -> None:
 
 def test_plain_attention_of_grouped_queries_without_dropout() -> None:
     """Scores are kept once, keys by their own heads."""
-    system = load_document(System, SYSTEM)
     kept = {}
     for name, change in (
         ("published", {"structure": "gpt", "kv_heads": None}),
         ("grouped", {"structure": "gpt"}),
         ("llama", {}),
     ):
-        model = load_document(Model, LLAMA_8B | change)
-        sizes = Sizes(model=model, quirks=CORRECT, strategy="1d", batch=1, columns=1)
         for recompute in (False, True):
-            rows = plain_attention_rows(sizes, "plain", recompute=recompute)
-            kept[name, recompute] = sum(row.kept for row in rows)
-    assert system.mask_element_size / system.element_size == sizes.mask
+            way = {"attention": "plain", "recompute": recompute, "layers": True}
+            rows = price(LLAMA_8B | change, way=way)["layers"]
+            names = ("logits", "softmax", "dpr_at", "attend")
+            volumes = [row["activation_buffer"] for row in rows if row["name"] in names]
+            kept[name, recompute] = pytest.approx(sum(volumes) / 2e-9, rel=1e-12)
     m, scores = LLAMA_8B, 32 * LLAMA_8B["l"] ** 2
     queries, keys = m["l"] * m["e"], m["l"] * m["e"] / 4
     assert kept["published", False] == 3 * queries + 2.5 * scores

@@ -1,4 +1,4 @@
-// Every candidate of a number of GPUs: the space of search/closed_form/tensor2d/exploration.py, searched.
+// Every candidate of a number of GPUs, searched; tests/oracles/tensor2d/space.py lists the same.
 #include <algorithm>
 #include <atomic>
 #include <limits>

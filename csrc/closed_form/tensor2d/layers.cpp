@@ -1,96 +1,23 @@
-// The operations of one transformer layer on one GPU, summed as they are listed; row by row the
-// table of search/closed_form/tensor2d/layers.py with flash attention. Volumes are in elements.
+// The operations of one transformer layer on one GPU, and of what surrounds the layers, added up as
+// they are listed. Volumes are in elements.
+// Source: arXiv 2410.00273; what differs from it by default is one switch of `Quirks` each.
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
+#include "closed_form/tensor2d/rows.hpp"
 #include "closed_form/tensor2d/tensor2d.hpp"
 
 namespace autopar::analytic::tensor2d {
 namespace {
 
-constexpr double kEfficiency = 0.8;  // share of the peak that every operation reaches
-constexpr double kLaunchS = 20e-6;   // latency of one kernel
-
-struct Link {
-  Operation operation;
-  double volume;
-  const Group* group;
-};
-
-// Forward or backward of a row. Of a SUMMA product, links in pairs are the loops over panels.
-struct Pass {
-  double flops, traffic;
-  int num_links = 0;
-  std::array<Link, 4> links{};
-};
-
-class Adder {
- public:
-  Adder(const Engine& engine, const Quirks& quirks, bool links)
-      : engine_(engine), system_(engine.system()), quirks_(quirks), links_(links) {}
-
-  void add(bool matrix, double weights, double kept, const Pass& forward, const Pass& backward,
-           int panels = 0) {
-    sums.forward_s += seconds(matrix, forward, panels);
-    sums.backward_s += seconds(matrix, backward, panels);
-    sums.weights += weights;
-    sums.kept += kept;
-    sums.flops += forward.flops + backward.flops;
-  }
-
-  Sums sums;
-
- private:
-  double links_s(const Pass& pass, int first, int last, int parts) const {
-    double seconds = 0.0;
-    for (int i = first; i < last; ++i) {
-      const Link& x = pass.links[static_cast<std::size_t>(i)];
-      seconds +=
-          engine_.collective_s(x.operation, x.volume * system_.element_size / parts, *x.group);
-    }
-    return seconds;
-  }
-
-  double seconds(bool matrix, const Pass& pass, int panels) {
-    const double peak = matrix ? system_.matrix_flops : system_.vector_flops;
-    const double compute_s = kLaunchS + pass.flops * system_.flops_units / (kEfficiency * peak);
-    const double traffic_s = pass.traffic * system_.element_size / system_.hbm_bandwidth;
-    const double roof_s = std::max(compute_s, traffic_s);
-    double link_s = 0.0;
-    if (!links_ || pass.num_links == 0) {
-    } else if (panels == 0) {
-      link_s = links_s(pass, 0, pass.num_links, 1);
-    } else if (quirks_.extra_panel) {
-      const double panel_s = links_s(pass, 0, pass.num_links, panels);
-      link_s = panel_s + std::max(panel_s * panels - roof_s, 0.0);
-    } else {
-      const int loops = pass.num_links / 2;
-      const double share_s = roof_s / loops / panels;
-      for (int loop = 0; loop < loops; ++loop) {
-        const double panel_s = links_s(pass, 2 * loop, 2 * loop + 2, panels);
-        link_s += panel_s + (panels - 1) * std::max(panel_s - share_s, 0.0);
-      }
-    }
-    sums.compute_s += compute_s;
-    sums.memory_s += std::max(traffic_s - compute_s, 0.0);
-    sums.link_s += link_s;
-    return roof_s + link_s;
-  }
-
-  const Engine& engine_;
-  const System& system_;
-  const Quirks& quirks_;
-  bool links_;
-};
-
 double real(std::int64_t number) { return static_cast<double>(number); }
 
-// One layer of a model under one strategy, for one micro-batch.
+// One layer of a model under one strategy, for one micro-batch. `kWhole`: see Adder.
+template <bool kWhole>
 class Rows {
  public:
   Rows(const Engine& engine, const Quirks& quirks, const Candidate& c, const Group& columns,
-       const Group& rows, bool links)
+       const Group& rows, bool links, const Way& way = {}, std::vector<LayerRow>* table = nullptr)
       : m_(engine.model()),
         quirks_(quirks),
         strategy_(engine.strategy()),
@@ -104,7 +31,8 @@ class Rows {
         e_(real(m_.hidden)),
         mask_(engine.system().mask_element_size / engine.system().element_size),
         rho_(engine.system().matrix_flops / engine.system().vector_flops),
-        sums_(engine, quirks, links) {}
+        way_(way),
+        sums_(engine, quirks, links, table) {}
 
   Sums layer() {
     const std::int64_t e = m_.hidden, f = m_.feedforward;
@@ -114,31 +42,31 @@ class Rows {
     double residual = b_ * l2_ * narrow;
     if (!panels) residual = scattered(real(m_.seq), m1_ * m2_) * e_;
     const double whole = b_ * l2_, shard = scattered(l2_, m1_);
-    product(e, m_.gpt ? f : 2 * f, false);
-    bias(whole, wide);
+    product(kFc1, e, m_.gpt ? f : 2 * f, false);
+    bias(kFc1Bias, whole, wide);
     m_.gpt ? activation(middle) : gated(middle);
-    dropout(middle);
-    product(f, e, true);
+    dropout(kDpr1, middle);
+    product(kFc2, f, e, true);
     if (panels) {
-      bias(whole, narrow);
+      bias(kFc2Bias, whole, narrow);
     } else {
-      bias(strategy_ == k1d && quirks_.bias_shapes ? whole : shard, e_);
+      bias(kFc2Bias, strategy_ == k1d && quirks_.bias_shapes ? whole : shard, e_);
     }
-    dropout(residual);
-    norm();
-    product(e, qkv_width(), false);
-    flash();
-    product(e, e, true);
+    dropout(kDpr2, residual);
+    norm(kLn1);
+    product(kQkv, e, qkv_width(), false);
+    attention();
+    product(kVproj, e, e, true);
     if (panels) {
-      bias(whole, narrow);
+      bias(kVprojBias, whole, narrow);
     } else if (!quirks_.bias_shapes) {
-      bias(shard, e_);
+      bias(kVprojBias, shard, e_);
     } else {
-      bias(whole, strategy_ == k1d ? e_ : narrow);
+      bias(kVprojBias, whole, strategy_ == k1d ? e_ : narrow);
     }
-    dropout(residual);
-    norm();
-    return taken();
+    dropout(kDprV, residual);
+    norm(kLn2);
+    return sums_.taken();
   }
 
   // The look-up, which backward adds its gradients to.
@@ -148,30 +76,28 @@ class Rows {
     const double n = panels ? whole / columns : whole;
     const double volume = panels ? whole * real(m2_) / columns : whole;
     const Group& group = panels ? rows_ : columns_;
-    sums_.add(false, real(local_vocab()) * real(m_.hidden / (panels ? m2_ : 1)), 0.0,
+    sums_.add(kEmbedding, false, real(local_vocab()) * real(m_.hidden / (panels ? m2_ : 1)), 0.0,
               {0.0, 2 * n, 1, {Link{kReduceScatter, volume, &group}}},
               {n, 3 * n, 1, {Link{kAllGather, volume, &group}}});
-    return taken();
+    return sums_.taken();
   }
 
   // The last norm, the product with the output matrix, and the loss.
   Sums head() {
-    norm();
-    product(m_.hidden, local_vocab() * m1_, false);
+    norm(kLnF);
+    product(kHead, m_.hidden, local_vocab() * m1_, false);
     const double r = b_ * l2_, n = r * real(local_vocab());
     const Link exchange = over_columns(kAllReduce, kWord * r);
-    sums_.add(false, 0.0, (1 + kWord) * n,
+    sums_.add(kLoss, false, 0.0, (1 + kWord) * n,
               {5 * n, (1 + kWord) * n, 3, {exchange, exchange, exchange}},
               {2 * n, (1 + kWord) * n});
-    return taken();
+    return sums_.taken();
   }
 
   double hop() const { return hop_; }
 
  private:
   static constexpr double kWord = 2;  // elements of a 4-byte number
-
-  Sums taken() { return std::exchange(sums_.sums, Sums{}); }
 
   std::int64_t local_vocab() const { return (m_.vocab + m1_ - 1) / m1_; }
   std::int64_t key_heads() const { return std::max<std::int64_t>(m_.key_heads() / m1_, 1); }
@@ -186,66 +112,78 @@ class Rows {
     return b_ * seq / real(columns);
   }
 
-  Link over_columns(Operation operation, double volume) const {
+  Link over_columns(Collective operation, double volume) const {
     return {operation, volume, &columns_};
   }
-  Link over_rows(Operation operation, double volume) const { return {operation, volume, &rows_}; }
+  Link over_rows(Collective operation, double volume) const { return {operation, volume, &rows_}; }
 
-  void product(std::int64_t inputs, std::int64_t outputs, bool split_inputs) {
+  void product(Operation name, std::int64_t inputs, std::int64_t outputs, bool split_inputs) {
     if (strategy_ == k2d) {
-      summa(inputs, outputs);
+      summa(name, inputs, outputs);
     } else {
-      linear(inputs, outputs, split_inputs);
+      linear(name, inputs, outputs, split_inputs);
     }
   }
 
-  void linear(std::int64_t inputs, std::int64_t outputs, bool split_inputs) {
+  // Over the heads' group: columns divide the outputs, or the inputs. Partial sums of what is not
+  // divided are reduced, in the one pass or in the other.
+  void linear(Operation name, std::int64_t inputs, std::int64_t outputs, bool split_inputs) {
     const double i = real(split_inputs ? inputs / m1_ : inputs);
     const double o = real(split_inputs ? outputs : outputs / m1_);
     const double x = b_ * l2_ * i, y = b_ * l2_ * o, w = i * o;
     Pass forward{y * (2 * i - 1), x + y + w};
     Pass backward{x * (2 * o - 1) + w * (2 * b_ * l2_ - 1), 2 * (w + x + y)};
     Pass& divided = split_inputs ? forward : backward;
+    if constexpr (kWhole) {  // the table has both, the other one over a single rank
+      forward.num_links = backward.num_links = 1;
+      forward.links[0] = backward.links[0] = {kReduceScatter, 0.0, &alone_};
+    }
     divided.num_links = 1;
     divided.links[0] =
         over_columns(kReduceScatter, b_ * l2_ * real(split_inputs ? outputs : inputs));
-    sums_.add(true, w, x, forward, backward);
+    sums_.add(name, true, w, x, forward, backward);
   }
 
-  void summa(std::int64_t inputs, std::int64_t outputs) {
+  // What a SUMMA product writes: its outputs, once for each panel.
+  double panel_writes(double outputs) const {
+    const bool alone = m1_ == 1 && m2_ == 1 && !quirks_.repeated_panels;
+    return alone ? outputs : panels_ * outputs;
+  }
+
+  void summa(Operation name, std::int64_t inputs, std::int64_t outputs) {
     const double i = real(inputs), o = real(outputs / m1_);
     const double x = b_ * l2_ * i, w = i * o, y = b_ * l2_ * o;
-    const bool alone = m1_ == 1 && m2_ == 1 && !quirks_.repeated_panels;
-    const double writes = alone ? y : panels_ * y;
+    const double writes = panel_writes(y);
     const double per_output = quirks_.repeated_panels ? 2 * i : 2 * i - 1;
     const Link bx = over_columns(kBroadcast, x), bw = over_rows(kBroadcast, w);
     const Link rx = over_columns(kReduce, x), rw = over_rows(kReduce, w);
     const Pass forward{y * per_output, x + w + writes, 2, {bx, bw}};
     const Pass backward{
         x * (2 * o - 1) + w * (2 * b_ * l2_ - 1), 2 * (x + w + writes), 4, {bw, rx, bx, rw}};
-    sums_.add(true, real(inputs / m2_) * o, b_ * l2_ * real(inputs / m1_), forward, backward,
+    sums_.add(name, true, real(inputs / m2_) * o, b_ * l2_ * real(inputs / m1_), forward, backward,
               panels_);
   }
 
-  void bias(double rows, double outputs) {
+  void bias(Operation name, double rows, double outputs) {
     if (!m_.gpt) return;
     const double n = rows * outputs;
     const Pass one{n, n + outputs};
-    sums_.add(false, outputs, 0.0, one, one);
+    sums_.add(name, false, outputs, 0.0, one, one);
   }
 
-  void activation(double n) { sums_.add(false, 0.0, n, {8 * n, 2 * n}, {13 * n, 3 * n}); }
+  void activation(double n) { sums_.add(kAct1, false, 0.0, n, {8 * n, 2 * n}, {13 * n, 3 * n}); }
 
   // SiLU of one half times the other half, which backward needs both.
-  void gated(double n) { sums_.add(false, 0.0, 2 * n, {6 * n, 3 * n}, {10 * n, 5 * n}); }
+  void gated(double n) { sums_.add(kAct1, false, 0.0, 2 * n, {6 * n, 3 * n}, {10 * n, 5 * n}); }
 
-  void dropout(double n) {
+  // It keeps its mask.
+  void dropout(Operation name, double n, bool recompute = false) {
     if (!m_.gpt) return;
     const Pass one{n, (2 + mask_) * n};
-    sums_.add(false, 0.0, mask_ * n, one, one);
+    sums_.add(name, false, 0.0, recompute ? 0.0 : mask_ * n, one, one, 0, recompute);
   }
 
-  void norm() { strategy_ == k2d ? norm_of_columns() : norm_of_rows(); }
+  void norm(Operation name) { strategy_ == k2d ? norm_of_columns(name) : norm_of_rows(name); }
 
   // Parameters of a column, and statistics of a row; FLOP of an RMS norm: squares, their sum and
   // two scalings.
@@ -254,17 +192,17 @@ class Rows {
   double norm_backward(double n, double rows) const { return m_.gpt ? 12 * n - 4 * rows : 9 * n; }
 
   // Whole rows, scattered over the columns.
-  void norm_of_rows() {
+  void norm_of_rows(Operation name) {
     const double r = scattered(l2_, m1_), n = r * e_, whole = b_ * l2_ * e_;
     const double k = norm_width();
     hop_ = n;
-    sums_.add(false, k * e_, n,
+    sums_.add(name, false, k * e_, n,
               {norm_forward(n), 2 * n + k * r + k * e_, 1, {over_columns(kAllGather, whole)}},
               {norm_backward(n, r), 5 * n + k * e_, 1, {over_columns(kReduceScatter, whole)}});
   }
 
   // Rows that are divided: statistics are reduced over the columns.
-  void norm_of_columns() {
+  void norm_of_columns(Operation name) {
     const double r = b_ * l2_;
     const double w = real((quirks_.norm_width_of_sequence ? m_.seq : m_.hidden) / m1_);
     const double n = r * w;
@@ -281,17 +219,46 @@ class Rows {
       backward.links[0] = over_rows(kAllReduce, k * e_ / real(m1_));
       backward.links[1] = over_columns(kAllReduce, k * b_ * real(m_.seq) / real(m2_));
     }
-    sums_.add(false, k * w, n,
+    sums_.add(name, false, k * w, n,
               {norm_forward(n), 2 * n + k * r + k * w, 1, {over_columns(kAllReduce, k * r)}},
               backward);
   }
 
+  void attention() {
+    if constexpr (kWhole) {
+      if (way_.attention == kPlain) return plain();
+      if (way_.attention == kSumma) return summa_attention();
+    }
+    flash();
+  }
+
+  // Queries' heads times samples, keys' heads times samples, and how many queries share a key.
+  struct Heads {
+    double queries, keys, shared;
+  };
+  Heads heads() const {
+    const std::int64_t mine = m_.heads / m1_;
+    return {b_ * real(mine), b_ * real(key_heads()), real(mine / key_heads())};
+  }
+
+  // Keys or values whose sequence is divided are gathered in both passes, and their gradients
+  // scattered.
+  void gather(Pass& forward, Pass& backward, double volume) const {
+    if (strategy_ == k1d) return;
+    const Link all = over_rows(kAllGather, volume);
+    forward.num_links = 1;
+    forward.links[0] = all;
+    backward.num_links = 2;
+    backward.links = {all, over_rows(kReduceScatter, volume)};
+  }
+
+  // Attention that keeps no scores. A causal mask halves what a query meets, evenly over GPUs.
   void flash() {
     const double l = real(m_.seq), q = real(m_.hidden / m_.heads);
-    const std::int64_t heads = m_.heads / m1_;
-    const double h = b_ * real(heads), lanes = b_ * real(key_heads()), keys = lanes * l * q;
-    const double shared = real(heads / key_heads());
-    const double seen = m_.causal ? (l + 1) / 2 : l, met = shared * l2_ * seen / l;
+    const auto [h, lanes, shared] = heads();
+    const double keys = lanes * l * q;
+    const double seen = m_.causal ? (l + 1) / 2 : l;
+    const double met = shared * l2_ * seen / l;  // the queries that a key meets, on a GPU
     const double z = h * l2_ * seen, r = h * l2_, queries = h * l2_ * q, parts = lanes * l2_ * q;
     const double again = quirks_.flash_traffic ? 2 * parts + 2 * keys : 4 * keys;
     const double drops = m_.gpt ? 1 : 0;
@@ -300,14 +267,77 @@ class Rows {
     Pass backward{2 * z * (2 * q - 1) + queries * (2 * seen - 1) + 2 * keys * (2 * met - 1) +
                       rho_ * ((7 + 2 * drops) * z - 2 * r),
                   4 * queries + again + 2 * r};
-    if (strategy_ != k1d) {
-      const Link gather = over_rows(kAllGather, 2 * keys);
-      forward.num_links = 1;
-      forward.links[0] = gather;
-      backward.num_links = 2;
-      backward.links = {gather, over_rows(kReduceScatter, 2 * keys)};
+    gather(forward, backward, 2 * keys);
+    const double kept = 2 * queries + 2 * parts + (1 + drops) * r;
+    sums_.add(kFlashAttention, true, 0.0, kept, forward, backward);
+  }
+
+  // Between its products: what the softmax of z scores in r rows made is the first part of what
+  // `attend` keeps, and the only one without dropout; it is kept once.
+  void softmax(double z, double r, const Pass& forward, const Pass& backward) {
+    const bool again = way_.recompute;
+    Pass ahead = forward, back = backward;
+    ahead.flops = 3 * z - r;
+    ahead.traffic = 2 * z;
+    back.flops = 4 * z - r;
+    back.traffic = 3 * z;
+    sums_.add(kSoftmax, false, 0.0, again || !m_.gpt ? 0.0 : z, ahead, back, 0, again);
+    dropout(kDprAt, z, again);
+  }
+
+  // Attention that writes its scores.
+  void plain() {
+    const double l = real(m_.seq), q = real(m_.hidden / m_.heads);
+    const auto [h, lanes, shared] = heads();
+    const double keys = lanes * l * q;
+    const double z = h * l2_ * l, queries = h * l2_ * q, parts = lanes * l2_ * q;
+    const bool again = way_.recompute;
+    {
+      Pass forward{z * (2 * q - 1), queries + keys + z};
+      Pass backward{queries * (2 * l - 1) + keys * (2 * shared * l2_ - 1),
+                    2 * queries + parts + keys + 2 * z};
+      gather(forward, backward, keys);
+      sums_.add(kLogits, true, 0.0, queries + parts, forward, backward, 0, again);
     }
-    sums_.add(true, 0.0, 2 * queries + 2 * parts + (1 + drops) * r, forward, backward);
+    softmax(z, h * l2_, {}, {});
+    Pass forward{queries * (2 * l - 1), z + keys + queries};
+    Pass backward{z * (2 * q - 1) + keys * (2 * shared * l2_ - 1),
+                  2 * queries + parts + 2 * z + keys};
+    gather(forward, backward, keys);
+    const double kept = z + queries;
+    sums_.add(kAttend, true, 0.0, again ? kept - z : kept, forward, backward);
+  }
+
+  // The same, both products in panels: columns divide the width of heads, and the keys.
+  void summa_attention() {
+    const double l = real(m_.seq), p = real(m_.hidden / m_.heads / m1_);
+    const double lanes = b_ * real(m_.heads);
+    const double keys = b_ * real(m_.key_heads()) * l * p;
+    const double scores = lanes * l2_ * l, outputs = lanes * l2_ * p;
+    const double shared = real(m_.heads / m_.key_heads());
+    const Link bk = over_rows(kBroadcast, keys), rk = over_rows(kReduce, keys);
+    const Link bs = over_columns(kBroadcast, scores), rs = over_columns(kReduce, scores);
+    const double writes = panel_writes(outputs);
+    const bool again = way_.recompute;
+    sums_.add(kLogits, true, 0.0, outputs + outputs / shared,
+              {scores * (2 * p - 1), keys + scores + writes, 2, {bk, rs}},
+              {outputs * (2 * l - 1) + keys * (2 * shared * l2_ - 1),
+               2 * (keys + scores + writes),
+               4,
+               {bs, bk, bs, rk}},
+              panels_, again);
+    const double r = lanes * l2_, z = r * real(m_.seq / m1_);
+    const Pass one{0.0, 0.0, 1, {over_columns(kAllReduce, r)}};
+    softmax(z, r, one, one);
+    const double kept = z + outputs;
+    const double per_output = quirks_.repeated_panels ? 2 * l : 2 * l - 1;
+    sums_.add(kAttend, true, 0.0, again ? kept - z : kept,
+              {outputs * per_output, scores + keys + writes, 2, {bs, bk}},
+              {scores * (2 * p - 1) + keys * (2 * shared * l2_ - 1),
+               2 * (scores + keys + writes),
+               4,
+               {bk, rs, bs, rk}},
+              panels_);
   }
 
   const Model& m_;
@@ -318,14 +348,16 @@ class Rows {
   int panels_;
   std::int64_t m1_, m2_;
   double b_, l2_, e_, mask_, rho_;
-  Adder sums_;
+  Way way_;
+  Adder<kWhole> sums_;
+  Group alone_;
   double hop_ = 0;
 };
 
 }  // namespace
 
 Work Engine::work(const Candidate& c, const Group& columns, const Group& rows, bool links) const {
-  Rows table(*this, quirks_, c, columns, rows, links);
+  Rows<false> table(*this, quirks_, c, columns, rows, links);
   Work work;
   work.layer = table.layer();
   work.hop = table.hop();
@@ -333,6 +365,17 @@ Work Engine::work(const Candidate& c, const Group& columns, const Group& rows, b
     work.first = table.embedding();
     work.last = table.head();
   }
+  return work;
+}
+
+Work Engine::work(const Candidate& c, const Way& way, std::vector<LayerRow>* rows) const {
+  const Group first = group(c.tp1, c.nv_tp1), second = group(c.tp2, c.nv_tp2);
+  Rows<true> table(*this, quirks_, c, first, second, true, way, rows);
+  Work work;
+  if (model_.vocab) work.first = table.embedding();
+  work.layer = table.layer();
+  work.hop = table.hop();
+  if (model_.vocab) work.last = table.head();
   return work;
 }
 

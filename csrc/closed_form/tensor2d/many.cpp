@@ -1,4 +1,4 @@
-// Prices candidates in any order, on several threads.
+// Prices one candidate with all that is known of it, or many in any order, on several threads.
 #include <algorithm>
 #include <bit>
 #include <thread>
@@ -38,6 +38,15 @@ class Works {
 };
 
 }  // namespace
+
+Answer evaluate(const Engine& engine, const Candidate& candidate, const Way& way, bool rows) {
+  Answer answer;
+  answer.reason = engine.check(candidate, way);
+  if (answer.reason != kOk) return answer;
+  const Work work = engine.work(candidate, way, rows ? &answer.rows : nullptr);
+  engine.step(candidate, work, answer.statistics.data());
+  return answer;
+}
 
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
                    int threads, Outcome* outcomes, double* statistics) {

@@ -7,7 +7,7 @@ namespace autopar::analytic::tensor2d {
 
 Group Engine::group(std::int64_t ranks, std::int64_t in_domain) const {
   Group g;
-  g.ranks = static_cast<int>(ranks);
+  g.ranks = ranks;
   if (ranks == 1) return g;
   const auto all = static_cast<double>(ranks), near = static_cast<double>(in_domain);
   const auto domains = static_cast<double>(ranks / in_domain);
@@ -30,7 +30,7 @@ Group Engine::group(std::int64_t ranks, std::int64_t in_domain) const {
   return g;
 }
 
-double Engine::collective_s(Operation operation, double volume_gb, const Group& group) const {
+double Engine::collective_s(Collective operation, double volume_gb, const Group& group) const {
   if (group.ranks == 1 || !(volume_gb > 0)) return 0.0;
   const double share = operation == kReduce || operation == kBroadcast ? 1.0 : group.share;
   const double moved_s = share * volume_gb / group.bandwidth;
@@ -89,6 +89,19 @@ Reason Engine::check(const Candidate& c) const {
   std::int64_t used = 1;  // each divides its degree, so that the product divides num_gpus
   for (const std::int32_t value : {c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp}) used *= value;
   return used > system_.domain ? kDomain : kOk;
+}
+
+Reason Engine::check(const Candidate& c, const Way& way) const {
+  const Reason reason = check(c);
+  if (reason == kCounts || reason == kProduct || reason == kSequence) return reason;
+  // one candidate is told of its micro-batch and its panels before the division of its tensors
+  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
+  if (strategy_ == k2d && c.nb > model_.hidden) return kPanels;
+  if (reason != kOk) return reason;
+  // the columns divide the width of every head, and the keys that a query meets
+  if (way.attention == kSumma && (model_.hidden / model_.heads % c.tp1 || model_.seq % c.tp1))
+    return kHeadWidth;
+  return kOk;
 }
 
 namespace {
@@ -194,7 +207,7 @@ double Engine::data_s(const Candidate& c, const Work& work) const {
   const double first = work.first.weights, last = work.last.weights;
   double around = std::max(first, last);
   if (c.pp == 1) around = model_.tied ? last : first + last;
-  const auto exposed_s = [&](Operation operation, double scale, double hidden) {
+  const auto exposed_s = [&](Collective operation, double scale, double hidden) {
     const double one = collective_s(operation, work.layer.weights * scale, data);
     const double edge = collective_s(operation, around * scale, data);
     return one + std::max(one - hidden, 0.0) * (layers - 1) + std::max(edge - hidden, 0.0);

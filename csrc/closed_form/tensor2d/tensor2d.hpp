@@ -1,7 +1,7 @@
 // Time and memory of one training step in closed form, with tensor parallelism over one or two
 // dimensions, after arXiv 2410.00273.
-// search/closed_form/tensor2d is the readable model and the oracle of this one: same names, same
-// order of operations, so that figures agree to rounding.
+// tests/oracles/tensor2d is the readable model and the oracle of this one: same names, same order
+// of operations, so that figures agree to the last bit.
 #pragma once
 
 #include <array>
@@ -40,6 +40,14 @@ struct Quirks {
 
 enum Strategy : std::uint8_t { k1d, k2d, k2dSeqp, kNumStrategies };
 enum Objective : std::uint8_t { kTime, kMemory };
+// Without scores in memory; with them; with them, and with products that are SUMMA, too.
+enum Attention : std::uint8_t { kFlash, kPlain, kSumma };
+
+// What no search varies: searches know flash attention alone.
+struct Way {
+  Attention attention = kFlash;
+  bool recompute = false;  // what plain attention writes is made again in backward, not kept
+};
 
 // One way to run a model. A NumPy row: order and types are part of the interface.
 struct Candidate {
@@ -66,18 +74,55 @@ enum Reason : std::uint8_t {
   kKvHeads,
   kPlacement,
   kDomain,
+  kHeadWidth,
   kMemoryFull,
   kNumReasons
 };
 
 // A group of ranks of which `in_domain` share a fast domain: what a collective over it costs.
 struct Group {
-  int ranks = 1;
+  std::int64_t ranks = 1;
   double share = 0;  // of a gathered tensor that a rank does not have yet
   double bandwidth = 1, latency_s = 0, allreduce_moves = 1, allreduce_latencies = 1;
 };
 
-enum Operation : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kReduce, kBroadcast };
+// search/closed_form/tensor2d/engine.py has the names of these, and those of operations and of
+// statistics, in the same order.
+enum Collective : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kNumCollectives
+};
+
+// Of a layer, and of what surrounds the layers.
+enum Operation : std::uint8_t {
+  kEmbedding,
+  kFc1,
+  kFc1Bias,
+  kAct1,
+  kDpr1,
+  kFc2,
+  kFc2Bias,
+  kDpr2,
+  kLn1,
+  kQkv,
+  kFlashAttention,
+  kLogits,
+  kSoftmax,
+  kDprAt,
+  kAttend,
+  kVproj,
+  kVprojBias,
+  kDprV,
+  kLn2,
+  kLnF,
+  kHead,
+  kLoss,
+  kNumOperations
+};
 
 // Over operations, for one micro-batch on one GPU: seconds, elements and FLOP.
 struct Sums {
@@ -92,6 +137,25 @@ struct Sums {
 struct Work {
   Sums layer, first, last;
   double hop = 0;
+};
+
+inline constexpr std::size_t kMostLinks = 4;  // collectives of one pass over one operation
+
+// One pass over one operation: 1e12 FLOP, seconds, and 1e9 bytes of its collectives.
+struct PassFigures {
+  double flops, time_s, link_s, compute_s;
+  double memory_s;  // of the traffic that computing does not hide
+  double intensity;
+  std::array<double, kMostLinks> volumes_gb;
+  std::array<std::uint8_t, kMostLinks> collectives;
+  std::uint8_t num_links;
+};
+
+// One operation on one GPU, for one micro-batch: a row of the table of a layer.
+struct LayerRow {
+  std::uint8_t operation, in_panels;
+  double weights_gb, kept_gb;
+  PassFigures forward, backward;
 };
 
 // What matters of a step.
@@ -114,6 +178,8 @@ class Engine {
 
   // Everything that can be told without pricing.
   Reason check(const Candidate& c) const;
+  // The same for any attention; of several reasons it names another one.
+  Reason check(const Candidate& c, const Way& way) const;
   // What is wrong with a division of tensors whatever else a candidate is.
   Reason check_tensors(std::int64_t columns, std::int64_t rows) const;
   // Whether the tokens of a micro-batch divide over the GPUs that share them.
@@ -126,6 +192,8 @@ class Engine {
   // Reads tp1, tp2, mbs and nb; collectives are over `columns` and `rows`. Without `links` they
   // take no time: a bound for every placement.
   Work work(const Candidate& c, const Group& columns, const Group& rows, bool links = true) const;
+  // The same for any attention. Rows are added to `table`, where there is one, as they run.
+  Work work(const Candidate& c, const Way& way, std::vector<LayerRow>* table) const;
   double memory_gb(const Candidate& c, const Work& work) const;
   // `statistics`: room for kNumStatistics numbers, or null.
   Figures step(const Candidate& c, const Work& work, double* statistics = nullptr) const;
@@ -133,7 +201,7 @@ class Engine {
   double least_s(const Candidate& c, const Work& without_links) const;
 
   Group group(std::int64_t ranks, std::int64_t in_domain) const;
-  double collective_s(Operation operation, double volume_gb, const Group& group) const;
+  double collective_s(Collective operation, double volume_gb, const Group& group) const;
   double transfer_s(double volume_gb, bool fast) const;
 
   const Model& model() const { return model_; }
@@ -152,6 +220,15 @@ class Engine {
   Strategy strategy_;
   std::int64_t num_gpus_, batch_;
 };
+
+// All that is known of one candidate. Whether its memory fits is left to the reader.
+struct Answer {
+  Reason reason = kOk;
+  std::array<double, kNumStatistics> statistics{};  // 0 where it cannot run
+  std::vector<LayerRow> rows;
+};
+
+Answer evaluate(const Engine& engine, const Candidate& candidate, const Way& way, bool rows);
 
 struct Outcome {
   std::uint8_t ok, reason;

@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from autopar.errors import InfeasibleExecution
 from search.closed_form.files import load_document
 from search.closed_form.native import check_threads
-from search.closed_form.tensor2d.checks import (
-    Attention,
-    candidate_of,
-    check_attention,
-    check_candidate,
-)
-from search.closed_form.tensor2d.documents import STRATEGIES, Model, Strategy, System
+from search.closed_form.tensor2d.documents import STRATEGIES, Attention, Model, Strategy, System
 from search.closed_form.tensor2d.engine import (
     CANDIDATE,
     COMPAT,
@@ -31,10 +25,9 @@ from search.closed_form.tensor2d.engine import (
     Quirks,
     native_engine,
     pack_candidates,
+    price_candidate,
 )
 from search.closed_form.tensor2d.exploration import Found, Objective, Survey, explore_space
-from search.closed_form.tensor2d.step import Candidate, all_rows, step_statistics
-from search.closed_form.tensor2d.tables import row_table
 
 __all__ = [
     "CANDIDATE",
@@ -43,7 +36,6 @@ __all__ = [
     "OUTCOME",
     "STRATEGIES",
     "Attention",
-    "Candidate",
     "Found",
     "InfeasibleExecution",
     "Model",
@@ -89,20 +81,23 @@ def evaluate(
 
     Raises
     ------
-    InputError: a document is unusable.
+    InputError: a document or a number is unusable.
     InfeasibleExecution: the candidate cannot run; its `reason` says why.
     """
-    m = _model(model, compat)
-    s = load_document(System, system)
-    quirks = _quirks(compat)
-    candidate = candidate_of(strategy, config, placement)
-    check_candidate(m, strategy, candidate, n_gpus, global_batch_size, s)
-    check_attention(attention, m, strategy, candidate, recompute=recompute, compat=compat is True)
-    way: dict[str, Any] = {"attention": attention, "recompute": recompute}
-    statistics = step_statistics(m, strategy, candidate, global_batch_size, s, quirks, **way)
-    if layers:
-        statistics["layers"] = row_table(all_rows(m, strategy, candidate, s, quirks, **way), s)
-    return statistics
+    return price_candidate(
+        strategy,
+        _model(model, compat),
+        config,
+        placement,
+        n_gpus,
+        global_batch_size,
+        load_document(System, system),
+        _quirks(compat),
+        attention=attention,
+        recompute=recompute,
+        layers=layers,
+        published=compat is True,
+    )
 
 
 def evaluate_many(

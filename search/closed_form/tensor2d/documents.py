@@ -8,11 +8,14 @@ from pydantic import Field, model_validator
 
 from autopar.documents.checks import StrictObject, key_error
 
-__all__ = ["STRATEGIES", "Model", "Strategy", "System"]
+__all__ = ["ATTENTIONS", "STRATEGIES", "Attention", "Model", "Strategy", "System"]
 
 Strategy = Literal["1d", "2d", "2d-seqp"]
 STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
 """Tensor parallelism over heads; SUMMA over rows and columns; heads beside context parallelism."""
+Attention = Literal["flash", "plain", "summa"]
+ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
+"""Without scores in memory; with them; with them and products that are SUMMA, too."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 _Positive = Annotated[float, Field(gt=0)]

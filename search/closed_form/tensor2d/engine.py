@@ -1,31 +1,48 @@
-"""Candidates by the million: packs them for the compiled engine and reads its answers."""
+"""The compiled engine: one candidate with all its figures, or candidates by the million.
+
+Packs them for the engine and reads its answers; every formula is in csrc/closed_form/tensor2d.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.json import shorten
-from autopar.errors import InputError
+from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
 from search.closed_form.native import check_names, integers, packed_rows
-from search.closed_form.tensor2d.documents import STRATEGIES, Model, Strategy, System
+from search.closed_form.tensor2d.documents import (
+    ATTENTIONS,
+    STRATEGIES,
+    Attention,
+    Model,
+    Strategy,
+    System,
+)
 
 __all__ = [
     "CANDIDATE",
+    "COLLECTIVES",
     "COMPAT",
     "CORRECT",
     "LARGEST",
+    "OPERATIONS",
     "OUTCOME",
     "REASONS",
     "STATISTICS",
     "Quirks",
+    "link_s",
     "native_engine",
     "pack_candidates",
+    "price_candidate",
+    "refusal",
     "unpack_candidate",
 ]
 
@@ -76,7 +93,9 @@ COMPAT = Quirks(**dict.fromkeys((f.name for f in fields(Quirks)), True))
 
 
 # --------------------------------------------------------------------------------------------------
-# Why the compiled engine refuses a candidate, in the order of its codes.
+# Why the compiled engine refuses a candidate, in the order of its codes: in general, with figures.
+#
+# What is wrong with a question itself, whatever the sizes, is said where the question is read.
 
 
 REASONS: tuple[str, ...] = (
@@ -95,9 +114,71 @@ REASONS: tuple[str, ...] = (
     "neither of kv_heads and tp1 divides the other",
     "a placement does not divide its group",
     "a fast domain is smaller than the placement",
+    "tp1 does not divide the width of a head, or the sequence",
     "needs more memory than a GPU has",
 )
 """Sentences without figures; `evaluate` gives them with their figures."""
+_CONTRADICTIONS = {"a placement does not divide its group", "dp * tp1 * tp2 * pp != n_gpus"}
+"""What no other model or machine would change."""
+
+
+def refusal(
+    reason: int,
+    model: Model,
+    strategy: Strategy,
+    c: Mapping[str, int],
+    n_gpus: int,
+    batch: int,
+    system: System,
+) -> InfeasibleExecution:
+    """Return the refusal of one candidate with the figures that contradict each other.
+
+    reason : a code of the engine for a question that was well formed, memory left aside.
+    c : the fields of a packed candidate.
+    """
+    flat = strategy == "1d"
+    tp1, tensor = ("tp", "tp") if flat else ("tp1", "tp1 * tp2")
+    dims = {tp1: c["tp1"], **({} if flat else {"tp2": c["tp2"]}), "pp": c["pp"], "dp": c["dp"]}
+    product = " * ".join(f"{name}({size})" for name, size in dims.items())
+    ranks = c["tp1"] * c["tp2"]
+    tokens = c["mbs"] * model.l
+    shared = f"tp2 = {c['tp2']}" if strategy == "2d" else f"{tensor} = {ranks}"
+    inside = {name: c[f"nv_{field}"] for name, field in _fields(tp1).items()}
+    apart = [
+        (f"nv_{name}", inside[name], c[field])
+        for name, field in _fields(tp1).items()
+        if c[field] % inside[name]
+    ]
+    group, part, dim = apart[0] if apart else ("", 0, 0)
+    used = math.prod(inside.values())
+    keys = f"heads of width {model.e // model.h} and a sequence of {model.l}"
+    sentences = (
+        "",
+        "",
+        f"n_gpus: {product} = {math.prod(dims.values())} != {n_gpus}",
+        f"cannot divide {model.h} heads over {tp1} = {c['tp1']} evenly",
+        f"cannot divide the hidden size {model.e} over {tp1} = {c['tp1']} evenly",
+        f"cannot divide the feed-forward width {model.f} over {tp1} = {c['tp1']} evenly",
+        f"cannot divide {model.depth} layers over pp = {c['pp']} evenly",
+        f"cannot divide a batch of {batch} over dp * mbs = {c['dp'] * c['mbs']} evenly",
+        f"cannot divide the hidden size {model.e} over tp2 = {c['tp2']} evenly",
+        f"a sequence of {model.l} leaves some of {tensor} = {ranks} GPUs without a row",
+        f"cannot divide the {tokens} tokens of a micro-batch (mbs * l) over {shared} evenly",
+        f"nb = {c['nb']} panels are more than the {model.e} columns that they divide",
+        f"neither of {model.key_heads} kv_heads and {tp1} = {c['tp1']} divides the other",
+        f"placement.{group}: {part} does not divide its group of {dim}",
+        f"a fast domain has {system.nvlink_size} GPUs and the placement puts {used} into one",
+        f"cannot divide {keys} over tp1 = {c['tp1']} evenly",
+    )
+    assert sentences[reason], REASONS[reason]
+    if REASONS[reason] in _CONTRADICTIONS:
+        return InfeasibleExecution(sentences[reason], "input")
+    return InfeasibleExecution(sentences[reason])
+
+
+def _fields(tp1: str) -> dict[str, str]:
+    """Return the published names of groups, and the packed fields that hold them."""
+    return {tp1: "tp1", "tp2": "tp2", "dp": "dp", "pp": "pp"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -128,8 +209,18 @@ STATISTICS: tuple[str, ...] = (
     "acts_mem",
 )
 """Published names of the engine's statistics, in its order; the placement follows them."""
+COLLECTIVES = ("allgather", "reducescatter", "allreduce", "reduce", "broadcast")
+"""Published names of the engine's collectives, in its order."""
+OPERATIONS: tuple[str, ...] = (
+    *("embedding", "fc1", "fc1-bias", "act1", "dpr1", "fc2", "fc2-bias", "dpr2", "ln1", "qkv"),
+    *("fusedla", "logits", "softmax", "dpr_at", "attend"),
+    *("vproj", "vproj-bias", "dpr_v", "ln2", "ln_f", "head", "loss"),
+)
+"""Published names of the engine's operations, in its order."""
 LARGEST = 2**31 - 1
 """Of GPUs, of a batch, and of every field of a candidate."""
+_WHOLE = 2**63 - 1
+"""Of GPUs and of a batch where one candidate is priced."""
 _NAMES: tuple[str, ...] = CANDIDATE.names or ()
 
 
@@ -146,6 +237,12 @@ def native_engine(
         raise InputError(
             f"strategy: the value is {shorten(strategy)}, expected one of {', '.join(STRATEGIES)}"
         )
+    return _engine(strategy, model, n_gpus, batch, system, quirks)
+
+
+def _engine(
+    strategy: Strategy, model: Model, n_gpus: int, batch: int, system: System, quirks: Quirks
+) -> Any:
     return native.tensor2d.Engine(
         model.model_dump()
         | {
@@ -159,6 +256,191 @@ def native_engine(
         n_gpus,
         batch,
     )
+
+
+def price_candidate(
+    strategy: Strategy,
+    model: Model,
+    config: Mapping[str, int],
+    placement: Mapping[str, int],
+    n_gpus: int,
+    batch: int,
+    system: System,
+    quirks: Quirks,
+    *,
+    attention: Attention,
+    recompute: bool,
+    layers: bool,
+    published: bool,
+) -> dict[str, Any]:
+    """Return the statistics of one candidate by name, and its operations under `layers`.
+
+    published : the published model, which recomputes in one dimension only.
+
+    Raises
+    ------
+    InputError: a number is none that the engine can hold.
+    InfeasibleExecution: the candidate cannot run.
+    """
+    c = _candidate(strategy, config, placement)
+    n_gpus = _whole("n_gpus", n_gpus, -_WHOLE)  # what is no product of degrees is refused below
+    batch = _whole("global_batch_size", batch, 1)
+    wrong = _attention_fault(strategy, attention, recompute=recompute, published=published)
+    packed = np.array([tuple(c[name] for name in _NAMES)], dtype=CANDIDATE)
+    way = 0 if wrong else ATTENTIONS.index(attention)
+    engine = _engine(strategy, model, n_gpus, batch, system, quirks)
+    reason, figures, rows = engine.evaluate(packed, way, recompute, layers)
+    if reason:
+        raise refusal(reason, model, strategy, c, n_gpus, batch, system)
+    if wrong:
+        raise InfeasibleExecution(wrong, "input")
+    statistics: dict[str, Any] = dict(zip(STATISTICS, figures.tolist(), strict=True))
+    for name, field in _published(strategy).items():
+        if name.startswith("nv_"):
+            statistics[name] = c[field]
+    if layers:
+        statistics["layers"] = [_layer(row) for row in rows]
+    return statistics
+
+
+def link_s(
+    system: System, quirks: Quirks, operation: str, volume_gb: float, ranks: int, in_domain: int
+) -> float:
+    """Return the seconds of a collective, or of one transfer (`p2p`).
+
+    volume_gb : the whole (gathered, or not yet reduced) tensor, 1e9 bytes.
+    ranks, in_domain : size of the group, and how many of it share a domain; it divides `ranks`.
+    """
+    code = (*COLLECTIVES, "p2p").index(operation)
+    seconds: float = native.tensor2d.link_s(
+        system.model_dump(), asdict(quirks), code, volume_gb, ranks, in_domain
+    )
+    return seconds
+
+
+def _layer(row: np.void) -> dict[str, Any]:
+    """Return one operation as plain numbers: 1e9 bytes, 1e12 FLOP and seconds."""
+    forward, backward = row["forward"], row["backward"]
+    listed = bool(row["in_panels"])
+    return {
+        "name": OPERATIONS[row["operation"]],
+        "weights_mem": float(row["weights_gb"]),
+        # gradients have the bytes of weights in published tables, whatever a model says of them
+        "weights_grad_mem": float(row["weights_gb"]),
+        "flops_fwd": float(forward["flops"]),
+        "activation_buffer": float(row["kept_gb"]),
+        **_links("fwd", forward, listed=listed),
+        "flops_bwd": float(backward["flops"]),
+        **_links("bwd", backward, listed=listed),
+        **_times("fwd", forward),
+        **_times("bwd", backward),
+        "t": float(forward["time_s"] + backward["time_s"]),
+    }
+
+
+def _links(name: str, one: np.void, *, listed: bool) -> dict[str, Any]:
+    """Return the collectives of a pass: lists where there are several, or loops over panels."""
+    count = int(one["num_links"])
+    volumes = one["volumes_gb"][:count].tolist()
+    types = [COLLECTIVES[code] for code in one["collectives"][:count]]
+    if count > 1 or (listed and count):
+        return {f"comm_{name}": volumes, f"comm_{name}_type": types}
+    return {
+        f"comm_{name}": volumes[0] if count else 0.0,
+        f"comm_{name}_type": types[0] if count else "none",
+    }
+
+
+def _times(name: str, one: np.void) -> dict[str, float]:
+    return {
+        f"t_{name}": float(one["time_s"]),
+        # an integer where there is no collective, as published tables have it
+        f"t_{name}_comm": float(one["link_s"]) if one["num_links"] else 0,
+        f"t_{name}_comp": float(one["compute_s"]),
+        f"t_{name}_mem": float(one["memory_s"]),
+        f"intensity_{name}": float(one["intensity"]),
+    }
+
+
+def _candidate(
+    strategy: Strategy, config: Mapping[str, int], placement: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the packed fields of a candidate of published names.
+
+    Raises
+    ------
+    InfeasibleExecution: a name is missing, unknown, or its value no positive integer.
+    """
+    if strategy not in STRATEGIES:
+        raise _contradiction(
+            f"strategy: the value is {shorten(strategy)}, expected one of {', '.join(STRATEGIES)}"
+        )
+    known = _published(strategy)
+    domains = tuple(name for name in known if name.startswith("nv_"))
+    degrees = tuple(name for name in known if name not in domains)
+    config = _counts("config", config, degrees, () if strategy == "1d" else ("tp",))
+    placement = _counts("placement", placement, domains, ())
+    if strategy != "1d" and config.get("tp", config["tp1"] * config["tp2"]) != (
+        config["tp1"] * config["tp2"]
+    ):
+        raise _contradiction(
+            f"config.tp: {config['tp']} != tp1 * tp2 = {config['tp1']} * {config['tp2']}"
+        )
+    given = {**config, **placement}
+    return dict.fromkeys(_NAMES, 1) | {field: given[name] for name, field in known.items()}
+
+
+def _counts(
+    where: str, given: Mapping[str, int], required: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, int]:
+    """Return the numbers, those of NumPy as plain ones."""
+    for name in given:
+        if name not in required and name not in optional:
+            raise _contradiction(f"{where}.{name}: is unknown, expected {', '.join(required)}")
+    for name in required:
+        if name not in given:
+            raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise _contradiction(
+                f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
+            )
+        if value > LARGEST and name in required:
+            raise _contradiction(
+                f"{where}.{name}: the value is {shorten(value)}, expected at most {LARGEST}"
+            )
+    return {name: int(value) for name, value in given.items()}
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    """Return a number of GPUs or samples that the engine can hold."""
+    number = int(value) if isinstance(value, Integral) else least - 1
+    if not least <= number <= _WHOLE:
+        raise InputError(
+            f"{name}: the value is {shorten(value)}, expected an integer from 1 to {_WHOLE}"
+        )
+    return number
+
+
+def _attention_fault(
+    strategy: Strategy, attention: str, *, recompute: bool, published: bool
+) -> str | None:
+    """Return what is wrong with an attention of a strategy, whatever the sizes are."""
+    if attention not in ATTENTIONS:
+        return (
+            f"attention: the value is {shorten(attention)}, expected one of {', '.join(ATTENTIONS)}"
+        )
+    if attention == "summa" and strategy != "2d":
+        return f"attention: summa needs the strategy 2d, and this one is {strategy}"
+    if recompute and attention == "flash":
+        return "recompute: flash attention keeps no scores; take attention plain"
+    if recompute and published and strategy != "1d":
+        return f"recompute: the published model has it in 1d only, and the strategy is {strategy}"
+    return None
+
+
+def _contradiction(reason: str) -> InfeasibleExecution:
+    return InfeasibleExecution(reason, "input")
 
 
 def pack_candidates(

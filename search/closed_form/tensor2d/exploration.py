@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -21,28 +21,21 @@ from search.closed_form.tensor2d.engine import (
     native_engine,
     unpack_candidate,
 )
-from search.closed_form.tensor2d.step import Candidate
 
 __all__ = [
     "Found",
     "Objective",
     "Survey",
     "assignments",
-    "candidates",
     "divisors",
     "explore_space",
 ]
 
 
 # --------------------------------------------------------------------------------------------------
-# Candidates of the two-dimensional model for a number of GPUs: degrees and domain assignments.
+# How ranks of groups can share fast domains: the placements of one candidate.
 #
 # Source: arXiv 2410.00273.
-
-
-_SMALLEST_SHARD = 128
-"""Rows or columns that a GPU has at least."""
-_SMALLEST_PANEL = 512
 
 
 @cache
@@ -52,125 +45,21 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
-def candidates(
-    model: Model,
-    strategy: Strategy,
-    n_gpus: int,
-    batch: int,
-    domain: int,
-    *,
-    repeated_panels: bool = True,
-) -> Iterator[Candidate]:
-    """Yield every candidate once, with every assignment to fast domains of `domain` GPUs.
-
-    repeated_panels : the defect of that name: panels change figures of one GPU, too. Without it
-        their number is 1 there.
-    """
-    for bare in _degrees(model, strategy, n_gpus, batch):
-        if bare.columns == bare.rows == 1 < bare.panels and not repeated_panels:
-            continue
-        dims = _dimensions(bare, strategy)
-        for inside in assignments(dims, domain):
-            yield _assigned(bare, strategy, inside)
-
-
 def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
     """Return how many ranks of each dimension share a domain; the product is the domain.
 
     All of them where they fit into one domain; none where no divisors have the product.
     """
-    total = 1
-    for dim in dims:
-        total *= dim
-    if total <= domain:
+    if math.prod(dims) <= domain:
         return [dims]
     found: list[tuple[int, ...]] = [()]
     for n, dim in enumerate(dims):
-        rest = [(part, domain // _product(part)) for part in found]
+        rest = [(part, domain // math.prod(part)) for part in found]
         if n == len(dims) - 1:
             found = [(*part, left) for part, left in rest if dim % left == 0]
         else:
             found = [(*part, d) for part, left in rest for d in divisors(left) if dim % d == 0]
     return found
-
-
-def _degrees(model: Model, strategy: Strategy, n: int, batch: int) -> Iterator[Candidate]:
-    for columns in divisors(n):
-        if model.h % columns or model.e % columns:
-            continue
-        if strategy == "1d":
-            second: tuple[int, ...] = (1,) if 3 * model.e // columns >= _SMALLEST_SHARD else ()
-        elif model.e // columns < _SMALLEST_SHARD:
-            second = ()
-        else:
-            second = tuple(
-                rows
-                for rows in divisors(n // columns)
-                if model.l // rows >= _SMALLEST_SHARD and (strategy != "2d" or model.e % rows == 0)
-            )
-        for rows in second:
-            yield from _rest(model, strategy, n, batch, columns, rows)
-
-
-def _rest(
-    model: Model, strategy: Strategy, n: int, batch: int, columns: int, rows: int
-) -> Iterator[Candidate]:
-    tensor = columns * rows
-    split = rows if strategy == "2d" else tensor
-    for pipeline in divisors(min(n // tensor, model.depth)):
-        if n % (tensor * pipeline) or model.depth % pipeline:
-            continue
-        data = n // (tensor * pipeline)
-        if data > batch or batch % data:
-            continue
-        for microbatch in divisors(batch // data):
-            if microbatch * model.l % split:
-                continue
-            for panels in _panels(model, columns, rows) if strategy == "2d" else (1,):
-                yield Candidate(
-                    data=data,
-                    columns=columns,
-                    rows=rows,
-                    pipeline=pipeline,
-                    microbatch=microbatch,
-                    panels=panels,
-                )
-
-
-def _panels(model: Model, columns: int, rows: int) -> tuple[int, ...]:
-    smallest = max(columns, rows)
-    if model.e / smallest < _SMALLEST_PANEL:
-        return (smallest,)
-    found = []
-    panels = smallest
-    while model.e // panels >= _SMALLEST_PANEL:
-        if model.e % panels == 0:
-            found.append(panels)
-        panels *= 2
-    return tuple(found)
-
-
-def _dimensions(c: Candidate, strategy: Strategy) -> tuple[int, ...]:
-    columns = (c.columns,) if strategy == "1d" else (c.columns, c.rows)
-    return (*columns, c.data, c.pipeline)
-
-
-def _assigned(c: Candidate, strategy: Strategy, inside: tuple[int, ...]) -> Candidate:
-    columns, *rows, data, pipeline = inside
-    return replace(
-        c,
-        columns_in_domain=columns,
-        rows_in_domain=rows[0] if rows else 1,
-        data_in_domain=data,
-        pipeline_in_domain=pipeline,
-    )
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution
 from search.closed_form.tensor2d.documents import Model, Strategy, System
-from search.closed_form.tensor2d.step import Candidate
+from tests.oracles.tensor2d.step import Candidate
 
 __all__ = ["Attention", "candidate_of", "check_attention", "check_candidate"]
 

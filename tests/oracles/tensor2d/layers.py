@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from search.closed_form.tensor2d.attention import flash_row, plain_attention_rows
-from search.closed_form.tensor2d.rows import (
+from tests.oracles.tensor2d.attention import flash_row, plain_attention_rows
+from tests.oracles.tensor2d.rows import (
     Link,
     Pass,
     Row,

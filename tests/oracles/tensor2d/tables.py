@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from search.closed_form.tensor2d.documents import System
-from search.closed_form.tensor2d.rows import Pass, Row
-from search.closed_form.tensor2d.step import PassTime, RowTime
+from tests.oracles.tensor2d.rows import Pass, Row
+from tests.oracles.tensor2d.step import PassTime, RowTime
 
 __all__ = ["row_table"]
 

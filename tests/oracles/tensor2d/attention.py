@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from search.closed_form.tensor2d.rows import (
+from tests.oracles.tensor2d.rows import (
     Link,
     Pass,
     Row,

@@ -8,8 +8,8 @@ per token each.
 
 from __future__ import annotations
 
-from search.closed_form.tensor2d.layers import norm_row, product_row
-from search.closed_form.tensor2d.rows import Pass, Row, Sizes, over_columns, over_rows
+from tests.oracles.tensor2d.layers import norm_row, product_row
+from tests.oracles.tensor2d.rows import Pass, Row, Sizes, over_columns, over_rows
 
 __all__ = ["embedding_rows", "head_rows"]
 
