@@ -70,10 +70,7 @@ bool Engine::tokens_divide(std::int64_t microbatch, std::int64_t columns, std::i
 }
 
 Reason Engine::check(const Candidate& c) const {
-  for (const std::int32_t value :
-       {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
-    if (value < 1) return kCounts;
-  if (strategy_ == k1d && c.tp2 != 1) return kCounts;
+  if (!counts(c)) return kCounts;
   std::int64_t left = num_gpus_;  // divided, as a product may overflow
   for (const std::int32_t value : {c.tp1, c.tp2, c.pp, c.dp}) {
     if (left % value) return kProduct;
@@ -81,26 +78,44 @@ Reason Engine::check(const Candidate& c) const {
   }
   if (left != 1) return kProduct;
   if (const Reason reason = check_tensors(c.tp1, c.tp2); reason != kOk) return reason;
-  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
-  if (strategy_ == k2d && c.nb > model_.hidden) return kPanels;
-  if (model_.depth % c.pp) return kDepth;
-  if (batch_ % (static_cast<std::int64_t>(c.dp) * c.mbs)) return kBatch;
-  if (c.tp1 % c.nv_tp1 || c.tp2 % c.nv_tp2 || c.dp % c.nv_dp || c.pp % c.nv_pp) return kPlacement;
-  std::int64_t used = 1;  // each divides its degree, so that the product divides num_gpus
-  for (const std::int32_t value : {c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp}) used *= value;
-  return used > system_.domain ? kDomain : kOk;
+  if (const Reason reason = check_microbatch(c); reason != kOk) return reason;
+  return check_groups(c);
 }
 
 Reason Engine::check(const Candidate& c, const Way& way) const {
-  const Reason reason = check(c);
-  if (reason == kCounts || reason == kProduct || reason == kSequence) return reason;
-  // one candidate is told of its micro-batch and its panels before the division of its tensors
-  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
-  if (strategy_ == k2d && c.nb > model_.hidden) return kPanels;
-  if (reason != kOk) return reason;
-  // the columns divide the width of every head, and the keys that a query meets
+  if (!counts(c)) return kCounts;
+  const Reason tensors = check_tensors(c.tp1, c.tp2);
+  if (tensors == kSequence) return kSequence;
+  if (const Reason reason = check_microbatch(c); reason != kOk) return reason;
+  if (tensors != kOk) return tensors;
+  if (const Reason reason = check_groups(c); reason != kOk) return reason;
+  // columns divide the width of every head, and the keys that a query meets
   if (way.attention == kSumma && (model_.hidden / model_.heads % c.tp1 || model_.seq % c.tp1))
     return kHeadWidth;
+  return kOk;
+}
+
+bool Engine::counts(const Candidate& c) const {
+  for (const std::int32_t value :
+       {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
+    if (value < 1) return false;
+  return strategy_ != k1d || c.tp2 == 1;
+}
+
+Reason Engine::check_microbatch(const Candidate& c) const {
+  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
+  return strategy_ == k2d && c.nb > model_.hidden ? kPanels : kOk;
+}
+
+Reason Engine::check_groups(const Candidate& c) const {
+  if (model_.depth % c.pp) return kDepth;
+  if (batch_ % (static_cast<std::int64_t>(c.dp) * c.mbs)) return kBatch;
+  if (c.tp1 % c.nv_tp1 || c.tp2 % c.nv_tp2 || c.dp % c.nv_dp || c.pp % c.nv_pp) return kPlacement;
+  std::int64_t used = 1;
+  for (const std::int32_t value : {c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp}) {
+    used *= value;  // a domain is an int32, too: two of them do not overflow
+    if (used > system_.domain) return kDomain;
+  }
   return kOk;
 }
 

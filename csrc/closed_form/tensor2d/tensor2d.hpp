@@ -178,7 +178,8 @@ class Engine {
 
   // Everything that can be told without pricing.
   Reason check(const Candidate& c) const;
-  // The same for any attention; of several reasons it names another one.
+  // The same of one candidate, for any attention. Of several reasons it names another one, and
+  // whether degrees make up all GPUs is left to the reader, whose integers have any size.
   Reason check(const Candidate& c, const Way& way) const;
   // What is wrong with a division of tensors whatever else a candidate is.
   Reason check_tensors(std::int64_t columns, std::int64_t rows) const;
@@ -211,6 +212,10 @@ class Engine {
   std::int64_t batch() const { return batch_; }
 
  private:
+  // Whether every number counts something; and checks of parts of a candidate.
+  bool counts(const Candidate& c) const;
+  Reason check_microbatch(const Candidate& c) const;
+  Reason check_groups(const Candidate& c) const;
   double hop_s(const Candidate& c, double volume_gb) const;
   double data_s(const Candidate& c, const Work& work) const;
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ __all__ = [
     "LARGEST",
     "OPERATIONS",
     "OUTCOME",
+    "PRODUCT",
     "REASONS",
     "STATISTICS",
     "Quirks",
@@ -118,7 +119,8 @@ REASONS: tuple[str, ...] = (
     "needs more memory than a GPU has",
 )
 """Sentences without figures; `evaluate` gives them with their figures."""
-_CONTRADICTIONS = {"a placement does not divide its group", "dp * tp1 * tp2 * pp != n_gpus"}
+PRODUCT = REASONS.index("dp * tp1 * tp2 * pp != n_gpus")
+_CONTRADICTIONS = (PRODUCT, REASONS.index("a placement does not divide its group"))
 """What no other model or machine would change."""
 
 
@@ -171,9 +173,8 @@ def refusal(
         f"cannot divide {keys} over tp1 = {c['tp1']} evenly",
     )
     assert sentences[reason], REASONS[reason]
-    if REASONS[reason] in _CONTRADICTIONS:
-        return InfeasibleExecution(sentences[reason], "input")
-    return InfeasibleExecution(sentences[reason])
+    kind: Literal["input", "infeasible"] = "input" if reason in _CONTRADICTIONS else "infeasible"
+    return InfeasibleExecution(sentences[reason], kind)
 
 
 def _fields(tp1: str) -> dict[str, str]:
@@ -219,8 +220,8 @@ OPERATIONS: tuple[str, ...] = (
 """Published names of the engine's operations, in its order."""
 LARGEST = 2**31 - 1
 """Of GPUs, of a batch, and of every field of a candidate."""
-_WHOLE = 2**63 - 1
-"""Of GPUs and of a batch where one candidate is priced."""
+_MOST_SAMPLES = 2**63 - 1
+"""Of a batch where one candidate is priced."""
 _NAMES: tuple[str, ...] = CANDIDATE.names or ()
 
 
@@ -283,12 +284,15 @@ def price_candidate(
     InfeasibleExecution: the candidate cannot run.
     """
     c = _candidate(strategy, config, placement)
-    n_gpus = _whole("n_gpus", n_gpus, -_WHOLE)  # what is no product of degrees is refused below
-    batch = _whole("global_batch_size", batch, 1)
+    if math.prod(c[name] for name in ("dp", "tp1", "tp2", "pp")) != n_gpus:
+        raise refusal(PRODUCT, model, strategy, c, n_gpus, batch, system)
+    for name, value in (("global_batch_size", batch), *c.items()):
+        _check_size(name, value, _MOST_SAMPLES if name == "global_batch_size" else LARGEST)
     wrong = _attention_fault(strategy, attention, recompute=recompute, published=published)
     packed = np.array([tuple(c[name] for name in _NAMES)], dtype=CANDIDATE)
     way = 0 if wrong else ATTENTIONS.index(attention)
-    engine = _engine(strategy, model, n_gpus, batch, system, quirks)
+    # its number of GPUs is for searches
+    engine = _engine(strategy, model, 1, int(batch), system, quirks)
     reason, figures, rows = engine.evaluate(packed, way, recompute, layers)
     if reason:
         raise refusal(reason, model, strategy, c, n_gpus, batch, system)
@@ -405,21 +409,15 @@ def _counts(
             raise _contradiction(
                 f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
             )
-        if value > LARGEST and name in required:
-            raise _contradiction(
-                f"{where}.{name}: the value is {shorten(value)}, expected at most {LARGEST}"
-            )
     return {name: int(value) for name, value in given.items()}
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    """Return a number of GPUs or samples that the engine can hold."""
-    number = int(value) if isinstance(value, Integral) else least - 1
-    if not least <= number <= _WHOLE:
+def _check_size(name: str, value: object, most: int) -> None:
+    """Raise InputError where a number is none that the engine can hold."""
+    if not isinstance(value, Integral) or not 1 <= int(value) <= most:
         raise InputError(
-            f"{name}: the value is {shorten(value)}, expected an integer from 1 to {_WHOLE}"
+            f"{name}: the value is {shorten(value)}, expected an integer from 1 to {most}"
         )
-    return number
 
 
 def _attention_fault(

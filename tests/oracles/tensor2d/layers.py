@@ -1,6 +1,7 @@
 """The operations of one transformer layer on one GPU, as a table that can be read.
 
-Volumes are in elements. The compiled engine is checked against this table. Source: arXiv 2410.00273; corrections are named in `quirks`.
+Volumes are in elements. The compiled engine is checked against this table. Source: arXiv
+2410.00273; corrections are named in `quirks`.
 """
 
 from __future__ import annotations
