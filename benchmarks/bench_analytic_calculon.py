@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleExecution
 from benchmarks.metadata import append, metadata, timed
-from search.closed_form.calculon import Application, System, evaluate, evaluate_many
+from search.closed_form.calculon import Application, System, evaluate_many
 from search.closed_form.calculon.engine import unpack_execution
 from search.closed_form.calculon.exploration import Exploration, Space, explore
 from search.closed_form.files import calculon_system
+from tests.oracles.calculon import evaluate
 
 __all__ = ["APPLICATIONS", "feasible", "main", "orders"]
 
@@ -138,7 +139,7 @@ def _space(num_procs: int, batch: int, fused: Any) -> Space:
 
 
 def _check(application: Application, system: System, executions: NDArray[Any]) -> None:
-    """Compare some answers with the readable model."""
+    """Compare some answers with a model in plain Python."""
     some = executions[:: max(1, executions.size // 20)]
     for x, fast in zip(some, evaluate_many(application, some, system), strict=True):
         slow = evaluate(application, unpack_execution(x), system)
@@ -147,7 +148,7 @@ def _check(application: Application, system: System, executions: NDArray[Any]) -
 
 
 def _check_best(application: Application, system: System, found: Exploration) -> None:
-    """Compare the best with the readable model, and their order."""
+    """Compare the best with a model in plain Python, and their order."""
     rates = [best.sample_rate_per_s for best in found.top]
     assert len(rates) == 10, len(rates)
     assert rates == sorted(rates, reverse=True)

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,33 @@ Quirks quirks_of(const py::dict& d) {
 
 using Executions = py::array_t<Execution, py::array::c_style>;
 
+template <std::size_t N>
+py::tuple tuple_of(const std::array<const char*, N>& names) {
+  py::tuple result(N);
+  for (std::size_t i = 0; i < N; ++i) result[i] = names[i];
+  return result;
+}
+
+const Execution& only_one(const Executions& executions) {
+  if (executions.size() != 1) throw py::value_error("expected one execution");
+  return *executions.data();
+}
+
+// Names of the operations, and a row of figures of each.
+py::tuple layers_of(const Model& model, const Execution& x) {
+  const std::vector<Layer> layers = model.layers(x);
+  const auto count = static_cast<py::ssize_t>(layers.size());
+  py::list names;
+  py::array_t<double> table(
+      std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(kNumLayerFigures)});
+  double* row = table.mutable_data();
+  for (const Layer& layer : layers) {
+    names.append(layer.name);
+    row = std::copy(layer.figures.begin(), layer.figures.end(), row);
+  }
+  return py::make_tuple(names, table);
+}
+
 Space space_of(const py::dict& d) {
   Space s;
   s.num_procs = d["num_procs"].cast<std::int32_t>();
@@ -159,7 +187,9 @@ void register_calculon(py::module_& parent) {
                        sample_rate_per_s);
   py::module_ m = parent.def_submodule("calculon");
   m.attr("EXECUTION") = py::dtype::of<Execution>();
-  m.attr("NUM_STATISTICS") = kNumStatistics;
+  m.attr("STATISTICS") = tuple_of(statistic_names());
+  m.attr("NUM_PUBLISHED") = kNumPublished;
+  m.attr("LAYER_FIGURES") = tuple_of(layer_figure_names());
   m.attr("NUM_REASONS") = static_cast<int>(kNumReasons);
   py::class_<Model>(m, "Model")
       .def(py::init([](const py::dict& application, const py::dict& system, const py::dict& quirks,
@@ -173,8 +203,9 @@ void register_calculon(py::module_& parent) {
           [](const Model& model, const Executions& executions, int threads, bool statistics) {
             const auto count = static_cast<std::size_t>(executions.size());
             py::array_t<Outcome> outcomes(executions.size());
-            py::array_t<double> table(std::vector<py::ssize_t>{
-                statistics ? executions.size() : py::ssize_t{0}, kNumStatistics});
+            py::array_t<double> table(
+                std::vector<py::ssize_t>{statistics ? executions.size() : py::ssize_t{0},
+                                         static_cast<py::ssize_t>(kNumStatistics)});
             const Execution* in = executions.data();
             Outcome* out = outcomes.mutable_data();
             double* rows = statistics ? table.mutable_data() : nullptr;
@@ -185,6 +216,22 @@ void register_calculon(py::module_& parent) {
             return py::make_tuple(outcomes, table);
           },
           py::arg("executions"), py::arg("threads"), py::arg("statistics"))
+      .def(
+          "refusing_tier",
+          [](const Model& model, const Executions& executions) {
+            std::int32_t tier = -1;
+            model.check(only_one(executions), &tier);
+            return tier;
+          },
+          py::arg("execution"))
+      .def(
+          "layers",
+          [](const Model& model, const Executions& executions) {
+            const Execution& x = only_one(executions);
+            if (model.check(x) != kOk) throw py::value_error("the execution cannot run");
+            return layers_of(model, x);
+          },
+          py::arg("execution"))
       .def(
           "degree_pairs",
           [](const Model& model, const py::dict& space) {

@@ -1,5 +1,5 @@
 // What an analytic model runs on: rates that depend on the size of an operation, and networks.
-// The Python side, search/closed_form/machine.py, is the readable version of this file.
+// search/closed_form/machine.py is where documents become these numbers.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@ namespace autopar::analytic {
 
 enum Collective : int { kP2p, kReduceScatter, kAllGather, kAllReduce, kNumCollectives };
 
-// Work per second by the size of one operation: steps in descending order, the last from 0.
+// Work per second by the size of one operation: steps in descending order, the last from 0. An
+// operation takes amount / (peak * efficiency of its size); none takes none.
 struct Rate {
   double peak_per_s = 0.0;
   std::vector<double> smallest;
@@ -35,9 +36,11 @@ struct Tier {
   std::array<double, kNumCollectives> scalar{};
   std::array<double, kNumCollectives> offset{};
 
+  // Bytes on the slowest link per byte of a buffer: a ring of g ranks has scalar * (1 - 1 / g).
   double traffic(Collective operation, double ranks) const {
     return scalar[operation] * (1.0 + offset[operation] / ranks);
   }
+  // One without bytes still has the latency.
   double seconds(Collective operation, double size_bytes, double ranks) const {
     return latency_s +
            size_bytes * scalar[operation] * (1.0 + offset[operation] / ranks) / bytes_per_s;

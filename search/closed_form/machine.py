@@ -1,7 +1,8 @@
 """What an analytic model runs on: rates that depend on the size of an operation, and networks.
 
-Shared by the closed-form models. An operation takes `amount / (peak * efficiency(amount))`, where
-the efficiency is a step function of the operation's own FLOP or bytes.
+Plain numbers in base units; the compiled engine times operations with them. An operation takes
+`amount / (peak * efficiency(amount))`, where the efficiency is a step function of its own FLOP or
+bytes.
 """
 
 from __future__ import annotations
@@ -24,17 +25,6 @@ class Rate:
     curve: tuple[tuple[float, float], ...]
     """(smallest size, efficiency), descending; sizes in FLOP or bytes, the last is 0."""
 
-    def efficiency(self, amount: float) -> float:
-        """Return the share of the peak that an operation of this size reaches."""
-        for smallest, efficiency in self.curve:
-            if amount >= smallest:
-                return efficiency
-        raise AssertionError("the last step of a curve starts at 0")
-
-    def seconds(self, amount: float) -> float:
-        """Return the time of one operation; none takes none."""
-        return amount / (self.peak_per_s * self.efficiency(amount)) if amount else 0.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
@@ -42,10 +32,6 @@ class Collective:
 
     scalar: float
     offset: float = 0.0
-
-    def traffic_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Return what crosses the slowest link, for a buffer of `size_bytes`."""
-        return size_bytes * self.scalar * (1.0 + self.offset / ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +41,10 @@ class Tier:
     bytes_per_s: float
     """Bandwidth that is reached, efficiency included."""
     latency_s: float
-    """Once per operation."""
+    """Once per operation, even of one without bytes."""
     size: int
     """Processors that the tier reaches."""
     must_be_filled: bool
     processor_usage: float
     """Share of the processor that a running operation occupies."""
     collectives: Mapping[str, Collective]
-
-    def seconds(self, operation: str, size_bytes: float, ranks: int) -> float:
-        """Return the time of one operation; one without bytes still has the latency."""
-        traffic = self.collectives[operation].traffic_bytes(size_bytes, ranks)
-        return self.latency_s + traffic / self.bytes_per_s

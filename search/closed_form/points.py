@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import OptionError
-from search.closed_form.calculon import Application, Execution, System, evaluate
+from search.closed_form.calculon import Application, Execution, System
 from search.closed_form.calculon.documents import CHOICES
-from search.closed_form.calculon.engine import open_model, unpack_execution
+from search.closed_form.calculon.engine import open_model, statistic_names
 from search.closed_form.tensor2d import Model, Strategy
 from search.closed_form.tensor2d import System as Tensor2dSystem
 from search.closed_form.tensor2d.engine import CANDIDATE, STATISTICS, native_engine
@@ -121,13 +121,9 @@ def calculon_columns(
     """
     names = [name for name in Execution.model_fields if not (compat and name == "structure_type")]
     model = open_model(application, system, compat)
-    known: list[str] = []
+    known = statistic_names(application, compat)
 
     def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
-        if statistics and not known and len(executions):
-            # the readable model names the statistics, in the order of the compiled one
-            document = unpack_execution(executions[0])
-            known.extend(evaluate(application, document, system, compat=compat))
         for x, o in _pieces(executions, outcomes):
             found: Columns = {name: _field(name, x[name]) for name in names}
             if statistics:

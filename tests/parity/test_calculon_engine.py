@@ -1,8 +1,11 @@
-"""The compiled Calculon engine against the readable model, defect by defect."""
+"""The compiled Calculon engine against a model in plain Python, defect by defect."""
 
 from __future__ import annotations
 
+import json
+import math
 import random
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
 from search.closed_form.calculon import (
+    COMPAT,
     CORRECT,
     EXECUTION,
     Application,
@@ -21,13 +25,17 @@ from search.closed_form.calculon import (
     evaluate,
     evaluate_many,
 )
+from search.closed_form.calculon.documents import CHOICES
 from search.closed_form.calculon.engine import (
+    LAYER_FIGURES,
     REASONS,
-    native_model,
+    STATISTICS,
+    open_model,
     pack_executions,
+    refusal,
     unpack_execution,
 )
-from search.closed_form.files import load_document
+from tests.oracles import calculon as oracle
 
 APPLICATION = {
     "hidden": 2048,
@@ -145,33 +153,56 @@ def random_point(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], di
 
 
 def both(
-    application: dict[str, Any], execution: dict[str, Any], system: dict[str, Any], quirks: Quirks
+    application: dict[str, Any],
+    execution: dict[str, Any],
+    system: dict[str, Any],
+    compat: bool | Quirks,
 ) -> bool:
-    """Compare both models; return whether the execution runs."""
-    model = native_model(
-        load_document(Application, application),
-        load_document(System, system),
-        quirks,
-        published=False,
-    )
-    outcomes, rows = model.evaluate_many(pack_executions([execution]), 1, True)
-    try:
-        expected = evaluate(application, execution, system, compat=quirks)
-    except InfeasibleExecution:
-        expected = {}
-    assert bool(outcomes["ok"][0]) == bool(expected), REASONS[outcomes["reason"][0]]
-    assert bool(outcomes["reason"][0]) != bool(expected)
-    if not expected:
+    """Compare engine and oracle in everything they say; return whether the execution runs."""
+    given = (application, execution, system)
+    expected = answer(oracle.evaluate, *given, compat=compat)
+    found = answer(evaluate, *given, compat=compat)
+    if isinstance(expected, tuple) or isinstance(found, tuple):
+        assert found == expected
         return False
-    wrong = {
-        name: (value, row)
-        for (name, value), row in zip(expected.items(), rows[0], strict=False)
-        if value is not None and value != pytest.approx(row, rel=1e-9, abs=1e-30)
-    }
-    assert not wrong
-    assert outcomes["total_time_s"][0] == pytest.approx(expected["total_time"], rel=1e-12)
-    assert outcomes["tier1_bytes"][0] == pytest.approx(expected["proc_mem_tier1_cap_req"])
+    rows, expected_rows = found.pop("layers"), expected.pop("layers")
+    same(found, expected)
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert row.pop("name") == expected_row.pop("name")
+        same(row, expected_row)
+    (outcome,) = evaluate_many(application, [execution], system, compat=compat)
+    assert outcome["ok"]
+    assert outcome["total_time_s"] == found["total_time"]
+    assert outcome["tier1_bytes"] == found["proc_mem_tier1_cap_req"]
+    assert outcome["tier2_bytes"] == found["proc_mem_tier2_cap_req"]
+    assert outcome["sample_rate_per_s"] == found["sample_rate"]
     return True
+
+
+def answer(
+    price: Callable[..., dict[str, Any]], *given: dict[str, Any], compat: bool | Quirks
+) -> dict[str, Any] | tuple[str, str]:
+    """Return what a model says: statistics and operations, or the reason and its kind."""
+    try:
+        return price(*given, compat=compat, layers=True)
+    except InfeasibleExecution as error:
+        return error.reason, error.kind
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Assert that all names are there in their order, and every figure to 12 digits."""
+
+    def close(one: float | None, other: float | None) -> bool:
+        if one is None or other is None:
+            return one is other
+        return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-30)
+
+    assert list(found) == list(expected)
+    assert not {
+        name: (value, expected[name])
+        for name, value in found.items()
+        if not close(value, expected[name])
+    }
 
 
 def test_random_executions_without_defects() -> None:
@@ -189,6 +220,83 @@ def test_random_executions_with_random_defects() -> None:
         quirks = Quirks(**{name: rng.random() < 0.4 for name in names})
         ran += both(*random_point(rng), quirks)
     assert ran > 100
+
+
+def test_random_executions_of_the_published_model() -> None:
+    """All defects, without what the published model lacks."""
+    rng = random.Random(5)
+    assert sum(both(*random_point(rng), True) for _ in range(200)) > 30
+    assert sum(both(*random_point(rng), COMPAT) for _ in range(100)) > 30
+
+
+def spoil(
+    rng: random.Random,
+    application: dict[str, Any],
+    execution: dict[str, Any],
+    system: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the same with one to three fields at random, most of which cannot run."""
+    for name in rng.choices(list(execution), k=rng.choice([1, 1, 1, 2, 3])):
+        if name in CHOICES:
+            execution[name] = rng.choice([*CHOICES[name], "other"])
+        elif isinstance(execution[name], bool):
+            execution[name] = not execution[name]
+        else:
+            execution[name] = rng.choice(
+                [-(10**30), -1, 0, 1, 2, 3, 4, 6, 8, 16, 30, 64, 2**31 - 1]
+            )
+        if name.endswith("_net"):
+            execution[name] = abs(execution[name]) % 2**31
+    if rng.random() < 0.3:
+        names = ("hidden", "feedforward", "attn_heads", "attn_kv_heads", "num_blocks", "seq_size")
+        application[rng.choice(names)] = rng.choice([1, 2, 3, 7, 12, 30, 33, 100, 1000, 1023])
+    if rng.random() < 0.1:  # three heads of keys cannot be shared by four or eight processors
+        application |= {"attn_heads": 24, "attn_kv_heads": 3}
+    if rng.random() < 0.2:
+        system = json.loads(json.dumps(system))
+        system["mem1"]["GiB"] = rng.choice([0, 1e-6, 1e-3, 1, 3, 1e10])
+        system["mem2"]["GiB"] = rng.choice([0, 0, 1, 20])
+    return application, execution, system
+
+
+def test_every_refusal_has_the_same_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several contradictions the same one, with its figures; every reason is met."""
+    rng = random.Random(7)
+    codes = set()
+
+    def seen(code: int, *given: Any, **more: Any) -> InfeasibleExecution:
+        codes.add(code)
+        return refusal(code, *given, **more)
+
+    monkeypatch.setattr("search.closed_form.calculon.engine.refusal", seen)
+    kinds = (False, True, CORRECT, Quirks(divisor_fills_tier=True))
+    kinds += (Quirks(unknown_datatype_ends_search=True),)
+    for _ in range(1500):
+        both(*spoil(rng, *random_point(rng)), rng.choice(kinds))
+    assert codes == set(range(1, len(REASONS)))
+
+
+def test_names_of_figures_are_the_published_ones() -> None:
+    """No name is empty or twice; three statistics belong to a vocabulary."""
+    for names, number in ((STATISTICS, 96 + 3), (LAYER_FIGURES, 47)):
+        assert len(set(names)) == len(names) == number
+        assert all(names)
+    found = evaluate(APPLICATION, EXECUTION_DOCUMENT, SYSTEM, layers=True)
+    assert tuple(found) == (*STATISTICS[:96], "layers")
+    application = APPLICATION | {"vocab_size": 100}
+    assert tuple(evaluate(application, EXECUTION_DOCUMENT, SYSTEM)) == STATISTICS
+    assert list(found["layers"][0]) == ["name", *LAYER_FIGURES]
+
+
+def test_the_engine_prices_one_execution_at_a_time() -> None:
+    """Tables of operations are of one execution, and of one that runs."""
+    model = open_model(Application(**APPLICATION), System(**SYSTEM), compat=False)
+    rows = pack_executions([EXECUTION_DOCUMENT] * 2)
+    for price in (model.layers, model.refusing_tier):
+        with pytest.raises(ValueError, match="expected one execution"):
+            price(rows)
+    with pytest.raises(ValueError, match="the execution cannot run"):
+        model.layers(np.zeros(1, dtype=EXECUTION))
 
 
 def test_every_reason_has_a_sentence() -> None:

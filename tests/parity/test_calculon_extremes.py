@@ -1,4 +1,4 @@
-"""Both Calculon models at the ends of what a document or an array can hold."""
+"""Engine and oracle of Calculon at the ends of what a document or an array can hold."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_degrees_whose_product_wraps_are_refused() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_tensors_of_more_than_two_to_the_63_elements(recompute: str) -> None:
-    """The engine counts elements as the readable model does."""
+    """The engine counts elements as the oracle does, whose integers have no end."""
     change = {"attention_type": "flash", "microbatch_size": 256, "batch_size": 1024}
     execution = EXECUTION_DOCUMENT | change | {"activation_recompute": recompute}
 

@@ -1,15 +1,18 @@
-"""The readable Calculon model against figures of the published tool, with its defects on."""
+"""Engine and oracle of Calculon against figures of the published tool, with its defects on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.errors import InfeasibleExecution
-from search.closed_form.calculon import evaluate
+from search.closed_form import calculon
 from tests.data.read import calculon_best, calculon_documents, calculon_points
+from tests.oracles import calculon as oracle
+from tests.parity.test_calculon_engine import both
 
 TOLERANCE = 1e-9
 
@@ -19,6 +22,13 @@ def close(ours: Any, theirs: Any) -> bool:
     if theirs is None or ours is None or isinstance(theirs, str):
         return bool(ours == theirs or (theirs == "Infinity" and ours == float("inf")))
     return bool(ours == theirs or abs(ours - theirs) <= TOLERANCE * abs(theirs))
+
+
+@pytest.fixture(params=[calculon.evaluate, oracle.evaluate], ids=["engine", "oracle"])
+def evaluate(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
+    """Return one of the two models."""
+    model: Callable[..., dict[str, Any]] = request.param
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +41,16 @@ def inputs(data_dir: Path) -> dict[str, dict[str, Any]]:
 def points(data_dir: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the named and the random points, each with its documents."""
     found = calculon_points(data_dir)
+    systems = {name: calculon.System(**keys) for name, keys in inputs["systems"].items()}
     for point in found:
         point["application"] = inputs["models"][point["model"]]
-        point["system"] = inputs["systems"][point["system"]]
+        point["system"] = systems[point["system"]]
     return found
 
 
-def test_every_verdict_is_the_published_one(points: list[dict[str, Any]]) -> None:
+def test_every_verdict_is_the_published_one(
+    points: list[dict[str, Any]], evaluate: Callable[..., dict[str, Any]]
+) -> None:
     """Feasible or not, and the same sentence where one is published."""
     kinds = {"Llm.Error": "infeasible", "AssertionError": "input"}
     assert len(points) == 170 + 1320
@@ -50,7 +63,9 @@ def test_every_verdict_is_the_published_one(points: list[dict[str, Any]]) -> Non
         assert point["error"] in ("", caught.value.reason)
 
 
-def test_every_statistic_of_every_point(points: list[dict[str, Any]]) -> None:
+def test_every_statistic_of_every_point(
+    points: list[dict[str, Any]], evaluate: Callable[..., dict[str, Any]]
+) -> None:
     """All 96 statistics, in their order."""
     for point in (p for p in points if p["ok"]):
         ours = evaluate(point["application"], point["execution"], point["system"], compat=True)
@@ -61,7 +76,9 @@ def test_every_statistic_of_every_point(points: list[dict[str, Any]]) -> None:
         assert not wrong
 
 
-def test_every_row_of_the_layer_tables(points: list[dict[str, Any]]) -> None:
+def test_every_row_of_the_layer_tables(
+    points: list[dict[str, Any]], evaluate: Callable[..., dict[str, Any]]
+) -> None:
     """All 48 figures of every operation."""
     tables = [p for p in points if p["ok"] and "layers" in p["stats"]]
     assert len(tables) == 24
@@ -74,7 +91,9 @@ def test_every_row_of_the_layer_tables(points: list[dict[str, Any]]) -> None:
             assert not [k for k, v in theirs.items() if not close(mine[k], v)], mine["name"]
 
 
-def test_the_ten_best_of_the_published_search(data_dir: Path, inputs: dict[str, Any]) -> None:
+def test_the_ten_best_of_the_published_search(
+    data_dir: Path, inputs: dict[str, Any], evaluate: Callable[..., dict[str, Any]]
+) -> None:
     """The rates of the documented search."""
     found = calculon_best(data_dir)
     assert len(found) == 10
@@ -86,3 +105,11 @@ def test_the_ten_best_of_the_published_search(data_dir: Path, inputs: dict[str, 
             compat=True,
         )
         assert close(ours["sample_rate"], row["stats"]["sample_rate"])
+
+
+def test_engine_and_oracle_agree_where_nothing_is_published(points: list[dict[str, Any]]) -> None:
+    """The same points with the defects corrected."""
+    ran = sum(
+        both(point["application"], point["execution"], point["system"], False) for point in points
+    )
+    assert ran > 700

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from autopar.errors import OptionError
-from search.closed_form.calculon import Application, System, evaluate
+from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
 from search.closed_form.points import PointFile, calculon_columns, tensor2d_columns
 from search.closed_form.questions import Answer, search_calculon, search_tensor2d
 from search.closed_form.tensor2d import Model
 from search.closed_form.tensor2d import System as Tensor2dSystem
 from search.closed_form.tensor2d import evaluate as evaluate_tensor2d
+from tests.oracles.calculon import evaluate
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 APP = Application.model_validate(APPLICATION | {"vocab_size": 32000})
@@ -76,7 +77,7 @@ def document(row: dict[str, str]) -> dict[str, Any]:
 def test_every_calculon_point_is_there_and_can_be_priced_again(
     tmp_path: Path, compat: bool
 ) -> None:
-    """Words and truths are those of documents; the figures are those of the readable model."""
+    """Words and truths are those of documents; the figures are those of the oracle."""
     answer, rows = calculon_rows(tmp_path / "all.csv", compat=compat, statistics=False)
 
     assert len(rows) == answer.feasible > 1000
@@ -98,7 +99,7 @@ def test_every_calculon_point_is_there_and_can_be_priced_again(
 
 
 def test_all_statistics_of_calculon(tmp_path: Path) -> None:
-    """Every name of the readable model, in its order, with its value."""
+    """Every name of the oracle, in its order, with its value."""
     answer, rows = calculon_rows(tmp_path / "all.csv", compat=False, statistics=True)
 
     assert len(rows) == answer.feasible

@@ -15,13 +15,14 @@ import pytest
 
 from autopar.errors import DocumentError, InputError, InstallError
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM, evaluations_to
-from search.closed_form.calculon import InfeasibleExecution, evaluate
+from search.closed_form.calculon import InfeasibleExecution
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import REASONS
 from search.closed_form.calculon.exploration import OBJECTIVES, Objective
 from search.closed_form.files import load_document
 from search.closed_form.tuners import TunerName, load_space, tune
 from search.closed_form.tuners.tune import Pricer, Record, draw_sample, price_all, price_range
+from tests.oracles.calculon import evaluate
 
 SMALL = SPACE | {
     "tensor_par": [2, 8],
@@ -31,7 +32,7 @@ SMALL = SPACE | {
     "tensor_par_overlap": "none",
     "data_par_net": 1,
 }
-"""384 points, few enough for the readable model."""
+"""384 points, few enough for the oracle."""
 
 
 def all_points(space: dict[str, Any]) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def all_points(space: dict[str, Any]) -> list[dict[str, Any]]:
 
 @cache
 def priced_by_hand() -> list[dict[str, Any]]:
-    """Return the statistics of the small space's points that run, by the readable model."""
+    """Return the statistics of the small space's points that run, by the oracle."""
     found = []
     for point in all_points(SMALL):
         try:
@@ -74,7 +75,7 @@ def all_digits(one: Pricer) -> Any:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_exhaustive_is_the_best_of_the_readable_model(objective: Objective) -> None:
+def test_exhaustive_is_the_best_of_the_oracle(objective: Objective) -> None:
     """Every point by hand, and the best of them by each objective."""
     by_hand = priced_by_hand()
     result = tune(APPLICATION, SYSTEM, SMALL, objective=objective)

@@ -1,10 +1,14 @@
-// Time and memory of one training step in closed form, after Calculon (SC'23).
-// search/closed_form/calculon is the readable model and the oracle of this one: same names, same
-// order of operations, so that figures agree to rounding.
+// Time and memory of one training step in closed form. Source: Calculon (SC'23), doi
+// 10.1145/3581784.3607102; what it has wrong is corrected unless a switch of Quirks asks for it.
+// tests/oracles/calculon is a second, plainer model in Python: same names and the same order of
+// operations, so that figures agree to the last bit.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "closed_form/machine.hpp"
@@ -132,7 +136,17 @@ struct Figures {
   double total_time_s = 0, tier1_bytes = 0, tier2_bytes = 0, sample_rate_per_s = 0;
 };
 
-inline constexpr int kNumStatistics = 99;  // the 96, and three of the vocabulary
+// The 96 statistics of a step in the published order, and behind them what the vocabulary adds.
+inline constexpr std::size_t kNumPublished = 96, kNumStatistics = 99;
+std::array<const char*, kNumStatistics> statistic_names();
+
+// One operation of a block; the figures are those of layer_figure_names().
+inline constexpr std::size_t kNumLayerFigures = 47;
+struct Layer {
+  std::string name;
+  std::array<double, kNumLayerFigures> figures;
+};
+std::array<const char*, kNumLayerFigures> layer_figure_names();
 
 class Model {
  public:
@@ -142,8 +156,9 @@ class Model {
         quirks_(quirks),
         published_(published) {}
 
-  // Everything that can be told without pricing.
-  Reason check(const Execution& x) const;
+  // Everything that can be told without pricing: the first reason, in a fixed order. `tier`: where
+  // to write the number of a network tier that refuses, or null.
+  Reason check(const Execution& x, std::int32_t* tier = nullptr) const;
   Shape shape(const Execution& x) const;
   Block block(const Execution& x, const Shape& shape) const;
   // Sums the optimizer's work and states again: all of a block that its shards change.
@@ -156,6 +171,8 @@ class Model {
   Figures step(const Execution& x, const Shape& shape, const Block& block, const Outer& outer,
                double* statistics) const;
   Reason fits(const Figures& figures) const;
+  // The operations of one block, in the order of the forward, of an execution that passed.
+  std::vector<Layer> layers(const Execution& x) const;
 
   const Application& application() const { return application_; }
   const System& system() const { return system_; }

@@ -1,5 +1,6 @@
-// What an execution must satisfy before it is priced, in the order of the readable model.
-#include <map>
+// What an execution must satisfy before it is priced, in a fixed order: of several contradictions
+// the first one is said.
+#include <algorithm>
 
 #include "closed_form/calculon/calculon.hpp"
 
@@ -10,7 +11,8 @@ constexpr double kBytes[kNumDatatypes] = {1, 2, 2, 4};
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-Reason check_tiers(const Execution& x, const System& system, const Quirks& quirks) {
+Reason check_tiers(const Execution& x, const System& system, const Quirks& quirks,
+                   std::int32_t* refusing) {
   const std::int32_t sizes[3] = {x.tensor_par, x.pipeline_par, x.data_par};
   const std::int32_t nets[3] = {x.tensor_par_net, x.pipeline_par_net, x.data_par_net};
   const auto count = static_cast<std::int32_t>(system.tiers.size());
@@ -24,34 +26,38 @@ Reason check_tiers(const Execution& x, const System& system, const Quirks& quirk
     }
     if (!any) continue;
     const Tier& network = system.tiers[static_cast<std::size_t>(tier)];
-    if (used > network.size) return kTierTooSmall;
     // several groups may fill a domain together, if there are processors for whole domains
     const bool full =
         network.size % used == 0 && (quirks.divisor_fills_tier || x.num_procs % network.size == 0);
-    if (network.must_be_filled && !full) return kTierNotFull;
+    const Reason reason = used > network.size               ? kTierTooSmall
+                          : network.must_be_filled && !full ? kTierNotFull
+                                                            : kOk;
+    if (reason == kOk) continue;
+    if (refusing) *refusing = tier;
+    return reason;
   }
   return kOk;
 }
 
 }  // namespace
 
-Reason Model::check(const Execution& x) const {
-  // rows are filled by anybody, and these are places in tables
-  if (x.datatype >= kNumDatatypes || x.attention_type > kFlash || x.activation_recompute > kFull ||
-      x.tensor_par_comm_type > kRsAg || x.tensor_par_overlap > kPipe || x.structure_type > kLlama)
-    return kUnknownCode;
+Reason Model::check(const Execution& x, std::int32_t* tier) const {
+  if (published_ && (x.attention_type == kFlash || x.structure_type == kLlama)) return kUnpublished;
   if (x.num_procs <= 0 || x.tensor_par <= 0 || x.pipeline_par <= 0 || x.data_par <= 0)
     return kCounts;
-  if (published_ && (x.attention_type == kFlash || x.structure_type == kLlama)) return kUnpublished;
   // step by step: the product of three may be more than 2^63
   const std::int64_t model_procs = std::int64_t{x.tensor_par} * x.pipeline_par;
   if (model_procs > x.num_procs || model_procs * x.data_par != x.num_procs) return kProduct;
   if (x.batch_size <= 0 || x.microbatch_size <= 0) return kCounts;
   if (x.batch_size % x.data_par || x.batch_size / x.data_par % x.microbatch_size) return kBatch;
+  // rows are filled by anybody, and codes are places in tables
+  if (x.attention_type > kFlash || x.activation_recompute > kFull) return kUnknownCode;
   if (x.activation_recompute != kNoRecompute && !x.training) return kRecomputeInference;
   if (x.pipeline_interleaving <= 0) return kInterleaving;
   if (x.pipeline_par == 1 && x.pipeline_interleaving != 1) return kInterleavingOneStage;
   if (x.optimizer_sharding && x.data_par == 1) return kShardingAlone;
+  if (x.tensor_par_comm_type > kRsAg || x.tensor_par_overlap > kPipe || x.structure_type > kLlama)
+    return kUnknownCode;
   if (x.tensor_par_overlap != kNoOverlap && x.tensor_par == 1) return kOverlapAlone;
   if (x.seq_par_ag_redo && x.tensor_par_comm_type != kRsAg) return kRedoWithoutGather;
   if (x.seq_par_ag_redo && x.activation_recompute == kFull) return kRedoFull;
@@ -61,7 +67,8 @@ Reason Model::check(const Execution& x) const {
   const auto tiers = static_cast<std::int32_t>(system_.tiers.size());
   for (const std::int32_t net : {x.tensor_par_net, x.pipeline_par_net, x.data_par_net})
     if (net < 0 || net >= tiers) return kNoTier;
-  if (const Reason reason = check_tiers(x, system_, quirks_); reason != kOk) return reason;
+  if (const Reason reason = check_tiers(x, system_, quirks_, tier); reason != kOk) return reason;
+  if (x.datatype >= kNumDatatypes) return kUnknownCode;
   if (system_.vector[x.datatype].smallest.empty() || system_.matrix[x.datatype].smallest.empty())
     return kDatatype;
   const Application& a = application_;

@@ -1,5 +1,6 @@
-// Gradients and weights between data-parallel processors, and what hides them, as
-// search/closed_form/calculon/data_parallel.py has them.
+// Gradients and weights between data-parallel processors, and what hides them. With overlap, the
+// block that is reduced last is exposed; the blocks of the last chunk hide under the blocks behind
+// them, and those of other chunks under a chunk of every stage.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,8 @@
-// Types of operations: the numbers of one operation on one processor, as
-// search/closed_form/calculon/operations.py has them.
+// Types of operations: FLOP, traffic and tensors of one operation on one processor.
+//
+// FLOP per element, forward, gradient of activations and of weights: layer norms 9, 14 and 7; RMS
+// norms 4, 6 and 3 (squares, their sum, two scalings); softmax with its scaling 5 and 8; GELU 8 and
+// 13; gated SiLU 6 and 10; dropout 1 and 1. A matrix product has 2 per multiplication.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +35,7 @@ class Kinds {
         h_(static_cast<double>(shape.hidden)),
         whole_(shape.elements) {}
 
+  // A tensor that goes several ways: its gradients are added in backward.
   Kind fork(double elements, double ways) const {
     Kind k;
     k.agrad_flops = ways * elements;
@@ -40,6 +44,7 @@ class Kinds {
     k.agrad_bytes = (ways + 1) * elements * s_.element_bytes;
     return k;
   }
+  // A layer norm with scale and shift; gated blocks have RMS norms with one weight per column.
   Kind norm(double elements) const {
     Kind k;
     k.fw_flops = (s_.gated ? 4 : 9) * elements;
@@ -49,6 +54,7 @@ class Kinds {
     k.parameters = (s_.gated ? 1 : 2) * h_;
     return k;
   }
+  // A product over the tokens of a microbatch, without bias.
   Kind linear(double inputs, double outputs) const {
     Kind k;
     k.matrix = true;
@@ -58,6 +64,8 @@ class Kinds {
     k.parameters = inputs * outputs;
     return k;
   }
+  // `lanes` products of (rows, inner) by (inner, columns). Backward has two of them, neither a
+  // gradient of weights.
   Kind product(double lanes, double rows, double inner, double columns) const {
     Kind k;
     k.matrix = true;
@@ -75,6 +83,7 @@ class Kinds {
     k.agrad_bytes = 2 * elements * s_.element_bytes;
     return k;
   }
+  // Keeps a mask of one byte per element.
   Kind dropout(double elements) const {
     const double e = s_.element_bytes;
     Kind k;
@@ -85,6 +94,7 @@ class Kinds {
     k.gradient_bytes = (q_.dropout_gradient_bytes ? 1 : e) * elements;
     return k;
   }
+  // Keeps nothing when it is fused with its linear layer.
   Kind gelu(double elements) const {
     Kind k;
     k.fw_flops = 8 * elements;
@@ -94,6 +104,7 @@ class Kinds {
     k.agrad_bytes = 2 * elements * s_.element_bytes;
     return k;
   }
+  // SiLU of one half times the other half; backward needs both.
   Kind gated_silu(double elements) const {
     Kind k;
     k.fw_flops = 6 * elements;
@@ -103,6 +114,9 @@ class Kinds {
     k.agrad_bytes = 5 * elements * s_.element_bytes;
     return k;
   }
+  // Attention that keeps its inputs and one number per query and head (4 bytes). Backward computes
+  // the scores again: 5 products where forward has 2. With a causal mask half of the scores are
+  // skipped. Source: FlashAttention-2, arXiv 2307.08691.
   Kind flash() const {
     const double e = s_.element_bytes, seq = static_cast<double>(s_.seq);
     const double lanes = static_cast<double>(s_.microbatch * s_.heads) / s_.tensor;
@@ -123,12 +137,16 @@ class Kinds {
     k.activation_bytes = inputs * e + statistics;
     return k;
   }
+  // The sum of a branch and the residual stream.
   Kind residual(double elements) const {
     Kind k;
     k.fw_flops = k.outputs = k.gradient = elements;
     k.agrad_flops = k.inputs = k.activation = 2 * elements;
     return k;
   }
+  // A collective that gathers in forward in front of column-parallel layers, or reduces behind
+  // row-parallel ones; backward is its mirror image. Of n elements a reduction adds (t - 1) / t * n
+  // on each processor.
   Kind collective(Role role) const {
     Kind k;
     k.role = role;
@@ -147,6 +165,7 @@ class Kinds {
     k.gradient_bytes = forward ? gathered : reduced;
     return k;
   }
+  // A column-parallel linear layer in tiles, with the gather of its input.
   Kind tiled_gather(double inputs, double outputs) const {
     const double t = s_.tensor;
     Kind k;
@@ -160,6 +179,7 @@ class Kinds {
     k.gradient = q_.overlapped_activations && !s_.rs ? 0.0 : n_ * outputs / t;
     return k;
   }
+  // A row-parallel linear layer in tiles, with the reduction of its output.
   Kind tiled_reduce(double inputs, double outputs) const {
     const double t = s_.tensor;
     Kind k;

@@ -114,6 +114,7 @@ void evaluate_many(const Model& model, const Execution* executions, std::size_t 
       double* row = statistics ? statistics + i * kNumStatistics : nullptr;
       out.reason = price(model, executions[i], blocks, out, row);
       out.ok = out.reason == kOk;
+      if (row && !out.ok) std::fill_n(row, kNumStatistics, 0.0);
     }
   };
   // a thread is started faster than it prices fewer than this

@@ -1,4 +1,4 @@
-// Bytes of a processor of the first stage, as search/closed_form/calculon/memory.py has them.
+// Bytes of a processor of the first stage, in both memories.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ inline Sizes memory_of(const Execution& x, const Shape& s, const Block& b, const
       b.activation_gradient;
   r.second = (x.weight_offload ? k * b.weight : 0.0) +
              (x.activations_offload ? (full ? r.checkpoints : r.activations) : 0.0) +
-             (x.optimizer_offload ? k * b.weight_gradient + k * b.optimizer : 0.0);
+             (x.optimizer_offload ? k * (b.weight_gradient + b.optimizer) : 0.0);
   r.tables = x.pipeline_par == 1 && !s.tied ? 2 : 1;
   // logits are on the last stage, where fewer microbatches wait for their backward
   double fewer = 0.0;

@@ -1,9 +1,15 @@
-// What surrounds the blocks, as search/closed_form/calculon/outer.py has it.
+// What surrounds the blocks: embedding on the first stage, head and loss on the last. The published
+// model leaves them out. The vocabulary is divided by the tensor group, as Megatron-LM does: the
+// look-up is reduced over the group, the head gathers its input, and the loss exchanges its
+// maximum, its sum and the logit of the label, 4 bytes per token each.
 #include <algorithm>
 
 #include "closed_form/calculon/calculon.hpp"
 
 namespace autopar::analytic::calculon {
+
+// Per logit: maximum, difference, exponential and sum forward; difference and scale backward.
+constexpr double kLossFlops = 7.0;
 
 Outer Model::outer(const Execution& x, const Shape& s) const {
   Outer result;
@@ -18,16 +24,18 @@ Outer Model::outer(const Execution& x, const Shape& s) const {
   const auto tokens = static_cast<double>(s.tokens), h = static_cast<double>(s.hidden),
              v = static_cast<double>(s.vocab);
   const double parameters = v * h, logits = tokens * v;
-  const double passes = s.training ? 3 : 1;
+  const double passes = s.training ? 3 : 1;  // backward has two products
   const double moved = (parameters + tokens * h + logits) * e;
   result.head_s = passes * processing(matrix.seconds(2 * tokens * h * v), memory.seconds(moved));
-  result.head_s += processing(vector.seconds(7.0 * logits), memory.seconds(2 * logits * (e + 4)));
+  result.head_s +=
+      processing(vector.seconds(kLossFlops * logits), memory.seconds(2 * logits * (e + 4)));
   result.embedding_s = (s.training ? 2 : 1) * memory.seconds(2 * (s.local_elements * e));
   if (s.tensor > 1) {
     const double whole = s.elements * e;
     const double link_s =
         s.rs ? tier.seconds(kReduceScatter, whole, t) + tier.seconds(kAllGather, whole, t)
              : tier.seconds(kAllReduce, whole, t);
+    // forward of one is backward of the other, so each pays the pair once
     result.embedding_s += link_s;
     result.head_s += link_s + 3 * tier.seconds(kAllReduce, 4 * tokens, t);
   }

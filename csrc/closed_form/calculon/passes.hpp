@@ -1,5 +1,4 @@
-// Forward and backward of a base and an edge block, with transfers and offload around them, as
-// search/closed_form/calculon/passes.py has them.
+// Forward and backward of a base and an edge block, with transfers and offload around them.
 #pragma once
 
 #include <algorithm>

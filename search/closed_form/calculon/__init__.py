@@ -10,15 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import InfeasibleExecution
-from search.closed_form.calculon.block import Machine, sum_block
-from search.closed_form.calculon.checks import (
-    check_datatype,
-    check_execution,
-    check_memory,
-    check_published,
-    check_shape,
-    published_application,
-)
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import (
     COMPAT,
@@ -27,14 +18,10 @@ from search.closed_form.calculon.engine import (
     OUTCOME,
     REASONS,
     Quirks,
+    evaluate_one,
     open_model,
     pack_executions,
 )
-from search.closed_form.calculon.layers import block_layers
-from search.closed_form.calculon.outer import outer_of
-from search.closed_form.calculon.shape import shape_of
-from search.closed_form.calculon.step import step_statistics
-from search.closed_form.calculon.tables import layer_table
 from search.closed_form.files import load_document
 from search.closed_form.native import check_threads
 
@@ -74,38 +61,7 @@ def evaluate(
     a = load_document(Application, application)
     x = load_document(Execution, execution)
     s = load_document(System, system)
-    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
-    if compat is True:
-        check_published(x)
-        a = published_application(a)
-    check_execution(a, x, s, quirks)
-    check_datatype(x, s, quirks)
-    shape = shape_of(a, x, quirks)
-    check_shape(a, x, shape, s)
-    matrix, vector = s.engine("matrix", x.datatype), s.engine("vector", x.datatype)
-    assert matrix is not None, "checked above"
-    assert vector is not None, "checked above"
-    first, second = s.memory(1), s.memory(2)
-    machine = Machine(
-        matrix=matrix,
-        vector=vector,
-        memory=first[1],
-        memory_bytes=first[0],
-        second_memory=second[1],
-        second_memory_bytes=second[0],
-        roofline=s.processing_mode == "roofline",
-        tensor=s.tiers[x.tensor_par_net],
-        pipeline=s.tiers[x.pipeline_par_net],
-        data=s.tiers[x.data_par_net],
-    )
-    operations = block_layers(shape)
-    block = sum_block(shape, operations, machine)
-    statistics = step_statistics(x, shape, block, machine, outer_of(shape, machine))
-    check_memory(1, statistics["proc_mem_tier1_cap_req"] or 0.0, machine.memory_bytes)
-    check_memory(2, statistics["proc_mem_tier2_cap_req"] or 0.0, machine.second_memory_bytes)
-    if layers:
-        statistics["layers"] = layer_table(shape, operations, machine)
-    return statistics
+    return evaluate_one(a, x, s, compat, layers=layers)
 
 
 def evaluate_many(

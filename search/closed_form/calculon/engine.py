@@ -1,18 +1,17 @@
-"""Executions by the million: packs documents for the compiled engine and reads its answers."""
+"""The compiled engine in Python: packs documents for it, and reads its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.json import shorten
-from autopar.errors import InputError
+from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
-from search.closed_form.calculon.checks import published_application
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
@@ -28,12 +27,18 @@ __all__ = [
     "COMPAT",
     "CORRECT",
     "EXECUTION",
+    "LAYER_FIGURES",
     "OUTCOME",
     "REASONS",
+    "STATISTICS",
     "Quirks",
+    "evaluate_one",
     "native_model",
     "open_model",
     "pack_executions",
+    "published_application",
+    "refusal",
+    "statistic_names",
     "unpack_execution",
 ]
 
@@ -100,43 +105,208 @@ COMPAT = Quirks(**dict.fromkeys((f.name for f in fields(Quirks)), True))
 
 
 # --------------------------------------------------------------------------------------------------
-# Why the compiled engine refuses an execution, in the order of its codes.
+# Why an execution cannot run: a sentence of each code of the compiled engine.
 
 
-REASONS: tuple[str, ...] = (
-    "",
-    "a degree or a batch size is below 1",
-    "tensor * pipeline * data parallelism != num_procs",
-    "batch_size is not a multiple of data_par * microbatch_size",
-    "We only perform recompute during training",
-    "Bad pipeline interleaving",
-    "Bad pipeline interleaving with PP=1",
-    "We perform optimizer sharding with DP > 1",
-    "We perform TP comm overlap with TP > 1",
-    "We only redo AG comm",
-    "We assume no extra AG with full recompute",
-    "We only perform DP comm overlap during training",
-    "We perform DP comm overlap with DP > 1",
-    "We only perform optimizer offloading during training",
-    "a network tier does not exist",
-    "Network tier isn't big enough",
-    "Network tier isn't fully used",
-    "Unsupported type",
-    "Pipeline interleaving must be less than or equal to the number of blocks per processor",
-    "Pipeline interleaving must be a factor value of the number of blocks per processor",
-    "Offloading requires each processor to handle at least 3 blocks",
-    "We should split batch_seq between TP partitions evenly",
-    "We should split hidden between TP partitions evenly",
-    "We should split feedforward between TP partitions evenly",
-    "We should split attn_heads between TP partitions evenly",
-    "attn_kv_heads does not divide attn_heads",
-    "We should split attn_kv_heads between TP partitions evenly",
-    "not in the published model",
-    "Mem tier1 needs more than it has",
-    "Mem tier2 needs more than it has",
-    "a code is none of its field's",
+_Kind = Literal["input", "infeasible"]
+_COUNTS = ("num_procs", "tensor_par", "pipeline_par", "data_par", "batch_size", "microbatch_size")
+_NETS = ("tensor_par_net", "pipeline_par_net", "data_par_net")
+_WORDS = (
+    "attention_type",
+    "activation_recompute",
+    "tensor_par_comm_type",
+    "tensor_par_overlap",
+    "structure_type",
+    "datatype",
 )
+"""In the order in which the engine looks at them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reason:
+    """One code."""
+
+    text: str
+    """Without figures, for many executions."""
+    figures: str
+    """The same with them, for one: a format of what `refusal` knows."""
+    kind: _Kind
+    culprits: Callable[[Execution, System], Iterator[str]] | None
+    """The fields that are wrong, the first one first; None where the sentence names none."""
+
+
+def _input(
+    text: str,
+    figures: str | None = None,
+    culprits: Callable[[Execution, System], Iterator[str]] | None = None,
+) -> _Reason:
+    """Return a reason that lies in the execution alone."""
+    return _Reason(text=text, figures=figures or text, kind="input", culprits=culprits)
+
+
+def _infeasible(text: str, figures: str | None = None) -> _Reason:
+    """Return a reason that another application or system would not have."""
+    return _Reason(text=text, figures=figures or text, kind="infeasible", culprits=None)
+
+
+def _below_one(x: Execution, _: System) -> Iterator[str]:
+    return (name for name in _COUNTS if getattr(x, name) < 1)
+
+
+def _without_tier(x: Execution, system: System) -> Iterator[str]:
+    return (name for name in _NETS if getattr(x, name) >= len(system.tiers))
+
+
+def _unpublished(x: Execution, _: System) -> Iterator[str]:
+    unknown = {"attention_type": "flash", "structure_type": "llama"}
+    return (name for name, word in unknown.items() if getattr(x, name) == word)
+
+
+def _unknown_word(x: Execution, _: System) -> Iterator[str]:
+    return (name for name in _WORDS if getattr(x, name) not in CHOICES[name])
+
+
+_BETWEEN = "between {x.tensor_par} TP partitions evenly"
+_TABLE: tuple[_Reason, ...] = (
+    _input(""),  # it runs
+    _input(
+        "a degree or a batch size is below 1",
+        "{name}: the value is {value}, expected at least 1",
+        _below_one,
+    ),
+    _input(
+        "tensor * pipeline * data parallelism != num_procs",
+        "tensor * pipeline * data parallelism != num_procs: "
+        "{x.tensor_par} * {x.pipeline_par} * {x.data_par} != {x.num_procs}",
+    ),
+    _input(
+        "batch_size is not a multiple of data_par * microbatch_size",
+        "batch_size: {x.batch_size} is not a multiple of data_par * microbatch_size = "
+        "{x.data_par} * {x.microbatch_size}",
+    ),
+    _input("We only perform recompute during training"),
+    _input("Bad pipeline interleaving", "Bad pipeline interleaving of {x.pipeline_interleaving}"),
+    _input(
+        "Bad pipeline interleaving with PP=1",
+        "Bad pipeline interleaving of {x.pipeline_interleaving} with PP=1",
+    ),
+    _input("We perform optimizer sharding with DP > 1"),
+    _input("We perform TP comm overlap with TP > 1"),
+    _input("We only redo AG comm"),
+    _input("We assume no extra AG with full recompute"),
+    _input("We only perform DP comm overlap during training"),
+    _input("We perform DP comm overlap with DP > 1"),
+    _input("We only perform optimizer offloading during training"),
+    _input(
+        "a network tier does not exist",
+        "{name}: the value is {value}, and the system has {num_tiers} network tier(s), numbered "
+        "from 0",
+        _without_tier,
+    ),
+    _infeasible("Network tier isn't big enough", "Network tier{tier} isn't big enough"),
+    _infeasible("Network tier isn't fully used", "Network tier{tier} isn't fully used"),
+    _infeasible("Unsupported type", "Unsupported type: {x.datatype}"),
+    _infeasible(
+        "Pipeline interleaving must be less than or equal to the number of blocks per processor"
+    ),
+    _infeasible(
+        "Pipeline interleaving must be a factor value of the number of blocks per processor"
+    ),
+    _infeasible("Offloading requires each processor to handle at least 3 blocks"),
+    _input(
+        "We should split batch_seq between TP partitions evenly",
+        "We should split batch_seq={tokens} " + _BETWEEN,
+    ),
+    _input(
+        "We should split hidden between TP partitions evenly",
+        "We should split hidden={a.hidden} " + _BETWEEN,
+    ),
+    _input(
+        "We should split feedforward between TP partitions evenly",
+        "We should split feedforward={a.feedforward} " + _BETWEEN,
+    ),
+    _input(
+        "We should split attn_heads between TP partitions evenly",
+        "We should split {a.attn_heads} attn_heads " + _BETWEEN,
+    ),
+    _input(
+        "attn_kv_heads does not divide attn_heads",
+        "attn_kv_heads: the value is {kv_heads}, expected a divisor of attn_heads = {a.attn_heads}",
+    ),
+    _infeasible(
+        "We should split attn_kv_heads between TP partitions evenly",
+        "We should split {kv_heads} attn_kv_heads " + _BETWEEN,
+    ),
+    _input(
+        "not in the published model",
+        "{name}: {value!r} is not in the published model; leave compat out",
+        _unpublished,
+    ),
+    _infeasible(
+        "Mem tier1 needs more than it has", "Mem tier1 needs {needed[0]} but only has {has[0]}"
+    ),
+    _infeasible(
+        "Mem tier2 needs more than it has", "Mem tier2 needs {needed[1]} but only has {has[1]}"
+    ),
+    _input(
+        "a code is none of its field's",
+        "{name}: the value is {value!r}, expected one of {choices}",
+        _unknown_word,
+    ),
+)
+"""In the order of the codes."""
+REASONS: tuple[str, ...] = tuple(reason.text for reason in _TABLE)
 """Sentences without figures; `evaluate` gives them with their figures."""
+_DATATYPE = REASONS.index("Unsupported type")
+
+
+def refusal(
+    code: int,
+    application: Application,
+    execution: Execution,
+    system: System,
+    quirks: Quirks,
+    *,
+    tier: int,
+    needed_bytes: tuple[float, float],
+) -> InfeasibleExecution:
+    """Return the error of an execution that the engine refused with this code.
+
+    application : as the model knows it: the published one without what it lacks.
+    tier : number of the network that is too small or not filled.
+    needed_bytes : of both memories.
+    """
+    a, x, reason = application, execution, _TABLE[code]
+    name = next(reason.culprits(x, system)) if reason.culprits else ""
+    figures, kind = reason.figures, reason.kind
+    if name == "datatype":
+        figures = "Unsupported data type: {value}"
+    if code == _DATATYPE and quirks.unknown_datatype_ends_search:
+        kind = "input"
+    sentence = figures.format(
+        a=a,
+        x=x,
+        name=name,
+        value=getattr(x, name, None),
+        choices=", ".join(CHOICES.get(name, ())),
+        num_tiers=len(system.tiers),
+        tier=tier,
+        tokens=x.microbatch_size * a.seq_size,
+        kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
+        needed=[_size(size) for size in needed_bytes],
+        has=[_size(system.memory(1)[0]), _size(system.memory(2)[0])],
+    )
+    return InfeasibleExecution(sentence, kind)
+
+
+def _size(size_bytes: float) -> str:
+    """Return bytes as the published sentences have them."""
+    units = ("iB", "kiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    power = 0
+    while size_bytes >= 1024 and power < len(units) - 1:
+        size_bytes /= 1024
+        power += 1
+    return f"{size_bytes:.3f} {units[power]}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -144,6 +314,10 @@ REASONS: tuple[str, ...] = (
 
 EXECUTION: np.dtype[Any] = native.calculon.EXECUTION
 """Fields of one packed execution; words are codes into `CHOICES`."""
+STATISTICS: tuple[str, ...] = native.calculon.STATISTICS
+"""Published names of what is known of a step, in the engine's order; those of a vocabulary last."""
+LAYER_FIGURES: tuple[str, ...] = native.calculon.LAYER_FIGURES
+"""The same of one operation of a block."""
 OUTCOME = np.dtype(
     [
         ("ok", np.bool_),
@@ -157,13 +331,78 @@ OUTCOME = np.dtype(
 """What is known of one execution; times are 0 where it cannot run."""
 _DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
 _NAMES: tuple[str, ...] = EXECUTION.names or ()
+_NO_CODE = 255
+"""Of a word that its field does not have."""
 
 
 def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
     """Return the compiled model with the defects of `evaluate`'s `compat`."""
-    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
-    known = published_application(application) if compat is True else application
-    return native_model(known, system, quirks, published=compat is True)
+    known = _known(application, compat)
+    return native_model(known, system, _quirks(compat), published=compat is True)
+
+
+def evaluate_one(
+    application: Application,
+    execution: Execution,
+    system: System,
+    compat: bool | Quirks,
+    *,
+    layers: bool,
+) -> dict[str, Any]:
+    """Return the statistics of one execution by name, in seconds, bytes and FLOP.
+
+    Raises
+    ------
+    InfeasibleExecution: the execution cannot run; the reason has its figures.
+    """
+    model = open_model(application, system, compat)
+    row = _pack_one(execution)
+    outcomes, table = model.evaluate_many(row, 1, True)
+    outcome, quirks = outcomes[0], _quirks(compat)
+    if not outcome["ok"]:
+        raise refusal(
+            int(outcome["reason"]),
+            _known(application, compat),
+            execution,
+            system,
+            quirks,
+            tier=model.refusing_tier(row),
+            needed_bytes=(float(outcome["tier1_bytes"]), float(outcome["tier2_bytes"])),
+        )
+    names = statistic_names(application, compat)
+    statistics: dict[str, Any] = dict(zip(names, table[0, : len(names)].tolist(), strict=True))
+    if quirks.no_checkpoint_figure and not execution.training:
+        statistics["act_checkpoint_size_with_offload"] = None
+    if layers:
+        statistics["layers"] = [
+            {"name": name, **dict(zip(LAYER_FIGURES, figures, strict=True))}
+            for name, figures in zip(*map(list, model.layers(row)), strict=True)
+        ]
+    return statistics
+
+
+def statistic_names(application: Application, compat: bool | Quirks) -> tuple[str, ...]:
+    """Return the names of what the engine knows of a step: with a vocabulary it is more."""
+    known = _known(application, compat)
+    return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
+
+
+def published_application(application: Application) -> Application:
+    """Return what the published model knows of an application."""
+    fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
+    return application.model_copy(
+        update={name: Application.model_fields[name].default for name in fields}
+    )
+
+
+def _quirks(compat: bool | Quirks) -> Quirks:
+    if isinstance(compat, Quirks):
+        return compat
+    return COMPAT if compat else CORRECT
+
+
+def _known(application: Application, compat: bool | Quirks) -> Application:
+    return published_application(application) if compat is True else application
 
 
 def native_model(
@@ -238,6 +477,17 @@ def pack_executions(
         return _pack_columns(executions)
     documents = [load_document(Execution, x) for x in executions]
     return _pack_columns({name: [getattr(x, name) for x in documents] for name in _NAMES})
+
+
+def _pack_one(execution: Execution) -> NDArray[Any]:
+    """Return a row that is refused for what the document has wrong, whatever that is."""
+    row = np.zeros(1, dtype=EXECUTION)
+    for name in _NAMES:
+        value = getattr(execution, name)
+        if name in CHOICES:
+            value = CHOICES[name].index(value) if value in CHOICES[name] else _NO_CODE
+        row[name] = max(value, 0)  # counts below 1 are all the same, and may be below any integer
+    return row
 
 
 def unpack_execution(row: np.void) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from search.closed_form.calculon.documents import (
     System,
 )
 from search.closed_form.calculon.engine import Quirks
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.shape import Shape
 
 __all__ = [
     "check_datatype",

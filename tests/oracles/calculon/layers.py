@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from search.closed_form.calculon.operations import (
+from tests.oracles.calculon.operations import (
     Kind,
     batched_product,
     dropout,
@@ -29,7 +29,7 @@ from search.closed_form.calculon.operations import (
     tiled_gather,
     tiled_reduce,
 )
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["STAGES", "Layer", "Stage", "block_layers"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.shape import Shape
 
 __all__ = [
     "Kind",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.closed_form.calculon.block import Machine
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import Machine
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["Outer", "outer_of"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from search.closed_form.calculon.block import Block, Machine, Pair, Work
-from search.closed_form.calculon.data_parallel import data_parallel_of
 from search.closed_form.calculon.documents import Execution
-from search.closed_form.calculon.memory import Memory, memory_of
-from search.closed_form.calculon.outer import Outer
-from search.closed_form.calculon.passes import Passes, passes_of
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import Block, Machine, Pair, Work
+from tests.oracles.calculon.data_parallel import data_parallel_of
+from tests.oracles.calculon.memory import Memory, memory_of
+from tests.oracles.calculon.outer import Outer
+from tests.oracles.calculon.passes import Passes, passes_of
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["step_statistics"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.closed_form.calculon.block import Block
 from search.closed_form.calculon.documents import Execution
-from search.closed_form.calculon.outer import Outer
-from search.closed_form.calculon.passes import checkpoint_bytes
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import Block
+from tests.oracles.calculon.outer import Outer
+from tests.oracles.calculon.passes import checkpoint_bytes
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["Memory", "memory_of"]
 

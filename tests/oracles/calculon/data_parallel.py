@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.closed_form.calculon.block import Block, Machine
 from search.closed_form.calculon.documents import Execution
-from search.closed_form.calculon.passes import Passes
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import Block, Machine
+from tests.oracles.calculon.passes import Passes
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["DataParallel", "data_parallel_of"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from search.closed_form.calculon.block import LayerTiming, Machine, layer_timing
-from search.closed_form.calculon.layers import STAGES, Layer, Stage
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import LayerTiming, Machine, layer_timing
+from tests.oracles.calculon.layers import STAGES, Layer, Stage
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["layer_table"]
 

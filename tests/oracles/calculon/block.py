@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from search.closed_form.calculon.layers import STAGES, Layer, Stage
-from search.closed_form.calculon.shape import Shape
-from search.closed_form.machine import Rate, Tier
+from tests.oracles.calculon.layers import STAGES, Layer, Stage
+from tests.oracles.calculon.machine import Rate, Tier
+from tests.oracles.calculon.shape import Shape
 
 __all__ = [
     "Block",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.closed_form.calculon.block import Block, Machine, Pair
 from search.closed_form.calculon.documents import Execution
-from search.closed_form.calculon.shape import Shape
+from tests.oracles.calculon.block import Block, Machine, Pair
+from tests.oracles.calculon.shape import Shape
 
 __all__ = ["Offload", "Passes", "Transfers", "checkpoint_bytes", "offload_of", "passes_of"]
 

@@ -1,0 +1,77 @@
+"""The closed-form Calculon model in plain Python: what the compiled engine is tested against.
+
+It shares the documents, the named defects and nothing else with the product: no number of the
+engine is in it. Source: Calculon (SC'23), doi 10.1145/3581784.3607102.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from search.closed_form.calculon import COMPAT, CORRECT, Application, Execution, Quirks, System
+from search.closed_form.files import load_document
+from tests.oracles.calculon.block import Machine, sum_block
+from tests.oracles.calculon.checks import (
+    check_datatype,
+    check_execution,
+    check_memory,
+    check_published,
+    check_shape,
+    published_application,
+)
+from tests.oracles.calculon.layers import block_layers
+from tests.oracles.calculon.machine import rate_of, tier_of
+from tests.oracles.calculon.outer import outer_of
+from tests.oracles.calculon.shape import shape_of
+from tests.oracles.calculon.step import step_statistics
+from tests.oracles.calculon.tables import layer_table
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    application: Application | Mapping[str, Any] | Path | str,
+    execution: Execution | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    layers: bool = False,
+) -> dict[str, Any]:
+    """Return and raise what `search.closed_form.calculon.evaluate` must."""
+    a = load_document(Application, application)
+    x = load_document(Execution, execution)
+    s = load_document(System, system)
+    quirks = compat if isinstance(compat, Quirks) else (COMPAT if compat else CORRECT)
+    if compat is True:
+        check_published(x)
+        a = published_application(a)
+    check_execution(a, x, s, quirks)
+    check_datatype(x, s, quirks)
+    shape = shape_of(a, x, quirks)
+    check_shape(a, x, shape, s)
+    matrix, vector = s.engine("matrix", x.datatype), s.engine("vector", x.datatype)
+    assert matrix is not None, "checked above"
+    assert vector is not None, "checked above"
+    first, second = s.memory(1), s.memory(2)
+    machine = Machine(
+        matrix=rate_of(matrix),
+        vector=rate_of(vector),
+        memory=rate_of(first[1]),
+        memory_bytes=first[0],
+        second_memory=rate_of(second[1]),
+        second_memory_bytes=second[0],
+        roofline=s.processing_mode == "roofline",
+        tensor=tier_of(s.tiers[x.tensor_par_net]),
+        pipeline=tier_of(s.tiers[x.pipeline_par_net]),
+        data=tier_of(s.tiers[x.data_par_net]),
+    )
+    operations = block_layers(shape)
+    block = sum_block(shape, operations, machine)
+    statistics = step_statistics(x, shape, block, machine, outer_of(shape, machine))
+    check_memory(1, statistics["proc_mem_tier1_cap_req"] or 0.0, machine.memory_bytes)
+    check_memory(2, statistics["proc_mem_tier2_cap_req"] or 0.0, machine.second_memory_bytes)
+    if layers:
+        statistics["layers"] = layer_table(shape, operations, machine)
+    return statistics
