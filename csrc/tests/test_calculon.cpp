@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "closed_form/calculon/calculon.hpp"
@@ -50,6 +52,33 @@ Execution plain() {
   return x;
 }
 
+// Two of everything: tiles, a repeated gather, recomputed attention, shards, overlap and offload.
+Execution busy() {
+  Execution x = plain();
+  x.num_procs = 8;
+  x.tensor_par = x.pipeline_par = x.data_par = 2;
+  x.batch_size = 8;
+  x.activation_recompute = kAttentionOnly;
+  x.tensor_par_comm_type = kRsAg;
+  x.tensor_par_overlap = kRing;
+  x.optimizer_sharding = x.seq_par_ag_redo = x.data_par_overlap = 1;
+  x.weight_offload = x.optimizer_offload = 1;
+  return x;
+}
+
+Application spoken() {
+  Application a = small();
+  a.vocab = 10;
+  return a;
+}
+
+System roomy() {
+  System s = machine();
+  s.first.bytes = s.second.bytes = 1e9;
+  s.tiers[0].processor_usage = 0.1;
+  return s;
+}
+
 }  // namespace
 
 TEST_CASE("a block on one processor, by hand") {
@@ -94,6 +123,222 @@ TEST_CASE("what cannot run is refused for its reason") {
   x = plain();
   x.pipeline_interleaving = 2;
   CHECK(model.check(x) == kInterleavingOneStage);
+}
+
+TEST_CASE("the tier that refuses is told") {
+  System system = roomy();
+  system.tiers.push_back(system.tiers[0]);
+  system.tiers[1].size = 3;
+  const Model model(small(), system, Quirks{}, false);
+  Execution x = busy();
+  std::int32_t tier = -1;
+  CHECK(model.check(x, &tier) == kOk);
+  CHECK(tier == -1);
+  x.pipeline_par_net = x.data_par_net = 1;
+  CHECK(model.check(x, &tier) == kTierTooSmall);
+  CHECK(tier == 1);
+  CHECK(model.check(x) == kTierTooSmall);
+}
+
+TEST_CASE("of several contradictions the first one is said") {
+  const Model model(small(), machine(), Quirks{}, true);
+  Execution x = plain();
+  x.datatype = 200;
+  CHECK(model.check(x) == kUnknownCode);
+  x.tensor_par_net = 7;
+  CHECK(model.check(x) == kNoTier);
+  x.tensor_par_comm_type = 200;
+  CHECK(model.check(x) == kUnknownCode);
+  x.pipeline_interleaving = 0;
+  CHECK(model.check(x) == kInterleaving);
+  x.batch_size = 0;
+  CHECK(model.check(x) == kCounts);
+  x.attention_type = kFlash;
+  CHECK(model.check(x) == kUnpublished);
+}
+
+// Figures of the oracle, tests/oracles/calculon, which were worked out apart from this engine.
+TEST_CASE("all statistics of one execution") {
+  struct {
+    const char* name;
+    double value;
+  } const expected[] = {
+      {"block_fw_flops", 4288.0},
+      {"block_fw_flops_time", 0.012928000000000002},
+      {"block_fw_mem_accessed", 2544.0},
+      {"block_fw_mem_time", 0.0002544},
+      {"block_fw_time", 0.013252772222222223},
+      {"baseblock_fw_tp_time", 0.0016040000000000004},
+      {"edgeblock_fw_tp_time", 0.0016040000000000004},
+      {"baseblock_fw_tp_time_exposed", 9.827777777777783e-05},
+      {"edgeblock_fw_tp_time_exposed", 9.827777777777783e-05},
+      {"block_re_flops", 224.0},
+      {"block_re_flops_time", 0.001088},
+      {"block_re_mem_accessed", 240.0},
+      {"block_re_mem_time", 2.4e-05},
+      {"block_re_time", 0.0011120000000000001},
+      {"baseblock_recomm_time", 0.0006420000000000001},
+      {"edgeblock_recomm_time", 0.0006420000000000001},
+      {"baseblock_recomm_time_exposed", 0.0},
+      {"edgeblock_recomm_time_exposed", 0.0},
+      {"block_agrad_flops", 5168.0},
+      {"block_agrad_flops_time", 0.019424},
+      {"block_agrad_mem_accessed", 2672.0},
+      {"block_agrad_mem_time", 0.0002672},
+      {"block_agrad_time", 0.01976957222222222},
+      {"baseblock_agrad_tp_time", 0.0016040000000000004},
+      {"edgeblock_agrad_tp_time", 0.0016040000000000004},
+      {"baseblock_agrad_tp_time_exposed", 1.8277777777777812e-05},
+      {"edgeblock_agrad_tp_time_exposed", 1.8277777777777812e-05},
+      {"block_wgrad_flops", 3296.0},
+      {"block_wgrad_flops_time", 0.005312},
+      {"block_wgrad_mem_accessed", 1536.0},
+      {"block_wgrad_mem_time", 0.0001536},
+      {"block_wgrad_time", 0.0054976999999999995},
+      {"block_optim_flops", 2288.0},
+      {"block_optim_flops_time", 0.02288},
+      {"block_optim_mem_accessed", 2496.0},
+      {"block_optim_mem_time", 0.0002496},
+      {"block_optim_time", 0.0231296},
+      {"baseblock_fw_tp_size", 256.0},
+      {"edgeblock_fw_tp_size", 256.0},
+      {"baseblock_bw_tp_size", 256.0},
+      {"edgeblock_bw_tp_size", 256.0},
+      {"baseblock_recomm_size", 128.0},
+      {"edgeblock_recomm_size", 128.0},
+      {"block_fw_pp_size", 32.0},
+      {"block_bw_pp_size", 32.0},
+      {"block_dp_size", 832.0},
+      {"tp_bw_overlap_req", 112500.00000000001},
+      {"dp_bw_overlap_req_chunk", 0.0},
+      {"dp_bw_overlap_req_tail", 20799.116037568405},
+      {"block_weight_space", 832.0},
+      {"block_act_working_space", 624.0},
+      {"block_act_storage_space", 544.0},
+      {"block_act_checkpoint_size", 0.0},
+      {"block_weight_grad_space", 832.0},
+      {"block_weight_grad_space_no_sharding", 1664.0},
+      {"block_act_grad_space", 800.0},
+      {"block_optimizer_space", 2496.0},
+      {"weight_space_with_offload", 1664.0},
+      {"act_space_with_offload", 1168.0},
+      {"act_checkpoint_size_with_offload", 0.0},
+      {"act_grad_space_with_offload", 800.0},
+      {"weight_grad_space_with_offload", 2496.0},
+      {"optimizer_space_with_offload", 4992.0},
+      {"weight_space", 2496.0},
+      {"act_space", 3344.0},
+      {"act_checkpoint_size", 0.0},
+      {"act_grad_space", 800.0},
+      {"weight_grad_space", 3328.0},
+      {"optimizer_space", 7488.0},
+      {"fw_time", 0.15903326666666667},
+      {"bw_time", 0.30320726666666664},
+      {"optim_step_time", 0.0716128},
+      {"recompute_time", 0.013344000000000002},
+      {"recomm_link_time", 0.007704000000000001},
+      {"recomm_exposed_time", 0.0},
+      {"bubble_time", 0.16643655},
+      {"tp_comm_link_time", 0.03849600000000001},
+      {"pp_comm_link_time", 0.0025680000000000004},
+      {"dp_comm_link_time", 0.024966},
+      {"tp_comm_exposed_time", 0.0013986666666666676},
+      {"pp_comm_exposed_time", 0.0025680000000000004},
+      {"dp_comm_exposed_time", 0.0099864},
+      {"fw_offload_exposed_time", 0.0},
+      {"bw_offload_exposed_time", 0.186195},
+      {"total_time", 0.9280387499999999},
+      {"act_offload_bw_req", 41537.33970137402},
+      {"weight_offload_bw_req", 63527.696013866145},
+      {"optim_offload_bw_req", 128114.56398510207},
+      {"offload_mem_bw_req", 160143.20498137758},
+      {"proc_mem_tier1_cap_req", 13776.0},
+      {"proc_mem_tier2_cap_req", 12480.0},
+      {"useful_flops", 15040.0},
+      {"compute_efficiency", 0.30075089912269704},
+      {"system_efficiency", 0.5728525164852581},
+      {"total_efficiency", 0.17228590939764102},
+      {"sample_rate", 8.62032970067252},
+      {"embedding_time", 0.0},
+      {"head_time", 0.0142568},
+      {"outer_space", 480.0},
+  };
+  const Model model(spoken(), roomy(), Quirks{}, false);
+  const Execution x = busy();
+  Outcome outcome;
+  std::array<double, kNumStatistics> found{};
+  evaluate_many(model, &x, 1, 1, &outcome, found.data());
+  REQUIRE(outcome.ok);
+  const auto names = statistic_names();
+  REQUIRE(std::size(expected) == names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CAPTURE(names[i]);
+    CHECK(std::string(names[i]) == expected[i].name);
+    CHECK(found[i] == doctest::Approx(expected[i].value).epsilon(1e-12));
+  }
+  const auto total = std::find(names.begin(), names.end(), std::string("total_time"));
+  CHECK(outcome.total_time_s == found[static_cast<std::size_t>(total - names.begin())]);
+  CHECK(std::string(names[kNumPublished]) == "embedding_time");
+}
+
+TEST_CASE("statistics of what cannot run are nothing") {
+  const Model model(spoken(), roomy(), Quirks{}, false);
+  Execution x = busy();
+  x.num_procs = 9;
+  Outcome outcome;
+  std::vector<double> found(kNumStatistics, -1.0);
+  evaluate_many(model, &x, 1, 1, &outcome, found.data());
+  CHECK(!outcome.ok);
+  CHECK(found == std::vector<double>(kNumStatistics, 0.0));
+}
+
+TEST_CASE("names of figures are all there, and each once") {
+  const auto statistics = statistic_names();
+  const auto figures = layer_figure_names();
+  CHECK(std::set<std::string>(statistics.begin(), statistics.end()).size() == kNumStatistics);
+  CHECK(std::set<std::string>(figures.begin(), figures.end()).size() == kNumLayerFigures);
+}
+
+TEST_CASE("the operations of a block add up to it") {
+  const auto names = layer_figure_names();
+  const auto place = [&](const std::string& name) {
+    const auto at = std::find(names.begin(), names.end(), name);
+    REQUIRE(at != names.end());
+    return static_cast<std::size_t>(at - names.begin());
+  };
+  for (const Structure structure : {kGpt, kLlama})
+    for (const Overlap overlap : {kNoOverlap, kPipe}) {
+      Execution x = busy();
+      x.structure_type = structure;
+      x.tensor_par_overlap = overlap;
+      const Model model(spoken(), roomy(), Quirks{}, false);
+      REQUIRE(model.check(x) == kOk);
+      const Block block = model.block(x, model.shape(x));
+      const std::vector<Layer> layers = model.layers(x);
+      const auto sum = [&](const char* name) {
+        double total = 0;
+        for (const Layer& layer : layers) total += layer.figures[place(name)];
+        return doctest::Approx(total).epsilon(1e-12);
+      };
+      CHECK(layers.front().name == "AttnBlock_Fork");
+      CHECK(layers.back().name == "MlpBlock_Residual");
+      CHECK(block.weight == sum("weight"));
+      CHECK(block.optimizer == sum("optimizer"));
+      CHECK(block.weight_gradient == sum("weight_grad"));
+      CHECK(block.activation_gradient == sum("activation_grad"));
+      CHECK(block.wgrad.flops == sum("wgrad_flops"));
+      CHECK(block.optim.flops == sum("optim_flops"));
+      CHECK(block.optim.bytes == sum("optim_mem_accessed"));
+      CHECK(block.fw.time_s[0] == sum("fw_processing_time"));
+      CHECK(block.agrad.time_s[0] == sum("agrad_processing_time"));
+      CHECK(block.wgrad.time_s[0] == sum("wgrad_processing_time"));
+      CHECK(block.optim.time_s[0] == sum("optim_processing_time"));
+      CHECK(block.fw.link_bytes[1] == sum("edgeblock_fw_tp_comm_size"));
+      CHECK(block.fw.link_s[1] == sum("edgeblock_fw_tp_comm_time"));
+      CHECK(block.agrad.exposed_s[0] == sum("baseblock_bw_tp_comm_time_exposed"));
+      CHECK(block.again_link.link_s[0] == sum("baseblock_recomm_time"));
+      CHECK(block.again_link.link_s[0] > 0);
+    }
 }
 
 TEST_CASE("outcomes do not depend on the threads") {
