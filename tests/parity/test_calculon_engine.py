@@ -286,6 +286,8 @@ def test_names_of_figures_are_the_published_ones() -> None:
     application = APPLICATION | {"vocab_size": 100}
     assert tuple(evaluate(application, EXECUTION_DOCUMENT, SYSTEM)) == STATISTICS
     assert list(found["layers"][0]) == ["name", *LAYER_FIGURES]
+    figures = [*found["layers"][0].values(), *found.values()]
+    assert {type(figure) for figure in figures} == {str, float, list}
 
 
 def test_the_engine_prices_one_execution_at_a_time() -> None:

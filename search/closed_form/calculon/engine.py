@@ -33,10 +33,8 @@ __all__ = [
     "STATISTICS",
     "Quirks",
     "evaluate_one",
-    "native_model",
     "open_model",
     "pack_executions",
-    "published_application",
     "refusal",
     "statistic_names",
     "unpack_execution",
@@ -337,8 +335,9 @@ _NO_CODE = 255
 
 def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
     """Return the compiled model with the defects of `evaluate`'s `compat`."""
-    known = _known(application, compat)
-    return native_model(known, system, _quirks(compat), published=compat is True)
+    fields = _fields_of(_known(application, compat))
+    machine = _machine_of(system)
+    return native.calculon.Model(fields, machine, asdict(_quirks(compat)), compat is True)
 
 
 def evaluate_one(
@@ -374,9 +373,10 @@ def evaluate_one(
     if quirks.no_checkpoint_figure and not execution.training:
         statistics["act_checkpoint_size_with_offload"] = None
     if layers:
+        operations, figures = model.layers(row)
         statistics["layers"] = [
-            {"name": name, **dict(zip(LAYER_FIGURES, figures, strict=True))}
-            for name, figures in zip(*map(list, model.layers(row)), strict=True)
+            {"name": name, **dict(zip(LAYER_FIGURES, values, strict=True))}
+            for name, values in zip(operations, figures.tolist(), strict=True)
         ]
     return statistics
 
@@ -387,14 +387,6 @@ def statistic_names(application: Application, compat: bool | Quirks) -> tuple[st
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
 
 
-def published_application(application: Application) -> Application:
-    """Return what the published model knows of an application."""
-    fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
-    return application.model_copy(
-        update={name: Application.model_fields[name].default for name in fields}
-    )
-
-
 def _quirks(compat: bool | Quirks) -> Quirks:
     if isinstance(compat, Quirks):
         return compat
@@ -402,14 +394,16 @@ def _quirks(compat: bool | Quirks) -> Quirks:
 
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
-    return published_application(application) if compat is True else application
+    """Return what the model knows of an application: the published one lacks some fields."""
+    if compat is not True:
+        return application
+    fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
+    return application.model_copy(
+        update={name: Application.model_fields[name].default for name in fields}
+    )
 
 
-def native_model(
-    application: Application, system: System, quirks: Quirks, *, published: bool
-) -> Any:
-    """Return the compiled model of an application on a system."""
-    a = application
+def _fields_of(a: Application) -> dict[str, int]:
     fields = {
         name: int(getattr(a, name))
         for name in (
@@ -425,8 +419,12 @@ def native_model(
         )
     }
     fields["attn_kv_heads"] = a.attn_kv_heads or a.attn_heads
+    return fields
+
+
+def _machine_of(system: System) -> dict[str, Any]:
     memories = [system.memory(1), system.memory(2)]
-    machine = {
+    return {
         **{
             name: {
                 code: _rate(engine)
@@ -451,7 +449,6 @@ def native_model(
             for tier in system.tiers
         ],
     }
-    return native.calculon.Model(fields, machine, asdict(quirks), published)
 
 
 def pack_executions(
