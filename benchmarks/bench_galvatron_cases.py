@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.plan import Plan
+from autopar.plan import Plan, Prediction
 from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
 from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner.result import Prediction, SearchResult
+from search.planner.result import SearchResult
 from search.question import Session, evaluate_file, open_session
 from search.request import InputSpec
 from tests.data.read import galvatron_answers

@@ -19,14 +19,20 @@ from pathlib import Path
 
 from autopar.documents.spec import load_spec
 from autopar.model import ModelSpec
-from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.plan import (
+    LayerStrategy,
+    PipelineType,
+    Plan,
+    StagePrediction,
+    VocabStrategy,
+    ZeroDefault,
+)
 from autopar.units import MIB
 from benchmarks.metadata import append, peak_memory_bytes
 from profiler.plan.arithmetic import first_shapes, held, last_shapes, layer_shapes
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from search.planner.planner import Planner
-from search.planner.result import StagePrediction
 from search.request import open_documents
 
 __all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]

@@ -23,10 +23,9 @@ from search.request import (
 )
 
 if TYPE_CHECKING:
-    from autopar.plan import Plan
+    from autopar.plan import Plan, Prediction
     from autopar.sources import Source
     from search.planner.planner import Planner
-    from search.planner.result import Prediction
 
 __all__ = [
     "Session",

@@ -25,9 +25,8 @@ from search.report.plan import print_heading, print_item, print_line
 from search.request import changed_inputs, stored_request
 
 if TYPE_CHECKING:
-    from autopar.plan import Plan
+    from autopar.plan import Plan, Prediction
     from search.engines.reprice import Price
-    from search.planner.result import Prediction
     from search.question import Session
 
 __all__ = [

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from autopar.documents.plan import strategy_document
 from autopar.errors import InputError
-from autopar.plan import Plan
+from autopar.plan import Plan, Prediction
 from autopar.units import GIB, format_seconds
 from search.engines.job import Job, Lower, Lowered
-from search.planner.result import Prediction
 from search.space import divisors
 
 __all__ = [

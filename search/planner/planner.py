@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.errors import OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
-from autopar.plan import Plan
+from autopar.plan import Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes
 from search.cost.memory import reserved_bytes
@@ -25,7 +25,7 @@ from search.cost.tables import PlanTables
 from search.options import SearchOptions, option_record
 from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
 from search.planner.prediction import allocation_budget, predict, probabilities_faster
-from search.planner.result import Alternative, Infeasibility, Prediction, SearchResult, SearchStats
+from search.planner.result import Alternative, Infeasibility, SearchResult, SearchStats
 from search.request import open_documents
 from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
 

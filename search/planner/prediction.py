@@ -14,7 +14,15 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, Plan, violations
+from autopar.plan import (
+    LayerRun,
+    LayerStrategy,
+    Plan,
+    Prediction,
+    StagePrediction,
+    WidestCell,
+    violations,
+)
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel
@@ -24,7 +32,6 @@ from search.cost.spread import NUM_REPLICAS
 from search.cost.tables import PlanTables
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
-from search.planner.result import LayerRun, Prediction, StagePrediction, WidestCell
 
 __all__ = [
     "allocation_budget",

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.hardware import OPERATIONS, Curve, HardwareProfile
+from autopar.plan import Prediction
 from autopar.units import GB, GIB, format_seconds
-from search.planner.result import Prediction, SearchResult
+from search.planner.result import SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console

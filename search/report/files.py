@@ -21,9 +21,9 @@ from autopar.documents.plan import (
     write_strategy,
 )
 from autopar.model import ModelSpec
-from autopar.plan import Plan, violations
+from autopar.plan import Plan, Prediction, StagePrediction, violations
 from search.options import SearchOptions
-from search.planner.result import Alternative, Prediction, SearchResult, StagePrediction
+from search.planner.result import Alternative, SearchResult
 
 __all__ = [
     "evaluation_document",

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autopar.plan import LayerStrategy, Plan
+from autopar.plan import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
 from search.planner.prediction import strategy_label
-from search.planner.result import Infeasibility, Prediction, SearchResult
+from search.planner.result import Infeasibility, SearchResult
 
 __all__ = [
     "infeasible_sentence",

@@ -6,19 +6,11 @@ import dataclasses
 
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plan import LayerRun, LayerStrategy, Plan, Prediction, StagePrediction, VocabStrategy
 from autopar.sources import Source
 from autopar.units import GIB
 from search.options import SearchOptions
-from search.planner.result import (
-    Alternative,
-    Infeasibility,
-    LayerRun,
-    Prediction,
-    SearchResult,
-    SearchStats,
-    StagePrediction,
-)
+from search.planner.result import Alternative, Infeasibility, SearchResult, SearchStats
 from search.question import Session
 
 SPEC = ModelSpec(

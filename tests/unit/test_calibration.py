@@ -22,14 +22,13 @@ from autopar.documents.calibration import (
 )
 from autopar.errors import DocumentError, OptionError
 from autopar.hardware import Curve
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plan import LayerStrategy, Plan, Prediction, VocabStrategy
 from search.commands import explain as explain_cli
 from search.commands import search as cli
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict
-from search.planner.result import Prediction
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

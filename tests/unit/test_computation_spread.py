@@ -12,12 +12,11 @@ import pytest
 
 from autopar.command.show import make_console
 from autopar.model import ModelProfile, ShardedTime
-from autopar.plan import LayerStrategy, Plan
+from autopar.plan import LayerStrategy, Plan, Prediction
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import interval_s, predict, probabilities_faster
-from search.planner.result import Prediction
 from search.report.explain import show_explanation
 from search.report.files import evaluation_document, json_document, plan_document
 from search.report.plan import show_result
