@@ -23,6 +23,7 @@ from search.request import (
 )
 
 if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
     from autopar.plan import Plan, Prediction
     from autopar.sources import Source
     from search.planner.planner import Planner
@@ -39,8 +40,15 @@ __all__ = [
 # Prices a plan or strategy file of anyone: legal or not, within the budget or over it.
 
 
-def read_plan_for(source: Path | str | Mapping[str, object], session: Session) -> Plan:
+def read_plan_for(
+    source: Path | str | Mapping[str, object] | PlanDocument,
+    session: Session,
+    *,
+    path: Path | str = "plan",
+) -> Plan:
     """Return the plan in a file, which must describe the GPUs and layers of the session.
+
+    `path` is where a content comes from, for errors.
 
     Raises
     ------
@@ -48,8 +56,8 @@ def read_plan_for(source: Path | str | Mapping[str, object], session: Session) -
         When it does not, because then there are no profiles to price it with.
     """
     world, spec = session.hardware.world_size, session.spec
-    where = "plan" if isinstance(source, Mapping) else source
-    plan = read_strategy(source, world_size=world)
+    where = source if isinstance(source, Path | str) else path
+    plan = read_strategy(source, world_size=world, path=path)
     if plan.world_size != world:
         raise DocumentError(
             where,
@@ -68,10 +76,13 @@ def read_plan_for(source: Path | str | Mapping[str, object], session: Session) -
 
 
 def evaluate_file(
-    source: Path | str | Mapping[str, object], session: Session
+    source: Path | str | Mapping[str, object] | PlanDocument,
+    session: Session,
+    *,
+    path: Path | str = "plan",
 ) -> tuple[Plan, Prediction]:
     """Return the plan in a file and its prediction, with `legal`, `fits` and the arithmetic."""
-    plan = read_plan_for(source, session)
+    plan = read_plan_for(source, session, path=path)
     return plan, session.planner.evaluate(plan)
 
 

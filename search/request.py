@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError, OptionError
+from autopar.sources import Source
 from autopar.units import GIB
 from search.cli_options import OPTIONS
 
@@ -343,38 +345,24 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
 # --------------------------------------------------------------------------------------------------
 
 
-def stored_request(path: str, document: Mapping[str, object]) -> dict[str, object]:
+def stored_request(path: str, document: PlanDocument) -> dict[str, object]:
     """Return the options that a plan file of ours was made with, empty for other files."""
-    stored = document.get("request", {})
-    if not isinstance(stored, Mapping):
-        raise DocumentError(path, f"expected an object, got {stored!r:.60}", key="request")
-    known = {row.name: row for row in OPTIONS}
-    for name, value in stored.items():
-        kind = known[name].kind if name in known else None
-        legal = {
-            None: False,
-            "flag": isinstance(value, bool),
-            "switch": isinstance(value, bool),
-            "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
-        }.get(kind, isinstance(value, str))
-        if not legal:
+    known = {row.name: row.kind for row in OPTIONS}
+    kinds = {"flag": bool, "switch": bool, "texts": list}
+    for name, value in document.request.items():
+        if name not in known or not isinstance(value, kinds.get(known[name], str)):
             raise DocumentError(
                 path,
                 f"holds the option {name!r} with the unusable value {value!r:.60}",
                 key="request",
                 remedy="write the plan again with autopar-search",
             )
-    return dict(stored)
+    return dict(document.request)
 
 
-def changed_inputs(document: Mapping[str, object], sources: Sequence[Any]) -> list[str]:
+def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[str]:
     """Return the names of inputs that are no longer those that the plan file was made from."""
-    then = document.get("inputs")
-    if not isinstance(then, list):
-        return []
-    digests = {
-        str(item.get("role")): item.get("sha256") for item in then if isinstance(item, Mapping)
-    }
+    digests = {item.role: item.sha256 for item in document.inputs}
     changed = []
     for source in sources:
         old = digests.get(source.role)

@@ -12,6 +12,7 @@ import copy
 import difflib
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ __all__ = [
     "Quantity",
     "Rule",
     "StrictObject",
+    "Value",
     "document_errors",
     "key_error",
     "nearest_key",
@@ -98,6 +100,37 @@ class Quantity:
         low = "exclusiveMinimum" if self.exclusive else "minimum"
         text = self.what + (f", {self.unit}" if self.unit else "")
         return {"type": "number", low: self.minimum, "maximum": self.maximum, "description": text}
+
+
+@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable, and schemas are not
+class Value:
+    """A value that a function knows, used as `Annotated[bool, Value(...)]`; it stays as it is.
+
+    Unlike pydantic's own kinds it makes no float of an int, so that what is read is what is
+    written, and its error is in our words.
+    """
+
+    expected: str
+    """In words: `expected true or false, got 'yes'`."""
+    accepts: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+    """The JSON Schema of the same."""
+
+    def check(self, value: object) -> object:
+        """Return the value, or raise the error that says what was expected."""
+        if not self.accepts(value):
+            raise _problem(f"expected {self.expected}, got {shorten(value)}")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return dict(self.schema)
 
 
 @dataclass(frozen=True)
@@ -210,13 +243,19 @@ def nearest_key(key: str, known: list[str]) -> str | None:
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-def validate_document(kind: type[_Document], path: Path, data: dict[str, Any]) -> _Document:
+def validate_document(
+    kind: type[_Document],
+    path: Path | str,
+    data: Mapping[str, Any],
+    *,
+    remedy: str | None = None,
+) -> _Document:
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         problem, location = _first(error)
-    raise DocumentError(path, problem, key=_short_key(location))
+    raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
 
 
 def document_errors(

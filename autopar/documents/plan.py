@@ -1,8 +1,8 @@
-"""Reads and writes plans: the documented strategy file in all its spellings, and our plan file.
+"""Reads and writes plans: the documented strategy file in all its spellings.
 
 The strategy file (`galvatron_config_*.json`) is what launchers read. Our own plan file holds the
-same keys under `plan` and beside them what was predicted and from which inputs; it is versioned.
-Both are accepted wherever a plan is read. Writing is atomic and depends on the content only.
+same keys under `plan` (`plan_documents` has the rest of it). Both are accepted wherever a plan is
+read. Writing is atomic and depends on the content only.
 """
 
 from __future__ import annotations
@@ -12,18 +12,42 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from pydantic import Field
+
+from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object, shorten, write_text
 from autopar.errors import DocumentError
 from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.plan_entries import (
+    AlternativeEntry,
+    Amount,
+    Entry,
+    Flag,
+    FrontierEntry,
+    InfeasibilityEntry,
+    InputEntry,
+    Interval,
+    MemoryEntry,
+    Number,
+    OptionsEntry,
+    PredictionEntry,
+    StageEntry,
+    StatisticsEntry,
+    Strategy,
+    Text,
+    Typed,
+    VersionsEntry,
+    WidestCellEntry,
+)
 from autopar.units import format_count
 
 __all__ = [
     "PLAN_FILE_FORMAT",
     "PLAN_FILE_VERSION",
-    "check_version",
-    "read_plan_document",
+    "PlanDocument",
+    "ResultDocument",
     "read_strategy",
     "strategy_document",
     "strategy_file_name",
@@ -33,12 +57,165 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# The JSON side of plan files: writing, reading, and the version of our own format.
+# The documents that hold a plan and what was predicted of it: our own plan file, and the object
+# that `autopar-search --json` prints.
+#
+# Each is a class here, with its keys in the order in which they are written. Whoever reads a plan
+# calls `PlanDocument.read`, which takes either of them, or anyone's strategy file, and returns a
+# `PlanDocument`; nothing else knows their keys. How a strategy is spelt, which stands under `plan`,
+# is the matter of `plan_files`.
 
 
-PLAN_FILE_FORMAT = "autopar-plan"
-# 1: first version.
-PLAN_FILE_VERSION = 1
+PLAN_FILE_FORMAT: Final = "autopar-plan"
+# History of the format; `PlanDocument.parse` is the one place that brings older ones up to date.
+#   1  first version
+PLAN_FILE_VERSION: Final = 1
+
+_REMEDY = "write the plan again with autopar-search"
+
+
+# --- the documents ---------------------------------------------------------------------------
+
+
+class _Answer(Entry):
+    """What both documents begin with."""
+
+    status: Text | None = None
+    """`optimal`, `time_limit`, `infeasible`, or `evaluated`: a plan that was priced."""
+    legal: Flag | None = None
+    fits: Flag | None = None
+    step_time_s: Amount | None = None
+    replay_s: Amount | None = None
+    """The step time of a simulation of the schedule."""
+    samples_per_s: Amount | None = None
+    bound_samples_per_s: Amount | None = None
+    """No plan is faster."""
+    gap: Number | None = None
+    """(bound - found) / found; 0 when optimal."""
+
+
+class PlanDocument(_Answer):
+    """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
+
+    format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
+    version: Literal[1] = PLAN_FILE_VERSION
+    plan: Strategy | None = None
+    """Null where the search found none."""
+    prediction: PredictionEntry | None = None
+    alternatives: list[AlternativeEntry] = Field(default_factory=list)
+    infeasibility: InfeasibilityEntry | None = None
+    defaults_used: list[Text] = Field(default_factory=list)
+    notes: list[Text] = Field(default_factory=list)
+    """Derived, extrapolated or estimated inputs, in plain words."""
+    estimated: Flag = False
+    """The numbers rest on datasheets."""
+    synthetic: Flag = False
+    """Some input exercises the code and describes no machine."""
+    inputs: list[InputEntry] = Field(default_factory=list)
+    options: OptionsEntry = Field(default_factory=OptionsEntry)
+    request: dict[str, Typed] = Field(default_factory=dict)
+    """The options as typed, by name without hyphens in front."""
+    versions: VersionsEntry | None = None
+
+    @classmethod
+    def read(cls, path: Path | str) -> PlanDocument:
+        """Return what a plan file, anyone's strategy file or a printed result says.
+
+        Raises
+        ------
+        DocumentError
+            When it is missing, is not JSON, was written by a newer version or holds an unusable
+            value. What is wrong with the strategy itself, `plan_files.read_strategy` says.
+        """
+        loaded = load_object(path, remedy="autopar-search writes such a file")
+        return cls.parse(loaded.data, path)
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
+        """Return what an object says, as `read` does; `path` is for errors."""
+        if "format" in data:
+            _check_version(path, data)
+            return validate_document(cls, path, data, remedy=_REMEDY)
+        if "status" in data or isinstance(data.get("plan"), Mapping):
+            read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
+            return validate_document(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
+        return cls(plan=dict(data))
+
+    def write(self, path: Path | str) -> None:
+        """Write the plan file atomically, byte for byte reproducibly; raises DocumentError."""
+        write_document(path, self.content())
+
+    def content(self) -> dict[str, Any]:
+        """Return the object of the file, the plan before the figures."""
+        content = super().content()
+        first = {key: content.pop(key) for key in ("format", "version", "plan") if key in content}
+        return first | content
+
+    @property
+    def is_strategy(self) -> bool:
+        """True for a strategy file, which holds a plan and says nothing else."""
+        return self.model_fields_set == {"plan"}
+
+    @property
+    def stages(self) -> list[StageEntry]:
+        """The predicted stages; empty where there are none."""
+        return [] if self.prediction is None else self.prediction.stages
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """The step time within the spread of its measurements; None where none was measured."""
+        ends = self.prediction.step_time_interval_s if self.prediction is not None else None
+        low, high = ends or (None, None)
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def basis(self) -> str | None:
+        """What the figures rest on where it is no measurement; None where it is, or unknown."""
+        if self.synthetic:
+            return "numbers that only exercise the code"
+        if self.estimated:
+            return "estimates from datasheets, not on measurements of this machine"
+        return None
+
+
+class ResultDocument(_Answer):
+    """The object that `autopar-search --json` prints; some keys are there only where they apply."""
+
+    memory: list[MemoryEntry] = Field(default_factory=list)
+    plan: Strategy | None = None
+    alternatives: list[AlternativeEntry] = Field(default_factory=list)
+    defaults_used: list[Text] = Field(default_factory=list)
+    search: StatisticsEntry | None = None
+    problems: list[Text] = Field(default_factory=list)
+    """Of a plan that was priced: why it is illegal or does not fit."""
+    prediction: PredictionEntry | None = None
+    estimated: Flag = False
+    options: OptionsEntry = Field(default_factory=OptionsEntry)
+    request: dict[str, Typed] = Field(default_factory=dict)
+    step_time_interval_s: Interval | None = None
+    interval_of: list[Text] = Field(default_factory=list)
+    widest_cell: WidestCellEntry | None = None
+    synthetic: Flag = False
+    infeasible: InfeasibilityEntry | None = None
+    frontier: list[FrontierEntry] = Field(default_factory=list)
+
+    def as_plan_document(self) -> PlanDocument:
+        """Return the plan file that says the same; a search prints memory and no times."""
+        prediction = self.prediction
+        if prediction is None and (self.memory or self.step_time_interval_s is not None):
+            prediction = PredictionEntry(
+                step_time_interval_s=self.step_time_interval_s,
+                stages=[StageEntry(**row.model_dump()) for row in self.memory],
+            )
+        same = {key: getattr(self, key) for key in self.model_fields_set & _SAME}
+        return PlanDocument(**same, prediction=prediction)
+
+
+_SAME = frozenset(PlanDocument.model_fields) & frozenset(ResultDocument.model_fields) - {
+    "prediction"
+}
+_READ_OF_RESULTS = _SAME | {"prediction", "memory", "step_time_interval_s"}
+"""Exports print their plans likewise, with other things under other keys."""
 
 
 def write_document(path: Path | str, document: Mapping[str, object]) -> None:
@@ -61,21 +238,7 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
         ) from None
 
 
-def read_plan_document(path: Path | str) -> dict[str, object]:
-    """Return the whole content of a plan or strategy file, its JSON and version checked.
-
-    Raises
-    ------
-    DocumentError
-        When the file is missing, is not a JSON object, or was written by a newer version.
-    """
-    document: dict[str, object] = load_object(path, remedy="autopar-search writes such a file").data
-    if "format" in document:
-        check_version(path, document)
-    return document
-
-
-def check_version(path: Path | str, document: Mapping[str, object]) -> None:
+def _check_version(path: Path | str, document: Mapping[str, Any]) -> None:
     """Raise a DocumentError unless a document is a plan file that this release reads."""
     if document.get("format") != PLAN_FILE_FORMAT:
         raise DocumentError(
@@ -214,42 +377,38 @@ def write_strategy(plan: Plan, path: Path | str) -> None:
 
 
 def read_strategy(
-    source: Path | str | Mapping[str, object], *, world_size: int | None = None
+    source: Path | str | Mapping[str, object] | PlanDocument,
+    *,
+    world_size: int | None = None,
+    path: Path | str = "plan",
 ) -> Plan:
     """Return the plan in a strategy file, a plan file or the content of either.
 
     Parameters
     ----------
     world_size : number of GPUs for files that do not say it; when both are known the file wins.
+    path : where a content comes from, for errors.
 
     Raises
     ------
     DocumentError
         On any unusable value, naming the key, the value and what was expected.
     """
-    where: Path | str
-    if isinstance(source, Mapping):
-        where, document = "plan", dict(source)
+    if isinstance(source, PlanDocument):
+        document = source
+    elif isinstance(source, Mapping):
+        document = PlanDocument.parse(source, path)
     else:
-        where, document = source, read_plan_document(source)
-    if "format" in document:
-        check_version(where, document)
-        inner = document.get("plan")
-        if inner is None:
-            raise DocumentError(
-                where,
-                "holds no plan, because the search found none that fits",
-                key="plan",
-                remedy="search again with a larger --memory-constraint",
-            )
-    elif isinstance(document.get("plan"), Mapping):  # the object that --json prints
-        inner = document["plan"]
-    else:
-        inner = document
-    if not isinstance(inner, Mapping):
-        raise DocumentError(where, f"expected an object, got {shorten(inner)}", key="plan")
-    reader = _Reader(where, inner)
-    if "tp_size_list" in inner or "pp_size" in inner:
+        path, document = source, PlanDocument.read(source)
+    if document.plan is None:
+        raise DocumentError(
+            path,
+            "holds no plan, because the search found none that fits",
+            key="plan",
+            remedy="search again with a larger --memory-constraint",
+        )
+    reader = _Reader(path, document.plan)
+    if "tp_size_list" in document.plan or "pp_size" in document.plan:
         return _read_paddle(reader, world_size)
     return _read_galvatron(reader, world_size)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from autopar.documents.catalog import find_model
 from autopar.documents.json import shorten
-from autopar.documents.plan import read_plan_document, read_strategy
+from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import ModelSpec
@@ -20,13 +18,10 @@ from profiler.plan.job import PlanJob, Precision
 from profiler.plan.options import GlobalOptions, Mode, PlanOptions
 
 __all__ = [
-    "PredictedStage",
-    "Prediction",
     "Question",
     "ask",
     "chosen_layers",
     "make_plan",
-    "read_prediction",
     "scale_down",
 ]
 
@@ -147,161 +142,6 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 
 
 # --------------------------------------------------------------------------------------------------
-# What a plan file says its plan will take: read for comparison with what is found.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedStage:
-    """Predicted time and memory of a rank of one stage."""
-
-    forward_s: float | None = None
-    """One micro-batch, without transfers; None where the file says memory alone."""
-    backward_s: float | None = None
-    tail_s: float | None = None
-    """Exposed gradient synchronisation, parameter gathering and optimizer, once per step."""
-    allocated_bytes: int | None = None
-    memory_bytes: Mapping[str, int]
-    """By category; sums to `allocated_bytes`. Empty where the file has none."""
-
-    @property
-    def tensor_bytes(self) -> int | None:
-        """What tensors take of `allocated_bytes`: all but the buffers of communicators."""
-        if self.allocated_bytes is None:
-            return None
-        return self.allocated_bytes - self.memory_bytes.get("fixed", 0)
-
-    def step_times(self, num_microbatches: int) -> dict[str, float] | None:
-        """Return seconds of a step: all forwards, all backwards, and what follows once.
-
-        None where the file says memory alone.
-        """
-        if self.forward_s is None or self.backward_s is None:
-            return None
-        return {
-            "forward_s": num_microbatches * self.forward_s,
-            "backward_s": num_microbatches * self.backward_s,
-            "tail_s": self.tail_s or 0.0,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """A step of the plan as the search priced it."""
-
-    step_time_s: float | None
-    interval_s: tuple[float, float] | None
-    """The step time within the spread of its measurements; None where none was measured."""
-    stages: tuple[PredictedStage, ...]
-    """One per stage, or none at all."""
-    basis: str | None
-    """What the figures rest on where it is no measurement; None where it is one, or unknown."""
-    fp32_gradients: bool | None = None
-    """Whether gradients of a bf16 run are predicted with 4 bytes, else 2; None: it is not said."""
-
-
-def read_prediction(
-    path: Path, document: Mapping[str, object], *, num_stages: int
-) -> Prediction | None:
-    """Return the prediction in a plan file or in what `autopar-search --json` printed.
-
-    None where there is none, as in strategy files. Raises DocumentError on an unusable value.
-    """
-    if "step_time_s" not in document:
-        return None
-    reader = _Reader(path)
-    detail = document.get("prediction")
-    inner: Mapping[str, object] = {}
-    if detail is not None:
-        inner = reader.mapping("prediction", detail)
-    interval = inner.get("step_time_interval_s", document.get("step_time_interval_s"))
-    # a plan file has its stages under `prediction`, the printed object only their memory
-    rows = inner.get("stages", document.get("memory"))
-    stages = reader.stages(rows, num_stages) if rows else ()
-    step_time_s = reader.number("step_time_s", document["step_time_s"])
-    if step_time_s is None and not stages:
-        return None
-    return Prediction(
-        step_time_s=step_time_s,
-        interval_s=reader.interval("step_time_interval_s", interval),
-        stages=stages,
-        basis=_basis(document),
-        fp32_gradients=reader.flag("options", "fp32_gradients", document),
-    )
-
-
-def _basis(document: Mapping[str, object]) -> str | None:
-    if document.get("synthetic") is True:
-        return "numbers that only exercise the code"
-    if document.get("estimated") is True:
-        return "estimates from datasheets, not on measurements of this machine"
-    return None
-
-
-class _Reader:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fail(self, key: str, value: object, expected: str) -> DocumentError:
-        return DocumentError(
-            self.path,
-            f"expected {expected}, got {shorten(value)}",
-            key=key,
-            remedy="write the plan again with autopar-search",
-        )
-
-    def mapping(self, key: str, value: object) -> Mapping[str, object]:
-        if not isinstance(value, Mapping):
-            raise self.fail(key, value, "an object")
-        return value
-
-    def number(self, key: str, value: object) -> float | None:
-        """Return a number of seconds or bytes; None for null."""
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(key, value, "a number")
-        if not (math.isfinite(value) and value >= 0):
-            raise self.fail(key, value, "a number of at least 0")
-        return float(value)
-
-    def flag(self, where: str, key: str, document: Mapping[str, object]) -> bool | None:
-        """Return a flag of an object of the document; None where either is missing."""
-        value = self.mapping(where, document.get(where, {})).get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.fail(f"{where}.{key}", value, "true or false")
-        return value
-
-    def interval(self, key: str, value: object) -> tuple[float, float] | None:
-        if value is None:
-            return None
-        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-            raise self.fail(key, value, "two numbers")
-        low, high = (self.number(key, item) for item in value)
-        return None if low is None or high is None else (low, high)
-
-    def stages(self, value: object, num_stages: int) -> tuple[PredictedStage, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != num_stages:
-            raise self.fail("stages", value, f"a list of {num_stages} stages")
-        return tuple(self._stage(index, item) for index, item in enumerate(value))
-
-    def _stage(self, index: int, value: object) -> PredictedStage:
-        where = f"stages[{index}]"
-        row = self.mapping(where, value)
-        times: dict[str, Any] = {
-            key: self.number(f"{where}.{key}", row.get(key))
-            for key in ("forward_s", "backward_s", "tail_s")
-        }
-        allocated = self.number(f"{where}.allocated_bytes", row.get("allocated_bytes"))
-        parts = self.mapping(f"{where}.memory_bytes", row.get("memory_bytes", {}))
-        memory = {key: self.number(f"{where}.{key}", item) or 0.0 for key, item in parts.items()}
-        return PredictedStage(
-            **times,
-            allocated_bytes=None if allocated is None else int(allocated),
-            memory_bytes={key: int(item) for key, item in memory.items()},
-        )
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16"}
@@ -316,8 +156,8 @@ class Question:
     """The plan's file, or `GLOBAL mode`."""
     problems: tuple[str, ...]
     """Why the plan is illegal, each with its arithmetic."""
-    prediction: Prediction | None
-    """None where the file has none, or one of another run than this."""
+    prediction: PlanDocument | None
+    """The document that says it; None where it says none, or one of another run than this."""
     notes: tuple[str, ...]
     """What was assumed, left out or scaled, in sentences."""
 
@@ -341,7 +181,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
         plan = make_plan(options.uniform, num_layers=spec.num_layers, world_size=_known(world))
     else:
         source = str(options.plan)
-        plan = _read(options.plan, stored.document, world)
+        plan = _read(stored, world)
         if options.uniform.given:
             notes.append(
                 f"the plan file says the strategy, so {', '.join(options.uniform.given)} "
@@ -365,11 +205,8 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
                 f"the sequence length is {layer.seq_length}; give a shorter one"
             )
     job = _job(options, stored, mode, plan, spec, notes)
-    prediction: Prediction | None = None
-    why: tuple[str, ...] = ()
-    if options.plan is not None:
-        prediction = read_prediction(options.plan, stored.document, num_stages=plan.num_stages)
-        why = _other_run(stored, job, plan, spec)
+    prediction = _prediction(stored, plan)
+    why = () if options.plan is None else _other_run(stored, job, plan, spec)
     if prediction is not None and why:
         notes.append(
             f"the prediction in {source} is of another run ({', '.join(why)}), and is left out"
@@ -394,52 +231,38 @@ class _Stored:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path or Path()
-        self.document = {} if path is None else read_plan_document(path)
-        self.options = self._mapping("options")
-        self.request = self._mapping("request")
-        self.has_options = bool(self.options)
+        self.document = PlanDocument() if path is None else PlanDocument.read(path)
+        self.options = self.document.options
+        self.has_options = bool(self.options.model_dump(exclude_unset=True))
 
-    def _mapping(self, key: str) -> Mapping[str, object]:
-        # strategies have no such keys, and what they hold instead their reader checks
-        is_ours = "format" in self.document or "status" in self.document
-        value = self.document.get(key, {}) if is_ours else {}
-        if not isinstance(value, Mapping):
-            raise DocumentError(self.path, f"expected an object, got {shorten(value)}", key=key)
-        return value
-
-    def flag(self, key: str) -> bool | None:
-        value = self.options.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self._unusable(f"options.{key}", value, "true or false")
-        return value
-
-    def text(self, where: str, key: str) -> str | None:
-        value = (self.options if where == "options" else self.request).get(key)
+    def text(self, key: str) -> str | None:
+        """Return a text of the request."""
+        value = self.document.request.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._unusable(f"{where}.{key}", value, "a text")
+            raise self._unusable(key, value, "a text")
         return value
 
     def counts(self, key: str) -> tuple[int, ...] | None:
         """Return a comma list of the request."""
-        text = self.text("request", key)
+        text = self.text(key)
         if text is None:
             return None
         parts = [part.strip() for part in text.split(",")]
         if not all(part.isdecimal() and len(part) < 10 for part in parts):
-            raise self._unusable(f"request.{key}", text, "a comma list of numbers")
+            raise self._unusable(key, text, "a comma list of numbers")
         return tuple(map(int, parts))
 
     def _unusable(self, key: str, value: object, expected: str) -> DocumentError:
         return DocumentError(
             self.path,
             f"expected {expected}, got {shorten(value)}",
-            key=key,
+            key=f"request.{key}",
             remedy="write the plan again with autopar-search",
         )
 
 
 def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
-    name = options.model or stored.text("request", "model")
+    name = options.model or stored.text("model")
     if name is None:
         file = "the options of GLOBAL mode do" if options.plan is None else f"{options.plan} does"
         raise OptionError(
@@ -474,14 +297,14 @@ def _seq_length(options: PlanOptions, stored: _Stored) -> Sequence[int] | None:
     return (options.seq_length,) if options.seq_length else stored.counts("seq-length")
 
 
-def _read(path: Path, document: Mapping[str, object], world: int | None) -> Plan:
+def _read(stored: _Stored, world: int | None) -> Plan:
     try:
-        return read_strategy(document, world_size=world)
+        return read_strategy(stored.document, world_size=world, path=stored.path)
     except DocumentError as error:
-        remedy = error.remedy
-        if error.key == "world_size" and world is None:
-            remedy = "give --world-size, or start with torchrun"
-        raise DocumentError(path, error.problem, key=error.key, remedy=remedy) from None
+        if error.key != "world_size" or world is not None:
+            raise
+        remedy = "give --world-size, or start with torchrun"
+        raise DocumentError(stored.path, error.problem, key=error.key, remedy=remedy) from None
 
 
 def _known(world: int | None) -> int:
@@ -512,17 +335,14 @@ def _job(
         num_microbatches=options.num_microbatches,
     )
 
-    def flag(given: bool | None, key: str) -> bool:
-        for value in (given, stored.flag(key)):
-            if value is not None:
-                return value
-        return True
+    def flag(*said: bool | None) -> bool:
+        return next((value for value in said if value is not None), True)
 
     return PlanJob(
         plan=plan,
         spec=spec,
-        sequence_parallel=flag(options.sequence_parallel, "sequence_parallel"),
-        async_grad_reduce=flag(options.async_grad_reduce, "async_grad_reduce"),
+        sequence_parallel=flag(options.sequence_parallel, stored.options.sequence_parallel),
+        async_grad_reduce=flag(options.async_grad_reduce, stored.options.async_grad_reduce),
         precision=_precision(options, stored, mode, notes),
         seed=options.seed,
     )
@@ -531,7 +351,7 @@ def _job(
 def _precision(options: PlanOptions, stored: _Stored, mode: Mode, notes: list[str]) -> Precision:
     if options.precision is not None:
         return options.precision
-    text = stored.text("options", "mixed_precision")
+    text = stored.options.mixed_precision
     if text == "fp16":
         notes.append("the plan is for fp16; bf16, of the same size, is used instead")
         return "bf16"
@@ -543,6 +363,21 @@ def _precision(options: PlanOptions, stored: _Stored, mode: Mode, notes: list[st
             remedy="give --mixed-precision",
         )
     return _RUN_HERE[text] if text else ("bf16" if mode == "dryrun" else "fp32")
+
+
+def _prediction(stored: _Stored, plan: Plan) -> PlanDocument | None:
+    """Return the document where it predicts something."""
+    document, count = stored.document, plan.num_stages
+    if document.step_time_s is None and not document.stages:
+        return None
+    if document.stages and len(document.stages) != count:
+        raise DocumentError(
+            stored.path,
+            f"expected a list of {count} stages, got {len(document.stages)}",
+            key="prediction.stages",
+            remedy="write the plan again with autopar-search",
+        )
+    return document
 
 
 def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> tuple[str, ...]:
@@ -564,10 +399,10 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
         ("sequence_parallel", "sequence parallelism"),
         ("async_grad_reduce", "one reduction of gradients per step"),
     ):
-        then, now = stored.flag(key), getattr(job, key)
+        then, now = getattr(stored.options, key), getattr(job, key)
         if then is not None and then != now:
             differences.append(f"{texts[then]} {word}, here {texts[now]}")
-    then_precision = stored.text("options", "mixed_precision")
+    then_precision = stored.options.mixed_precision
     alike = {job.precision, "fp16"} if job.precision == "bf16" else {job.precision}
     if then_precision is not None and then_precision not in alike:
         differences.append(f"{then_precision}, here {job.precision}")
@@ -576,7 +411,7 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
 
 def _other_model(stored: _Stored, spec: ModelSpec) -> list[str]:
     """Return in what a model differs from the one that a plan file was made for."""
-    name = stored.text("request", "model")
+    name = stored.text("model")
     if name is None:  # made of measured files alone, so nothing is known of it but its sizes
         return []
     try:

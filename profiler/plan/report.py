@@ -16,8 +16,9 @@ from rich.markup import escape
 
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import write_json
-from autopar.documents.plan import strategy_document
+from autopar.documents.plan import PlanDocument, strategy_document
 from autopar.errors import OptionError
+from autopar.plan_entries import StageEntry
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -29,7 +30,7 @@ from profiler.plan.arithmetic import (
 )
 from profiler.plan.job import DryRunRank, PlanJob, RunResult
 from profiler.plan.options import Mode
-from profiler.plan.question import PredictedStage, Prediction, Question
+from profiler.plan.question import Question
 from profiler.plan.verdict import Verdict
 
 __all__ = [
@@ -122,7 +123,7 @@ class BookedPart:
 
 
 def book(
-    job: PlanJob, rank: DryRunRank, prediction: Prediction | None, *, kept_bytes: int
+    job: PlanJob, rank: DryRunRank, prediction: PlanDocument | None, *, kept_bytes: int
 ) -> tuple[BookedPart, ...]:
     """Return the parts of a rank's peak, which sum to it, and the prediction of each.
 
@@ -142,7 +143,9 @@ def book(
     if prediction is not None and prediction.stages:
         stage = prediction.stages[rank.stage]
         if stage.memory_bytes:
-            share = _gradient_share(job, rank.stage, fp32_gradients=bool(prediction.fp32_gradients))
+            share = _gradient_share(
+                job, rank.stage, fp32_gradients=bool(prediction.options.fp32_gradients)
+            )
             predicted = _predicted(stage, share)
     return tuple(
         BookedPart(name=name, predicted_bytes=predicted.get(name), counted_bytes=size)
@@ -150,14 +153,18 @@ def book(
     )
 
 
-def gradient_note(job: PlanJob, prediction: Prediction | None) -> str | None:
+def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
     """Return in one sentence that gradients take twice what is predicted, with the figure.
 
     None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
     prediction in bf16 without `--fp32-gradients` takes 2 bytes for them. None also where the file
     does not say which it is.
     """
-    if prediction is None or not prediction.stages or prediction.fp32_gradients is not False:
+    if (
+        prediction is None
+        or not prediction.stages
+        or prediction.options.fp32_gradients is not False
+    ):
         return None
     if job.precision != "bf16":
         return None
@@ -173,7 +180,7 @@ def gradient_note(job: PlanJob, prediction: Prediction | None) -> str | None:
     )
 
 
-def _predicted(stage: PredictedStage, gradient_share: float) -> dict[str, int]:
+def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
     of = stage.memory_bytes
     states = of.get("states", 0) + of.get("vocab_states", 0)
     gradients = round(states * gradient_share)
@@ -413,7 +420,7 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
 
 
 def _memory_rows(
-    rank: DryRunRank, parts: Sequence[BookedPart], stage: PredictedStage | None
+    rank: DryRunRank, parts: Sequence[BookedPart], stage: StageEntry | None
 ) -> list[list[str]]:
     rows = []
     for part in parts:
@@ -437,7 +444,7 @@ def _memory_rows(
 
 
 def _stage_times(
-    prediction: Prediction | None, stage: int, num_microbatches: int
+    prediction: PlanDocument | None, stage: int, num_microbatches: int
 ) -> Mapping[str, float]:
     if prediction is None or not prediction.stages:
         return {}
@@ -592,7 +599,7 @@ def _held(held: Held) -> dict[str, object]:
     return {**vars(held), "state_bytes": held.state_bytes}
 
 
-def _predicted_memory(prediction: Prediction | None) -> list[object] | None:
+def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
     """Return predicted memory by stage."""
     if prediction is None or not prediction.stages:
         return None

@@ -382,7 +382,7 @@ class _Pricer:
     def times_s(self, computation: float, communication: float) -> F64:
         """Return the step times in seconds, (n,)."""
         if computation == communication == 1.0:
-            return np.array([read_priced(plan)["step_time_s"] for plan in self._plans])
+            return np.array([read_priced(plan)[1] for plan in self._plans])
         name = f"c{computation:.6g}-k{communication:.6g}"
         probe = self._lines.work / "probes" / f"{name}.json"
         write_calibration(probe, self._document(computation, communication))
@@ -392,7 +392,7 @@ class _Pricer:
             title = f"pricing {plan.stem} with factors {computation:.4g} and {communication:.4g}"
             command = self._lines.price(plan, out, f"probes/{name}/{plan.stem}", title, probe)
             self._folder.run(command)
-            found.append(read_priced(out)["step_time_s"])
+            found.append(read_priced(out)[1])
         return np.array(found)
 
     def columns(self, computation: float, communication: float) -> TimeColumns:

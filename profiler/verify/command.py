@@ -211,17 +211,16 @@ def _disturbed(shares: Sequence[float]) -> list[str]:
 
 
 def _measured(candidate: Candidate, runs: Sequence[RunSamples]) -> MeasuredPlan:
-    priced = read_priced(candidate.path)
-    interval = priced.get("step_time_interval_s")
+    priced, step_time_s = read_priced(candidate.path)
     return MeasuredPlan(
         name=candidate.name,
         label=candidate.label,
         chosen=candidate.chosen,
-        predicted_s=float(priced["step_time_s"]),
+        predicted_s=step_time_s,
         predicted_bytes=predicted_bytes(candidate.path, priced, runs[0].peak_source),
         rounds=tuple(runs),
         strategy=strategy_document(candidate.plan),
-        interval_s=None if interval is None else (interval[0], interval[1]),
+        interval_s=priced.interval_s,
     )
 
 

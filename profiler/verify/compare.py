@@ -17,7 +17,9 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.documents.json import load_object, shorten
+from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError
+from autopar.plan_entries import StageEntry
 
 __all__ = [
     "NUM_RESAMPLES",
@@ -86,25 +88,25 @@ class MeasuredPlan:
         return self.rounds[0].peak_source
 
 
-def read_priced(path: Path) -> dict[str, Any]:
-    """Return the answer of `autopar-search --evaluate --json`: time, memory by stage, strategy.
+def read_priced(path: Path) -> tuple[PlanDocument, float]:
+    """Return what `autopar-search --evaluate --json` wrote, and the step time in it.
 
     Raises
     ------
     DocumentError : the plan has no price.
     """
-    data = load_object(path).data
-    if not _is_time(data.get("step_time_s")):
+    document = PlanDocument.read(path)
+    if not document.step_time_s:
         raise DocumentError(
             path,
-            f"expected a time above 0, got {shorten(data.get('step_time_s'))}",
+            f"expected a time above 0, got {shorten(document.step_time_s)}",
             key="step_time_s",
             remedy="run again with --no-resume",
         )
-    return data
+    return document, document.step_time_s
 
 
-def predicted_bytes(path: Path, priced: Mapping[str, Any], peak_source: str) -> tuple[int, ...]:
+def predicted_bytes(path: Path, priced: PlanDocument, peak_source: str) -> tuple[int, ...]:
     """Return what is predicted of the peak of each stage, in bytes.
 
     A count has the tensors of the model alone, so `fixed` (receive buffers and, of estimates,
@@ -115,29 +117,23 @@ def predicted_bytes(path: Path, priced: Mapping[str, Any], peak_source: str) -> 
     ------
     DocumentError : the price says nothing of a stage.
     """
-    try:
-        stages = priced["prediction"]["stages"]
-        found = tuple(
-            int(stage["allocated_bytes"])
-            - (int(stage["memory_bytes"]["fixed"]) if peak_source == "counted" else 0)
-            for stage in stages
+    found = [_peak_bytes(stage, peak_source) for stage in priced.stages]
+    sizes = tuple(size for size in found if size)
+    if not sizes or len(sizes) < len(found):
+        raise DocumentError(
+            path,
+            "expected allocated_bytes and memory_bytes of every stage, got "
+            f"{shorten([stage.content() for stage in priced.stages])}",
+            key="prediction.stages",
+            remedy="run again with --no-resume",
         )
-    except (KeyError, TypeError, ValueError):
-        raise _unpriced(path, priced) from None
-    if not found or min(found) <= 0:
-        raise _unpriced(path, priced)
-    return found
+    return sizes
 
 
-def _unpriced(path: Path, priced: Mapping[str, Any]) -> DocumentError:
-    detail = priced.get("prediction")
-    stages = detail.get("stages") if isinstance(detail, Mapping) else detail
-    return DocumentError(
-        path,
-        f"expected allocated_bytes and memory_bytes of every stage, got {shorten(stages)}",
-        key="prediction.stages",
-        remedy="run again with --no-resume",
-    )
+def _peak_bytes(stage: StageEntry, peak_source: str) -> int | None:
+    if peak_source != "counted":
+        return stage.allocated_bytes
+    return stage.tensor_bytes if "fixed" in stage.memory_bytes else None
 
 
 def read_run(path: Path, num_ranks: int) -> RunSamples:

@@ -15,9 +15,9 @@ from itertools import groupby
 from pathlib import Path
 
 from autopar.documents.json import load_object, write_json
-from autopar.documents.plan import read_strategy, strategy_document
-from autopar.errors import DocumentError
+from autopar.documents.plan import PlanDocument, read_strategy, strategy_document
 from autopar.plan import LayerStrategy, Plan
+from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Folder
 from profiler.verify.options import Device, VerifyOptions
 
@@ -313,17 +313,17 @@ def choose_plans(
     """
     best = lines.best()
     folder.run(best)
-    found = load_object(best.outputs[0]).data
+    found = PlanDocument.read(best.outputs[0])
     world = options.nproc
     kept: dict[Plan, tuple[str, str]] = {}
-    for place, document in enumerate((found["plan"], *(x["plan"] for x in found["alternatives"]))):
-        plan = plain_plan(read_strategy(document, world_size=world))
+    answer = read_strategy(found, world_size=world, path=best.outputs[0])
+    others = (read_strategy(other.plan, world_size=world) for other in found.alternatives)
+    for place, plan in enumerate(map(plain_plan, (answer, *others))):
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
-    num_layers = len(read_strategy(found["plan"], world_size=world).layers)
     wanted = len(kept) + options.contrast
-    for contrast in contrasts(options, num_layers):
+    for contrast in contrasts(options, len(answer.layers)):
         if len(kept) >= wanted:
             break
         command = lines.search(contrast.name, ("--top", "0", *contrast.extra))
@@ -334,7 +334,7 @@ def choose_plans(
                 raise
             notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")
             continue
-        plan = plain_plan(read_strategy(load_object(command.outputs[0]).data, world_size=world))
+        plan = plain_plan(read_strategy(command.outputs[0], world_size=world))
         if _runs(plan):
             kept.setdefault(plan, (contrast.name, f"contrast: {contrast.why}"))
     return [priced(plan, *names, lines, folder) for plan, names in kept.items()]
@@ -397,7 +397,7 @@ def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> 
     Raises
     ------
     CommandError : pricing fails.
-    DocumentError : the price holds no time.
+    DocumentError : the plan has no price.
     """
     strategy = lines.work / "plans" / f"{name}.strategy.json"
     out = lines.work / "plans" / f"{name}.json"
@@ -410,8 +410,7 @@ def priced(plan: Plan, name: str, chosen: str, lines: Lines, folder: Folder) -> 
                 stale.unlink()
     label = describe(plan)
     folder.run(lines.price(strategy, out, f"plans/{name}", f"pricing {label}"))
-    if load_object(out).data.get("step_time_s") is None:
-        raise DocumentError(out, "holds no time", key="step_time_s")
+    read_priced(out)
     return Candidate(name=name, chosen=chosen, plan=plan, path=out, label=label)
 
 

@@ -51,11 +51,11 @@ def _app() -> typer.Typer:
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    from autopar.documents.plan import read_plan_document
+    from autopar.documents.plan import PlanDocument
 
     path = str(raw.pop("plan"))
     why_not = raw.pop("why-not")
-    document = read_plan_document(path)
+    document = PlanDocument.read(path)
     stored = stored_request(path, document)
     flags = {row.name for row in _ROWS if row.kind == "flag"}  # False unless somebody gave them
     given = {
@@ -76,7 +76,7 @@ def _execute(raw: dict[str, Any]) -> int:
         talk(f"{_COMMAND}: {notice}")
     for name in changed_inputs(document, session.sources):
         talk(f"{_COMMAND}: {name} has changed since the plan was made")
-    plan, prediction = evaluate_file(path, session)
+    plan, prediction = evaluate_file(document, session, path=path)
     planner = session.planner
 
     def search_again() -> tuple[

@@ -25,6 +25,7 @@ from search.report.plan import print_heading, print_item, print_line
 from search.request import changed_inputs, stored_request
 
 if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
     from autopar.plan import Plan, Prediction
     from search.engines.reprice import Price
     from search.question import Session
@@ -208,11 +209,11 @@ def _execute(raw: dict[str, Any]) -> int:
 
 
 def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
-    from autopar.documents.plan import read_plan_document
+    from autopar.documents.plan import PlanDocument
     from search.engines.registry import lower_for
     from search.engines.reprice import choose
 
-    document = read_plan_document(path)
+    document = PlanDocument.read(path)
     stored = stored_request(path, document)
     flags = {row.name for row in OPTIONS if row.kind == "flag"}  # False unless somebody gave them
     given = {
@@ -221,7 +222,7 @@ def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
         if value is not None and value != [] and not (value is False and name in flags)
     }
     request = build_request({**stored, **given})
-    job, session = _job(path, request)
+    job, session = _job(path, document, request)
     if session is not None:
         for name in changed_inputs(document, session.sources):
             talk(f"{COMMAND}: {name} has changed since the plan was made")
@@ -274,7 +275,7 @@ def _refuse(choice: Choice, own: Mapping[str, Any]) -> int:
     return REFUSED
 
 
-def _job(path: str, request: Request) -> tuple[Job, Session | None]:
+def _job(path: str, document: PlanDocument, request: Request) -> tuple[Job, Session | None]:
     """Return what is exported, and what prices it: None where no hardware is named."""
     from autopar.plan import violations
     from search.engines.job import Job
@@ -291,10 +292,10 @@ def _job(path: str, request: Request) -> tuple[Job, Session | None]:
     session = None
     if inputs.uses_default_hardware:
         spec = model_spec(inputs)
-        plan, num_nodes, gpus_per_node = _without_hardware(path, request, spec.num_layers)
+        plan, num_nodes, gpus_per_node = _without_hardware(path, document, request, spec.num_layers)
     else:
         session = open_session(inputs, options, request.given)
-        spec, plan = session.spec, read_plan_for(path, session)
+        spec, plan = session.spec, read_plan_for(document, session, path=path)
         num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
     problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
     if problems:
@@ -318,11 +319,13 @@ def _job(path: str, request: Request) -> tuple[Job, Session | None]:
     return job, session
 
 
-def _without_hardware(path: str, request: Request, num_layers: int) -> tuple[Plan, int, int]:
+def _without_hardware(
+    path: str, document: PlanDocument, request: Request, num_layers: int
+) -> tuple[Plan, int, int]:
     from autopar.documents.plan import read_strategy
 
     nodes, gpus = request.inputs.num_nodes, request.inputs.num_gpus_per_node
-    plan = read_strategy(path, world_size=_world_of(request))
+    plan = read_strategy(document, world_size=_world_of(request), path=path)
     world = plan.world_size
     if len(plan.layers) != num_layers:
         raise DocumentError(
@@ -354,13 +357,13 @@ def _world_of(request: Request) -> int | None:
 
 
 def _files(
-    choice: Choice, own: Mapping[str, Any], path: str, document: Mapping[str, object]
+    choice: Choice, own: Mapping[str, Any], path: str, document: PlanDocument
 ) -> dict[str, str]:
     from search.engines.galvatron import is_complete
     from search.engines.reprice import lowered_files
 
     files = lowered_files(choice.lowered)
-    if own["to"] == "galvatron" and "format" not in document and is_complete(document):
+    if own["to"] == "galvatron" and document.is_strategy and is_complete(document.plan or {}):
         # Already what the engine reads: its bytes are handed on.
         files[next(iter(files))] = Path(path).read_text(encoding="utf-8")
     return files

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autopar.errors import OptionError
 from search.cli_options import OPTIONS
@@ -17,6 +17,7 @@ from search.commands.app import guarded, leave, make_app, talk, working
 if TYPE_CHECKING:
     import typer
 
+    from autopar.documents.plan import ResultDocument
     from search.planner.result import SearchResult
     from search.question import Session
 
@@ -68,6 +69,7 @@ def _requested(raw: Mapping[str, object]) -> Request:
 
 def _execute(request: Request) -> int:
     from search.question import open_session
+    from search.report.files import result_document
 
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
@@ -75,7 +77,7 @@ def _execute(request: Request) -> int:
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
-    document = _json(result, frontier)
+    document = result_document(result, frontier)
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -160,25 +162,16 @@ def _evaluate(request: Request, session: Session) -> int:
     return 0
 
 
-def _json(result: SearchResult, frontier: list[SearchResult] | None) -> dict[str, Any]:
-    from search.report.files import frontier_document, json_document
-
-    document = json_document(result)
-    if frontier is not None:
-        document["frontier"] = frontier_document(frontier)
-    return document
-
-
-def _emit(request: Request, document: dict[str, Any]) -> None:
+def _emit(request: Request, document: ResultDocument) -> None:
     path = request.output.json_path
     if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(document.content(), indent=2, allow_nan=False) + "\n")
     elif path is not None:
         from autopar.documents.plan import write_document
         from autopar.errors import DocumentError
 
         try:
-            write_document(path, document)
+            write_document(path, document.content())
         except DocumentError as error:
             raise OptionError(
                 f"--json {path}: {error.problem}; choose another path, or - for stdout"

@@ -6,32 +6,46 @@ same inputs give the same bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from autopar.documents.plan import (
     PLAN_FILE_FORMAT,
     PLAN_FILE_VERSION,
+    PlanDocument,
+    ResultDocument,
     strategy_document,
     strategy_file_name,
-    write_document,
     write_strategy,
 )
 from autopar.model import ModelSpec
-from autopar.plan import Plan, Prediction, StagePrediction, violations
+from autopar.plan import Plan, Prediction, violations
+from autopar.plan_entries import (
+    AlternativeEntry,
+    FrontierEntry,
+    InfeasibilityEntry,
+    InputEntry,
+    MemoryEntry,
+    OptionsEntry,
+    PredictionEntry,
+    StatisticsEntry,
+    VersionsEntry,
+    finite,
+    plain,
+    spread_of,
+)
 from search.options import SearchOptions
 from search.planner.result import Alternative, SearchResult
 
 __all__ = [
     "evaluation_document",
-    "frontier_document",
-    "json_document",
+    "frontier_entries",
     "plan_document",
+    "result_document",
     "write_outputs",
-    "write_plan_file",
 ]
 
 _NOT_KEPT = frozenset({"threads", "time_limit_s"})
@@ -46,27 +60,28 @@ _OFF_NAMES = (
 )
 
 
-def json_document(result: SearchResult) -> dict[str, object]:
-    """Return the object that `--json` prints for a search."""
-    prediction = result.prediction
-    document = _head(result.status, result.plan, prediction)
-    document |= {
-        "bound_samples_per_s": _number(result.bound_samples_per_s),
-        "gap": _number(result.gap),
-        "memory": _memory(prediction),
-        "plan": strategy_document(result.plan) if result.plan is not None else None,
-        "alternatives": [_alternative(item) for item in result.alternatives],
-        "defaults_used": list(result.defaults_used),
-        "search": {
-            "states": result.stats.states,
-            "cpu_s": result.stats.cpu_s,
-            "wall_s": result.stats.wall_s,
-        },
-    }
-    document |= _where_it_applies(prediction, synthetic=result.synthetic)
+def result_document(
+    result: SearchResult, frontier: Sequence[SearchResult] | None = None
+) -> ResultDocument:
+    """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it."""
+    there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
     if result.infeasibility is not None:
-        document["infeasible"] = _plain(result.infeasibility)
-    return document
+        there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
+    if frontier is not None:
+        there["frontier"] = frontier_entries(frontier)
+    return ResultDocument(
+        **_head(result.status, result.plan, result.prediction),
+        bound_samples_per_s=finite(result.bound_samples_per_s),
+        gap=finite(result.gap),
+        memory=_memory(result.prediction),
+        plan=_strategy(result.plan),
+        alternatives=[_alternative(item) for item in result.alternatives],
+        defaults_used=list(result.defaults_used),
+        search=StatisticsEntry(
+            states=result.stats.states, cpu_s=result.stats.cpu_s, wall_s=result.stats.wall_s
+        ),
+        **there,
+    )
 
 
 def evaluation_document(
@@ -78,39 +93,39 @@ def evaluation_document(
     estimated: bool = False,
     options: Mapping[str, object] | None = None,
     request: Mapping[str, object] | None = None,
-) -> dict[str, object]:
-    """Return the object that `--evaluate --json` prints; `problems` holds the arithmetic.
+) -> ResultDocument:
+    """Return what `--evaluate --json` prints; `problems` holds the arithmetic.
 
     `prediction`, `options` and `request` are as in our plan file, so that whoever checks a plan
     finds in either what was predicted, and of what.
     """
-    document = _head("evaluated", plan, prediction)
-    document |= {
-        "bound_samples_per_s": None,
-        "gap": None,
-        "memory": _memory(prediction),
-        "plan": strategy_document(plan),
-        "alternatives": [],
-        "defaults_used": list(defaults),
-        "search": {"states": 0, "cpu_s": 0.0, "wall_s": 0.0},
-        "problems": list(prediction.problems),
-        "prediction": _prediction(plan, prediction),
-        "estimated": estimated,
-        "options": _kept(options or {}),
-        "request": {key: _plain(value) for key, value in sorted((request or {}).items())},
-    }
-    return document | _where_it_applies(prediction, synthetic=synthetic)
+    return ResultDocument(
+        **_head("evaluated", plan, prediction),
+        bound_samples_per_s=None,
+        gap=None,
+        memory=_memory(prediction),
+        plan=strategy_document(plan),
+        alternatives=[],
+        defaults_used=list(defaults),
+        search=StatisticsEntry(states=0, cpu_s=0.0, wall_s=0.0),
+        problems=list(prediction.problems),
+        prediction=PredictionEntry.of(plan, prediction),
+        estimated=estimated,
+        options=_kept(options or {}),
+        request=_typed(request),
+        **_where_it_applies(prediction, synthetic=synthetic),
+    )
 
 
-def frontier_document(results: list[SearchResult]) -> list[object]:
-    """Return the frontier as a list of (budget, throughput, plan) objects."""
+def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
+    """Return the frontier as budgets with their throughput and plan."""
     return [
-        {
-            "memory_constraint_bytes": _number(_budget(result)),
-            "samples_per_s": _number(result.prediction.samples_per_s),
-            "step_time_s": _number(result.prediction.step_time_s),
-            "plan": strategy_document(result.plan),
-        }
+        FrontierEntry(
+            memory_constraint_bytes=finite(_budget(result)),
+            samples_per_s=finite(result.prediction.samples_per_s),
+            step_time_s=finite(result.prediction.step_time_s),
+            plan=strategy_document(result.plan),
+        )
         for result in results
         if result.plan is not None and result.prediction is not None
     ]
@@ -118,40 +133,35 @@ def frontier_document(results: list[SearchResult]) -> list[object]:
 
 def plan_document(
     result: SearchResult, *, request: Mapping[str, object] | None = None
-) -> dict[str, object]:
+) -> PlanDocument:
     """Return our own plan file of a result.
 
     Parameters
     ----------
     request : options as typed, so that `autopar-explain` can ask the same question again.
     """
-    prediction = result.prediction
-    document: dict[str, object] = {"format": PLAN_FILE_FORMAT, "version": PLAN_FILE_VERSION}
-    document |= {
-        "plan": strategy_document(result.plan) if result.plan is not None else None,
-        **_head(result.status, result.plan, prediction),
-        "bound_samples_per_s": _number(result.bound_samples_per_s),
-        "gap": _number(result.gap),
-        "prediction": _prediction(result.plan, prediction),
-        "alternatives": [_alternative(item) for item in result.alternatives],
-        "infeasibility": _plain(result.infeasibility),
-        "defaults_used": list(result.defaults_used),
-        "notes": list(result.notes),
-        "estimated": result.estimated,
-        "synthetic": result.synthetic,
-        "inputs": [_plain(source) for source in result.sources],
-        "options": _kept(result.options),
-        "request": {key: _plain(value) for key, value in sorted((request or {}).items())},
-        "versions": _versions(),
-    }
-    return document
-
-
-def write_plan_file(
-    path: Path | str, result: SearchResult, *, request: Mapping[str, object] | None = None
-) -> None:
-    """Write our own plan file of a result, atomically and byte for byte reproducibly."""
-    write_document(path, plan_document(result, request=request))
+    plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
+    return PlanDocument(
+        format=PLAN_FILE_FORMAT,
+        version=PLAN_FILE_VERSION,
+        plan=_strategy(plan),
+        **_head(result.status, plan, prediction),
+        bound_samples_per_s=finite(result.bound_samples_per_s),
+        gap=finite(result.gap),
+        prediction=None
+        if plan is None or prediction is None
+        else PredictionEntry.of(plan, prediction),
+        alternatives=[_alternative(item) for item in result.alternatives],
+        infeasibility=None if infeasibility is None else InfeasibilityEntry(**plain(infeasibility)),
+        defaults_used=list(result.defaults_used),
+        notes=list(result.notes),
+        estimated=result.estimated,
+        synthetic=result.synthetic,
+        inputs=[InputEntry(**plain(source)) for source in result.sources],
+        options=_kept(result.options),
+        request=_typed(request),
+        versions=_versions(),
+    )
 
 
 def write_outputs(
@@ -187,91 +197,67 @@ def write_outputs(
     write_strategy(result.plan, target)
     stem = target.name.removeprefix("galvatron_config_")
     own = target.with_name(f"autopar_plan_{stem}")
-    write_plan_file(own, result, request=request)
+    plan_document(result, request=request).write(own)
     return (target, own)
 
 
-def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, object]:
+def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:
     return {
         "status": status,
         "legal": prediction.legal if prediction is not None else None,
         "fits": prediction.fits if prediction is not None else plan is not None,
-        "step_time_s": _number(prediction.step_time_s) if prediction is not None else None,
-        "replay_s": _number(prediction.replay_s) if prediction is not None else None,
-        "samples_per_s": _number(prediction.samples_per_s) if prediction is not None else None,
+        "step_time_s": finite(prediction.step_time_s) if prediction is not None else None,
+        "replay_s": finite(prediction.replay_s) if prediction is not None else None,
+        "samples_per_s": finite(prediction.samples_per_s) if prediction is not None else None,
     }
 
 
-def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, object]:
+def _where_it_applies(prediction: Prediction | None, *, synthetic: bool) -> dict[str, Any]:
     """Return the spread of the step time where it is known, and that inputs are synthetic."""
-    document: dict[str, object] = {}
+    document: dict[str, Any] = {}
     if prediction is not None and prediction.step_time_interval_s is not None:
-        document["step_time_interval_s"] = _plain(prediction.step_time_interval_s)
-        document |= _computation(prediction)
+        document["step_time_interval_s"] = plain(prediction.step_time_interval_s)
+        document |= spread_of(prediction)
     if synthetic:
         document["synthetic"] = True
     return document
 
 
-def _computation(prediction: Prediction) -> dict[str, object]:
-    """Return what the spread of computation adds, nothing where it is unknown."""
-    if "computation" not in prediction.interval_of:
-        return {}
-    return {
-        "interval_of": list(prediction.interval_of),
-        "widest_cell": _plain(prediction.widest_cell),
-    }
+def _strategy(plan: Plan | None) -> dict[str, object] | None:
+    return None if plan is None else strategy_document(plan)
 
 
-def _memory(prediction: Prediction | None) -> list[object]:
+def _memory(prediction: Prediction | None) -> list[MemoryEntry]:
     return [
-        {
-            "stage": stage.stage,
-            "allocated_bytes": int(stage.allocated_bytes),
-            "reserved_bytes": int(stage.reserved_bytes),
-            "budget_bytes": int(stage.budget_bytes),
-        }
+        MemoryEntry(
+            stage=stage.stage,
+            allocated_bytes=int(stage.allocated_bytes),
+            reserved_bytes=int(stage.reserved_bytes),
+            budget_bytes=int(stage.budget_bytes),
+        )
         for stage in (prediction.stages if prediction is not None else ())
     ]
 
 
-def _alternative(alternative: Alternative) -> dict[str, object]:
+def _alternative(alternative: Alternative) -> AlternativeEntry:
     share = alternative.probability_faster
-    likely = {} if share is None else {"probability_faster": _number(share)}
-    return {
-        "differs_by": alternative.differs_by,
-        "step_time_s": _number(alternative.step_time_s),
-        "samples_per_s": _number(alternative.samples_per_s),
-        "bound_samples_per_s": _number(alternative.bound_samples_per_s),
+    likely = {} if share is None else {"probability_faster": finite(share)}
+    return AlternativeEntry(
+        differs_by=alternative.differs_by,
+        step_time_s=finite(alternative.step_time_s),
+        samples_per_s=finite(alternative.samples_per_s),
+        bound_samples_per_s=finite(alternative.bound_samples_per_s),
         **likely,
-        "plan": strategy_document(alternative.plan),
-    }
+        plan=strategy_document(alternative.plan),
+    )
 
 
-def _prediction(plan: Plan | None, prediction: Prediction | None) -> object:
-    if plan is None or prediction is None:
-        return None
-    ranks = plan.world_size // plan.num_stages
-    return {
-        "step_time_interval_s": _plain(prediction.step_time_interval_s),
-        **_computation(prediction),
-        "waterfall_s": _plain(prediction.waterfall_s),
-        "problems": list(prediction.problems),
-        "stages": [_stage(stage, ranks) for stage in prediction.stages],
-    }
+def _kept(options: Mapping[str, object]) -> OptionsEntry:
+    return OptionsEntry(**{k: plain(v) for k, v in options.items() if k not in _NOT_KEPT})
 
 
-def _kept(options: Mapping[str, object]) -> dict[str, object]:
-    return {k: _plain(value) for k, value in sorted(options.items()) if k not in _NOT_KEPT}
-
-
-def _stage(stage: StagePrediction, ranks: int) -> dict[str, object]:
-    """Return a stage; its ranks are alike, so one entry stands for all of them."""
-    content = _plain(stage)
-    assert isinstance(content, dict)
-    first = stage.stage * ranks
-    interval = [int(stage.allocated_bytes), int(stage.reserved_bytes)]
-    return {"ranks": [first, first + ranks - 1], "memory_interval_bytes": interval, **content}
+def _typed(request: Mapping[str, object] | None) -> dict[str, Any]:
+    return {key: plain(value) for key, value in sorted((request or {}).items())}
 
 
 def _budget(result: SearchResult) -> float:
@@ -279,30 +265,7 @@ def _budget(result: SearchResult) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _plain(value: object) -> object:
-    """Return a value as JSON has it: dataclasses as objects, what is not finite as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return _number(value)
-    if hasattr(value, "item"):  # numpy scalars
-        return _plain(value.item())
-    return str(value)
-
-
-def _versions() -> dict[str, object]:
+def _versions() -> VersionsEntry:
     """Return what a plan was computed with; the version of the file's format stands at its top.
 
     Interpreter and libraries are left out: they do not shape a plan, and its file would differ
@@ -315,4 +278,4 @@ def _versions() -> dict[str, object]:
         release = metadata.version("autopar")
     except metadata.PackageNotFoundError:  # run from a source tree
         release = "unknown"
-    return {"autopar": release, "core_interface": ABI_VERSION}
+    return VersionsEntry(autopar=release, core_interface=ABI_VERSION)

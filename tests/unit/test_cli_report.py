@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autopar.command.show import WIDTH, make_console
-from autopar.documents.plan import PLAN_FILE_VERSION, read_plan_document, read_strategy
+from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.hardware import Curve
 from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
@@ -24,9 +24,9 @@ from search.planner.result import SearchResult
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
     evaluation_document,
-    frontier_document,
-    json_document,
+    frontier_entries,
     plan_document,
+    result_document,
     write_outputs,
 )
 from search.report.plan import (
@@ -138,7 +138,7 @@ def test_plan_that_cannot_run_has_no_price() -> None:
 
     assert "no step time" in text
     assert "nan" not in text
-    assert json.dumps(evaluation_document(PLAN, unpriced), allow_nan=False)
+    assert json.dumps(evaluation_document(PLAN, unpriced).content(), allow_nan=False)
 
 
 def test_frontier_shows_budget_and_plan() -> None:
@@ -147,7 +147,7 @@ def test_frontier_shows_budget_and_plan() -> None:
 
     assert "24.00" in text
     assert text.count("pp2 m4 G16") == 1
-    assert len(frontier_document([RESULT, INFEASIBLE])) == 1
+    assert len(frontier_entries([RESULT, INFEASIBLE])) == 1
 
 
 def test_infeasible_sentence_has_stage_bytes_and_budget() -> None:
@@ -217,7 +217,7 @@ def test_alternatives_name_strategies_as_the_plan_does() -> None:
 
 def test_json_has_exactly_the_documented_keys() -> None:
     """No key more, none less, and numbers only."""
-    document = json_document(RESULT)
+    document = result_document(RESULT).content()
 
     assert list(document) == JSON_KEYS
     assert document["plan"]["pp_deg"] == 2
@@ -233,7 +233,7 @@ def test_json_has_exactly_the_documented_keys() -> None:
 
 def test_json_of_an_infeasible_search() -> None:
     """Keys stay, the plan is null, and the reason is there."""
-    document = json_document(INFEASIBLE)
+    document = result_document(INFEASIBLE).content()
 
     assert list(document) == [*JSON_KEYS, "infeasible"]
     assert document["status"] == "infeasible"
@@ -254,7 +254,7 @@ def test_both_files_hold_the_plan(tmp_path: Path) -> None:
 
 def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
     """Per stage, run and category; the memory interval; hashes; what was asked."""
-    document = read_plan_document(write_all(tmp_path)[1])
+    document = PlanDocument.read(write_all(tmp_path)[1]).content()
 
     stage = document["prediction"]["stages"][1]
     assert stage["ranks"] == [4, 7]
@@ -279,7 +279,7 @@ def test_plan_file_does_not_depend_on_threads_or_the_clock() -> None:
     )
 
     assert plan_document(other) == plan_document(RESULT)
-    assert json.dumps(plan_document(RESULT), allow_nan=False)
+    assert json.dumps(plan_document(RESULT).content(), allow_nan=False)
 
 
 def test_infeasible_result_writes_nothing(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_explain_reads_its_own_plan_file(
     """Inputs and options come from the file; the rule is answered."""
     fixed()
     document = plan_document(RESULT, request={"min-bsz": "16", "pin": ["tp=2"]})
-    (tmp_path / "p.json").write_text(json.dumps(document))
+    document.write(tmp_path / "p.json")
 
     assert explain_cli.run(["p.json", "--why-not", "tp=8"]) == 0
 
@@ -206,7 +206,11 @@ def test_explain_reads_its_own_plan_file(
     ("request_", "message"),
     [
         ([], "expected an object"),
-        ({"min-bsz": 16}, "'min-bsz' with the unusable value 16"),
+        (
+            {"min-bsz": 16},
+            "'request.min-bsz': expected a text, true, false or a list of texts, got 16",
+        ),
+        ({"min-bsz": True}, "'min-bsz' with the unusable value True"),
         ({"nonsense": "1"}, "'nonsense'"),
         ({"pin": ["tp"]}, "the grammar is"),
     ],
@@ -220,7 +224,7 @@ def test_explain_refuses_a_damaged_request(
 ) -> None:
     """A plan file is checked like any other document."""
     fixed()
-    document = plan_document(RESULT) | {"request": request_}
+    document = plan_document(RESULT).content() | {"request": request_}
     (tmp_path / "p.json").write_text(json.dumps(document))
 
     assert explain_cli.run(["p.json"]) == 2

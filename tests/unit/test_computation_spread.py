@@ -18,7 +18,7 @@ from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import interval_s, predict, probabilities_faster
 from search.report.explain import show_explanation
-from search.report.files import evaluation_document, json_document, plan_document
+from search.report.files import evaluation_document, plan_document, result_document
 from search.report.plan import show_result
 from tests.cost_cases import TOY_PLAN as PLAN
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
@@ -194,15 +194,15 @@ def test_reports_show_the_spread_of_computation() -> None:
     assert "faster in" in shown
     assert "what to measure again" in explained
     assert cell.name in " ".join(explained.split())
-    document = json.loads(json.dumps(json_document(result)))
+    document = json.loads(json.dumps(result_document(result).content()))
     assert document["interval_of"] == ["computation"]
     assert document["widest_cell"] == {"name": cell.name, "share": cell.share}
     shares = [item["probability_faster"] for item in document["alternatives"]]
     assert shares
     assert all(0.0 <= share <= 1.0 for share in shares)
-    kept = json.loads(json.dumps(plan_document(result)))
+    kept = json.loads(json.dumps(plan_document(result).content()))
     assert kept["prediction"]["widest_cell"]["name"] == cell.name
-    evaluated = evaluation_document(result.plan, result.prediction)
+    evaluated = evaluation_document(result.plan, result.prediction).content()
     assert evaluated["interval_of"] == ["computation"]
 
 
@@ -212,7 +212,7 @@ def test_reports_without_spread_are_as_before() -> None:
         toy_spec(), toy_model(), toy_hardware(), replace(OPTIONS, settle_bsz=16)
     ).solve()
     shown = text_of(lambda console: show_result(console, result, title="toy"))
-    document = json_document(result)
+    document = result_document(result).content()
 
     assert "measured spread" not in shown
     assert "faster in" not in shown

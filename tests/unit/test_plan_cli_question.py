@@ -146,9 +146,9 @@ def test_illegal_plans_say_everything() -> None:
         ("request", {"model": 7}, "request.model"),
         ("request", {"model": "small.json", "num-layers": "x"}, "request.num-layers"),
         ("prediction", [], "prediction"),
-        ("prediction", {"stages": [{}]}, "stages"),
-        ("prediction", {"stages": [{"forward_s": -1}, {}]}, "stages[0].forward_s"),
-        ("prediction", {"step_time_interval_s": [1]}, "step_time_interval_s"),
+        ("prediction", {"stages": [{}]}, "prediction.stages"),
+        ("prediction", {"stages": [{"forward_s": -1}, {}]}, "prediction.stages.0.forward_s"),
+        ("prediction", {"step_time_interval_s": [1]}, "prediction.step_time_interval_s"),
     ],
 )
 def test_damaged_plan_files(key: str, value: object, named: str) -> None:

@@ -265,7 +265,8 @@ def test_gradients_are_noted_only_where_fsdp2_keeps_them() -> None:
     assert gradient_note(asked.job, asked.prediction) is not None
     assert gradient_note(asked.job, None) is None
     assert asked.prediction is not None
-    unknown = replace(asked.prediction, fp32_gradients=None)
+    options = asked.prediction.options.model_copy(update={"fp32_gradients": None})
+    unknown = asked.prediction.model_copy(update={"options": options})
     assert gradient_note(asked.job, unknown) is None
     assert gradient_note(replace(asked.job, precision="fp32"), asked.prediction) is None
     assert gradient_note(replace(asked.job, async_grad_reduce=False), asked.prediction) is None

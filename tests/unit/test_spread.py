@@ -7,7 +7,6 @@ import io
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict
-from search.report.files import evaluation_document, json_document, plan_document
+from search.report.files import evaluation_document, plan_document, result_document
 from search.report.plan import show_evaluation, show_result
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.cli_results import PLAN, PREDICTION, RESULT
@@ -248,18 +247,18 @@ def test_reports_say_the_interval_and_that_timings_are_synthetic() -> None:
 
 def test_documents_say_the_interval_and_that_timings_are_synthetic() -> None:
     """`--json` has the keys where they apply; the plan file always has them."""
-    plain: dict[str, Any] = json_document(RESULT)
+    plain = result_document(RESULT).content()
     assert not {"step_time_interval_s", "synthetic"} & plain.keys()
     for document in (
-        json_document(SYNTHETIC),
-        evaluation_document(PLAN, KNOWN, synthetic=True),
+        result_document(SYNTHETIC).content(),
+        evaluation_document(PLAN, KNOWN, synthetic=True).content(),
     ):
         assert document["step_time_interval_s"] == [0.15, 0.18]
         assert document["synthetic"] is True
-    own: dict[str, Any] = plan_document(SYNTHETIC)
+    own = plan_document(SYNTHETIC).content()
     assert own["synthetic"] is True
     assert own["prediction"]["step_time_interval_s"] == [0.15, 0.18]
-    own = plan_document(RESULT)
+    own = plan_document(RESULT).content()
     assert own["synthetic"] is False
     assert own["prediction"]["step_time_interval_s"] is None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError, InstallError, OptionError
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
 from profiler.verify import command as cli
@@ -324,7 +325,7 @@ def test_plans_without_a_price_are_refused(tmp_path: Path) -> None:
 def test_counted_peaks_are_predicted_without_receive_buffers() -> None:
     """The allocator's with them; a price without stages is refused."""
     stage = {"allocated_bytes": 100, "memory_bytes": {"states": 70, "fixed": 30}}
-    priced = {"prediction": {"stages": [stage, stage]}}
+    priced = read_as({"prediction": {"stages": [stage, stage]}})
     path = Path("plan.json")
 
     assert predicted_bytes(path, priced, "counted") == (70, 70)
@@ -336,7 +337,12 @@ def test_counted_peaks_are_predicted_without_receive_buffers() -> None:
     )
     for content in bad:
         with pytest.raises(DocumentError, match=r"key 'prediction.stages': expected allocated_b"):
-            predicted_bytes(path, content, "counted")
+            predicted_bytes(path, read_as(content), "counted")
+
+
+def read_as(content: dict[str, Any]) -> PlanDocument:
+    """Return a printed result with this content."""
+    return PlanDocument.parse({"status": "evaluated", **content})
 
 
 def test_peaks_that_nobody_counted_are_unknown(tmp_path: Path) -> None:
