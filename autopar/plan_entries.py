@@ -81,24 +81,31 @@ def _is_typed(value: object) -> bool:
 
 
 _AMOUNT_SCHEMA = {"type": "number", "minimum": 0}
+_INTEGER = {"type": ["integer", "string"]}
+_SWITCH = {"type": ["integer", "boolean", "string"], "description": "0 or 1."}
+_LIST = {"type": ["string", "array", "integer"]}
 _STRATEGY_SCHEMA = {
     "type": "object",
-    "description": "The strategy file of a plan. These keys are written; those of other releases "
-    "are read as well.",
+    "description": "The strategy file of a plan: comma lists have an entry per layer. These keys "
+    "are written; those of other releases are read as well.",
     "properties": {
-        "pp_deg": {"type": "integer"},
-        **{
-            key: {"type": "string", "description": "A comma list with an entry per layer."}
-            for key in (
-                *("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp"),
-                *("cp_sizes_enc", "checkpoint"),
-            )
-        },
-        **{key: {"type": "integer"} for key in ("world_size", "global_bsz", "chunks")},
-        "pp_division": {"type": "string", "description": "Layers of every stage, a comma list."},
-        "pipeline_type": {"enum": ["pipedream_flush", "gpipe"]},
+        "pp_deg": _INTEGER,
+        "tp_sizes_enc": _LIST,
+        "tp_consecutive_flags": _LIST,
+        "dp_types_enc": _LIST,
+        "use_sp": _LIST,
+        "cp_sizes_enc": _LIST,
+        "checkpoint": _LIST,
+        "world_size": _INTEGER,
+        "global_bsz": _INTEGER,
+        "chunks": _INTEGER,
+        "pp_division": {**_LIST, "description": "Layers of every stage."},
+        "pipeline_type": {"enum": ["pipedream_flush", "1f1b", "gpipe"]},
         "default_dp_type": {"enum": ["ddp", "zero2"]},
-        **{key: {"type": "integer"} for key in ("vtp", "vsp", "embed_sdp", "vocab_sdp")},
+        "vtp": _INTEGER,
+        "vsp": _SWITCH,
+        "embed_sdp": _SWITCH,
+        "vocab_sdp": _SWITCH,
     },
 }
 

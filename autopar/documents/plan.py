@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object, shorten, write_text
@@ -96,6 +96,9 @@ class _Answer(Entry):
 
 class PlanDocument(_Answer):
     """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
+
+    # without them a file is anyone's strategy; a plan made in Python has them from here
+    model_config = ConfigDict(json_schema_extra={"required": ["format", "version"]})
 
     format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
     version: Literal[1] = PLAN_FILE_VERSION

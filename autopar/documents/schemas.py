@@ -1,4 +1,4 @@
-"""JSON Schemas of the documented files, sidecars and cards, made from their pydantic models."""
+"""JSON Schemas of the documents, made from their pydantic models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator
 
 from autopar.documents.checks import INT, PatternDocument, Quantity, Rule, StrictObject
+from autopar.documents.plan import PlanDocument, ResultDocument
 from autopar.documents.sidecar import Sidecar
 from autopar.estimate.card import CardDocument
 
@@ -313,8 +314,10 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "memory": MemoryDocument,
     "sidecar": Sidecar,
     "card": CardDocument,
+    "plan": PlanDocument,
+    "result": ResultDocument,
 }
-"""Model of every document by what the documentation calls it."""
+"""Model of every document; the profiles by the role that they have in a plan's inputs."""
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

@@ -279,13 +279,16 @@ def test_nothing_is_left_beside_a_written_file(tmp_path: Path) -> None:
     assert sorted((tmp_path / "out").iterdir()) == sorted(paths)
 
 
-def test_schemas_accept_valid_documents_and_refuse_others() -> None:
+def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     """The schemas for other tools say the same as the readers."""
     jsonschema = pytest.importorskip("jsonschema")
     schemas = json_schemas()
-    assert schemas.keys() == MODELS.keys()
     card = json.loads(find_card("h100").read_text(encoding="utf-8"))
     documents = {**DOCUMENTS, "sidecar": SIDECAR, "card": card}
+    for role in ("plan", "result"):
+        text = (root / "tests" / "data" / f"{role}_v1.json").read_text(encoding="utf-8")
+        documents[role] = json.loads(text)
+    assert schemas.keys() == MODELS.keys()
     for role, schema in schemas.items():
         validator = jsonschema.Draft202012Validator(schema)
         validator.check_schema(schema)
