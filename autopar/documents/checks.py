@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -111,26 +111,30 @@ class Value:
     """
 
     expected: str
-    """In words: `expected true or false, got 'yes'`."""
+    """In words: `the value is 'yes', expected true or false`."""
     accepts: Callable[[Any], bool]
     schema: Mapping[str, Any]
     """The JSON Schema of the same."""
+    inside: bool = False
+    """True where the annotated type checks what is inside, such as the items of a list."""
 
     def check(self, value: object) -> object:
         """Return the value, or raise the error that says what was expected."""
         if not self.accepts(value):
-            raise _problem(f"expected {self.expected}, got {shorten(value)}")
+            raise _problem(f"the value is {shorten(value)}, expected {self.expected}")
         return value
 
     def __get_pydantic_core_schema__(
         self, source: type[Any], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        if self.inside:
+            return core_schema.no_info_before_validator_function(self.check, handler(source))
         return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return dict(self.schema)
+        return {**(handler(schema) if self.inside else {}), **self.schema}
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,9 @@ def validate_document(
         return kind.model_validate(data)
     except ValidationError as error:
         problem, location = _first(error)
+        if error.errors(include_url=False)[0]["type"] == "missing":
+            expected = _expected(kind, location)
+            problem = problem if expected is None else f"this key is missing, expected {expected}"
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
 
 
@@ -317,6 +324,25 @@ def _first(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
     """Return the sentence and the location of the first error of a ValidationError."""
     detail = error.errors(include_url=False)[0]
     return _sentence(detail), detail["loc"]
+
+
+def _expected(kind: type[BaseModel], location: tuple[str | int, ...]) -> str | None:
+    """Return in words what a key takes; None where no `Value` says it."""
+    model: type[BaseModel] | None = kind
+    field = None
+    for part in location:
+        if isinstance(part, str):
+            field = None if model is None else model.model_fields.get(part)
+            model = None if field is None else _model_in(field.annotation)
+    values = field.metadata if field is not None else ()
+    return next((value.expected for value in values if isinstance(value, Value)), None)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in a type such as `list[Model] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
 
 
 def _short_key(location: tuple[str | int, ...]) -> str | None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator
 from autopar.documents.checks import INT, PatternDocument, Quantity, Rule, StrictObject
 from autopar.documents.plan import PlanDocument, ResultDocument
 from autopar.documents.sidecar import Sidecar
+from autopar.documents.spec import ModelDocument
 from autopar.estimate.card import CardDocument
 
 __all__ = [
@@ -314,6 +315,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "memory": MemoryDocument,
     "sidecar": Sidecar,
     "card": CardDocument,
+    "model": ModelDocument,
     "plan": PlanDocument,
     "result": ResultDocument,
 }

@@ -11,11 +11,15 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import create_model
 
 from autopar.documents import catalog
+from autopar.documents.checks import StrictObject, Value, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec
@@ -24,6 +28,7 @@ from autopar.units import format_count
 __all__ = [
     "FORMAT",
     "RATIO",
+    "ModelDocument",
     "bare_spec",
     "checked_layer",
     "embedding_parameter_counts",
@@ -47,6 +52,7 @@ __all__ = [
 
 FORMAT = "autopar-model"
 """What `format` says in our own file."""
+_NOT_OF_THE_SPEC = ("format", "version", "source")
 _NOT_POSITIVE_ONLY = {  # integers that may be 0
     "learned_positions",
     "extra_embedding_parameters",
@@ -62,80 +68,6 @@ _MOST = {
 _MOST_OTHERS = 10**9
 RATIO = "a number from 1 to 1e12"
 """What `is_ratio` takes, in words."""
-
-
-def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
-    if data.get("version", 1) != 1:
-        raise unexpected(path, "version", data["version"], "1")
-    values = {k: v for k, v in data.items() if k not in ("format", "version", "source")}
-    values = _without_comments(values)
-    for key in values:
-        if key not in _MODEL_FIELDS:
-            raise _unknown(path, key, list(_MODEL_FIELDS))
-    one = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
-    shape = f"a list of layer types, [{one}]"
-    if "layers" not in values:
-        raise DocumentError(path, f"this key is missing, expected {shape}", key="layers")
-    layers = values.pop("layers")
-    if not isinstance(layers, list) or not layers:
-        raise unexpected(path, "layers", layers, shape)
-    parsed = []
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, dict):
-            raise unexpected(path, f"layers[{index}]", layer, f"a layer type, {one}")
-        prefix = f"layers[{index}]."
-        checked = _checked(path, _without_comments(layer), _LAYER_FIELDS, prefix)
-        parsed.append(
-            checked_layer(path, LayerSpec(**checked), {k: prefix + k for k in _LAYER_FIELDS})
-        )
-    known = {k: f for k, f in _MODEL_FIELDS.items() if k != "layers"}
-    return ModelSpec(layers=tuple(parsed), **_checked(path, values, known, ""))
-
-
-def _checked(
-    path: Path, values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field[Any]], prefix: str
-) -> dict[str, Any]:
-    """Return the values of known fields, checked for type and range."""
-    for key in values:
-        if key not in fields:
-            raise _unknown(path, key, list(fields), prefix)
-    for key, field in fields.items():
-        kind = str(field.type)
-        if kind.startswith("bool"):
-            expected = "true or false"
-        elif kind.startswith("str"):
-            expected = "a text"
-        elif kind.startswith("float"):
-            expected = RATIO
-        else:
-            least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
-            expected = f"a whole number from {least} to {most}"
-        if key not in values:
-            if field.default is dataclasses.MISSING:
-                raise DocumentError(
-                    path, f"this key is missing, expected {expected}", key=prefix + key
-                )
-            continue
-        value = values[key]
-        if value is None and "None" in kind:
-            continue
-        if kind.startswith("bool"):
-            legal = isinstance(value, bool)
-        elif kind.startswith("str"):
-            legal = isinstance(value, str) and bool(value)
-        elif kind.startswith("float"):
-            legal = is_ratio(value)
-        else:
-            legal = whole(value, least, most)
-        if not legal:
-            raise unexpected(path, prefix + key, value, expected)
-    return dict(values)
-
-
-def _without_comments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a document but those whose key starts with `_`, for people only."""
-    return {key: value for key, value in values.items() if not key.startswith("_")}
 
 
 def largest(key: str) -> int:
@@ -155,18 +87,80 @@ def is_ratio(value: object) -> bool:
     return 1 <= value <= 1e12  # infinite numbers and NaN are not
 
 
+_LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
+
+
+def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    """Return type and default of a key, from the field of the dataclass that it fills."""
+    kind, key = str(field.type), field.name
+    if kind.startswith("bool"):
+        value = Value("true or false", lambda x: isinstance(x, bool), {"type": "boolean"})
+    elif kind.startswith("str"):
+        text = {"type": "string", "minLength": 1}
+        value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
+    elif kind.startswith("float"):
+        value = Value(RATIO, is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12})
+    else:
+        least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
+        value = Value(
+            f"a whole number from {least} to {most}",
+            lambda x: whole(x, least, most),
+            {"type": "integer", "minimum": least, "maximum": most},
+        )
+    annotated = Annotated[Any, value]
+    default = ... if field.default is dataclasses.MISSING else field.default
+    return (annotated | None if "None" in kind else annotated), default
+
+
+def _fields(kind: type[LayerSpec | ModelSpec]) -> dict[str, Any]:
+    return {f.name: _field(f) for f in dataclasses.fields(kind) if f.name != "layers"}
+
+
+_Layer: Any = Annotated[
+    create_model(
+        "LayerDocument", __base__=StrictObject, __doc__="A layer type.", **_fields(LayerSpec)
+    ),
+    Value(f"a layer type, {_LAYER}", lambda x: isinstance(x, dict), {}, inside=True),
+]
+_LAYERS = Value(
+    f"a list of layer types, [{_LAYER}]",
+    lambda x: isinstance(x, list) and bool(x),
+    {"minItems": 1},
+    inside=True,
+)
+_MODEL: dict[str, Any] = {
+    "format": (Annotated[Any, Value(repr(FORMAT), lambda x: x == FORMAT, {"const": FORMAT})], None),
+    "version": (Annotated[Any, Value("1", lambda x: x == 1, {"const": 1})], 1),
+    "source": (Any, None),
+    "layers": (Annotated[list[_Layer], _LAYERS], ...),
+    **_fields(ModelSpec),
+}
+ModelDocument = create_model(
+    "ModelDocument",
+    __base__=StrictObject,
+    __doc__="What an architecture is (`model.json`): layer types in execution order, and the rest.",
+    **_MODEL,
+)
+
+
+def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec of our `model.json`; raises DocumentError naming file, key and value."""
+    try:
+        document = validate_document(ModelDocument, path, data)
+    except DocumentError as error:
+        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", error.key or "")
+        raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
+    content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
+    layers = [
+        checked_layer(path, LayerSpec(**layer), {k: f"layers[{index}].{k}" for k in layer})
+        for index, layer in enumerate(content.pop("layers"))
+    ]
+    return ModelSpec(layers=tuple(layers), **content)
+
+
 def unexpected(path: Path, key: str, value: object, expected: str) -> DocumentError:
     """Return the error of a value that is not what the key expects."""
     return DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=key)
-
-
-def _unknown(path: Path, key: str, known: list[str], prefix: str = "") -> DocumentError:
-    (near,) = difflib.get_close_matches(key[:200], known, n=1, cutoff=0.0)
-    return DocumentError(
-        path,
-        f"this key is unknown; the nearest known key is {near!r}",
-        key=prefix + (key if len(key) <= 120 else key[:120] + "..."),
-    )
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:

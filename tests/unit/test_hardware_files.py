@@ -283,8 +283,9 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     """The schemas for other tools say the same as the readers."""
     jsonschema = pytest.importorskip("jsonschema")
     schemas = json_schemas()
+    text = (root / "models" / "t5-3b" / "model.json").read_text(encoding="utf-8")
     card = json.loads(find_card("h100").read_text(encoding="utf-8"))
-    documents = {**DOCUMENTS, "sidecar": SIDECAR, "card": card}
+    documents = {**DOCUMENTS, "sidecar": SIDECAR, "card": card, "model": json.loads(text)}
     for role in ("plan", "result"):
         text = (root / "tests" / "data" / f"{role}_v1.json").read_text(encoding="utf-8")
         documents[role] = json.loads(text)

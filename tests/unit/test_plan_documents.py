@@ -279,21 +279,21 @@ def test_damaged_files_get_one_sentence(data: st.DataObject, value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "sentence"),
+    ("key", "value", "named", "problem"),
     [
-        ("step_time_s", "0.5 s", "'step_time_s': expected a number of at least 0, got '0.5 s'"),
-        ("step_time_s", math.nan, "'step_time_s': expected a number of at least 0, got nan"),
-        ("estimated", "no", "'estimated': expected true or false, got 'no'"),
-        ("request", {"pin": [1]}, "'request.pin': expected a text, true, false or a list of"),
-        ("inputs", [{"role": "p2p", "path": 1}], "'inputs.0.path': expected a text, got 1"),
-        ("inputs", {}, "'inputs': the value is {}, expected a valid list"),
-        ("options", {"fp32_gradients": 4}, "'options.fp32_gradients': expected true or false, got"),
-        ("prediction", {"stage": []}, "'prediction.stage': this key is unknown; the nearest know"),
-        ("step_times", 1, "'step_times': this key is unknown; the nearest known key is 'step_tim"),
-        ("versions", {}, "'versions.autopar': this key is missing and is required"),
+        ("step_time_s", "0.5 s", "", "the value is '0.5 s', expected a number of at least 0"),
+        ("step_time_s", math.nan, "", "the value is nan, expected a number of at least 0"),
+        ("estimated", "no", "", "the value is 'no', expected true or false"),
+        ("inputs", {}, "", "the value is {}, expected a valid list"),
+        ("inputs", [{"role": "p2p", "path": 1}], ".0.path", "the value is 1, expected a text"),
+        ("options", {"fp32_gradients": 4}, ".fp32_gradients", "the value is 4, expected true or"),
+        ("request", {"pin": [1]}, ".pin", "the value is [1], expected a text, true, false or a l"),
+        ("prediction", {"stage": []}, ".stage", "this key is unknown; the nearest known key is '"),
+        ("step_times", 1, "", "this key is unknown; the nearest known key is 'step_time_s'"),
+        ("versions", {}, ".autopar", "this key is missing, expected a text"),
     ],
 )
-def test_sentences(tmp_path: Path, key: str, value: Any, sentence: str) -> None:
+def test_sentences(tmp_path: Path, key: str, value: Any, named: str, problem: str) -> None:
     """File, key, value, what was expected, and the remedy."""
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**content_of(PLAN_V1), key: value}), encoding="utf-8")
@@ -301,7 +301,7 @@ def test_sentences(tmp_path: Path, key: str, value: Any, sentence: str) -> None:
     with pytest.raises(DocumentError) as caught:
         PlanDocument.read(path)
 
-    assert str(caught.value).startswith(f"{path}: key {sentence}")
+    assert str(caught.value).startswith(f"{path}: key '{key}{named}': {problem}")
     assert caught.value.remedy == "write the plan again with autopar-search"
 
 
