@@ -156,8 +156,6 @@ Strategy = Annotated[
 class Entry(StrictObject):
     """An object of a document; null is what is unknown or not finite."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     def content(self) -> dict[str, Any]:
         """Return the object as it is written: the keys that were given, in their order."""
         return self.model_dump(exclude_unset=True)
@@ -322,7 +320,7 @@ class InputEntry(Entry):
 class OptionsEntry(BaseModel):
     """Everything that shaped the result, in base units; these keys are read, the others kept."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     mixed_precision: Text | None = None
     sequence_parallel: Flag | None = None

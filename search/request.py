@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError, OptionError
-from autopar.sources import Source
 from autopar.units import GIB
 from search.cli_options import OPTIONS
 
 if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
     from autopar.hardware import HardwareProfile
     from autopar.model import ModelProfile, ModelSpec
+    from autopar.sources import Source
     from search.options import SearchOptions
 
 __all__ = [
