@@ -1,7 +1,8 @@
 """SearchOptions: every choice a user can make about a search, in base units, validated once.
 
-The command line, the Python interface and the plan file all speak this one record; `cli` maps
-option spellings (kebab, underscore, peers' names) on it.
+The command line, the Python interface and the plan file all speak this one record: its fields are
+the options of `autopar-search`, with their help. Where inputs lie is no choice of a search: that
+is `inputs.InputSpec`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
+from autopar.command.options import option, validate
 from autopar.plan import PipelineType
+from autopar.units import GIB
 
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
-__all__ = ["ProfileMode", "SearchOptions", "option_record"]
+__all__ = ["PANELS", "ProfileMode", "SearchOptions", "option_record"]
 
-ProfileMode = Literal["static", "batch", "sequence"]
+ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
+
+_IN, _MEM, _SPACE, _COST, _OUT = (
+    "Inputs",
+    "Memory and batch",
+    "Search space",
+    "Cost model",
+    "Solver and output",
+)
+PANELS = (_IN, _MEM, _SPACE, _COST, _OUT)
+"""Headings of the options of a search, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,65 +37,153 @@ class SearchOptions:
     """Options of one search; the defaults are those documented for `autopar-search`."""
 
     # memory
-    memory_constraint_bytes: float = 24 * 2.0**30
-    """Memory of one GPU (`--memory-constraint`, GiB)."""
-    reserve_fraction: float = 0.05
-    """Allocator overhead: reserved = allocated * (1 + reserve_fraction) + context_bytes."""
-    context_bytes: float = 2.0**30
+    memory_constraint_bytes: float = option(
+        24 * 2.0**30,
+        name="memory-constraint",
+        help="memory of one GPU, GiB",
+        panel=_MEM,
+        shown="the GPU's where known, else 24",
+        above=0,
+        high=1 << 20,
+        scale=GIB,
+        most_used=True,
+    )
+    reserve_fraction: float = option(
+        0.05,
+        name="reserve",
+        help="allocator overhead as a share of what is allocated",
+        panel=_MEM,
+        low=0,
+        high=1,
+    )
+    """reserved = allocated * (1 + reserve_fraction) + context_bytes."""
+    context_bytes: float = option(
+        2.0**30,
+        name="context-gib",
+        help="device context, GiB per GPU",
+        panel=_MEM,
+        low=0,
+        high=1 << 20,
+        scale=GIB,
+    )
     # batch
-    min_bsz: int = 8
-    max_bsz: int = 8
-    bsz_scale: int = 8
-    settle_bsz: int | None = None
-    settle_chunk: int | None = None
+    min_bsz: int = option(8, help="smallest global batch", panel=_MEM, low=1, most_used=True)
+    max_bsz: int = option(8, help="largest global batch", panel=_MEM, low=1, most_used=True)
+    bsz_scale: int = option(8, help="step between batches", panel=_MEM, low=1)
+    settle_bsz: int | None = option(
+        None,
+        help="the one global batch; instead of a range",
+        panel=_MEM,
+        low=1,
+        off=-1,
+        most_used=True,
+    )
+    settle_chunk: int | None = option(
+        None, help="the one number of micro-batches", panel=_MEM, low=1, off=-1
+    )
     # space
-    search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = "full"
-    sp_space: Literal["tp", "sp", "tp+sp"] = "tp"
-    disable_dp: bool = False
-    disable_tp: bool = False
-    disable_vtp: bool = False
-    disable_sp: bool = False
-    disable_cp: bool = False
-    disable_pp: bool = False
-    disable_sdp: bool = False
-    disable_ckpt: bool = False
-    disable_tp_consec: bool = False
-    disable_embedding_lmhead_tp: bool = False
-    disable_embedding_lmhead_sp: bool = False
-    strided_tp: bool = False
-    max_tp_deg: int = 8
-    max_pp_deg: int | None = None
+    search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = option(
+        "full", help="dimensions to combine", panel=_SPACE
+    )
+    sp_space: Literal["tp", "sp", "tp+sp"] = option(
+        "tp", help="tensor parallelism, Ulysses, or either per layer", panel=_SPACE
+    )
+    disable_dp: bool = option(False, help="leave out data parallelism", panel=_SPACE)
+    disable_tp: bool = option(False, help="leave out tensor parallelism", panel=_SPACE)
+    disable_vtp: bool = option(False, help="leave out vocabulary parallelism", panel=_SPACE)
+    disable_sp: bool = option(False, help="leave out Ulysses sequence parallelism", panel=_SPACE)
+    disable_cp: bool = option(False, help="leave out context parallelism", panel=_SPACE)
+    disable_pp: bool = option(False, help="leave out pipeline parallelism", panel=_SPACE)
+    disable_sdp: bool = option(False, help="leave out ZeRO-3", panel=_SPACE)
+    disable_ckpt: bool = option(False, help="leave out activation checkpointing", panel=_SPACE)
+    disable_tp_consec: bool = option(False, help="leave out strided tensor groups", panel=_SPACE)
+    disable_embedding_lmhead_tp: bool = option(
+        False, help="leave out tensor parallelism of embedding and head", panel=_SPACE
+    )
+    disable_embedding_lmhead_sp: bool = option(
+        False, help="leave out Ulysses for embedding and head", panel=_SPACE
+    )
+    strided_tp: bool = option(False, help="also try strided tensor groups", panel=_SPACE)
+    max_tp_deg: int = option(8, help="largest tensor degree", panel=_SPACE, low=1)
+    max_pp_deg: int | None = option(None, help="most stages", panel=_SPACE, low=1, shown="no limit")
     """None: as many stages as layers and ranks allow."""
-    max_sp_deg: int = 8
-    max_cp_deg: int = 1
-    fine_grained_mode: bool = True
+    max_sp_deg: int = option(8, help="largest Ulysses degree", panel=_SPACE, low=1)
+    max_cp_deg: int = option(1, help="largest context degree", panel=_SPACE, low=1)
+    fine_grained_mode: bool = option(
+        True, help="a strategy per layer (1) or one for all (0)", panel=_SPACE, shown="1"
+    )
     """False: one strategy for all layers."""
-    pipeline_type: PipelineType = "1f1b"
-    default_dp_type: Literal["ddp", "zero2", "any"] = "ddp"
-    pp_division: tuple[int, ...] | None = None
-    pin: tuple[str, ...] = ()
+    pipeline_type: PipelineType = option(
+        "1f1b",
+        help="schedule",
+        panel=_SPACE,
+        choices={"pipedream_flush": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe"},
+    )
+    default_dp_type: Literal["ddp", "zero2", "any"] = option(
+        "ddp", help="what a layer without ZeRO-3 does", panel=_SPACE
+    )
+    pp_division: tuple[int, ...] | None = option(
+        None, help="layers of every stage, e.g. 9,7,8,8", panel=_SPACE, low=1
+    )
+    pin: tuple[str, ...] = option(
+        (),
+        help="rule to keep, e.g. 'layers 0-3:tp=4'; repeats",
+        panel=_SPACE,
+        metavar="RULE",
+        most_used=True,
+    )
     """Rules such as `layers 0-3:tp=4`, `stage 0:ckpt=0`, `tp=2`, `pp=4`, `vtp=2`."""
-    forbid: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = option(
+        (), help="rule to rule out, same grammar; repeats", panel=_SPACE, metavar="RULE"
+    )
     # model of cost
-    time_profile_mode: ProfileMode = "static"
-    memory_profile_mode: Literal["static", "sequence"] = "static"
-    mixed_precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    fp32_gradients: bool = False
-    sequence_parallel: bool = True
-    """Megatron sequence parallelism for tensor-parallel layers."""
-    global_memory_buffer: bool = True
-    async_grad_reduce: bool = True
-    tp_overlap: bool = True
-    column_parallel_share: float = 0.5
-    """Share of the backward FLOP in column-parallel linears (overlap windows)."""
-    extrapolate: bool = False
+    time_profile_mode: ProfileMode = option(
+        "static",
+        help="how time grows with the batch",
+        panel=_COST,
+        shown="static; batch for estimates",
+    )
+    memory_profile_mode: Literal["static", "sequence"] = option(
+        "static",
+        help="how memory grows with the sequence",
+        panel=_COST,
+        # Memory has no batch mode: it is per sample already.
+        choices={"static": "static", "batch": "static", "sequence": "sequence"},
+    )
+    mixed_precision: Literal["bf16", "fp16", "fp32"] = option(
+        "bf16", help="training precision", panel=_COST
+    )
+    fp32_gradients: bool = option(
+        False, switch=True, help="gradients are kept in fp32", panel=_COST
+    )
+    sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
+    """Of tensor-parallel layers."""
+    global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)
+    async_grad_reduce: bool = option(True, help="reduce gradients once per step", panel=_COST)
+    tp_overlap: bool = option(True, help="tensor communication hides in backward", panel=_COST)
+    column_parallel_share: float = option(
+        0.5, help="share of column-parallel linears in backward", panel=_COST, low=0, high=1
+    )
+    """Share of the backward FLOP (overlap windows)."""
+    extrapolate: bool = option(
+        False, help="use the profile far outside what was measured", panel=_IN
+    )
     calibration: Calibration | None = None
     """Factors on times and bytes, from plans that ran (`--calibration`)."""
     # solver
-    top: int = 5
-    """Alternatives to report."""
-    threads: int = 1
-    time_limit_s: float | None = None
+    top: int = option(5, help="alternatives to report", panel=_OUT, low=0, high=1000)
+    threads: int = option(1, help="threads of the search", panel=_OUT, low=1, high=1024)
+    time_limit_s: float | None = option(
+        None,
+        name="time-limit",
+        help="seconds after which the best found is returned",
+        panel=_OUT,
+        above=0,
+        most_used=True,
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:

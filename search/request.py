@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.command.options import option, validate
 from autopar.errors import DocumentError, OptionError
 from autopar.units import GIB
-from search.cli_options import OPTIONS
+from search.cli_parse import ROWS
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -48,6 +49,7 @@ _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _CARD = re.compile(r".+:[^/\\]*")
 """What is meant as CARD:NxG, well formed or not."""
+_IN = "Inputs"
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
 
@@ -55,26 +57,74 @@ _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 class InputSpec:
     """Where the profiles are, as named on the command line; None is not given."""
 
-    model: str | None = None
-    hardware: str | None = None
-    num_nodes: int | None = None
-    num_gpus_per_node: int | None = None
-    world_size: int | None = None
-    memory_profiling_path: str | None = None
-    time_profiling_path: str | None = None
-    allreduce_bandwidth_config_path: str | None = None
-    p2p_bandwidth_config_path: str | None = None
-    overlap_coe_path: str | None = None
-    sp_time_path: str | None = None
-    bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = None
-    parameter_bytes: Literal[4, 2] = 4
-    num_layers: tuple[int, ...] | None = None
-    seq_length: tuple[int, ...] | None = None
-    hidden_size: tuple[int, ...] | None = None
-    num_heads: int | None = None
-    vocab_size: int | None = None
-    make_vocab_size_divisible_by: int | None = None
-    calibration: str | None = None
+    model: str | None = option(
+        None,
+        help="shipped name, config.json of a model, or a model spec file",
+        panel=_IN,
+        most_used=True,
+    )
+    hardware: str | None = option(
+        None,
+        help="CARD:NxG (estimated), shipped name, or a folder of files",
+        panel=_IN,
+        most_used=True,
+    )
+    num_nodes: int | None = option(None, help="machines", panel=_IN, shown="1", low=1, high=1 << 20)
+    num_gpus_per_node: int | None = option(
+        None, help="GPUs of a machine", panel=_IN, shown="8", low=1, high=4096
+    )
+    world_size: int | None = option(
+        None, help="GPUs in all, nodes x GPUs per node", panel=_IN, low=1, high=1 << 24
+    )
+    memory_profiling_path: str | None = option(
+        None, help="memory file of the model, or its folder", panel=_IN
+    )
+    time_profiling_path: str | None = option(
+        None, help="computation file of the model, or its folder", panel=_IN
+    )
+    allreduce_bandwidth_config_path: str | None = option(
+        None, help="all-reduce bandwidths, or their folder", panel=_IN
+    )
+    p2p_bandwidth_config_path: str | None = option(
+        None, help="point-to-point bandwidths, or folder", panel=_IN
+    )
+    overlap_coe_path: str | None = option(
+        None, help="overlap coefficient, or its folder", panel=_IN
+    )
+    sp_time_path: str | None = option(
+        None, help="collective times (for tp+sp), or their folder", panel=_IN
+    )
+    bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
+        None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
+    )
+    parameter_bytes: Literal[4, 2] = option(
+        4, help="bytes per parameter behind parameter_size", panel=_IN
+    )
+    num_layers: tuple[int, ...] | None = option(
+        None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16
+    )
+    seq_length: tuple[int, ...] | None = option(
+        None, help="tokens per sample, by layer type", panel=_IN, low=1, high=1 << 28
+    )
+    hidden_size: tuple[int, ...] | None = option(
+        None, help="hidden size, by layer type", panel=_IN, low=1, high=1 << 24
+    )
+    num_heads: int | None = option(
+        None, help="attention heads, checked for divisibility", panel=_IN, low=1
+    )
+    vocab_size: int | None = option(None, help="words of the vocabulary", panel=_IN, low=1)
+    make_vocab_size_divisible_by: int | None = option(
+        None, help="padding of the vocabulary per vtp", panel=_IN, low=1
+    )
+    calibration: str | None = option(
+        None,
+        help="factors on times and memory, from autopar-verify",
+        panel="Cost model",
+        place=1,
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
 
     @property
     def uses_default_model(self) -> bool:
@@ -347,7 +397,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
 
 def stored_request(path: str, document: PlanDocument) -> dict[str, object]:
     """Return the options that a plan file of ours was made with, empty for other files."""
-    known = {row.name: row.kind for row in OPTIONS}
+    known = {row.name: row.kind for row in ROWS}
     kinds = {"flag": bool, "switch": bool, "texts": list}
     for name, value in document.request.items():
         if name not in known or not isinstance(value, kinds.get(known[name], str)):

@@ -6,23 +6,21 @@ import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from autopar.command.options import Command, make, option, read_values
 from autopar.errors import DocumentError, InputError, OptionError
-from search.cli_options import OptionRow
-from search.commands.app import guarded, leave, make_app
+from search.commands.app import leave
 
 if TYPE_CHECKING:
-    import typer
-
     from search.closed_form.validation import Check
 
 __all__ = [
     "COMMAND",
-    "JSON",
-    "SYSTEM",
+    "EstimateSpec",
     "main",
     "no_model",
     "refuse_nonsense",
@@ -31,7 +29,32 @@ __all__ = [
 ]
 
 COMMAND = "autopar-estimate"
-_HELP = """Price one training step in closed form: where its time and memory go.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateSpec:
+    """What `autopar-estimate` is asked without a model."""
+
+    validate: bool = option(
+        False, help="compare with published step times and memory", panel="Question"
+    )
+    system: str = option(
+        "a100-80gb",
+        help="file, or shipped name such as a100, h100, h200, b200",
+        panel="Inputs",
+    )
+    json: str | None = option(
+        None,
+        help="file for the statistics (.gz compresses), - for stdout, no tables",
+        panel="Output",
+    )
+
+
+_ROOT = Command(
+    name=COMMAND,
+    usage="calculon|tensor2d [OPTIONS]",
+    fills=(EstimateSpec,),
+    intro="""Price one training step in closed form: where its time and memory go.
 
 autopar-estimate calculon [OPTIONS]: tensor, pipeline and data parallelism with interleaving,
 recomputation, offload and overlap.
@@ -44,17 +67,7 @@ Each has its own --help.
 autopar-estimate --validate compares the first model with published figures.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
-"""
-JSON = OptionRow(
-    "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", "Output"
-)
-SYSTEM = OptionRow(
-    "system", "text", "file, or shipped name such as a100, h100, h200, b200", "Inputs"
-)
-_ROWS = (
-    OptionRow("validate", "flag", "compare with published step times and memory", "Question"),
-    SYSTEM,
-    JSON,
+""",
 )
 
 
@@ -75,11 +88,12 @@ def run(arguments: Sequence[str]) -> int:
     model, *rest = list(arguments) or ["--help"]
     for module in (cli_estimate_calculon, cli_estimate_tensor2d):
         if model == module.MODEL:
-            return guarded(
-                COMMAND, module.app, rest, module.ROWS, module.HELP, f"{model} [OPTIONS]"
-            )
-    app = _app if model.startswith("-") else no_model(model)
-    return guarded(COMMAND, app, [model, *rest], _ROWS, _HELP, "calculon|tensor2d [OPTIONS]")
+            command: Command = module.COMMAND_LINE
+            return command.run(rest, module.execute)
+    if model.startswith("-"):
+        return _ROOT.run([model, *rest], _validate)
+    asked = [word for word in rest if word in ("--help", "-h")]
+    return _ROOT.run(asked, lambda _: no_model(model))
 
 
 def write_answer(path: str, document: dict[str, Any]) -> None:
@@ -121,12 +135,9 @@ def _plain(value: Any) -> Any:
     return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
-def _app() -> typer.Typer:
-    return make_app(COMMAND, _ROWS, _validate)
-
-
 def _validate(raw: dict[str, Any]) -> int:
-    if not raw["validate"]:
+    asked = make(EstimateSpec, read_values(_ROOT.rows, raw))
+    if not asked.validate:
         raise OptionError("say what to price with, calculon or tensor2d, or give --validate")
 
     from autopar.command.show import make_console
@@ -134,14 +145,13 @@ def _validate(raw: dict[str, Any]) -> int:
     from search.closed_form.validation import validate
     from search.report.closed_form import show_validation
 
-    name = raw["system"] or "a100-80gb"
-    system = calculon_system(name)
+    system = calculon_system(asked.system)
     answers = {"default": validate(system), "compat": validate(system, compat=True)}
-    if raw["json"] is not None:
-        write_answer(raw["json"], {key: _rows(checks) for key, checks in answers.items()})
-    if raw["json"] != "-":
+    if asked.json is not None:
+        write_answer(asked.json, {key: _rows(checks) for key, checks in answers.items()})
+    if asked.json != "-":
         console = make_console(sys.stdout)
-        show_validation(console, answers["default"], answers["compat"], system=name)
+        show_validation(console, answers["default"], answers["compat"], system=asked.system)
     return 0
 
 
@@ -149,15 +159,13 @@ def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
     return [{**vars(check), "error": check.error} for check in checks]
 
 
-def no_model(word: str) -> Callable[[], typer.Typer]:
-    def fail() -> typer.Typer:
-        if word.startswith("-"):
-            raise OptionError("say which model, calculon or tensor2d, before the options")
-        near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")
-
-    return fail
+def no_model(word: str) -> NoReturn:
+    """Raise OptionError for a command line that does not begin with a model."""
+    if word.startswith("-"):
+        raise OptionError("say which model, calculon or tensor2d, before the options")
+    near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")
 
 
 if __name__ == "__main__":

@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopar.command.options import Command, make, option, read_values
 from autopar.errors import DocumentError, InfeasibleExecution, OptionError
-from search.cli_options import OptionRow
-from search.cli_parse import convert
-from search.commands.app import make_app
 
 if TYPE_CHECKING:
-    import typer
-
     from search.closed_form.calculon import Execution, System
     from search.closed_form.files import Known
 
-__all__ = ["HELP", "MODEL", "ROWS", "app"]
+__all__ = ["COMMAND_LINE", "MODEL", "CalculonSpec", "execute"]
 
 MODEL = "calculon"
-HELP = """Price one training step after Calculon: where its time and memory go.
+_IN, _OUT = "Inputs", "Output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculonSpec:
+    """What `autopar-estimate calculon` is asked."""
+
+    application: str | None = option(
+        None, help="file, or shipped model such as llama2-7b", panel=_IN
+    )
+    system: str | None = option(
+        None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
+    )
+    execution: str | None = option(None, help="file, or shipped name such as 1x8-tp8", panel=_IN)
+    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
+    layers: bool = option(False, help="add the operations of one block", panel=_OUT)
+    peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
+    json: str | None = option(
+        None,
+        help="file for the statistics (.gz compresses), - for stdout, no tables",
+        panel=_OUT,
+    )
+    parameters: bool = option(
+        False, help="print the parameters of the application, and end", panel=_OUT
+    )
+
+
+COMMAND_LINE = Command(
+    name="autopar-estimate",
+    usage=f"{MODEL} [OPTIONS]",
+    fills=(CalculonSpec,),
+    intro="""Price one training step after Calculon: where its time and memory go.
 
 A, S and E are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
 application, S a machine (a100, h100, h200, b200), E an execution (1x8-tp8).
 
 Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
-"""
-_IN, _OUT = "Inputs", "Output"
-ROWS = (
-    OptionRow("application", "text", "file, or shipped model such as llama2-7b", _IN),
-    OptionRow("system", "text", "file, or shipped name such as a100, h100, h200, b200", _IN),
-    OptionRow("execution", "text", "file, or shipped name such as 1x8-tp8", _IN),
-    OptionRow("compat", "flag", "the published figures, with their known defects", _IN),
-    OptionRow("layers", "flag", "add the operations of one block", _OUT),
-    OptionRow("peers", "text", "file for the ranks that each rank talks to", _OUT),
-    OptionRow(
-        "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", _OUT
-    ),
-    OptionRow("parameters", "flag", "print the parameters of the application, and end", _OUT),
+""",
 )
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LAYERS = {
@@ -60,42 +76,41 @@ _REQUIRED = (
 )
 
 
-def app() -> typer.Typer:
-    """Return the application of the subcommand."""
-    return make_app("autopar-estimate", ROWS, _execute)
-
-
-def _execute(raw: dict[str, Any]) -> int:
+def execute(raw: dict[str, Any]) -> int:
+    """Price what a parsed command line says, and return the exit code."""
     from search.closed_form.calculon import evaluate
     from search.closed_form.files import calculon_system, load_application
     from search.commands.estimate import refuse_nonsense, write_answer
 
-    for row in ROWS:
-        if row.kind == "text" and raw[row.name] is not None:
-            convert(row, raw[row.name])  # refuses an empty one
-    for name in ("application",) if raw["parameters"] else ("application", "system", "execution"):
-        if raw[name] is None:
-            raise OptionError(f"--{name} is missing; give a file or a shipped name")
-    known = load_application(raw["application"])
-    if raw["parameters"]:
+    asked = make(CalculonSpec, read_values(COMMAND_LINE.rows, raw))
+    known = load_application(_needed("application", asked.application))
+    if asked.parameters:
         sys.stdout.write(f"{known.name:<13} -> {_prefixed(known.parameters)}\n")
         return 0
-    system = calculon_system(raw["system"])
-    execution, assumed, path = _load_execution(raw["execution"], known, compat=raw["compat"])
+    system_name = _needed("system", asked.system)
+    execution_name = _needed("execution", asked.execution)
+    system = calculon_system(system_name)
+    execution, assumed, path = _load_execution(execution_name, known, compat=asked.compat)
     try:
         statistics = evaluate(
-            known.application, execution, system, compat=raw["compat"], layers=raw["layers"]
+            known.application, execution, system, compat=asked.compat, layers=asked.layers
         )
     except InfeasibleExecution as error:
         raise InfeasibleExecution(f"{path}: {error.reason}", error.kind) from None
-    refuse_nonsense(raw["system"], statistics, "total_time")
-    if raw["peers"] is not None:
-        _write_peers(raw["peers"], execution)
-    if raw["json"] is not None:
-        write_answer(raw["json"], statistics)
-    if raw["json"] != "-":
-        _show(raw, known, execution, system, statistics, assumed)
+    refuse_nonsense(system_name, statistics, "total_time")
+    if asked.peers is not None:
+        _write_peers(asked.peers, execution)
+    if asked.json is not None:
+        write_answer(asked.json, statistics)
+    if asked.json != "-":
+        _show(asked, known, execution, system, statistics, assumed)
     return 0
+
+
+def _needed(name: str, value: str | None) -> str:
+    if value is None:
+        raise OptionError(f"--{name} is missing; give a file or a shipped name")
+    return value
 
 
 def _load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
@@ -140,7 +155,7 @@ def _write_peers(path: str, execution: Execution) -> None:
 
 
 def _show(
-    raw: dict[str, Any],
+    asked: CalculonSpec,
     known: Known,
     x: Execution,
     system: System,
@@ -157,7 +172,7 @@ def _show(
     console = make_console(sys.stdout)
     report.show_title(
         console,
-        f"{known.name} on {raw['system']}: {x.num_procs} processors = tensor {x.tensor_par} * "
+        f"{known.name} on {asked.system}: {x.num_procs} processors = tensor {x.tensor_par} * "
         f"pipeline {x.pipeline_par} * data {x.data_par}",
         f"{s['sample_rate']:.5g} samples/s, step {format_seconds(s['total_time'])}, "
         f"batch {x.batch_size}",
@@ -175,20 +190,20 @@ def _show(
     )
     report.show_pairs(console, "rates", _rates(known, x, system, s))
     report.show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
-    if raw["layers"]:
+    if asked.layers:
         report.show_layers(console, s["layers"], _LAYERS)
     notes = []
-    if not known.application.vocab_size and not raw["compat"]:
+    if not known.application.vocab_size and not asked.compat:
         notes.append("vocab_size is not given: embedding, head and loss are left out")
-    if known.spec is not None and not raw["compat"]:
+    if known.spec is not None and not asked.compat:
         wanted = "llama" if known.spec.layers[0].gated_mlp else "gpt"
         if x.structure_type != wanted:
             notes.append(
                 f"structure_type is {x.structure_type}, and {known.name} is built as {wanted}"
             )
-    if raw["compat"]:
+    if asked.compat:
         notes.append("vocabulary, grouped keys and values and causal masks are not in this model")
-    kept = list(quirk_texts(Quirks).values()) if raw["compat"] else []
+    kept = list(quirk_texts(Quirks).values()) if asked.compat else []
     report.show_lists(
         console, {"assumed": assumed, "notes": notes, "corrections that are off": kept}
     )

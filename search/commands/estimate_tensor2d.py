@@ -7,22 +7,72 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.command.options import Command, make, option, read_values
 from autopar.errors import InfeasibleExecution, OptionError
-from search.cli_options import OptionRow
-from search.cli_parse import convert
-from search.commands.app import make_app
 
 if TYPE_CHECKING:
-    import typer
-
     from search.closed_form.tensor2d import Model, System
 
-__all__ = ["HELP", "MODEL", "ROWS", "app"]
+__all__ = ["COMMAND_LINE", "MODEL", "Tensor2dSpec", "execute"]
 
 MODEL = "tensor2d"
-HELP = """Price one training step after arXiv 2410.00273: tensor parallelism in one and two
+_IN, _OUT = "Inputs", "Output"
+_EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor2dSpec:
+    """What `autopar-estimate tensor2d` is asked."""
+
+    model: str | None = option(
+        None, help="file with l, e, h, depth, f, or shipped model", panel=_IN
+    )
+    system: str | None = option(
+        None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
+    )
+    strategy: Literal["1d", "2d", "2d-seqp"] | None = option(
+        None, help="how tensors are divided", panel=_IN
+    )
+    config: str | None = option(None, help=f"degrees, such as {_EXAMPLES['config']}", panel=_IN)
+    placement: str | None = option(
+        None, help=f"such as {_EXAMPLES['placement']}", panel=_IN, shown="the fastest"
+    )
+    n_gpus: int | None = option(
+        None, help="GPUs in all", panel=_IN, shown="dp * tp * pp", low=1, high=1 << 30
+    )
+    batch: int | None = option(
+        None, help="samples of a step, in all", panel=_IN, low=1, high=1 << 40
+    )
+    execution: str | None = option(
+        None, help="JSON file with strategy, config, placement, ...", panel=_IN
+    )
+    attention: Literal["flash", "plain", "summa"] = option(
+        "flash",
+        help="plain writes its scores, summa divides its products too (2d)",
+        panel=_IN,
+    )
+    recompute: bool = option(
+        False, help="make what plain attention writes again in backward", panel=_IN
+    )
+    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
+    layers: bool = option(
+        False, help="add the operations of one layer and around the layers", panel=_OUT
+    )
+    json: str | None = option(
+        None,
+        help="file for the statistics (.gz compresses), - for stdout, no tables",
+        panel=_OUT,
+    )
+
+
+COMMAND_LINE = Command(
+    name="autopar-estimate",
+    usage=f"{MODEL} [OPTIONS]",
+    fills=(Tensor2dSpec,),
+    intro="""Price one training step after arXiv 2410.00273: tensor parallelism in one and two
 dimensions, with groups placed in fast domains.
 
 M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
@@ -30,34 +80,8 @@ M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows an
 place of tp, and for 2d the panels nb. --placement says how many of a group share a domain.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the candidate cannot run.
-"""
-_IN, _OUT = "Inputs", "Output"
-_STRATEGIES = ("1d", "2d", "2d-seqp")
-_EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
-ROWS = (
-    OptionRow("model", "text", "file with l, e, h, depth, f, or shipped model", _IN),
-    OptionRow("system", "text", "file, or shipped name such as a100, h100, h200, b200", _IN),
-    OptionRow("strategy", "choice", "how tensors are divided", _IN, choices=_STRATEGIES),
-    OptionRow("config", "text", f"degrees, such as {_EXAMPLES['config']}", _IN),
-    OptionRow("placement", "text", f"such as {_EXAMPLES['placement']} [default: the fastest]", _IN),
-    OptionRow("n-gpus", "int", "GPUs in all [default: dp * tp * pp]", _IN, low=1, high=1 << 30),
-    OptionRow("batch", "int", "samples of a step, in all", _IN, low=1, high=1 << 40),
-    OptionRow("execution", "text", "JSON file with strategy, config, placement, ...", _IN),
-    OptionRow(
-        "attention",
-        "choice",
-        "plain writes its scores, summa divides its products too (2d) [default: flash]",
-        _IN,
-        choices=("flash", "plain", "summa"),
-    ),
-    OptionRow("recompute", "flag", "make what plain attention writes again in backward", _IN),
-    OptionRow("compat", "flag", "the published figures, with their known defects", _IN),
-    OptionRow("layers", "flag", "add the operations of one layer and around the layers", _OUT),
-    OptionRow(
-        "json", "text", "file for the statistics (.gz compresses), - for stdout, no tables", _OUT
-    ),
+""",
 )
-_BY_NAME = {row.name: row for row in ROWS}
 _LAYERS = {
     "name": ("operation", ""),
     "t_fwd": ("forward", "s"),
@@ -77,35 +101,29 @@ _FILE_KEYS = {
 """Keys of an execution file -> the options that say the same."""
 
 
-def app() -> typer.Typer:
-    """Return the application of the subcommand."""
-    return make_app("autopar-estimate", ROWS, _execute)
-
-
-def _execute(raw: dict[str, Any]) -> int:
+def execute(raw: dict[str, Any]) -> int:
+    """Price what a parsed command line says, and return the exit code."""
     from search.closed_form.files import load_model, tensor2d_system
     from search.commands.estimate import refuse_nonsense, write_answer
 
-    for row in ROWS:
-        if row.kind in ("text", "choice") and raw[row.name] is not None:
-            convert(row, raw[row.name])  # refuses an empty one, and a word that is no choice
-    asked = _asked(raw)
-    for name in ("model", "system"):
-        if raw[name] is None:
-            raise OptionError(f"--{name} is missing; give a file or a shipped name")
+    given = make(Tensor2dSpec, read_values(COMMAND_LINE.rows, raw))
+    asked = _asked(given)
+    if given.model is None or given.system is None:
+        missing = "model" if given.model is None else "system"
+        raise OptionError(f"--{missing} is missing; give a file or a shipped name")
     for name in ("strategy", "config", "batch"):
         if name not in asked:
             raise OptionError(f"--{name} is missing; give it, or an --execution file with it")
-    if raw["recompute"] and raw["attention"] in (None, "flash"):
+    if given.recompute and given.attention == "flash":
         raise OptionError(
             "--recompute: flash attention keeps no scores; give --attention plain too"
         )
-    if raw["attention"] == "summa" and asked["strategy"] != "2d":
+    if given.attention == "summa" and asked["strategy"] != "2d":
         raise OptionError(
             f"--attention: summa needs the strategy 2d, got {asked['strategy']!r:.60}"
         )
-    name, model = load_model(raw["model"])
-    system = tensor2d_system(raw["system"])
+    name, model = load_model(given.model)
+    system = tensor2d_system(given.system)
     assumed = []
     config = asked["config"]
     if "n-gpus" not in asked:
@@ -114,12 +132,12 @@ def _execute(raw: dict[str, Any]) -> int:
         asked["n-gpus"] = math.prod(sizes)  # what is missing or no number is refused below
         assumed.append(f"n_gpus = {asked['n-gpus']}, the product of the degrees")
     try:
-        priced = _priced(model, system, asked, raw)
+        priced = _priced(model, system, asked, given)
     except InfeasibleExecution as error:
-        if raw["execution"] is None:
+        if given.execution is None:
             raise
-        raise InfeasibleExecution(f"{raw['execution']}: {error.reason}", error.kind) from None
-    refuse_nonsense(raw["system"], priced, "t")
+        raise InfeasibleExecution(f"{given.execution}: {error.reason}", error.kind) from None
+    refuse_nonsense(given.system, priced, "t")
     if priced.pop("_placed", False):
         placed = ",".join(f"{key}={priced[key]}" for key in priced if key.startswith("nv_"))
         assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
@@ -128,21 +146,21 @@ def _execute(raw: dict[str, Any]) -> int:
             f"needs {priced['mem']:.4g} GB of memory per GPU but only has "
             f"{system.hbm_capacity:.4g} GB (hbm_capacity)"
         )
-    if raw["json"] is not None:
-        write_answer(raw["json"], priced)
-    if raw["json"] != "-":
-        _show(raw, name, asked, model, system, priced, assumed)
+    if given.json is not None:
+        write_answer(given.json, priced)
+    if given.json != "-":
+        _show(given, name, asked, model, system, priced, assumed)
     return 0
 
 
-def _asked(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(given: Tensor2dSpec) -> dict[str, Any]:
     """Return what is asked for, options before the execution file."""
     from autopar.documents.checks import nearest_key
     from autopar.documents.json import load_object, shorten
     from autopar.errors import DocumentError
 
     asked: dict[str, Any] = {}
-    path = raw["execution"]
+    path = given.execution
     if path is not None:
         for key, value in load_object(path).data.items():
             if key.startswith("_"):
@@ -160,10 +178,9 @@ def _asked(raw: Mapping[str, Any]) -> dict[str, Any]:
                 )
             asked[_FILE_KEYS[key]] = value
     for name in _FILE_KEYS.values():
-        if raw[name] is None:
-            continue
-        value = convert(_BY_NAME[name], raw[name])
-        asked[name] = _numbers(name, str(value)) if name in ("config", "placement") else value
+        value = getattr(given, name.replace("-", "_"))
+        if value is not None:
+            asked[name] = _numbers(name, value) if name in ("config", "placement") else value
     return asked
 
 
@@ -184,7 +201,7 @@ def _numbers(option: str, text: str) -> dict[str, int]:
 
 
 def _priced(
-    model: Model, system: System, asked: Mapping[str, Any], raw: Mapping[str, Any]
+    model: Model, system: System, asked: Mapping[str, Any], given: Tensor2dSpec
 ) -> dict[str, Any]:
     from search.closed_form.tensor2d import evaluate
     from search.closed_form.tensor2d.exploration import assignments
@@ -200,14 +217,14 @@ def _priced(
             asked["n-gpus"],
             asked["batch"],
             system,
-            compat=raw["compat"],
-            attention=raw["attention"] or "flash",
-            recompute=raw["recompute"],
+            compat=given.compat,
+            attention=given.attention,
+            recompute=given.recompute,
             layers=layers,
         )
 
     if "placement" in asked:
-        return price(asked["placement"], layers=raw["layers"])
+        return price(asked["placement"], layers=given.layers)
     tensor = ("tp",) if strategy == "1d" else ("tp1", "tp2")
     groups = (*tensor, "dp", "pp")
     names = tuple(f"nv_{group}" for group in groups)
@@ -216,7 +233,7 @@ def _priced(
     inside = assignments(dims, system.nvlink_size) or _largest(dims, system.nvlink_size)
     found = [price(dict(zip(names, choice, strict=True))) for choice in inside]
     best = min([*found, alone], key=lambda statistics: float(statistics["t"]))
-    if raw["layers"]:
+    if given.layers:
         best = price({name: best[name] for name in names}, layers=True)
     return {**best, "_placed": True}
 
@@ -231,7 +248,7 @@ def _largest(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
 
 
 def _show(
-    raw: Mapping[str, Any],
+    given: Tensor2dSpec,
     name: str,
     asked: Mapping[str, Any],
     model: Model,
@@ -247,12 +264,12 @@ def _show(
     from search.report import closed_form as report
 
     console = make_console(sys.stdout)
-    attention = f"{raw['attention'] or 'flash'} attention" + ", recomputed" * raw["recompute"]
+    attention = f"{given.attention} attention" + ", recomputed" * given.recompute
     rate = asked["batch"] / s["t"]
     degrees = " ".join(f"{key}={value}" for key, value in asked["config"].items())
     report.show_title(
         console,
-        f"{name} on {raw['system']}: {asked['n-gpus']} GPUs, {asked['strategy']}, {degrees}, "
+        f"{name} on {given.system}: {asked['n-gpus']} GPUs, {asked['strategy']}, {degrees}, "
         f"{attention}",
         f"{rate:.5g} samples/s, step {format_seconds(s['t'])}, batch {asked['batch']}",
     )
@@ -270,16 +287,16 @@ def _show(
             ("share of the peak", f"{achieved / system.matrix_flops_fp16 * 100:.1f} %"),
         ],
     )
-    if raw["layers"]:
+    if given.layers:
         rows = [
             {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
             for row in s["layers"]
         ]
         around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
         report.show_layers(console, rows, _LAYERS, heading=f"one layer{around}, one micro-batch")
-    kept = list(quirk_texts(Quirks).values()) if raw["compat"] else []
+    kept = list(quirk_texts(Quirks).values()) if given.compat else []
     notes = []
-    if raw["compat"] and model != model.published():
+    if given.compat and model != model.published():
         notes.append("what is more than l, e, h, depth and f of the model is not in this model")
     elif not model.vocab:
         notes.append("vocab is not given: embedding, head and loss are left out")

@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autopar.command.options import Command, option
 from autopar.errors import OptionError
-from search.cli_options import OPTIONS, OptionRow
-from search.cli_parse import build_request
-from search.commands.app import guarded, leave, make_app, talk, working
+from search.cli_parse import FILLS, build_request
+from search.commands.app import leave, talk, working
+from search.options import PANELS
 from search.request import changed_inputs, stored_request
 
 if TYPE_CHECKING:
-    import typer
-
     from search.planner.result import SearchResult
     from search.report.explain import Perturbation
 
-__all__ = ["main", "run"]
+__all__ = ["COMMAND", "main", "run"]
 
-_COMMAND = "autopar-explain"
-_HELP = """Explain a plan: time and memory per stage and layer run, what binds, why not another.
+_NAME = "autopar-explain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainSpec:
+    """What is explained."""
+
+    plan: str = option(help="plan or strategy file", panel="Question", positional=True)
+    why_not: str | None = option(
+        None, help="rule such as tp=8: the best plan with it", panel="Question", metavar="RULE"
+    )
+
+
+COMMAND = Command(
+    name=_NAME,
+    usage="PLAN.json [OPTIONS]",
+    fills=(ExplainSpec, *FILLS),
+    without=frozenset({"evaluate", "json", "frontier", "output-config-path"}),
+    panels=("Question", *PANELS),
+    family="search",
+    intro="""Explain a plan: time and memory per stage and layer run, what binds, why not another.
 
 PLAN.json is a plan file of ours (autopar_plan_*.json), which names its inputs and options, or
 anyone's strategy file, with the options of autopar-search that describe model and hardware.
 Options given here replace those of the plan file.
 
 Exit codes: 0 done, 2 an input is unusable.
-"""
-_OUTPUTS = frozenset({"evaluate", "json", "frontier", "output-config-path"})
-_ROWS = (
-    OptionRow("why-not", "text", "rule such as tp=8: the best plan with it", "Question"),
-    *(row for row in OPTIONS if row.name not in _OUTPUTS),
+""",
 )
 
 
@@ -43,27 +58,17 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(_COMMAND, _app, arguments, _ROWS, _HELP, "PLAN.json [OPTIONS]")
-
-
-def _app() -> typer.Typer:
-    return make_app(_COMMAND, _ROWS, _execute, [("plan", "plan or strategy file")])
+    return COMMAND.run(arguments, _execute)
 
 
 def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
 
     path = str(raw.pop("plan"))
-    why_not = raw.pop("why-not")
+    why_not = raw.pop("why-not", None)
     document = PlanDocument.read(path)
     stored = stored_request(path, document)
-    flags = {row.name for row in _ROWS if row.kind == "flag"}  # False unless somebody gave them
-    given = {
-        name: value
-        for name, value in raw.items()
-        if value is not None and value != [] and not (value is False and name in flags)
-    }
-    request = build_request({**stored, **given})
+    request = build_request({**stored, **raw})
     rules = _rules(why_not)
 
     from autopar.command.show import make_console
@@ -73,9 +78,9 @@ def _execute(raw: dict[str, Any]) -> int:
 
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
-        talk(f"{_COMMAND}: {notice}")
+        talk(f"{_NAME}: {notice}")
     for name in changed_inputs(document, session.sources):
-        talk(f"{_COMMAND}: {name} has changed since the plan was made")
+        talk(f"{_NAME}: {name} has changed since the plan was made")
     plan, prediction = evaluate_file(document, session, path=path)
     planner = session.planner
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from autopar.command.options import Command
 from search.commands import (
     explore_calculon as cli_explore_calculon,
 )
 from search.commands import (
     explore_tensor2d as cli_explore_tensor2d,
 )
-from search.commands.app import guarded, leave
+from search.commands.app import leave
 from search.commands.estimate import no_model
 
 __all__ = ["COMMAND", "main", "run"]
 
 COMMAND = "autopar-explore"
-_HELP = """Search every way to run a training step, priced in closed form, for the best.
+_ROOT = Command(
+    name=COMMAND,
+    usage="calculon|tensor2d [OPTIONS]",
+    intro="""Search every way to run a training step, priced in closed form, for the best.
 
 autopar-explore calculon [OPTIONS]: tensor, pipeline and data parallelism with interleaving,
 recomputation, offload and overlap.
@@ -29,7 +33,8 @@ Each has its own --help.
 
 Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C, which
 shows the best found until then.
-"""
+""",
+)
 
 
 def main() -> None:
@@ -42,12 +47,11 @@ def run(arguments: Sequence[str]) -> int:
     model, *rest = list(arguments) or ["--help"]
     for module in (cli_explore_calculon, cli_explore_tensor2d):
         if model == module.MODEL:
-            return guarded(
-                COMMAND, module.app, rest, module.ROWS, module.HELP, f"{model} [OPTIONS]"
-            )
+            command: Command = module.COMMAND_LINE
+            return command.run(rest, module.execute)
     # an option without a model is not unknown: what lacks is the model
     asked = [word for word in (model, *rest) if word in ("--help", "-h")]
-    return guarded(COMMAND, no_model(model), asked, (), _HELP, "calculon|tensor2d [OPTIONS]")
+    return _ROOT.run(asked, lambda _: no_model(model))
 
 
 if __name__ == "__main__":

@@ -2,89 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.command.options import Command, make, option, read_values
 from autopar.errors import InfeasibleError, OptionError
-from search.cli_options import OptionRow
-from search.commands.app import make_app
-from search.commands.explore_session import (
-    OUTPUT_ROWS,
-    QUESTION_ROWS,
-    Job,
-    Question,
-    execute,
-    numbers,
-    read_options,
-    required,
-)
-from search.commands.explore_tuners import TUNER_ROWS, run_tuner, wants_tuner
+from search.commands.explore_session import AnswerSpec, AskedSpec, Job, Question, numbers
+from search.commands.explore_session import execute as search
+from search.commands.explore_tuners import TunerSpec, run_tuner, wants_tuner
 
 if TYPE_CHECKING:
-    import typer
-
     from search.closed_form.calculon import Application, System
     from search.closed_form.files import Known
     from search.closed_form.questions import Answer, Each
 
-__all__ = ["HELP", "MODEL", "ROWS", "app"]
+__all__ = ["COMMAND_LINE", "MODEL", "CalculonSpaceSpec", "execute"]
 
 MODEL = "calculon"
-HELP = """Search every execution of a model after Calculon: degrees, chunks, micro-batches,
+_IN, _SPACE = "Inputs", "Space"
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculonSpaceSpec:
+    """What is searched: a model on a system, and which executions of it."""
+
+    application: str = option(help="file, or shipped model such as llama2-7b", panel=_IN)
+    system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
+    num_procs: tuple[int, ...] = option(
+        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=_MOST
+    )
+    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    any_batch: bool = option(
+        False,
+        help="each has the largest batch up to that one that it divides",
+        panel=_SPACE,
+    )
+    datatype: Literal["float8", "float16", "bfloat16", "float32"] = option(
+        "float16", help="of weights and activations", panel=_SPACE
+    )
+    attention: Literal["multihead", "multiquery", "flash"] = option(
+        "multihead", help="kind of attention", panel=_SPACE
+    )
+    structure: Literal["gpt", "llama"] | None = option(
+        None, help="blocks", panel=_SPACE, shown="those of the model, else gpt"
+    )
+    fused_activation: Literal["true", "false", "both"] = option(
+        "true", help="activations in the kernels of the products before", panel=_SPACE
+    )
+    tp_overlap: bool = option(True, help="try overlapped tensor communication", panel=_SPACE)
+    dp_overlap: bool = option(True, help="try overlapped data communication", panel=_SPACE)
+    offload: bool = option(True, help="try the second memory", panel=_SPACE)
+    even_stages: bool = option(False, help="only stages of equally many blocks", panel=_SPACE)
+
+
+COMMAND_LINE = Command(
+    name="autopar-explore",
+    usage=f"{MODEL} [OPTIONS]",
+    fills=(CalculonSpaceSpec, AskedSpec, TunerSpec, AnswerSpec),
+    intro="""Search every execution of a model after Calculon: degrees, chunks, micro-batches,
 recomputation, communication, sharding, overlap, offload and network tiers.
 
 A and S are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
 application, S a machine (a100, h100, h200, b200).
 
 Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
-"""
-_IN, _SPACE = "Inputs", "Space"
-_MOST = 2**31 - 1
-ROWS = (
-    OptionRow("application", "text", "file, or shipped model such as llama2-7b", _IN),
-    OptionRow("system", "text", "file, or shipped name such as a100, h100, h200, b200", _IN),
-    OptionRow(
-        "num-procs", "ints", "numbers of processors, such as 512,1024", _IN, low=1, high=_MOST
-    ),
-    OptionRow("max-batch", "int", "samples of a step, in all", _IN, low=1, high=_MOST),
-    OptionRow(
-        "any-batch", "flag", "each has the largest batch up to that one that it divides", _SPACE
-    ),
-    OptionRow(
-        "datatype",
-        "choice",
-        "[default: float16]",
-        _SPACE,
-        choices=("float8", "float16", "bfloat16", "float32"),
-    ),
-    OptionRow(
-        "attention",
-        "choice",
-        "[default: multihead]",
-        _SPACE,
-        choices=("multihead", "multiquery", "flash"),
-    ),
-    OptionRow(
-        "structure",
-        "choice",
-        "blocks [default: those of the model, else gpt]",
-        _SPACE,
-        choices=("gpt", "llama"),
-    ),
-    OptionRow(
-        "fused-activation",
-        "choice",
-        "[default: true]",
-        _SPACE,
-        choices=("true", "false", "both"),
-    ),
-    OptionRow("tp-overlap", "switch", "try overlapped tensor communication [default: on]", _SPACE),
-    OptionRow("dp-overlap", "switch", "try overlapped data communication [default: on]", _SPACE),
-    OptionRow("offload", "switch", "try the second memory [default: on]", _SPACE),
-    OptionRow("even-stages", "flag", "only stages of equally many blocks", _SPACE),
-    *QUESTION_ROWS,
-    *TUNER_ROWS,
-    *OUTPUT_ROWS,
+""",
 )
 _LEGEND = (
     "t, p, d: tensor, pipeline, data degree; b: micro-batch; v: chunks per stage; "
@@ -92,43 +76,50 @@ _LEGEND = (
 )
 
 
-def app() -> typer.Typer:
-    """Return the application of the subcommand."""
-    return make_app("autopar-explore", ROWS, _execute)
-
-
-def _execute(raw: dict[str, Any]) -> int:
+def execute(raw: dict[str, Any]) -> int:
+    """Search what a parsed command line says, and return the exit code."""
+    rows = COMMAND_LINE.rows
     if wants_tuner(raw):
-        return run_tuner(raw, ROWS)
-    required(raw, ("application", "system", "num-procs", "max-batch"), ROWS)
-    values = read_options(raw, ROWS)
-    return execute(_question(values), values)
+        return run_tuner(raw, rows)
+    values = read_values(rows, raw)
+    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    question = _question(make(CalculonSpaceSpec, values), asked, files, set(values))
+    return search(question, files, frontier=asked.frontier)
 
 
-def _question(values: Mapping[str, Any]) -> Question:
+def _question(
+    space: CalculonSpaceSpec, asked: AskedSpec, files: AnswerSpec, given: Collection[str]
+) -> Question:
     from search.closed_form.files import calculon_system, load_application
     from search.closed_form.questions import parse_axis, variants
 
-    compat = bool(values["compat"])
-    known = load_application(values["application"])
-    system = calculon_system(values["system"])
-    shared = _space_fields(values, known, compat=compat)
-    _require_datatype(values["system"], system, shared["datatype"])
-    axes = tuple(parse_axis(text) for text in values["sweep"] or ())
+    compat = asked.compat
+    known = load_application(space.application)
+    system = calculon_system(space.system)
+    shared = _space_fields(space, known, compat=compat)
+    _require_datatype(space.system, system, space.datatype)
+    axes = tuple(parse_axis(text) for text in asked.sweep)
     documents = {"system": system, "application": known.application}
     jobs = [
-        _job(one["application"], one["system"], {**shared, "num_procs": count}, values, setting)
+        _job(
+            one["application"],
+            one["system"],
+            {**shared, "num_procs": count},
+            asked,
+            setting,
+            frontier=asked.frontier or (files.plot is not None and not setting),
+        )
         for setting, one in variants(documents, axes)
-        for count in numbers(values["num-procs"])
+        for count in numbers(space.num_procs)
     ]
     return Question(
         name=known.name,
-        system=values["system"],
+        system=space.system,
         unit="processor",
         legend=_LEGEND,
         axes=axes,
         jobs=tuple(jobs),
-        notes=_notes(values, known, shared, compat=compat),
+        notes=_notes(given, known, shared, compat=compat),
     )
 
 
@@ -141,26 +132,29 @@ def _require_datatype(name: str, system: System, datatype: str) -> None:
         )
 
 
-def _space_fields(values: Mapping[str, Any], known: Known, *, compat: bool) -> dict[str, Any]:
+def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> dict[str, Any]:
     from search.closed_form.files import structure_of
 
-    for option, word in (("attention", "flash"), ("structure", "llama")):
-        if compat and values.get(option) == word:
+    for option_name, chosen, word in (
+        ("attention", space.attention, "flash"),
+        ("structure", space.structure, "llama"),
+    ):
+        if compat and chosen == word:
             raise OptionError(
-                f"--{option} {word} is not in the published model; leave out that or --compat"
+                f"--{option_name} {word} is not in the published model; leave out that or --compat"
             )
     built = "gpt" if known.spec is None or compat else structure_of(known.spec)
     return {
-        "max_batch": values["max-batch"],
-        "datatype": values.get("datatype", "float16"),
-        "attention_type": values.get("attention", "multihead"),
-        "structure_type": values.get("structure", built),
-        "fused_activation": values.get("fused-activation", "true"),
-        "fixed_batch": not (values["any-batch"] or compat),
-        "uneven": not (values["even-stages"] or compat),
-        "tensor_overlap": values["tp-overlap"] is not False,
-        "data_overlap": values["dp-overlap"] is not False,
-        "offload": values["offload"] is not False,
+        "max_batch": space.max_batch,
+        "datatype": space.datatype,
+        "attention_type": space.attention,
+        "structure_type": space.structure or built,
+        "fused_activation": space.fused_activation,
+        "fixed_batch": not (space.any_batch or compat),
+        "uneven": not (space.even_stages or compat),
+        "tensor_overlap": space.tp_overlap,
+        "data_overlap": space.dp_overlap,
+        "offload": space.offload,
     }
 
 
@@ -168,13 +162,15 @@ def _job(
     application: Application,
     system: System,
     fields: Mapping[str, Any],
-    values: Mapping[str, Any],
+    asked: AskedSpec,
     setting: tuple[float, ...],
+    *,
+    frontier: bool,
 ) -> Job:
     from search.closed_form.calculon.exploration import Space
 
     space = Space(**fields)
-    compat, threads = bool(values["compat"]), values.get("threads", 1)
+    compat, threads = asked.compat, asked.threads
 
     def run(
         each: Each | None, progress: Callable[[int, int], None], stop: Callable[[], bool]
@@ -185,11 +181,11 @@ def _job(
             application,
             system,
             space,
-            top=values.get("top", 1 if setting else 10),
-            objective=values.get("objective", "rate"),
+            top=asked.top or (1 if setting else 10),
+            objective=asked.objective,
             compat=compat,
             threads=threads,
-            frontier=bool(values["frontier"] or ("plot" in values and not setting)),
+            frontier=frontier,
             values=setting,
             each=each,
             progress=progress,
@@ -207,7 +203,7 @@ def _job(
 
 
 def _notes(
-    values: Mapping[str, Any], known: Known, fields: Mapping[str, Any], *, compat: bool
+    given: Collection[str], known: Known, fields: Mapping[str, Any], *, compat: bool
 ) -> dict[str, list[str]]:
     from search.closed_form.calculon import Quirks
     from search.closed_form.validation import quirk_texts
@@ -219,13 +215,13 @@ def _notes(
         else f"batches are the largest multiple of the data degree up to {batch}",
         *(
             f"{name} {fields[key]}"
-            for name, key, option in (
+            for name, key, said in (
                 ("datatype", "datatype", "datatype"),
                 ("attention", "attention_type", "attention"),
                 ("structure", "structure_type", "structure"),
                 ("fused activations", "fused_activation", "fused-activation"),
             )
-            if option not in values
+            if said not in given
         ),
         *(["stages may differ by a block"] if fields["uneven"] else ["stages are equally long"]),
     ]

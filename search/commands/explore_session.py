@@ -8,12 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Literal
 
 from autopar.command import run as commands
+from autopar.command.options import option
 from autopar.errors import InfeasibleError, OptionError
-from search.cli_options import OptionRow
-from search.cli_parse import Value, convert
 from search.commands.app import talk
 
 if TYPE_CHECKING:
@@ -23,49 +22,65 @@ if TYPE_CHECKING:
     from search.closed_form.points import PointFile
     from search.closed_form.questions import Answer, Axis, Each
 
-__all__ = [
-    "OUTPUT_ROWS",
-    "QUESTION_ROWS",
-    "Job",
-    "Question",
-    "execute",
-    "numbers",
-    "read_options",
-    "required",
-]
+__all__ = ["AnswerSpec", "AskedSpec", "Job", "Question", "execute", "numbers"]
 
 _COMMAND = "autopar-explore"
 _ASK, _OUT = "Question", "Output"
-QUESTION_ROWS = (
-    OptionRow("top", "int", "executions to report [default: 10]", _ASK, low=1, high=100_000),
-    OptionRow(
-        "objective",
-        "choice",
-        "samples per second, seconds of a step, or memory [default: rate]",
-        _ASK,
-        choices=("rate", "time", "memory"),
-    ),
-    OptionRow("frontier", "flag", "also what has less memory for more time", _ASK),
-    OptionRow(
-        "sweep",
-        "texts",
-        "search again for other numbers of a document: PATH=RANGE with the range a:b:xF (times F), "
-        "a:b:STEP or a,b,c, such as system.networks.0.bandwidth=300:900:x1.5; repeats",
-        _ASK,
-    ),
-    OptionRow("compat", "flag", "the published space and figures, known defects included", _ASK),
-    OptionRow("threads", "int", "threads of the search [default: 1]", _ASK, low=1, high=1024),
-)
-OUTPUT_ROWS = (
-    OptionRow("all", "text", "CSV file for every execution that can run, .gz compresses it", _OUT),
-    OptionRow("all-statistics", "flag", "all statistics of each in that file", _OUT),
-    OptionRow("json", "text", "file for the best (.gz compresses), - for stdout, no tables", _OUT),
-    OptionRow("plot", "text", "folder for pictures (extra: plot)", _OUT),
-    OptionRow("plot-format", "choice", "[default: png]", _OUT, choices=("png", "svg", "both")),
-)
 _QUIET_S, _EVERY_S = 2.0, 5.0
 """When the first line of progress appears, and how often, where stderr is no terminal."""
 _POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSpec:
+    """What is asked of a space."""
+
+    top: int | None = option(
+        None, help="executions to report", panel=_ASK, shown="10", low=1, high=100_000
+    )
+    """None: 10, or 1 for each setting of a sweep."""
+    objective: Literal["rate", "time", "memory"] = option(
+        "rate", help="samples per second, seconds of a step, or memory", panel=_ASK
+    )
+    frontier: bool = option(False, help="also what has less memory for more time", panel=_ASK)
+    sweep: tuple[str, ...] = option(
+        (),
+        help="search again for other numbers of a document: PATH=RANGE with the range a:b:xF "
+        "(times F), a:b:STEP or a,b,c, such as system.networks.0.bandwidth=300:900:x1.5; repeats",
+        panel=_ASK,
+        metavar="PATH=RANGE",
+    )
+    compat: bool = option(
+        False, help="the published space and figures, known defects included", panel=_ASK
+    )
+    threads: int = option(1, help="threads of the search", panel=_ASK, low=1, high=1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSpec:
+    """Where answers go beside the tables."""
+
+    all: str | None = option(
+        None, help="CSV file for every execution that can run, .gz compresses it", panel=_OUT
+    )
+    all_statistics: bool = option(False, help="all statistics of each in that file", panel=_OUT)
+    json: str | None = option(
+        None,
+        help="file for the best (.gz compresses), - for stdout, no tables",
+        panel=_OUT,
+    )
+    plot: str | None = option(None, help="folder for pictures (extra: plot)", panel=_OUT)
+    plot_format: Literal["png", "svg", "both"] | None = option(
+        None, help="of these pictures", panel=_OUT, shown="png"
+    )
+
+    def __post_init__(self) -> None:
+        for given, name, other, path in (
+            (self.all_statistics, "all-statistics", "all", self.all),
+            (self.plot_format, "plot-format", "plot", self.plot),
+        ):
+            if given and path is None:
+                raise OptionError(f"--{name} says how --{other} is written; give --{other} too")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,50 +132,22 @@ class _Watch:
         self.done = len(self.answers) + done / max(parts, 1)
 
 
-def required(raw: Mapping[str, Any], names: Sequence[str], rows: Sequence[OptionRow]) -> None:
-    """Raise OptionError for the first of the options that is not given."""
-    helps = {row.name: row.help for row in rows}
-    for name in names:
-        if raw[name] is None:
-            raise OptionError(f"--{name} is missing; it takes: {helps[name]}")
-
-
-def read_options(raw: Mapping[str, Any], rows: Sequence[OptionRow]) -> dict[str, Any]:
-    """Return the values of a parsed command line; what is not given is absent, or False.
-
-    Raises
-    ------
-    OptionError: a value is not what its option takes, or an option needs another one.
-    """
-    values: dict[str, Any] = {}
-    for row in rows:
-        given = raw[row.name]
-        if row.kind in ("flag", "switch", "texts"):
-            values[row.name] = given
-        elif given is not None:
-            values[row.name] = convert(row, str(given))
-    for name, other in (("all-statistics", "all"), ("plot-format", "plot")):
-        if values.get(name) and other not in values:
-            raise OptionError(f"--{name} says how --{other} is written; give --{other} too")
-    return values
-
-
-def numbers(value: Value) -> tuple[int, ...]:
+def numbers(values: Sequence[int]) -> tuple[int, ...]:
     """Return the different numbers of a list option, in ascending order."""
-    return tuple(sorted(set(cast("tuple[int, ...]", value))))
+    return tuple(sorted(set(values)))
 
 
-def execute(question: Question, values: Mapping[str, Any]) -> int:
+def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
     """Search, show and write everything that is asked for, and return the exit code."""
     from search.report.closed_form import none_sentence
 
-    if "plot" in values:
+    if files.plot is not None:
         from autopar.command.pictures import require_matplotlib
 
         require_matplotlib("--plot")
     watch = _Watch(num_jobs=len(question.jobs))
-    with _point_file(values) as points:
-        _search(question, watch, points, statistics=bool(values["all-statistics"]))
+    with _point_file(files) as points:
+        _search(question, watch, points, statistics=files.all_statistics)
         found = any(answer.best for answer in watch.answers)
         if not found and not watch.stopped:
             raise InfeasibleError(
@@ -171,33 +158,34 @@ def execute(question: Question, values: Mapping[str, Any]) -> int:
     if watch.stopped:
         _say_stopped(watch, points)
     elif points is not None:
-        talk(f"{_COMMAND}: wrote {values['all']}, rows: {points.rows:,}")
+        talk(f"{_COMMAND}: wrote {files.all}, rows: {points.rows:,}")
     if not found:
         return commands.INTERRUPTED
     try:
         # before the tables, whose reader may leave in the middle
-        _write(question, watch.answers, values)
+        _write(question, watch.answers, files, frontier=frontier)
     finally:
-        if values.get("json") != "-":
+        if files.json != "-":
             _show(question, watch.answers)
     return commands.INTERRUPTED if watch.stopped else 0
 
 
-def _write(question: Question, answers: Sequence[Answer], values: Mapping[str, Any]) -> None:
+def _write(
+    question: Question, answers: Sequence[Answer], files: AnswerSpec, *, frontier: bool
+) -> None:
     paths = [axis.path for axis in question.axes]
-    if "json" in values:
+    if files.json is not None:
         from search.commands.estimate import write_answer
         from search.report.closed_form import json_document
 
-        frontier = bool(values["frontier"])
         alone = len(question.jobs) == 1 and not (paths or frontier)
-        write_answer(values["json"], json_document(answers, paths, alone=alone, frontier=frontier))
-    if "plot" in values:
+        write_answer(files.json, json_document(answers, paths, alone=alone, frontier=frontier))
+    if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
-        kind = values.get("plot-format", "png")
+        kind = files.plot_format or "png"
         for path in save_pictures(
-            values["plot"],
+            files.plot,
             answers,
             title=f"{question.name} on {question.system}",
             unit=question.unit,
@@ -208,13 +196,13 @@ def _write(question: Question, answers: Sequence[Answer], values: Mapping[str, A
 
 
 @contextlib.contextmanager
-def _point_file(values: Mapping[str, Any]) -> Iterator[PointFile | None]:
-    if "all" not in values:
+def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
+    if files.all is None:
         yield None
         return
     from search.closed_form.points import PointFile
 
-    with PointFile(values["all"], "--all") as points:
+    with PointFile(files.all, "--all") as points:
         yield points
 
 

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autopar.command.options import Command, make, option, read_values
 from autopar.errors import OptionError
-from search.cli_options import OptionRow
-from search.commands.app import make_app
-from search.commands.explore_session import (
-    OUTPUT_ROWS,
-    QUESTION_ROWS,
-    Job,
-    Question,
-    execute,
-    numbers,
-    read_options,
-    required,
-)
+from search.commands.explore_session import AnswerSpec, AskedSpec, Job, Question, numbers
+from search.commands.explore_session import execute as search
 
 if TYPE_CHECKING:
-    import typer
-
     from search.closed_form.questions import Answer, Each
     from search.closed_form.tensor2d import Model, Strategy, System
 
-__all__ = ["HELP", "MODEL", "ROWS", "app"]
+__all__ = ["COMMAND_LINE", "MODEL", "Tensor2dSpaceSpec", "execute"]
 
 MODEL = "tensor2d"
-HELP = """Search every candidate after arXiv 2410.00273: degrees, micro-batches, panels, and how
+_IN = "Inputs"
+_MOST = 2**31 - 1
+_STRATEGIES = ("1d", "2d", "2d-seqp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor2dSpaceSpec:
+    """What is searched: a model on a system, divided in which ways."""
+
+    model: str = option(help="file with l, e, h, depth, f, or shipped model", panel=_IN)
+    system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
+    strategy: str = option(
+        ",".join(_STRATEGIES), help="1d, 2d, 2d-seqp, or several", panel=_IN, shown="all"
+    )
+    num_gpus: tuple[int, ...] = option(
+        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=_MOST
+    )
+    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+
+
+COMMAND_LINE = Command(
+    name="autopar-explore",
+    usage=f"{MODEL} [OPTIONS]",
+    fills=(Tensor2dSpaceSpec, AskedSpec, AnswerSpec),
+    intro="""Search every candidate after arXiv 2410.00273: degrees, micro-batches, panels, and how
 many ranks of each group share a fast domain.
 
 M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
 2d-seqp heads and the sequence; several are searched one after another.
 
 Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
-"""
-_IN = "Inputs"
-_MOST = 2**31 - 1
-_STRATEGIES = ("1d", "2d", "2d-seqp")
-ROWS = (
-    OptionRow("model", "text", "file with l, e, h, depth, f, or shipped model", _IN),
-    OptionRow("system", "text", "file, or shipped name such as a100, h100, h200, b200", _IN),
-    OptionRow("strategy", "text", "1d, 2d, 2d-seqp, or several [default: all]", _IN),
-    OptionRow("num-gpus", "ints", "numbers of GPUs, such as 512,1024", _IN, low=1, high=_MOST),
-    OptionRow("batch", "int", "samples of a step, in all", _IN, low=1, high=_MOST),
-    *QUESTION_ROWS,
-    *OUTPUT_ROWS,
+""",
 )
 _LEGEND = (
     "tp: tensor degree, columns x rows; mbs: micro-batch; nb: panels; "
@@ -54,52 +57,58 @@ _LEGEND = (
 )
 
 
-def app() -> typer.Typer:
-    """Return the application of the subcommand."""
-    return make_app("autopar-explore", ROWS, _execute)
+def execute(raw: dict[str, Any]) -> int:
+    """Search what a parsed command line says, and return the exit code."""
+    values = read_values(COMMAND_LINE.rows, raw)
+    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    question = _question(make(Tensor2dSpaceSpec, values), asked, files)
+    return search(question, files, frontier=asked.frontier)
 
 
-def _execute(raw: dict[str, Any]) -> int:
-    required(raw, ("model", "system", "num-gpus", "batch"), ROWS)
-    values = read_options(raw, ROWS)
-    return execute(_question(values), values)
-
-
-def _question(values: Mapping[str, Any]) -> Question:
+def _question(space: Tensor2dSpaceSpec, asked: AskedSpec, files: AnswerSpec) -> Question:
     from search.closed_form.files import load_model, tensor2d_system
     from search.closed_form.questions import parse_axis, variants
     from search.closed_form.tensor2d import Quirks
     from search.closed_form.validation import quirk_texts
 
-    strategies = _strategies(values.get("strategy", ",".join(_STRATEGIES)))
-    name, model = load_model(values["model"])
-    system = tensor2d_system(values["system"])
-    axes = tuple(parse_axis(text) for text in values["sweep"] or ())
+    strategies = _strategies(space.strategy)
+    name, model = load_model(space.model)
+    system = tensor2d_system(space.system)
+    axes = tuple(parse_axis(text) for text in asked.sweep)
     documents = {"system": system, "model": model}
     jobs = [
-        _job(strategy, one["model"], one["system"], count, values, setting)
+        _job(
+            strategy,
+            one["model"],
+            one["system"],
+            count,
+            space.batch,
+            asked,
+            setting,
+            frontier=asked.frontier or (files.plot is not None and not setting),
+        )
         for setting, one in variants(documents, axes)
-        for count in numbers(values["num-gpus"])
+        for count in numbers(space.num_gpus)
         for strategy in strategies
     ]
     return Question(
         name=name,
-        system=values["system"],
+        system=space.system,
         unit="GPU",
         legend=_LEGEND,
         axes=axes,
         jobs=tuple(jobs),
         notes={
             "assumed": [
-                f"every candidate has a batch of {values['batch']}",
+                f"every candidate has a batch of {space.batch}",
                 *(
                     ["vocab is not given: embedding, head and loss are left out"]
-                    if not model.vocab and not values["compat"]
+                    if not model.vocab and not asked.compat
                     else []
                 ),
             ],
             "corrections that are off": (
-                list(quirk_texts(Quirks).values()) if values["compat"] else []
+                list(quirk_texts(Quirks).values()) if asked.compat else []
             ),
         },
     )
@@ -123,10 +132,13 @@ def _job(
     model: Model,
     system: System,
     count: int,
-    values: Mapping[str, Any],
+    batch: int,
+    asked: AskedSpec,
     setting: tuple[float, ...],
+    *,
+    frontier: bool,
 ) -> Job:
-    compat, threads = bool(values["compat"]), values.get("threads", 1)
+    compat, threads = asked.compat, asked.threads
 
     def run(
         each: Each | None, progress: Callable[[int, int], None], stop: Callable[[], bool]
@@ -139,12 +151,12 @@ def _job(
             model,
             system,
             num_gpus=count,
-            batch=values["batch"],
-            top=values.get("top", 1 if setting else 10),
-            objective=values.get("objective", "rate"),
+            batch=batch,
+            top=asked.top or (1 if setting else 10),
+            objective=asked.objective,
             compat=compat,
             threads=threads,
-            frontier=bool(values["frontier"] or ("plot" in values and not setting)),
+            frontier=frontier,
             values=setting,
             each=each,
         )
@@ -157,7 +169,7 @@ def _job(
             model,
             system,
             num_gpus=count,
-            batch=values["batch"],
+            batch=batch,
             compat=compat,
             statistics=statistics,
             threads=threads,

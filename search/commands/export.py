@@ -7,20 +7,20 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from autopar.command.options import Command, make, option, read_values, rows_of
 from autopar.command.show import make_console
 from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
-from search.cli_options import OPTIONS, OptionRow
-from search.cli_parse import Request, build_request, convert
-from search.commands.app import guarded, leave, make_app, talk, working
+from search.cli_parse import FILLS, Request, build_request
+from search.commands.app import leave, talk, working
 from search.engines.job import Job, flags
 from search.engines.registry import EXPORTERS, IMPORTERS
 from search.engines.reprice import Choice, change_sentence
+from search.options import PANELS
 from search.report.plan import print_heading, print_item, print_line
 from search.request import changed_inputs, stored_request
 
@@ -138,7 +138,45 @@ def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
 COMMAND = "autopar-export"
 REFUSED = 3
 """Exit code where the engine cannot do all that a plan says."""
-_HELP = """Hand a plan over: write the configuration that makes an engine run it.
+_EXPORT = "Export"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSpec:
+    """What is handed over, to whom or from whom, and what is written."""
+
+    plan: str = option(help="plan, strategy file or configuration", panel=_EXPORT, positional=True)
+    to: str | None = option(
+        None, help="the engine to write for", panel=_EXPORT, choices=tuple(EXPORTERS)
+    )
+    source: str | None = option(
+        None,
+        name="from",
+        help="read a configuration of this engine",
+        panel=_EXPORT,
+        choices=tuple(IMPORTERS),
+    )
+    allow_approx: bool = option(False, help="take the nearest plan, priced again", panel=_EXPORT)
+    out: str | None = option(
+        None,
+        help="folder of the files, `none` writes none [default: exports/ENGINE]; with --from the "
+        "strategy file [default: stdout]",
+        panel=_EXPORT,
+    )
+    force: bool = option(False, help="overwrite files of other content", panel=_EXPORT)
+    json: str | None = option(
+        None, help="write the result as JSON to a path, or - for stdout", panel=_EXPORT
+    )
+
+
+_COMMAND = Command(
+    name=COMMAND,
+    usage="PLAN.json --to ENGINE [OPTIONS]",
+    fills=(ExportSpec, *FILLS),
+    without=frozenset({"evaluate", "frontier", "output-config-path", "top", "time-limit"}),
+    panels=(_EXPORT, *PANELS),
+    family="search",
+    intro="""Hand a plan over: write the configuration that makes an engine run it.
 
 autopar-export PLAN.json --to ENGINE writes the files and prints the launch command. What the engine
 cannot express is listed and nothing is written (exit 3), unless --allow-approx takes the nearest
@@ -151,26 +189,11 @@ PLAN.json is a plan file of ours, which names its inputs, or anyone's strategy f
 options of autopar-search that describe model and hardware.
 
 Exit codes: 0 done, 2 an input is unusable, 3 the engine cannot do all that the plan says.
-"""
-_EXPORT = "Export"
-_OUTPUTS = frozenset({"evaluate", "json", "frontier", "output-config-path", "top", "time-limit"})
-_OWN = (
-    OptionRow("to", "choice", "the engine to write for", _EXPORT, choices=EXPORTERS),
-    OptionRow(
-        "from", "choice", "read a configuration of this engine", _EXPORT, choices=tuple(IMPORTERS)
-    ),
-    OptionRow("allow-approx", "flag", "take the nearest plan, priced again", _EXPORT),
-    OptionRow(
-        "out",
-        "text",
-        "folder of the files, `none` writes none [default: exports/ENGINE]; with --from the "
-        "strategy file [default: stdout]",
-        _EXPORT,
-    ),
-    OptionRow("force", "flag", "overwrite files of other content", _EXPORT),
-    OptionRow("json", "text", "write the result as JSON to a path, or - for stdout", _EXPORT),
+""",
 )
-_ROWS = (*_OWN, *(row for row in OPTIONS if row.name not in _OUTPUTS))
+
+
+_OWN = frozenset(row.name for row in rows_of(ExportSpec))
 
 
 def main() -> None:
@@ -180,69 +203,56 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(COMMAND, _app, arguments, _ROWS, _HELP, "PLAN.json --to ENGINE [OPTIONS]")
-
-
-def _app() -> typer.Typer:
-    return make_app(COMMAND, _ROWS, _execute, [("plan", "plan, strategy file or configuration")])
+    return _COMMAND.run(arguments, _execute)
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    path = str(raw.pop("plan"))
-    own = {row.name: raw.pop(row.name) for row in _OWN}
-    for row in _OWN:
-        if row.kind in ("choice", "text") and own[row.name] is not None:
-            convert(row, own[row.name])
-    if (own["to"] is None) == (own["from"] is None):
+    own = make(ExportSpec, read_values(rows_of(ExportSpec), raw))
+    asked = {name: value for name, value in raw.items() if name not in _OWN}
+    if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
         raise OptionError(
             f"--to: is missing; it takes {known}, and --from reads a configuration"
-            if own["to"] is None
+            if own.to is None
             else "--to: cannot be given with --from; read the configuration first"
         )
-    if own["from"] is not None:
-        return _import(path, own, build_request(raw))
-    return _export(path, own, raw)
+    if own.source is not None:
+        return _import(own, own.source, build_request(asked))
+    return _export(own, str(own.to), asked)
 
 
 # --- plan -> engine ---------------------------------------------------------------------------
 
 
-def _export(path: str, own: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
+def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
     from search.engines.registry import lower_for
     from search.engines.reprice import choose
 
+    path = own.plan
     document = PlanDocument.read(path)
-    stored = stored_request(path, document)
-    flags = {row.name for row in OPTIONS if row.kind == "flag"}  # False unless somebody gave them
-    given = {
-        name: value
-        for name, value in raw.items()
-        if value is not None and value != [] and not (value is False and name in flags)
-    }
-    request = build_request({**stored, **given})
+    request = build_request({**stored_request(path, document), **raw})
     job, session = _job(path, document, request)
     if session is not None:
         for name in changed_inputs(document, session.sources):
             talk(f"{COMMAND}: {name} has changed since the plan was made")
-    lower = lower_for(own["to"])
+    lower = lower_for(engine)
     lowered = lower(job)
-    if lowered.losses and not own["allow-approx"]:
+    if lowered.losses and not own.allow_approx:
         return _refuse(choose(job, lower, lowered, None), own)
     price = None if session is None else _pricer(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
-    if choice.too_large and not own["allow-approx"]:
+    if choice.too_large and not own.allow_approx:
         return _refuse(choice, own)
-    files = _files(choice, own, path, document)
-    written = _write(files, own)
+    files = _files(choice, engine, path, document)
+    written = _write(files, own.out or f"exports/{engine}", force=own.force)
     for line in overfull_lines(choice):
         talk(f"{COMMAND}: {line}")
-    if own["json"] == "-":
+    if own.json == "-":
         _emit("-", lambda: _document(choice, "exported", written))
         return 0
     show_export(job, choice, written)
-    _emit(own["json"], lambda: _document(choice, "exported", written))
+    _emit(own.json, lambda: _document(choice, "exported", written))
     return 0
 
 
@@ -267,9 +277,9 @@ def _pricer(session: Session, request: Request) -> Price:
     return price
 
 
-def _refuse(choice: Choice, own: Mapping[str, Any]) -> int:
+def _refuse(choice: Choice, own: ExportSpec) -> int:
 
-    _emit(own["json"], lambda: _document(choice, "refused", ()))
+    _emit(own.json, lambda: _document(choice, "refused", ()))
     for line in refusal_lines(choice):
         talk(f"{COMMAND}: {line}")
     return REFUSED
@@ -357,23 +367,22 @@ def _world_of(request: Request) -> int | None:
 
 
 def _files(
-    choice: Choice, own: Mapping[str, Any], path: str, document: PlanDocument
+    choice: Choice, engine: str, path: str, document: PlanDocument
 ) -> dict[str, str]:
     from search.engines.galvatron import is_complete
     from search.engines.reprice import lowered_files
 
     files = lowered_files(choice.lowered)
-    if own["to"] == "galvatron" and document.is_strategy and is_complete(document.plan or {}):
+    if engine == "galvatron" and document.is_strategy and is_complete(document.plan or {}):
         # Already what the engine reads: its bytes are handed on.
         files[next(iter(files))] = Path(path).read_text(encoding="utf-8")
     return files
 
 
-def _write(files: Mapping[str, str], own: Mapping[str, Any]) -> list[str]:
+def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
     """Write all files or none, each atomically, and return their paths."""
     from autopar.documents.json import write_text
 
-    out = own["out"] or f"exports/{own['to']}"
     if out == "none":
         return []
     folder = Path(out)
@@ -382,7 +391,7 @@ def _write(files: Mapping[str, str], own: Mapping[str, Any]) -> list[str]:
             raise OptionError(f"--out {out}: is no folder; give another path, or none")
         for name, text in files.items():
             target = folder / name
-            if target.exists() and not own["force"] and target.read_bytes() != text.encode():
+            if target.exists() and not force and target.read_bytes() != text.encode():
                 raise OptionError(
                     f"--out {out}: {name} is there with other content; give --force or another "
                     "folder"
@@ -422,29 +431,28 @@ def _emit(path: str | None, make: Any) -> None:
 # --- engine -> plan ---------------------------------------------------------------------------
 
 
-def _import(path: str, own: Mapping[str, Any], request: Request) -> int:
+def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from search.engines.configuration import read_configuration
     from search.engines.galvatron import strategy_text
     from search.engines.reprice import import_document
 
-    engine = own["from"]
     imported = IMPORTERS[engine](
-        read_configuration(path),
+        read_configuration(own.plan),
         world_size=_world_of(request),
         num_layers=_num_layers(request),
     )
     for note in imported.notes:
         talk(f"{COMMAND}: {note}")
     text = strategy_text(imported.plan)
-    if own["out"] not in (None, "none"):
-        target = Path(own["out"])
+    if own.out not in (None, "none"):
+        target = Path(str(own.out))
         name = "galvatron_config.json" if target.is_dir() else target.name
         folder = target if target.is_dir() else target.parent
-        written = _write({name: text}, {**own, "out": str(folder)})
+        written = _write({name: text}, str(folder), force=own.force)
         talk(f"{COMMAND}: wrote {written[0]}; autopar-search --evaluate prices it")
-    elif own["json"] != "-":
+    elif own.json != "-":
         sys.stdout.write(text)
-    _emit(own["json"], lambda: import_document(engine, imported.plan, imported.notes))
+    _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))
     return 0
 
 

@@ -9,23 +9,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from autopar.command.options import Command
 from autopar.errors import OptionError
-from search.cli_options import OPTIONS
-from search.cli_parse import Request, build_request
-from search.commands.app import guarded, leave, make_app, talk, working
+from search.cli_parse import FILLS, Request, build_request
+from search.commands.app import leave, talk, working
+from search.options import PANELS
 
 if TYPE_CHECKING:
-    import typer
-
     from autopar.documents.plan import ResultDocument
     from search.planner.result import SearchResult
     from search.question import Session
 
-__all__ = ["main", "run"]
+__all__ = ["COMMAND", "main", "run"]
 
-_COMMAND = "autopar-search"
+_NAME = "autopar-search"
 _PRICING_DEFAULTS = ("--memory-constraint", "--time-profile-mode")
-_HELP = """Find the fastest parallel training plan that fits in memory.
+COMMAND = Command(
+    name=_NAME,
+    fills=FILLS,
+    panels=PANELS,
+    family="search",
+    intro="""Find the fastest parallel training plan that fits in memory.
 
 Without arguments the shipped default is planned. Say what you have:
 --hardware h100:4x8 --model llama3-70b estimates everything from datasheets; measured files are
@@ -33,7 +37,8 @@ named by the path options below, each a file or a folder.
 
 Exit codes: 0 done, 2 an input is unusable, 3 no plan fits or none was found in time. The plan
 goes to stdout and to two files, everything else to stderr.
-"""
+""",
+)
 
 
 def main() -> None:
@@ -43,11 +48,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(_COMMAND, _app, arguments, OPTIONS, _HELP)
-
-
-def _app() -> typer.Typer:
-    return make_app(_COMMAND, OPTIONS, lambda raw: _execute(_requested(raw)))
+    return COMMAND.run(arguments, lambda raw: _execute(_requested(raw)))
 
 
 def _requested(raw: Mapping[str, object]) -> Request:
@@ -63,7 +64,7 @@ def _requested(raw: Mapping[str, object]) -> Request:
 
     choice = working("searching the engine's space", lambda: choose(raw, str(engine)))
     for notice in choice.notices:
-        talk(f"{_COMMAND}: {notice}")
+        talk(f"{_NAME}: {notice}")
     return choice.request
 
 
@@ -73,7 +74,7 @@ def _execute(request: Request) -> int:
 
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
-        talk(f"{_COMMAND}: {notice}")
+        talk(f"{_NAME}: {notice}")
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
@@ -86,12 +87,12 @@ def _execute(request: Request) -> int:
         why = infeasible_sentence(
             result.infeasibility, budget, options=result.options, subject=_subject(session)
         )
-        talk(f"{_COMMAND}: {why}")
+        talk(f"{_NAME}: {why}")
         return 3
     if result.plan is None:
         _emit(request, document)
         limit = request.options.time_limit_s
-        talk(f"{_COMMAND}: no plan was found within --time-limit {limit:g}; give more seconds")
+        talk(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
     if request.output.json_path != "-":
         from autopar.command.show import make_console
@@ -193,9 +194,9 @@ def _write(request: Request, session: Session, result: SearchResult) -> None:
         request={**session.named, **request.given},
     )
     for path in paths:
-        talk(f"{_COMMAND}: wrote {path}")
+        talk(f"{_NAME}: wrote {path}")
     if paths:
-        talk(f"{_COMMAND}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
+        talk(f"{_NAME}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
@@ -205,11 +206,11 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
     unpinned = dataclasses.replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
-        talk(f"{_COMMAND}: what the pins cost is unknown, the search without them found nothing")
+        talk(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")
         return
     best, pinned = free.prediction.samples_per_s, result.prediction.samples_per_s
     talk(
-        f"{_COMMAND}: the pins cost {(1 - pinned / best) * 100:.2f} % "
+        f"{_NAME}: the pins cost {(1 - pinned / best) * 100:.2f} % "
         f"({pinned:.5g} instead of {best:.5g} samples/s)"
     )
 

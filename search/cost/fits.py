@@ -151,7 +151,9 @@ def _fit(
             f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
             f"profile more batch sizes or use --time-profile-mode static"
         )
-    fitted = _checked_fit(name, here, mode, note, quadratic=quadratic)
+    # a peer's mode: at one length a launch cost where several batches tell it, and tokens
+    form: Form = "sequence" if mode == "hybrid" else mode
+    fitted = _checked_fit(name, here, form, note, quadratic=quadratic)
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(sum(seq_lengths)),

@@ -19,8 +19,7 @@ from typing import Any
 
 from autopar.errors import InfeasibleError, InputError
 from autopar.plan import Plan
-from search.cli_options import OPTIONS
-from search.cli_parse import Request, build_request
+from search.cli_parse import ROWS, Request, build_request
 from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
@@ -76,7 +75,7 @@ _SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
 }
 _WITHOUT_SP = frozenset({"deepspeed", "accelerate"})
 """Keep whole sequences between the blocks of tensor parallelism."""
-_FLAGS = frozenset(row.name for row in OPTIONS if row.kind == "flag")
+_FLAGS = frozenset(row.name for row in ROWS if row.kind == "flag")
 """False unless somebody gave them."""
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""

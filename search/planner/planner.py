@@ -415,24 +415,6 @@ def _calibrated(options: SearchOptions) -> tuple[Source, ...]:
 
 
 def _check(options: SearchOptions, hardware: HardwareProfile) -> None:
-    positive = {
-        "--memory-constraint": options.memory_constraint_bytes,
-        "--min-bsz": options.min_bsz,
-        "--max-bsz": options.max_bsz,
-        "--bsz-scale": options.bsz_scale,
-        "--settle-bsz": options.settle_bsz,
-        "--settle-chunk": options.settle_chunk,
-        "--max-tp-deg": options.max_tp_deg,
-        "--max-sp-deg": options.max_sp_deg,
-        "--max-cp-deg": options.max_cp_deg,
-        "--max-pp-deg": options.max_pp_deg,
-        "--threads": options.threads,
-    }
-    for name, value in positive.items():
-        if value is not None and not value > 0:
-            raise OptionError(f"{name} is {value}, expected a positive number")
-    if options.reserve_fraction < 0 or options.context_bytes < 0:
-        raise OptionError("--reserve and --context-gib must not be negative")
     if hardware.world_size < 1:
         raise OptionError(f"the cluster has {hardware.world_size} GPUs, expected at least 1")
     ulysses = "sp" in options.sp_space.split("+") and not options.disable_sp

@@ -8,58 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.command.aliases import FAMILIES
+from autopar.command.options import Command, convert, normalise
 from autopar.errors import OptionError
 from autopar.units import GIB
-from search.cli_help import help_text
-from search.cli_options import ALIASES, IGNORED, OPTIONS, PLANNED, VALUES
-from search.cli_parse import build_request, convert, normalise
+from search.cli_parse import OutputSpec, Request, Shorthands, build_request
+from search.commands.search import COMMAND
 from search.options import SearchOptions
 from search.request import InputSpec
 
-ROWS = {row.name: row for row in OPTIONS}
+ROWS = {row.name: row for row in COMMAND.rows}
+FAMILY = FAMILIES["search"]
 
 
-def request(*arguments: str):
-    """Return the request of a command line, as typer would pass it on."""
-    normal, _ = normalise(arguments)
-    raw: dict[str, object] = {}
-    queue = list(normal)
-    while queue:
-        name = queue.pop(0).removeprefix("--")
-        if name.startswith("no-") and name[3:] in ROWS:
-            raw[name[3:]] = False
-        elif ROWS[name].kind in ("flag", "switch"):
-            raw[name] = True
-        elif ROWS[name].kind == "texts":
-            raw.setdefault(name, []).append(queue.pop(0))
-        else:
-            raw[name] = queue.pop(0)
+def request(*arguments: str) -> Request:
+    """Return the request of a command line."""
+    raw = COMMAND.read(arguments, lambda _: None)
+    assert raw is not None
     return build_request(raw)
 
 
-def test_table_fills_every_field_of_the_options() -> None:
-    """No field of SearchOptions is out of reach, and no row fills one that does not exist."""
-    fields = {field.name for field in dataclasses.fields(SearchOptions)}
-
-    # a calibration is read from its file, which is an input
-    assert {row.field for row in OPTIONS if row.field} == fields - {"calibration"}
-
-
-def test_table_fills_every_field_of_the_inputs() -> None:
-    """The same for inputs."""
-    fields = {field.name for field in dataclasses.fields(InputSpec)}
-
-    assert fields <= {row.key for row in OPTIONS}
-
-
-def test_names_are_unique_and_aliases_lead_somewhere() -> None:
-    """An alias names a row and hides none; an ignored option is no alias and no row."""
-    assert len(ROWS) == len(OPTIONS)
-    assert set(ALIASES.values()) <= set(ROWS)
-    assert not set(ALIASES) & set(ROWS)
-    assert not set(IGNORED) & (set(ROWS) | set(ALIASES))
-    assert not set(PLANNED) & (set(ROWS) | set(ALIASES) | set(IGNORED))
-    assert {name for name, _ in VALUES} <= set(ROWS)
+def test_every_field_is_an_option() -> None:
+    """No field is out of reach of the command line, but for what is read from a file."""
+    for cls in (SearchOptions, InputSpec, OutputSpec, Shorthands):
+        fields = {field.name for field in dataclasses.fields(cls)}
+        known = {row.field for row in Command(name="", intro="", fills=(cls,)).rows}
+        assert fields - known == ({"calibration"} if cls is SearchOptions else set())
 
 
 def test_defaults_are_those_of_search_options() -> None:
@@ -154,11 +128,11 @@ def test_spelling_reaches_the_inputs(arguments: list[str], field: str, expected:
     assert getattr(request(*arguments).inputs, field) == expected
 
 
-@pytest.mark.parametrize("name", sorted(PLANNED))
+@pytest.mark.parametrize("name", sorted(FAMILY.planned))
 def test_options_for_what_is_searched_name_options_that_work(name: str) -> None:
     """The remedy is a command line that is read, with the number given."""
     with pytest.raises(OptionError) as caught:
-        normalise([f"--{name}", "4"])
+        normalise([f"--{name}", "4"], COMMAND.rows, FAMILY)
 
     remedy = str(caught.value).partition("; fix it with ")[2]
     if name.startswith(("data-", "sharding-")):  # no number of theirs can be fixed
@@ -168,23 +142,14 @@ def test_options_for_what_is_searched_name_options_that_work(name: str) -> None:
     assert found.settle_chunk == 4 or [rule.partition("=")[2] for rule in found.pin] == ["4"]
 
 
-def test_help_says_that_flags_take_a_number() -> None:
-    """Once, before the options; commands without flags do not say it."""
-    text = help_text("x", "Intro.", OPTIONS)
-
-    assert text.count("they also take 0 or 1") == 1
-    assert text.index("0 or 1") < text.index("--model")
-    assert "0 or 1" not in help_text("x", "Intro.", [ROWS["model"]])
-
-
-@pytest.mark.parametrize("name", sorted(IGNORED))
+@pytest.mark.parametrize("name", sorted(FAMILY.ignored))
 def test_options_without_a_meaning_are_accepted_with_a_notice(name: str) -> None:
     """One line each, and their value is not taken for something else."""
     written = name.replace("-", "_")
-    normal, notices = normalise([f"--{written}", "1", "--min-bsz", "16"])
+    normal, notices = normalise([f"--{written}", "1", "--min-bsz", "16"], COMMAND.rows, FAMILY)
 
     assert normal == ["--min-bsz", "16"]
-    assert notices == [f"--{written} is accepted and ignored: {IGNORED[name]}"]
+    assert notices == [f"--{written} is accepted and ignored: {FAMILY.ignored[name]}"]
 
 
 def test_only_what_shapes_the_result_is_kept() -> None:
@@ -252,7 +217,7 @@ def test_bad_command_line_is_one_sentence(arguments: list[str], message: str) ->
     assert "\n" not in str(caught.value)
 
 
-@given(row=st.sampled_from(OPTIONS), text=st.text(max_size=12))
+@given(row=st.sampled_from(COMMAND.rows), text=st.text(max_size=12))
 def test_any_value_converts_or_is_one_sentence(row, text: str) -> None:
     """No text makes a conversion fail in another way."""
     try:
@@ -269,7 +234,7 @@ def test_any_value_converts_or_is_one_sentence(row, text: str) -> None:
 def test_any_command_line_is_read_or_one_sentence(arguments: list[str]) -> None:
     """The same for whole command lines."""
     try:
-        normalise(arguments)
+        normalise(arguments, COMMAND.rows, FAMILY)
     except OptionError as error:
         message = str(error)
     else:

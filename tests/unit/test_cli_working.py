@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from autopar.command.options import HELP_WIDTH
 from autopar.command.run import INTERRUPTED
 from autopar.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
-from search.cli_help import HELP_WIDTH
-from search.cli_options import OPTIONS
+from search.cli_parse import ROWS
 from search.commands import explain as explain_cli
 from search.commands import search as cli
 from search.commands.app import working
@@ -39,9 +39,10 @@ def test_working_returns_what_the_call_returns_and_raises_what_it_raises() -> No
 def test_ctrl_c_ends_a_long_search_with_one_sentence() -> None:
     """Exit 130 at once, though the worker would go on for a minute."""
     code = (
-        "import time; from search.commands.app import guarded, leave, make_app, working\n"
+        "import time; from search.commands.app import leave, working\n"
+        "from autopar.command.options import Command\n"
         "def go(raw): print('ready', flush=True); return working('x', lambda: time.sleep(60))\n"
-        "leave(guarded('tool', lambda: make_app('tool', [], go), [], [], ''))"
+        "leave(Command(name='tool', intro='').run([], go))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -71,7 +72,7 @@ def test_help_names_every_option_within_the_width(
 
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= HELP_WIDTH
-    for row in OPTIONS:
+    for row in ROWS:
         shown = f"--[no-]{row.name}" if row.kind == "switch" else f"--{row.name}"
         if command is cli:
             assert shown in text

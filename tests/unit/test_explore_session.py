@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from search.closed_form.questions import Answer, Each, Point
-from search.commands.explore_session import Job, Question, execute
+from search.commands.explore_session import AnswerSpec, Job, Question, execute
 
 POINT = Point(
     execution={"num_procs": 1},
@@ -65,8 +65,7 @@ def test_a_file_that_lacks_points_has_no_name(
         jobs=(Job(label="1 processor", run=run, columns=columns),),
         notes={},
     )
-    values = {"all": str(path), "all-statistics": False, "frontier": False}
-    code = execute(question, values)
+    code = execute(question, AnswerSpec(all=str(path)))
 
     out, err = capsys.readouterr()
     assert "t1 p1 d1" in out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.cli_options import OPTIONS
+from search.cli_parse import ROWS
 from search.commands import export as export_cli
 from search.commands import search as cli
 from search.engines.galvatron import strategy_text
@@ -69,7 +69,7 @@ def test_what_an_engine_runs_otherwise(
 
 def test_words_are_options_of_the_search() -> None:
     """Every flag is one that autopar-search takes."""
-    names = {row.name for row in OPTIONS}
+    names = {row.name for row in ROWS}
     for name in ("sequence_parallel", "async_grad_reduce", "fp32_gradients"):
         for value in (True, False):
             word = flags({name: value}).removeprefix("--").removeprefix("no-")

@@ -64,8 +64,8 @@ def test_one_rule_may_be_a_string() -> None:
     [
         ({"bogus": 1}, "unknown option 'bogus'"),
         ({"memory_constrain_gib": 40}, "did you mean 'memory_constraint_gib'"),
-        ({"memory_constraint_gib": 0}, "--memory-constraint is 0"),
-        ({"settle_bsz": -1}, "--settle-bsz is -1"),
+        ({"memory_constraint_gib": 0}, "--memory-constraint: expected a number above 0"),
+        ({"settle_bsz": -1}, "--settle-bsz: expected an integer of at least 1, got -1"),
     ],
 )
 def test_wrong_options_are_one_sentence(options: dict[str, float], words: str) -> None:
