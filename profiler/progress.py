@@ -11,8 +11,8 @@ from autopar.documents.sidecar import Measurement
 from autopar.hardware import OPERATIONS
 from autopar.statistics import summarize
 from autopar.units import GB, format_seconds
+from profiler.hardware.options import format_size
 from profiler.hardware.overlap import slowdowns
-from profiler.hardware.parse import format_size
 
 __all__ = ["Progress", "describe", "say"]
 

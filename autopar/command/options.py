@@ -147,7 +147,8 @@ def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
     if hint is Path and "parse" not in said:
         said["parse"] = Path
     if "parse" in said:
-        pass
+        if said.get("positional") and get_origin(hint) is tuple:
+            kind = "texts"  # every word of the command line; other lists are one text
     elif choices:
         kind = "choice"
     elif hint is bool:
@@ -634,7 +635,8 @@ def _help_lines(row: Row, width: int) -> list[str]:
     else:
         left = f"  --{row.name}" + (f" {value}" if row.kind != "flag" else "")
     shown = _default(row)
-    right = textwrap.wrap(row.help + (f" [default: {shown}]" if shown else ""), width - _LEFT)
+    text = row.help + (f" [default: {shown}]" if shown else "")
+    right = textwrap.wrap(text, width - _LEFT, break_on_hyphens=False)
     pad = " " * _LEFT
     if len(left) + 2 > _LEFT:
         return [left, *(pad + text for text in right)]

@@ -4,44 +4,59 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Literal
 
-import typer
-
-from autopar.command.run import guarded, one_line
+from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.run import one_line
 from autopar.errors import OptionError
 
-__all__ = ["app", "main", "run"]
+__all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
 
-_COMMAND = "autopar-profile-estimate"
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_WHAT, _HOW = "What to estimate", "How"
 
 
-@app.command()
-def estimate(
-    model: Annotated[
-        str, typer.Option(help="Shipped name, Hugging Face config.json or model.json.")
-    ],
-    hardware: Annotated[str, typer.Option(help="CARD:NxG, for example h100:4x8.")],
-    out: Annotated[Path, typer.Option(help="Folder that receives the documented files.")],
-    precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    seq_length: Annotated[
-        str | None, typer.Option(help="Tokens per sample: one number, or one per layer type.")
-    ] = None,
-    sequence_parallel: Annotated[
-        bool,
-        typer.Option(help="Write memory tables with and without it, or only those without."),
-    ] = True,
-    kernels: Annotated[
-        str, typer.Option(help="eager: PyTorch operations one by one; fused: fused kernels.")
-    ] = "eager",
-    max_batch: Annotated[
-        int, typer.Option(help="Layer times for batches 1 to this.", min=1, max=1024)
-    ] = 8,
-) -> None:
-    """Write estimated profiles of MODEL on HARDWARE: no GPU is needed, nothing is measured."""
+@dataclass(frozen=True, kw_only=True)
+class EstimatedFiles:
+    """Which files are estimated, and where they go."""
+
+    model: str = option(help="shipped name, Hugging Face config.json or model.json", panel=_WHAT)
+    hardware: str = option(help="CARD:NxG, for example h100:4x8", panel=_WHAT, metavar="CARD:NxG")
+    out: Path = option(help="folder that receives the documented files", panel=_WHAT, metavar="DIR")
+    precision: str = option("bf16", help="bf16, fp16 or fp32", panel=_HOW, metavar="bf16|fp16|fp32")
+    seq_length: str | None = option(
+        None,
+        help="tokens per sample: one number, or one per layer type",
+        panel=_WHAT,
+        metavar="N[,N]",
+    )
+    sequence_parallel: bool = option(
+        True, help="write memory tables with and without it, or only those without", panel=_HOW
+    )
+    kernels: Literal["eager", "fused"] = option(
+        "eager",
+        help="eager: PyTorch operations one by one; fused: fused kernels",
+        panel=_HOW,
+    )
+    max_batch: int = option(
+        8, help="layer times for batches 1 to this", panel=_HOW, low=1, high=1024
+    )
+
+
+COMMAND = Command(
+    name="autopar-profile-estimate",
+    fills=(EstimatedFiles,),
+    panels=(_WHAT, _HOW),
+    intro="""Write estimated profiles of a model on a cluster: no GPU is needed, nothing is
+measured.
+
+The files are those that autopar-search reads.
+""",
+)
+
+
+def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
     from autopar.documents.hardware import write_hardware
     from autopar.documents.model import write_model_profile
@@ -49,33 +64,32 @@ def estimate(
     from autopar.estimate.card import estimate_hardware, parse_hardware
     from autopar.estimate.model import estimate_model
 
-    lengths = None
-    if seq_length is not None:
+    asked = make(EstimatedFiles, read_values(rows_of(EstimatedFiles), raw))
+    out, lengths = asked.out, None
+    if asked.seq_length is not None:
         try:
-            lengths = [int(text) for text in seq_length.split(",")]
+            lengths = [int(text) for text in asked.seq_length.split(",")]
         except ValueError:
             raise OptionError(
-                f"--seq-length is {seq_length!r}, expected numbers such as 4096 or 512,512"
+                f"--seq-length is {asked.seq_length!r}, expected numbers such as 4096 or 512,512"
             ) from None
-    if kernels not in ("eager", "fused"):
-        raise OptionError(f"--kernels must be eager or fused, got {kernels!r}")
-    card, num_nodes, gpus_per_node = parse_hardware(hardware)
-    spec = load_spec(model, seq_length=lengths)
+    card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
+    spec = load_spec(asked.model, seq_length=lengths)
     cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
     with_sp, without_sp = (
         estimate_model(
             spec,
             card,
-            precision=precision,
+            precision=asked.precision,
             sequence_parallel=variant,
-            batches=range(1, max_batch + 1),
-            kernels="eager" if kernels == "eager" else "fused",
+            batches=range(1, asked.max_batch + 1),
+            kernels=asked.kernels,
         )
         for variant in (True, False)
     )
     try:
         paths = write_hardware(cluster, out)
-        if sequence_parallel:
+        if asked.sequence_parallel:
             paths += write_model_profile(with_sp, spec, out, other_variant=without_sp)
         else:
             paths += write_model_profile(without_sp, spec, out)
@@ -84,19 +98,19 @@ def estimate(
             f"--out: {out} cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     for path in paths:
-        typer.echo(str(path))
+        sys.stdout.write(f"{path}\n")
+    sys.stdout.flush()
     _talk("estimated from datasheets, not measured")
+    return 0
 
 
 def _talk(text: str) -> None:
-    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
+    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(
-        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
-    )
+    return COMMAND.run(arguments, _execute)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.errors import OptionError
 from profiler.hardware.options import HardwareOptions
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Group",
     "Round",
     "Scope",
+    "check_world",
     "divisors",
     "plan_cells",
     "rounds",
@@ -98,6 +100,28 @@ class Cell:
 def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a number above 1, increasing."""
     return tuple(d for d in range(2, number + 1) if number % d == 0)
+
+
+def check_world(options: HardwareOptions, world: int) -> None:
+    """Check what can only be checked once the number of ranks is known.
+
+    Raises
+    ------
+    OptionError: a group size does not divide the world size, or nothing is left to measure.
+    """
+    for size in options.groups or ():
+        if world % size:
+            known = ", ".join(map(str, divisors(world)))
+            remedy = f"choose from {known}" if known else "start more ranks"
+            raise OptionError(
+                f"--groups: the group size {size} does not divide the world size, "
+                f"{world} = {world // size} * {size} + {world % size}; {remedy}"
+            )
+    if world == 1 and options.operations == ("p2p",):
+        raise OptionError(
+            "p2p sends from one rank to another and the world size is 1; "
+            "start torchrun with --nproc-per-node 2 or more"
+        )
 
 
 def rounds(

@@ -16,11 +16,10 @@ from autopar.errors import AutoparError
 from autopar.statistics import summarize
 from autopar.units import format_count
 from profiler.environment import run_metadata
-from profiler.hardware.cells import Cell, plan_cells
+from profiler.hardware.cells import Cell, check_world, plan_cells
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import HardwareOptions
 from profiler.hardware.overlap import OVERLAP_WINDOW_S
-from profiler.hardware.parse import check_world
 from profiler.hardware.record import Record
 from profiler.measure import Policy, expected_seconds, forecast_line
 from profiler.processes import Session, open_session

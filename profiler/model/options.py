@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from autopar.command.options import make, option, read_values, rows_of, validate
+from autopar.errors import OptionError
+from profiler.model.ranges import (
+    MAX_DEGREE,
+    MAX_NUMBER,
+    parse_batches,
+    parse_degrees,
+    parse_seq_lengths,
+)
+from profiler.options import COUNT, FILES, HOW, MeasuringOptions, check_out
+
 __all__ = [
+    "DEFAULT_BATCHES",
     "GALVATRON_BATCHES",
+    "PANELS",
     "DeviceChoice",
+    "DocumentedRanges",
     "Dtype",
     "Mode",
     "ModelOptions",
@@ -16,6 +31,7 @@ __all__ = [
     "Source",
     "TensorImplementation",
     "Unit",
+    "build_options",
 ]
 
 Mode = Literal["static", "batch", "sequence"]
@@ -28,45 +44,286 @@ Unit = Literal["all", "attention", "mlp"]
 
 GALVATRON_BATCHES = 8
 """Galvatron's search refuses batch mode with fewer batch sizes."""
+DEFAULT_BATCHES: Mapping[Mode, str] = {"static": "8", "batch": "1:12", "sequence": "1"}
+"""Batch sizes by mode, as the documented commands have them."""
+_MAX_LAYERS = 1024
+_ALL: tuple[ProfileType, ...] = ("computation", "memory")
+_WHAT, _SIZES, _DOCUMENTED = "What to profile", "Sizes", "Documented spellings"
+PANELS = (_WHAT, _SIZES, HOW, FILES, _DOCUMENTED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(MeasuringOptions):
     """Options of one profiling run; defaults are those of the command."""
 
-    model: str
-    """Shipped name, config.json, model.json, `hf:...` or `py:package.module:factory`."""
-    mode: Mode = "static"
-    profile_types: tuple[ProfileType, ...] = ("computation", "memory")
-    source: Source = "auto"
-    """auto: memory counted exactly, time taken on the device."""
-    device: DeviceChoice = "auto"
-    """auto: the GPU if torch finds one, else the CPU."""
-    dtype: Dtype = "bf16"
-    degrees: tuple[int, ...] | None = None
-    """Increasing tensor degrees, with 1; None: those of 1, 2, 4, 8 that the model allows."""
-    tp_impl: TensorImplementation = "megatron"
-    batches: tuple[int, ...] = (8,)
-    """Increasing batch sizes of the times."""
-    seq_lengths: tuple[tuple[int, ...], ...] | None = None
+    model: str = option(
+        help="shipped name, config.json, model.json, hf:NAME, or py:package.module:factory",
+        panel=_WHAT,
+        metavar="MODEL",
+        most_used=True,
+    )
+    profile_types: tuple[ProfileType, ...] = option(
+        _ALL,
+        name="profile-type",
+        help="which of the two files; memory alone with --source exact",
+        panel=_WHAT,
+        choices={"computation": ("computation",), "memory": ("memory",), "all": _ALL},
+        most_used=True,
+    )
+    mode: Mode = option(
+        "static",
+        help="one size; a range of batch sizes; a range of sequence lengths",
+        panel=_WHAT,
+        most_used=True,
+    )
+    source: Source = option(
+        "auto",
+        help="auto: count memory without a device, take times on one; exact: memory only; "
+        "device: measure memory too",
+        panel=_WHAT,
+        most_used=True,
+    )
+    unit: Unit = option(
+        "all", name="profile-unit", help="whole layers, or one half of them", panel=_WHAT
+    )
+    backward: bool = option(
+        True, help="also time backward, recomputation and the optimizer step", panel=_WHAT
+    )
+    batches: tuple[int, ...] = option(
+        (8,),
+        name="bsz",
+        help="batch sizes of the times: 8, 1:12, 1:64:x2 or 1,2,4",
+        panel=_SIZES,
+        metavar="SIZES",
+        parse=parse_batches,
+        shown="by mode 8, 1:12, 1",
+        most_used=True,
+    )
+    """Increasing."""
+    seq_lengths: tuple[tuple[int, ...], ...] | None = option(
+        None,
+        name="seq",
+        help="sequence lengths: 2048, 512:32768:x2, 1024,2048; [512,128]: one per layer type",
+        panel=_SIZES,
+        metavar="LENGTHS",
+        parse=parse_seq_lengths,
+        shown="the model's own; in sequence mode five up to it",
+        most_used=True,
+    )
     """Cases of one length for all layer types, or one per type; None: what the mode wants."""
-    layernum_min: int = 2
-    layernum_max: int = 4
+    degrees: tuple[int, ...] | None = option(
+        None,
+        name="tp",
+        help="tensor degrees",
+        panel=_SIZES,
+        metavar="DEGREES",
+        parse=parse_degrees,
+        shown="those of 1,2,4,8 that the model allows",
+        most_used=True,
+    )
+    """Increasing, with 1."""
+    tp_impl: TensorImplementation = option(
+        "megatron",
+        help="what sequence parallelism keeps: shards (megatron) or gathered copies",
+        panel=_SIZES,
+    )
+    layernum_min: int = option(
+        2,
+        help="fewest layers of the whole forwards",
+        panel=_SIZES,
+        low=1,
+        high=_MAX_LAYERS,
+        expects=COUNT,
+    )
+    layernum_max: int = option(
+        4,
+        help="most layers of the whole forwards; their difference checks a layer's time",
+        panel=_SIZES,
+        low=1,
+        high=_MAX_LAYERS,
+        expects=COUNT,
+    )
     """Layers of each type in the whole forwards that check a layer by difference."""
-    backward: bool = True
-    """Also time backward, recomputation and the optimizer step."""
-    unit: Unit = "all"
-    """The whole layer, or one half of it."""
-    vocab_divisor: int | None = None
-    """Replaces the model's `make_vocab_size_divisible_by`."""
-    out: Path | None = None
-    """Folder of all files; None: `models/NAME/configs`, with times in a folder of the device."""
-    resume: bool = False
-    force: bool = False
-    dry_run: bool = False
-    iters: int = 50
-    """Most timed repetitions of a cell."""
-    warmup: int = 5
-    """Most untimed repetitions of a cell; slow cells take fewer, at least one."""
-    max_seconds: float = 2.0
-    """After so many seconds no further repetition of one quantity begins."""
+    vocab_divisor: int | None = option(
+        None,
+        name="make-vocab-size-divisible-by",
+        help="pad the vocabulary to a multiple",
+        panel=_SIZES,
+        shown="the model's own",
+        low=1,
+        high=MAX_NUMBER,
+        expects=COUNT,
+    )
+    device: DeviceChoice = option(
+        "auto",
+        help="where times are taken; auto: on a GPU if torch finds one",
+        panel=HOW,
+        most_used=True,
+    )
+    dtype: Dtype = option("bf16", help="type of weights and activations", panel=HOW, most_used=True)
+    out: Path | None = option(
+        None,
+        help="folder of all files; otherwise models/NAME/configs, and times in its folder of the "
+        "device",
+        panel=FILES,
+        metavar="DIR",
+        most_used=True,
+    )
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise _no_model()
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentedRanges:
+    """Sizes as the documentation and Galvatron write them."""
+
+    min_batch: int | None = option(
+        None, name="profile-min-batch-size", help="first batch size", panel=_DOCUMENTED
+    )
+    max_batch: int | None = option(
+        None, name="profile-max-batch-size", help="last batch size", panel=_DOCUMENTED
+    )
+    batch_step: int | None = option(
+        None,
+        name="profile-batch-size-step",
+        help="between batch sizes",
+        panel=_DOCUMENTED,
+        shown="1",
+    )
+    min_seq: int | None = option(
+        None, name="profile-min-seq-length", help="first sequence length", panel=_DOCUMENTED
+    )
+    max_seq: int | None = option(
+        None, name="profile-max-seq-length", help="last sequence length", panel=_DOCUMENTED
+    )
+    seq_step: int | None = option(
+        None,
+        name="profile-seq-length-step",
+        help="between sequence lengths; without it each is twice the one before",
+        panel=_DOCUMENTED,
+    )
+    max_tp_deg: int | None = option(
+        None,
+        help="tensor degrees 1, 2, 4, ... up to this",
+        panel=_DOCUMENTED,
+        low=1,
+        high=MAX_DEGREE,
+        expects=COUNT,
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+def build_options(**given: object) -> ModelOptions:
+    """Return the options that the words of a command line mean.
+
+    given : option, with hyphens or underscores -> text, or value.
+
+    Raises
+    ------
+    OptionError: a value is unusable, or two options contradict each other.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    if not raw.get("model"):
+        raise _no_model()
+    values = read_values((*rows_of(ModelOptions), *rows_of(DocumentedRanges)), raw)
+    ranges = make(DocumentedRanges, values)
+    for option_name, text in (
+        (
+            "bsz",
+            _range_text("batch-size", ranges.min_batch, ranges.max_batch, ranges.batch_step, ":1"),
+        ),
+        (
+            "seq",
+            _range_text("seq-length", ranges.min_seq, ranges.max_seq, ranges.seq_step, ":x2"),
+        ),
+    ):
+        if text is None:
+            continue
+        if option_name in values:
+            name = {"bsz": "batch-size", "seq": "seq-length"}[option_name]
+            raise OptionError(
+                f"--{option_name} and --profile-min-{name} (or max) say the same; give one of them"
+            )
+        parse = parse_batches if option_name == "bsz" else parse_seq_lengths
+        values[option_name] = parse(text)
+    if ranges.max_tp_deg is not None:
+        if "tp" in values:
+            raise OptionError("--tp and --max-tp-deg say the same; give one of them")
+        values["tp"] = tuple(1 << k for k in range(ranges.max_tp_deg.bit_length()))
+    mode: Mode = values.get("mode", ModelOptions.mode)
+    values.setdefault("bsz", parse_batches(DEFAULT_BATCHES[mode]))
+    if values.get("source") == "exact":
+        values.setdefault("profile-type", ("memory",))
+    options = make(ModelOptions, values, model=str(values["model"]).strip())
+    check_out(options.out)
+    if options.layernum_max <= options.layernum_min:
+        raise OptionError(
+            f"--layernum-max is {options.layernum_max} and --layernum-min "
+            f"{options.layernum_min}: a layer is the difference of both, so let the former be "
+            "larger"
+        )
+    if "computation" in options.profile_types:
+        if options.source == "exact":
+            raise OptionError(
+                "--source exact counts memory without a device, and --profile-type "
+                f"'{'all' if len(options.profile_types) > 1 else 'computation'}' needs times, "
+                "which only a device has; use --source auto or --profile-type memory, or let "
+                "autopar-profile-estimate estimate times"
+            )
+        _check_mode(options.mode, options.batches, options.seq_lengths)
+    return options
+
+
+def _no_model() -> OptionError:
+    return OptionError(
+        "--model is missing; name a shipped model such as llama2-7b, a config.json, "
+        "hf:NAME or py:package.module:factory"
+    )
+
+
+def _check_mode(
+    mode: Mode, batches: tuple[int, ...], seq_lengths: tuple[tuple[int, ...], ...] | None
+) -> None:
+    if mode == "static" and len(batches) > 1:
+        raise OptionError(
+            f"--mode static measures one batch size and --bsz has {len(batches)}; "
+            "use --mode batch or name one"
+        )
+    if mode == "batch" and len(batches) < 2:
+        raise OptionError(
+            f"--mode batch measures a range of batch sizes and --bsz is {batches[0]} alone; "
+            f"write 1:12, with at least {GALVATRON_BATCHES} for Galvatron, or use --mode static"
+        )
+    if mode == "sequence" and seq_lengths is not None and len(seq_lengths) < 2:
+        raise OptionError(
+            "--mode sequence measures several sequence lengths and --seq has one; "
+            "write 512:32768:x2, or use --mode static"
+        )
+
+
+def _range_text(
+    name: str, low: int | None, high: int | None, step: int | None, default_step: str
+) -> str | None:
+    """Return the range that the documented options describe, in the spelling of the short one."""
+    if low is None and high is None:
+        if step is not None:
+            raise OptionError(
+                f"--profile-{name}-step needs --profile-min-{name} and --profile-max-{name}"
+            )
+        return None
+    if low is None or high is None:
+        missing, given = ("min", "max") if low is None else ("max", "min")
+        raise OptionError(f"--profile-{missing}-{name} is missing beside --profile-{given}-{name}")
+    if step is not None and step < 1:
+        raise OptionError(f"--profile-{name}-step is {step}; give at least 1")
+    if low < 1 or high < low:
+        raise OptionError(
+            f"--profile-min-{name} {low} and --profile-max-{name} {high} are no range; "
+            "let the former be at least 1 and the latter not below it"
+        )
+    return f"{low}:{high}{default_step if step is None else f':{step}'}"

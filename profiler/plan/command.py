@@ -9,23 +9,21 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from autopar.command.options import Command
 from autopar.command.run import describe_failure, one_line, reader_left
 from autopar.command.show import make_console
 from autopar.errors import AutoparError, InputError, OptionError
-from profiler.option_table import FILES, OptionRow, make_app
-from profiler.plan.options import Backend, Mode, PlanOptions
-from profiler.plan.parse import build_options
+from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 from profiler.plan.question import Question, ask
 from profiler.plan.run import launched_ranks
-from profiler.plan.spellings import translate
 
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
 
 __all__ = [
+    "COMMAND",
     "MismatchError",
     "UncheckedError",
-    "app",
     "dispatch",
     "main",
     "refuse_illegal",
@@ -170,114 +168,28 @@ def _backend(options: PlanOptions) -> Backend:
 # --------------------------------------------------------------------------------------------------
 
 
-_COMMAND = "profile-plan"
+_NAME = "profile-plan"
 _GRACE_S = 2.0
 """torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
 say why."""
-_WHAT, _HOW, _DRY = "What to check", "How to run it", "Dry run"
-_SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
-
-_OPTIONS = (
-    OptionRow(
-        "plan",
-        "PLAN.json",
-        "Strategy file in any spelling, our plan file, or what autopar-search --json wrote.",
-    ),
-    OptionRow(
-        "mode",
-        "static|dryrun|run",
-        "Arithmetic; memory of tensors without contents; real processes. Under torchrun run, "
-        "else static.",
-        _WHAT,
-    ),
-    OptionRow(
-        "model",
-        "MODEL",
-        "Shipped name, config.json or model.json; the plan file's.",
-        _WHAT,
-    ),
-    OptionRow("num_layers", "N", "Layers of the model, for each type; its own.", _WHAT),
-    OptionRow("seq", "N", "Sequence length; the plan file's, or the model's own.", _WHAT),
-    OptionRow(
-        "layers",
-        "K",
-        "Scale down to K layers, at least one per stage, evenly spaced over the plan's.",
-        _WHAT,
-    ),
-    OptionRow("global_batch", "N", "Another global batch than the plan's.", _WHAT),
-    OptionRow("microbatches", "N", "Another number of micro-batches than the plan's.", _WHAT),
-    OptionRow("world_size", "N", "Ranks of a plan that does not say them.", _WHAT),
-    OptionRow(
-        "mixed_precision",
-        "fp32|bf16",
-        "The plan file's; where it says none, bf16 for a dry run and fp32 otherwise.",
-        _SAY,
-    ),
-    OptionRow(
-        "sequence_parallel",
-        None,
-        "Megatron sequence parallelism of tensor-parallel layers; the plan file's, or on.",
-        _SAY,
-        name="--sequence-parallel/--no-sequence-parallel",
-    ),
-    OptionRow(
-        "async_grad_reduce",
-        None,
-        "Reduce gradients once per step, else in every micro-batch; the plan file's, or on.",
-        _SAY,
-        name="--async-grad-reduce/--no-async-grad-reduce",
-    ),
-    OptionRow("steps", "N", "Steps that are compared with one process.", _HOW),
-    OptionRow("timed_steps", "N", "Steps after them that are timed.", _HOW),
-    OptionRow("seed", "N", "Of weights and tokens.", _HOW),
-    OptionRow("reference", None, "Run one process without parallelism to compare with.", _HOW),
-    OptionRow(
-        "backend", "auto|nccl|gloo", "auto: nccl where torch finds a GPU, otherwise gloo.", _HOW
-    ),
-    OptionRow("device", "auto|cuda|cpu", "cuda is --backend nccl, cpu is --backend gloo.", _HOW),
-    OptionRow(
-        "timeout", "S", "A step, or the building of stages, that takes longer has failed.", _HOW
-    ),
-    OptionRow(
-        "ranks",
-        "RANKS",
-        "first, last, largest: the first rank of such a stage; all: of every one; or numbers.",
-        _DRY,
-    ),
-    OptionRow("json", "OUT", "File for what was found, - for stdout without tables.", FILES),
-    OptionRow("pp_deg", "N", "Stages; 1.", _GLOBAL),
-    OptionRow("global_tp_deg", "N", "Tensor degree; 1.", _GLOBAL),
-    OptionRow("global_tp_consec", "0|1", "Tensor groups of neighbours, or strided; 1.", _GLOBAL),
-    OptionRow("sdp", "0|1", "ZeRO-3 for the layers; 0.", _GLOBAL),
-    OptionRow("chunks", "N", "Micro-batches; one per stage.", _GLOBAL),
-    OptionRow("global_checkpoint", "0|1", "Recompute every layer; 0.", _GLOBAL),
-    OptionRow("pipeline_type", "gpipe|pipedream_flush", "Schedule; gpipe.", _GLOBAL),
-    OptionRow("vocab_tp", "N", "Degree of embedding and head; 1.", _GLOBAL),
-    OptionRow("vocab_sp", "0|1", "That degree divides the sequence (Ulysses); 0.", _GLOBAL),
-    OptionRow("embed_sdp", "0|1", "ZeRO-3 for embedding and head; 0.", _GLOBAL),
-    OptionRow("global_train_batch_size", "N", "Samples of a step.", _GLOBAL),
-    OptionRow("default_dp_type", "ddp|zero2", "What layers without ZeRO-3 do; ddp.", _GLOBAL),
-    OptionRow(
-        "use_ulysses",
-        None,
-        "The tensor degree divides the sequence instead.",
-        _GLOBAL,
-        name="--use-ulysses/--no-use-ulysses",
-    ),
-)
-_HELP = """
-Check one plan: its arithmetic, its memory without a GPU, or by running it.
+COMMAND = Command(
+    name=_NAME,
+    usage="[PLAN.json] [OPTIONS]",
+    fills=(PlanOptions, GlobalOptions),
+    panels=PANELS,
+    family="profile-plan",
+    intro="""Check one plan: its arithmetic, its memory without a GPU, or by running it.
 
 profile-plan PLAN.json --model llama2-7b
 
 torchrun --standalone --nproc-per-node 4 -m profiler.plan PLAN.json --layers 4 --json OUT
 
 It is an executor for checking, not a trainer: random tokens, no files of weights.
-Exit codes: 0 done; 1 the run does not match its reference, or something failed; 2 unusable option
-or illegal plan. Underscores and hyphens in the names of options mean the same.
-"""
 
-app = make_app(_OPTIONS, build_options, _HELP)
+Exit codes: 0 done; 1 the run does not match its reference, or something failed; 2 unusable option
+or illegal plan.
+""",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -289,12 +201,13 @@ def run(arguments: Sequence[str]) -> int:
     rank, local_rank = _environment_rank("RANK"), _environment_rank("LOCAL_RANK")
     speaks = rank == 0
     try:
-        normal, notes = translate(arguments)
-        if rank and {"--help", "-h"} & set(normal):
+        if rank and {"--help", "-h"} & set(arguments):
             return 0
-        options = app(args=normal, prog_name=_COMMAND, standalone_mode=False)
-        if not isinstance(options, PlanOptions):  # --help
-            return options if isinstance(options, int) else 0
+        notes: list[str] = []
+        raw = COMMAND.read(arguments, notes.append)
+        if raw is None:
+            return 0
+        options = build_options(**raw)
         launched = launched_ranks()
         mode: Mode = options.mode or ("static" if launched is None else "run")
         if rank and mode != "run":
@@ -343,7 +256,7 @@ def _environment_rank(name: str) -> int:
 
 def _say(text: str, *, speaks: bool) -> None:
     if speaks:
-        sys.stderr.write(f"{_COMMAND}: {one_line(text)}\n")
+        sys.stderr.write(f"{_NAME}: {one_line(text)}\n")
         sys.stderr.flush()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from autopar.command.run import guarded, one_line
+from autopar.command.options import Command, make, option, read_values, rows_of, validate
+from autopar.command.run import one_line
 from autopar.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -17,80 +17,86 @@ if TYPE_CHECKING:
     from profiler.show.pictures import Quantity
     from profiler.show.read import Folder
 
-__all__ = ["app", "main", "run"]
+__all__ = ["COMMAND", "ShowOptions", "main", "run"]
 
-_COMMAND = "profile-show"
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_WHAT, _DIFF, _PICTURES = "What to show", "Comparison", "Pictures"
 
 
-@app.command()
-def show(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder of hardware or model files, or one of them."),
-    ],
-    diff: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OTHER", help="Compare with OTHER, which is the old one; DIR is the new one."
-        ),
-    ] = None,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="List what is wrong or suspicious in the files.")
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the curves to FILE.png or FILE.svg."),
-    ] = None,
-    curves: Annotated[
-        str, typer.Option(help="What to draw over message size: time, bandwidth or none.")
-    ] = "time",
-    threshold: Annotated[
-        float, typer.Option(help="--diff: smaller changes than this share do not count.")
-    ] = 0.05,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="--diff: compare what is not comparable too.")
-    ] = False,
-    bandwidth_unit: Annotated[
-        str | None,
-        typer.Option(help="GB/s or MiB/ms: unit of bandwidths in files without a sidecar."),
-    ] = None,
-) -> int:
-    """Show the profiles in DIR: where they were measured, tables, curves, and what went wrong.
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """What is shown of a folder of profiles."""
 
-    DIR holds hardware files of one or several shapes, with or without sidecars; of models the
-    times that `profile-model` measured are shown, with their fits. Exit codes: 0 done; 1 --diff
-    found regressions, --validate found something, or matplotlib is missing; 2 an input is
-    unusable or two profiles are not comparable.
-    """
-    if diff is not None and validate:
-        raise OptionError("--diff and --validate are two questions; give one of them")
-    if plot is not None and (diff is not None or validate):
-        raise OptionError("--plot draws what is shown; leave --diff and --validate out")
-    if curves not in ("time", "bandwidth", "none"):
-        raise OptionError(f"--curves must be time, bandwidth or none, got {curves!r}")
-    if not 0.0 <= threshold < 10.0:
-        raise OptionError(f"--threshold is {threshold:g}, expected a share such as 0.05 for 5 %")
-    if anyway and diff is None:
-        raise OptionError("--anyway belongs to --diff OTHER, which is not given")
-    unit = _unit(bandwidth_unit)
-    if diff is not None:
-        return _diff(path, diff, unit, threshold, anyway=anyway)
-    if validate:
+    path: Path = option(
+        help="folder of hardware or model files, or one of them",
+        panel=_WHAT,
+        positional=True,
+        metavar="DIR",
+    )
+    validate: bool = option(
+        False, help="list what is wrong or suspicious in the files", panel=_WHAT
+    )
+    bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
+        None, help="unit of bandwidths in files without a sidecar", panel=_WHAT
+    )
+    diff: Path | None = option(
+        None,
+        help="compare with OTHER, which is the old one; DIR is the new one",
+        panel=_DIFF,
+        metavar="OTHER",
+    )
+    threshold: float = option(
+        0.05, help="smaller changes than this share do not count", panel=_DIFF
+    )
+    anyway: bool = option(False, help="compare what is not comparable too", panel=_DIFF)
+    plot: Path | None = option(
+        None,
+        help="write the curves to FILE.png or FILE.svg",
+        panel=_PICTURES,
+        metavar="FILE",
+    )
+    curves: Literal["time", "bandwidth", "none"] = option(
+        "time", help="what to draw over message size", panel=_PICTURES
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.diff is not None and self.validate:
+            raise OptionError("--diff and --validate are two questions; give one of them")
+        if self.plot is not None and (self.diff is not None or self.validate):
+            raise OptionError("--plot draws what is shown; leave --diff and --validate out")
+        if not 0.0 <= self.threshold < 10.0:
+            raise OptionError(
+                f"--threshold is {self.threshold:g}, expected a share such as 0.05 for 5 %"
+            )
+        if self.anyway and self.diff is None:
+            raise OptionError("--anyway belongs to --diff OTHER, which is not given")
+
+
+COMMAND = Command(
+    name="profile-show",
+    usage="DIR [OPTIONS]",
+    fills=(ShowOptions,),
+    panels=(_WHAT, _DIFF, _PICTURES),
+    intro="""Show the profiles in DIR: where they were measured, tables, curves, and what went
+wrong.
+
+DIR holds hardware files of one or several shapes, with or without sidecars; of models the times
+that `profile-model` measured are shown, with their fits.
+
+Exit codes: 0 done; 1 --diff found regressions, --validate found something, or matplotlib is
+missing; 2 an input is unusable or two profiles are not comparable.
+""",
+)
+
+
+def _execute(raw: dict[str, Any]) -> int:
+    asked = make(ShowOptions, read_values(rows_of(ShowOptions), raw))
+    path, unit = asked.path, asked.bandwidth_unit
+    if asked.diff is not None:
+        return _diff(path, asked.diff, unit, asked.threshold, anyway=asked.anyway)
+    if asked.validate:
         return _validate(path, unit)
-    return _show(path, unit, plot, _quantity(curves))
-
-
-def _unit(text: str | None) -> BandwidthUnit | None:
-    units: dict[str | None, BandwidthUnit | None] = {
-        None: None,
-        "GB/s": "GB/s",
-        "MiB/ms": "MiB/ms",
-    }
-    if text in units:
-        return units[text]
-    raise OptionError(f"--bandwidth-unit must be GB/s or MiB/ms, got {text!r}")
+    return _show(path, unit, asked.plot, None if asked.curves == "none" else asked.curves)
 
 
 def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
@@ -104,10 +110,6 @@ def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
         f"--bandwidth-unit is {unit}, but the sidecar of {first.path} says {first.unit}; "
         "leave the option out: the file says its unit"
     )
-
-
-def _quantity(text: str) -> Quantity | None:
-    return "time" if text == "time" else "bandwidth" if text == "bandwidth" else None
 
 
 def _load(
@@ -224,14 +226,13 @@ def _validate(path: Path, unit: BandwidthUnit | None) -> int:
 
 
 def _talk(text: str) -> None:
-    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
+    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
+    sys.stderr.flush()
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(
-        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
-    )
+    return COMMAND.run(arguments, _execute)
 
 
 def main() -> None:

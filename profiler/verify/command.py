@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal, cast
+from typing import Any
 
-import typer
-
-from autopar.command.run import guarded, one_line
+from autopar.command.options import Command, make, read_values, rows_of
+from autopar.command.run import one_line
 from autopar.documents.calibration import write_calibration
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import write_json
@@ -34,12 +33,19 @@ from profiler.verify.compare import (
     read_run,
 )
 from profiler.verify.folder import CommandError, Folder, Start, environment, start_process
-from profiler.verify.options import MINIMUM_PLANS, Device, VerifyOptions, profile_sources
+from profiler.verify.options import (
+    MINIMUM_PLANS,
+    PANELS,
+    Device,
+    VerifyOptions,
+    checked_options,
+    profile_sources,
+)
 from profiler.verify.plans import SMALL_MODEL, Candidate, Lines, choose_plans, contrasts
 
 __all__ = [
+    "COMMAND",
     "Verification",
-    "app",
     "find_device",
     "main",
     "planned_commands",
@@ -243,116 +249,31 @@ def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
 # --------------------------------------------------------------------------------------------------
 
 
-_COMMAND = "autopar-verify"
-_WHAT, _HOW, _FILES = "What to verify", "How to measure", "Files"
+COMMAND = Command(
+    name="autopar-verify",
+    fills=(VerifyOptions,),
+    panels=PANELS,
+    intro="""Profile this machine, search, run the best plans and others, and compare with
+predictions.
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+Writes DIR/calibration.json, which autopar-search --calibration applies. Needs torch; without
+options it takes a few minutes on two CPU cores.
+""",
 )
 
 
-def _option(text: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, metavar=metavar)
-
-
-@app.command()
-def command(
-    model: Annotated[
-        str | None,
-        _option(
-            "Shipped name or model file; without it a small model that a CPU runs.", _WHAT, "MODEL"
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None, _option("Layers that are left of the model: 4, or 2,2.", _WHAT, "K")
-    ] = None,
-    seq: Annotated[int | None, _option("Tokens of a sample; the model's own.", _WHAT, "N")] = None,
-    nproc: Annotated[int, _option("Ranks, all on this machine.", _WHAT, "N")] = 2,
-    batch: Annotated[int, _option("Global batch of a step.", _WHAT, "N")] = 8,
-    plans: Annotated[int, _option("Best plans of the search that are run.", _WHAT, "K")] = 4,
-    contrast: Annotated[
-        int, _option("Plans beside them that differ in kind, for a range of times.", _WHAT, "K")
-    ] = 8,
-    memory_constraint: Annotated[
-        float | None, _option("Memory of a rank for the search.", _WHAT, "GIB")
-    ] = None,
-    repeats: Annotated[
-        int, _option("Rounds; each starts every plan once, in turn.", _HOW, "R")
-    ] = 3,
-    steps: Annotated[int, _option("Timed steps of a start.", _HOW, "N")] = 5,
-    device: Annotated[
-        str, _option("auto: GPUs where torch finds one for every rank.", _HOW, "auto|cuda|cpu")
-    ] = "auto",
-    precision: Annotated[
-        str, _option("auto: bf16 on GPUs, fp32 on CPUs.", _HOW, "auto|bf16|fp32")
-    ] = "auto",
-    work: Annotated[
-        Path, _option("Folder of everything that is measured and found.", _FILES, "DIR")
-    ] = Path("verify"),
-    resume: Annotated[
-        bool, _option("Keep what DIR has of the same question; otherwise begin again.", _FILES)
-    ] = True,
-    hardware: Annotated[
-        str | None, _option("Measured hardware files; otherwise measured quickly.", _FILES, "DIR")
-    ] = None,
-    profiles: Annotated[
-        str | None, _option("Measured files of the model; otherwise measured.", _FILES, "DIR")
-    ] = None,
-    json_path: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help="Write the result to a path too, or - for stdout alone.",
-            rich_help_panel=_FILES,
-            metavar="FILE",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, _option("Print the commands; run nothing.", _FILES)] = False,
-) -> None:
-    """Profile this machine, search, run the best plans and others, and compare with predictions.
-
-    Writes DIR/calibration.json, which autopar-search --calibration applies.
-    Needs torch; without options it takes a few minutes on two CPU cores.
-    """
+def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
-    from profiler.verify.options import VerifyOptions, checked_options
 
-    for name, text, choices in (
-        ("--device", device, ("auto", "cuda", "cpu")),
-        ("--precision", precision, ("auto", "bf16", "fp32")),
-    ):
-        if text not in choices:
-            raise OptionError(f"{name}: expected {', '.join(choices)}, got {text!r}")
-    options = checked_options(
-        VerifyOptions(
-            model=model,
-            layers=layers,
-            seq_length=seq,
-            nproc=nproc,
-            batch=batch,
-            plans=plans,
-            contrast=contrast,
-            repeats=repeats,
-            steps=steps,
-            work=work,
-            resume=resume,
-            device=None if device == "auto" else cast("Device", device),
-            precision=None if precision == "auto" else cast('Literal["fp32", "bf16"]', precision),
-            hardware=hardware,
-            profiles=profiles,
-            memory_constraint=memory_constraint,
-            json=json_path,
-            dry_run=dry_run,
-        )
-    )
+    values = read_values(rows_of(VerifyOptions), raw)
+    options = checked_options(make(VerifyOptions, values))
+    json_path = options.json
     if json_path is not None and json_path != "-":
         _check_writable(json_path)
-    if dry_run:
+    if options.dry_run:
         for line in planned_commands(options):
             sys.stdout.write(line + "\n")
-        return
+        return 0
     from autopar.command.show import make_console
     from profiler.verify.report import show_verification, verify_document
 
@@ -376,6 +297,7 @@ def command(
     )
     if json_path is not None:
         _write(json_path, document)
+    return 0
 
 
 def _check_writable(path: str) -> None:
@@ -403,14 +325,13 @@ def _write(path: str, document: dict[str, Any]) -> None:
 
 
 def _talk(text: str) -> None:
-    typer.echo(f"{_COMMAND}: {one_line(text)}", err=True)
+    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
+    sys.stderr.flush()
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return guarded(
-        lambda: app(args=list(arguments), prog_name=_COMMAND, standalone_mode=False), _talk
-    )
+    return COMMAND.run(arguments, _execute)
 
 
 def main() -> None:

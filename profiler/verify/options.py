@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from autopar import __version__
+from autopar.command.options import option, validate
 from autopar.documents import catalog
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import load_object
@@ -19,6 +20,7 @@ from autopar.sources import Source
 __all__ = [
     "MINIMUM_PLANS",
     "OWN_FOLDERS",
+    "PANELS",
     "Device",
     "VerifyOptions",
     "checked_options",
@@ -36,41 +38,151 @@ MINIMUM_PLANS = 8
 OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
 """Folders inside of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
+_COUNT = "{low} to {high}"
+_WHAT, _HOW, _FILES = "What to verify", "How to measure", "Files"
+PANELS = (_WHAT, _HOW, _FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """Options of one verification; defaults are those of the command."""
 
-    model: str | None = None
-    """Shipped name or file; None: a small model that a CPU runs, written into the work folder."""
-    layers: str | None = None
-    """Layers that are left of the model, `4` or `2,2`; None: all."""
-    seq_length: int | None = None
-    nproc: int = 2
-    batch: int = 8
-    plans: int = 4
-    """Best plans of the search."""
-    contrast: int = 8
-    """Plans beside them, for contrast."""
-    repeats: int = 3
-    """Rounds; every plan is started once in each."""
-    steps: int = 5
-    """Timed steps of a start."""
-    work: Path = Path("verify")
-    resume: bool = True
-    device: Device | None = None
-    """None: CUDA devices where torch finds enough of them."""
-    precision: Literal["fp32", "bf16"] | None = None
-    """None: bf16 on GPUs, fp32 on CPUs."""
-    hardware: str | None = None
-    """Folder of measured hardware files; None: they are measured."""
-    profiles: str | None = None
-    """Folder of the model's files; None: they are measured."""
-    memory_constraint: float | None = None
-    """GiB of a rank; None: that of the search."""
-    json: str | None = None
-    dry_run: bool = False
+    model: str | None = option(
+        None,
+        help="shipped name or model file; without it a small model that a CPU runs",
+        panel=_WHAT,
+        metavar="MODEL",
+        most_used=True,
+    )
+    """None: the small one is written into the work folder."""
+    layers: str | None = option(
+        None,
+        help="layers that are left of the model: 4, or 2,2",
+        panel=_WHAT,
+        metavar="K",
+        shown="all",
+        most_used=True,
+    )
+    seq_length: int | None = option(
+        None,
+        name="seq",
+        help="tokens of a sample",
+        panel=_WHAT,
+        shown="the model's own",
+        low=1,
+        high=1 << 28,
+        expects=_COUNT,
+    )
+    nproc: int = option(
+        2,
+        help="ranks, all on this machine",
+        panel=_WHAT,
+        low=1,
+        high=_MOST_RANKS,
+        expects=_COUNT,
+        most_used=True,
+    )
+    batch: int = option(
+        8,
+        help="global batch of a step",
+        panel=_WHAT,
+        low=1,
+        high=1 << 20,
+        expects=_COUNT,
+        most_used=True,
+    )
+    plans: int = option(
+        4,
+        help="best plans of the search that are run",
+        panel=_WHAT,
+        low=1,
+        high=100,
+        expects=_COUNT,
+        most_used=True,
+    )
+    contrast: int = option(
+        8,
+        help="plans beside them that differ in kind, for a range of times",
+        panel=_WHAT,
+        low=0,
+        high=100,
+        expects=_COUNT,
+    )
+    memory_constraint: float | None = option(
+        None,
+        help="memory of a rank for the search, GiB",
+        panel=_WHAT,
+        above=0,
+        high=1 << 20,
+        expects="GiB above {above}",
+    )
+    """None: that of the search."""
+    repeats: int = option(
+        3,
+        help="rounds; each starts every plan once, in turn",
+        panel=_HOW,
+        low=1,
+        high=1000,
+        expects=_COUNT,
+    )
+    steps: int = option(
+        5, help="timed steps of a start", panel=_HOW, low=1, high=10**6, expects=_COUNT
+    )
+    device: Device | None = option(
+        None,
+        help="auto: GPUs where torch finds one for every rank",
+        panel=_HOW,
+        choices={"auto": None, "cuda": "cuda", "cpu": "cpu"},
+        shown="auto",
+        most_used=True,
+    )
+    precision: Literal["fp32", "bf16"] | None = option(
+        None,
+        help="auto: bf16 on GPUs, fp32 on CPUs",
+        panel=_HOW,
+        choices={"auto": None, "bf16": "bf16", "fp32": "fp32"},
+        shown="auto",
+    )
+    work: Path = option(
+        Path("verify"),
+        help="folder of everything that is measured and found",
+        panel=_FILES,
+        metavar="DIR",
+        most_used=True,
+    )
+    resume: bool = option(
+        True,
+        help="keep what DIR has of the same question; otherwise begin again",
+        panel=_FILES,
+        most_used=True,
+    )
+    hardware: str | None = option(
+        None,
+        help="measured hardware files; otherwise measured quickly",
+        panel=_FILES,
+        metavar="DIR",
+        most_used=True,
+    )
+    profiles: str | None = option(
+        None,
+        help="measured files of the model; otherwise measured",
+        panel=_FILES,
+        metavar="DIR",
+        most_used=True,
+    )
+    json: str | None = option(
+        None,
+        help="write the result to a path too, or - for stdout alone",
+        panel=_FILES,
+        metavar="FILE",
+        most_used=True,
+    )
+    dry_run: bool = option(
+        False, help="print the commands; run nothing", panel=_FILES, most_used=True
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
 
 
 def checked_options(options: VerifyOptions) -> VerifyOptions:
@@ -78,23 +190,8 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
 
     Raises
     ------
-    OptionError : a number or a combination is unusable.
+    OptionError : a folder or a combination is unusable.
     """
-    for name, value, low, high in (
-        ("--nproc", options.nproc, 1, _MOST_RANKS),
-        ("--batch", options.batch, 1, 1 << 20),
-        ("--plans", options.plans, 1, 100),
-        ("--contrast", options.contrast, 0, 100),
-        ("--repeats", options.repeats, 1, 1000),
-        ("--steps", options.steps, 1, 10**6),
-        ("--seq", options.seq_length, 1, 1 << 28),
-    ):
-        if value is not None and not low <= value <= high:
-            raise OptionError(f"{name}: expected {low} to {high}, got {value}")
-    if options.memory_constraint is not None and not 0.0 < options.memory_constraint <= 1 << 20:
-        raise OptionError(
-            f"--memory-constraint: expected GiB above 0, got {options.memory_constraint:g}"
-        )
     if options.batch % options.nproc:
         raise OptionError(
             f"--batch: {options.batch} does not divide among --nproc {options.nproc} ranks "

@@ -21,7 +21,7 @@ from autopar.documents.hardware import hardware_file_name
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import sidecar_path
 from profiler.hardware.cells import Cluster, plan_cells
-from profiler.hardware.parse import build_options
+from profiler.hardware.options import build_options
 from tests.e2e.launching import Finished, Launch, torchrun
 
 pytest.importorskip("torch", reason="torch is not installed")

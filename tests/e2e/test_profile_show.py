@@ -165,7 +165,7 @@ def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str
     assert "--diff and --validate read those of hardware" in said
     assert "have a sidecar" not in said
     assert "name the document beside it" in sentence(box / "overlap_coefficient.json.meta.json")
-    assert "--curves must be" in sentence(box, "--curves", "size")
+    assert "--curves: expected time, bandwidth or none" in sentence(box, "--curves", "size")
     assert "GB/s or MiB/ms" in sentence(box, "--bandwidth-unit", "Gbit/s")
     assert "leave the option out" in sentence(box, "--bandwidth-unit", "MiB/ms")
     assert "give one of them" in sentence(box, "--diff", box, "--validate")

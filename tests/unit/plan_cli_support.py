@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from profiler.plan.command import app
-from profiler.plan.options import PlanOptions
-from profiler.plan.spellings import translate
+from profiler.plan.command import COMMAND
+from profiler.plan.options import PlanOptions, build_options
 
 __all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
 
@@ -90,7 +89,6 @@ def small_files(folder: Path) -> None:
 
 def read(*arguments: str) -> PlanOptions:
     """Return the options of a command line."""
-    normal, _ = translate(arguments)
-    found = app(args=normal, prog_name="profile-plan", standalone_mode=False)
-    assert isinstance(found, PlanOptions)
-    return found
+    raw = COMMAND.read(arguments, lambda _: None)
+    assert raw is not None
+    return build_options(**raw)

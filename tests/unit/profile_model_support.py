@@ -12,8 +12,7 @@ from autopar.model import LayerSpec, ModelSpec
 from profiler.environment import Metadata
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.measuring import OUT_OF_MEMORY
-from profiler.model.options import ModelOptions
-from profiler.model.parse import build_options
+from profiler.model.options import ModelOptions, build_options
 from profiler.model.record import ModelRecord, describe_model
 from profiler.model.run import profile_paths
 

@@ -20,7 +20,7 @@ from profiler.hardware.cells import (
     plan_cells,
     rounds,
 )
-from profiler.hardware.parse import build_options
+from profiler.hardware.options import build_options
 
 SIZES = build_options(sizes="64K,64M", reference_size="32M")
 WORLDS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 36, 64])

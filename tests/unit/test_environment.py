@@ -27,7 +27,7 @@ from profiler.environment import (
     run_metadata,
     summarize_hosts,
 )
-from profiler.hardware.parse import build_options
+from profiler.hardware.options import build_options
 
 GPU = RankInfo(
     rank=0,

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from autopar.errors import OptionError
 from autopar.units import GIB, MIB
-from profiler.hardware.cells import divisors
-from profiler.hardware.command import app
-from profiler.hardware.options import OPERATIONS, HardwareOptions
-from profiler.hardware.parse import (
+from profiler.hardware.cells import check_world, divisors
+from profiler.hardware.command import COMMAND
+from profiler.hardware.options import (
     MAX_BYTES,
+    OPERATIONS,
+    HardwareOptions,
     build_options,
-    check_world,
     format_size,
     parse_groups,
     parse_operations,
@@ -37,6 +37,13 @@ LAUNCHER = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
+
+
+def read(*arguments: str) -> HardwareOptions:
+    """Return the options of a command line."""
+    raw = COMMAND.read(arguments, lambda _: None)
+    assert raw is not None
+    return build_options(**raw)
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -245,8 +252,8 @@ def test_options_arrive(tmp_path: Path) -> None:
         ({"timeout": 0.0}, "--timeout: expected seconds above 0"),
         ({"timeout": float("nan")}, "--timeout: expected seconds above 0"),
         ({"max_seconds": float("inf")}, "--max-seconds: expected seconds above 0"),
-        ({"backend": "ncl"}, "--backend: expected auto or nccl or gloo, got 'ncl'; did you mean"),
-        ({"dtype": "float8"}, "--dtype: expected auto or bf16 or fp16 or fp32, got 'float8'"),
+        ({"backend": "ncl"}, "--backend: expected auto, nccl or gloo, got 'ncl'; did you mean"),
+        ({"dtype": "float8"}, "--dtype: expected auto, bf16, fp16 or fp32, got 'float8'"),
         ({"resume": True, "force": True}, "--resume keeps what is measured and --force"),
         ({"cuda_graph": True, "backend": "gloo"}, "--cuda-graph captures operations of a GPU"),
         ({"reference_size": "x"}, "--reference-size: 'x' is no size"),
@@ -296,13 +303,13 @@ def test_world_check_agrees_with_the_divisors(world: int, size: int) -> None:
 
 def test_command_reads_every_option() -> None:
     """The application hands every option on; the dataclass's defaults are the command's."""
-    assert app(args=[], standalone_mode=False) == build_options()
+    assert read() == build_options()
     text = (
         "p2p overlap --sizes 1M --reference-size 2M --groups 2 --dtype fp32 --isolated --iters 9 "
         "--warmup 2 --max-seconds 1 --timeout 5 --no-check --backend gloo --allow-shared-gpu "
         "--out there --force --dry-run"
     )
-    assert app(args=shlex.split(text), standalone_mode=False) == build_options(
+    assert read(*shlex.split(text)) == build_options(
         operations=["p2p", "overlap"],
         sizes="1M",
         reference_size="2M",
@@ -320,9 +327,7 @@ def test_command_reads_every_option() -> None:
         force=True,
         dry_run=True,
     )
-    assert app(args=["--resume", "--cuda-graph"], standalone_mode=False) == build_options(
-        resume=True, cuda_graph=True
-    )
+    assert read("--resume", "--cuda-graph") == build_options(resume=True, cuda_graph=True)
 
 
 def test_help_needs_neither_torchrun_nor_torch() -> None:
@@ -355,8 +360,8 @@ def test_without_torchrun() -> None:
     [
         (["--sizes", "1G:64K"], "--sizes: '1G:64K' ends before it begins"),
         (["--max_seconds=-1"], "--max-seconds: expected seconds above 0"),
-        (["--iters", "few"], "Invalid value for '--iters'"),
-        (["--itres", "3"], "No such option: --itres"),
+        (["--iters", "few"], "--iters: expected 1 to 1000000 repetitions, got 'few'"),
+        (["--itres", "3"], "--itres: this option is unknown; did you mean --iters?"),
         (["everything"], "the operation 'everything' is unknown"),
         (["--groups", "2"], "1 = 0 * 2 + 1; start more ranks"),
     ],

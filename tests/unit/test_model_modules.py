@@ -19,7 +19,7 @@ from profiler.model.cells import plan_cells  # noqa: E402
 from profiler.model.counting import count_memory  # noqa: E402
 from profiler.model.measuring import ModuleMeasurer  # noqa: E402
 from profiler.model.modules import fake_tensors, find_layers  # noqa: E402
-from profiler.model.parse import build_options  # noqa: E402
+from profiler.model.options import build_options  # noqa: E402
 from tests.unit.own_modules import Layer, Model, model_of, source_of  # noqa: E402
 
 

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 from profiler.model.cells import plan_cells  # noqa: E402
 from profiler.model.measuring import ModuleMeasurer  # noqa: E402
-from profiler.model.parse import build_options  # noqa: E402
+from profiler.model.options import build_options  # noqa: E402
 from tests.unit.own_modules import Layer, Model, source_of  # noqa: E402
 
 

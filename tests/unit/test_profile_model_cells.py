@@ -101,7 +101,7 @@ def test_dtensor_has_its_own_kinds() -> None:
 
 def test_half_a_layer() -> None:
     """A half has neither surroundings nor whole forwards."""
-    assert keys(unit="mlp", tp="1") == [
+    assert keys(profile_unit="mlp", tp="1") == [
         "memory_layertype_0_bsz1_seq128",
         "time_layertype_0_bsz8_seq128",
     ]

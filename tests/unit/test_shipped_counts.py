@@ -14,7 +14,7 @@ from autopar.documents.sidecar import read_sidecar, sidecar_path
 from autopar.documents.spec import load_spec
 from profiler.model import command as model_cli
 from profiler.model.cells import plan_cells, tensor_kinds
-from profiler.model.parse import build_options
+from profiler.model.options import build_options
 from profiler.model.record import describe_model
 from profiler.model.shipped import is_counted
 
