@@ -331,9 +331,13 @@ def _take_foreign(
         remedy = family.planned[name].format(n=number)
         raise OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
     known = [*table, *(a for a, to in ALIASES.items() if any(one in table for one in to))]
+    raise _unknown(written, name, known)
+
+
+def _unknown(written: str, name: str, known: Collection[str]) -> OptionError:
     near = nearest(name, known, 0.5)
     hint = f"did you mean --{near}?" if near else "see --help"
-    raise OptionError(f"--{written}: this option is unknown; {hint}")
+    return OptionError(f"--{written}: this option is unknown; {hint}")
 
 
 def _take_flag(
@@ -446,8 +450,12 @@ def read_values(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises
     ------
-    OptionError: a value is not what its option takes.
+    OptionError: a name is unknown, or a value is not what its option takes.
     """
+    names = [row.name for row in rows]
+    for name in raw:
+        if name not in names:
+            raise _unknown(name, name, names)
     found: dict[str, Any] = {}
     for row in rows:
         value = raw.get(row.name)

@@ -207,7 +207,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    own = make(ExportSpec, read_values(rows_of(ExportSpec), raw))
+    own = make(ExportSpec, read_values(_COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)

@@ -192,6 +192,13 @@ def test_what_is_required_is_said() -> None:
         make(Needs, {})
 
 
+def test_names_are_checked_without_a_command_line() -> None:
+    """A misspelt one is no option that was left out."""
+    assert read_values(SMALL.rows, {"bsz": "2"}) == {"bsz": 2}
+    with pytest.raises(OptionError, match=r"--bzs: this option is unknown; did you mean --bsz\?"):
+        read_values(SMALL.rows, {"bzs": "2"})
+
+
 def test_what_peers_write_beside() -> None:
     """Ignored with their value, refused with the remedy, and degrees that can only be 1."""
     family = Family(

@@ -65,7 +65,7 @@ def counted(path: Path, *, torch: str | None = None, **changes: Any) -> bool:
         ({"seq": "512"}, False),  # layers are shipped at one length
         ({"tp_impl": "dtensor"}, False),
         ({"dtype": "fp16"}, False),
-        ({"unit": "mlp"}, False),
+        ({"profile_unit": "mlp"}, False),
         ({"torch": "2.6.0"}, False),
         ({"profile_type": "computation"}, False),
     ],
