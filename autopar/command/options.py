@@ -520,10 +520,11 @@ def convert(row: Row, text: str) -> Any:
         When the text is not a value of the row; the message says what was expected.
     """
     if row.kind == "choice":
-        known = {word.lower(): value for word, value in row.choices.items()}
-        if text.lower() not in known:
+        # GB/s is not Gb/s: upper case is no matter only for words without it
+        word = text if text in row.choices else text.lower()
+        if word not in row.choices:
             raise _no_choice(row, text)
-        return known[text.lower()]
+        return row.choices[word]
     if row.kind == "int":
         return _integer(row, text)
     if row.kind == "ints":
@@ -584,10 +585,12 @@ def _no_choice(row: Row, value: object) -> OptionError:
 
 
 def nearest(word: str, known: Collection[str], cutoff: float) -> str | None:
-    """Return the known word that is most like one, None where none is; upper case is no matter."""
-    import difflib
+    """Return the known word that is most like one, as it is or in lower case; None: none is."""
+    from difflib import get_close_matches
 
-    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
+    words = list(known)
+    found = get_close_matches(word, words, n=1, cutoff=cutoff)
+    found = found or get_close_matches(word.lower(), words, n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
