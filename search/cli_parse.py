@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autopar.command.options import Command, make, option, read_values
+from autopar.command.options import Command, make, option, read_values, rows_of, written
 from autopar.errors import OptionError
 from search.options import PANELS, ProfileMode, SearchOptions
 from search.request import InputSpec
@@ -18,22 +18,24 @@ __all__ = [
     "Request",
     "Shorthands",
     "build_request",
+    "extended",
 ]
 
 _SPACE, _COST, _OUT = PANELS[2:]
+
+
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shorthands:
     """Options that stand for several others, or for a choice among them."""
 
-    engine: Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"] | None = (
-        option(
-            None,
-            help="only plans that this engine runs as they are (see autopar-export)",
-            panel=_SPACE,
-            most_used=True,
-        )
+    engine: Engine | None = option(
+        None,
+        help="only plans that this engine runs as they are (see autopar-export)",
+        panel=_SPACE,
+        most_used=True,
     )
     profile_mode: ProfileMode | None = option(
         None, help="both modes below at once", panel=_COST, place=-1
@@ -83,11 +85,14 @@ class Request:
     given: Mapping[str, object]
     """Option name -> value as typed, for all options that shape the result; a plan file keeps
     them, so that the same question can be asked again."""
+    engine: Engine | None = None
+    """Whose plans alone are wanted; what that means is in `for_engine`."""
 
 
-# Options that choose where results go or how fast they come, never what they are.
+# Options that choose where results go or how fast they come, never what they are; what an engine
+# means is kept in its place.
 _NOT_KEPT = frozenset(
-    {"threads", "json", "output-config-path", "evaluate", "frontier", "time-limit"}
+    {"threads", "json", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
 )
 
 
@@ -123,6 +128,28 @@ def build_request(raw: Mapping[str, object]) -> Request:
         options=options,
         output=make(OutputSpec, values),
         given=given,
+        engine=values.get("engine"),
+    )
+
+
+def extended(request: Request, changes: Mapping[str, Any]) -> Request:
+    """Return a request as if options had been typed too: those that were stay, rules are added to.
+
+    changes : fields of `SearchOptions`.
+    """
+    given, chosen = dict(request.given), {}
+    for row in rows_of(SearchOptions):
+        if row.field not in changes or (row.kind != "texts" and row.name in given):
+            continue
+        value = changes[row.field]
+        if row.kind == "texts":
+            value = (*getattr(request.options, row.field), *value)
+        chosen[row.field] = value
+        given[row.name] = written(row, value)
+    return replace(
+        request,
+        options=replace(request.options, **chosen),
+        given={row.name: given[row.name] for row in ROWS if row.name in given},
     )
 
 

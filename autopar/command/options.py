@@ -38,6 +38,8 @@ __all__ = [
     "read_values",
     "rows_of",
     "validate",
+    "words_of",
+    "written",
 ]
 
 Kind = Literal["int", "float", "text", "choice", "ints", "texts", "flag", "switch"]
@@ -584,6 +586,29 @@ def _no_choice(row: Row, value: object) -> OptionError:
     return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}{hint}")
 
 
+def written(row: Row, value: Any) -> Any:
+    """Return a value as `read_values` takes it: what one would type, a bool, or a list of texts."""
+    if row.flaglike:
+        return bool(value)
+    if row.kind == "texts":
+        return list(value)
+    if row.kind == "choice":
+        return next(word for word, known in row.choices.items() if known == value)
+    if row.kind == "ints":
+        return ",".join(map(str, value))
+    return f"{value / row.scale:.12g}" if row.scale != 1.0 else str(value)
+
+
+def words_of(row: Row, raw: Any) -> list[str]:
+    """Return the words of a command line that give an option a value of `written`."""
+    import shlex
+
+    if row.flaglike:
+        return [f"--{row.name}" if raw else f"--no-{row.name}"]
+    texts = raw if isinstance(raw, list | tuple) else [raw]
+    return [word for text in texts for word in (f"--{row.name}", shlex.quote(str(text)))]
+
+
 def nearest(word: str, known: Collection[str], cutoff: float) -> str | None:
     """Return the known word that is most like one, as it is or in lower case; None: none is."""
     from difflib import get_close_matches
@@ -663,8 +688,6 @@ def _default(row: Row) -> str:
         return ""
     if row.kind == "switch":
         return "on" if value else "off"
-    if row.kind == "choice":
-        return next(word for word, known in row.choices.items() if known == value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and row.kind != "choice":
         return ",".join(map(str, value))
-    return f"{value / row.scale:.12g}" if isinstance(value, int | float) else str(value)
+    return str(written(row, value))

@@ -17,7 +17,7 @@ from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
 from search.cli_parse import FILLS, Request, build_request
 from search.commands.app import leave, talk, working
-from search.engines.job import Job, flags
+from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
 from search.engines.reprice import Choice, change_sentence
 from search.options import PANELS
@@ -70,7 +70,7 @@ def overfull_lines(choice: Choice) -> Iterator[str]:
 def _remedy(choice: Choice) -> Iterator[str]:
     lowered = choice.lowered
     if lowered.search:
-        yield f"to find a plan that it runs as priced: autopar-search {lowered.search}"
+        yield f"to find a plan that it runs as priced: autopar-search {as_typed(lowered.search)}"
 
 
 def _too_large(choice: Choice) -> str:
@@ -84,7 +84,7 @@ def _changes(choice: Choice) -> list[str]:
     lowered = choice.lowered
     if not (lowered.losses or lowered.as_run):
         return []
-    how = f" ({flags(lowered.as_run)})" if lowered.as_run else ""
+    how = f" ({as_typed(lowered.as_run.items())})" if lowered.as_run else ""
     if choice.not_priced:
         change = f"not priced: {choice.not_priced}"
     elif choice.before is None or choice.after is None:
@@ -261,13 +261,12 @@ def _pricer(session: Session, request: Request) -> Price:
 
     Raises InputError where no tables were measured that way.
     """
-    from search.engines.job import flags
     from search.question import open_session
 
-    planners = {"": session.planner}
+    planners = {frozenset[tuple[str, bool]](): session.planner}
 
     def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
-        key = flags(changes)
+        key = frozenset(changes.items())
         if key not in planners:
             changed: dict[str, Any] = dict(changes)
             options = dataclasses.replace(request.options, **changed)

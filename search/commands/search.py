@@ -53,16 +53,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def _requested(raw: Mapping[str, object]) -> Request:
     """Return the request; with `--engine` that of the part of its space with the fastest plan."""
-    request = build_request(raw)  # what is wrong with an option is said first
-    engine = raw.get("engine")
-    if engine is None:
+    request = build_request(raw)
+    if request.engine is None:
         return request
     if request.output.evaluate is not None or request.output.frontier:
         other = "--evaluate" if request.output.evaluate is not None else "--frontier"
         raise OptionError(f"--engine: not together with {other}; leave one of them out")
     from search.engines.best_plan import choose
 
-    choice = working("searching the engine's space", lambda: choose(raw, str(engine)))
+    choice = working("searching the engine's space", lambda: choose(request))
     for notice in choice.notices:
         talk(f"{_NAME}: {notice}")
     return choice.request

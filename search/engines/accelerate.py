@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from autopar.model import ModelSpec
 from autopar.plan import Plan
 from search.engines.deepspeed import zero_stage
-from search.engines.job import Job, Loss, Lowered, different, search_options, shell_lines
+from search.engines.job import (
+    ONE_STAGE,
+    UNIFORM,
+    Job,
+    Loss,
+    Lowered,
+    different,
+    search_fields,
+    shell_lines,
+)
 from search.engines.nearest import (
     DataMode,
     Reach,
@@ -84,7 +93,7 @@ def lower(job: Job) -> Lowered:
         launch=_launch(job, plan),
         notes=tuple(_notes(job, plan)),
         as_run=different(job, plan, runs),
-        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
+        search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
     )
 
 

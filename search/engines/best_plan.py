@@ -11,15 +11,15 @@ alternatives: the answer is the best of the parts, no bound of the engine's whol
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plan import Plan
-from search.cli_parse import ROWS, Request, build_request
+from search.cli_parse import ROWS, Request, extended
 from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
@@ -30,20 +30,34 @@ from search.space import divisors
 
 __all__ = ["Choice", "choose"]
 
-Additions = Mapping[str, object]
 
-_ONE_STAGE: Additions = {"max-pp-deg": "1"}
-_STAGES: Additions = {"forbid": ["pp=1"]}
-_UNIFORM: Additions = {"fine-grained-mode": False}
-_EVERY_MICROBATCH: Additions = {"async-grad-reduce": False}
-_REPLICAS: Additions = {"default-dp-type": "ddp", "disable-sdp": True}
-_SHARDED_OPTIMIZER: Additions = {"default-dp-type": "zero2", "disable-sdp": True}
+class _Part(TypedDict, total=False):
+    """Fields of `SearchOptions` that span a part of an engine's space."""
+
+    max_pp_deg: int
+    fine_grained_mode: bool
+    default_dp_type: Literal["ddp", "zero2", "any"]
+    disable_sdp: bool
+    async_grad_reduce: bool
+    sequence_parallel: bool
+    fp32_gradients: bool
+    pp_division: tuple[int, ...]
+    pin: tuple[str, ...]
+    forbid: tuple[str, ...]
+
+
+_ONE_STAGE: _Part = {"max_pp_deg": 1}
+_STAGES: _Part = {"forbid": ("pp=1",)}
+_UNIFORM: _Part = {"fine_grained_mode": False}
+_EVERY_MICROBATCH: _Part = {"async_grad_reduce": False}
+_REPLICAS: _Part = {"default_dp_type": "ddp", "disable_sdp": True}
+_SHARDED_OPTIMIZER: _Part = {"default_dp_type": "zero2", "disable_sdp": True}
 _ZERO3 = "zero3=1,vzero3=1"
-_FP32: Additions = {"fp32-gradients": True}
+_FP32: _Part = {"fp32_gradients": True}
 
 # What spans the space of each engine: options, and rules beside the degree. Without ZeRO
 # DeepSpeed and accelerate sum gradients in fp32 in some precisions only: both are tried.
-_SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
+_SPACES: Mapping[str, tuple[tuple[_Part, str], ...]] = {
     "megatron": (
         ({**_SHARDED_OPTIMIZER}, ""),
         ({**_SHARDED_OPTIMIZER, **_UNIFORM}, ""),
@@ -75,13 +89,9 @@ _SPACES: Mapping[str, tuple[tuple[Additions, str], ...]] = {
 }
 _WITHOUT_SP = frozenset({"deepspeed", "accelerate"})
 """Keep whole sequences between the blocks of tensor parallelism."""
-_FLAGS = frozenset(row.name for row in ROWS if row.kind == "flag")
-"""False unless somebody gave them."""
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
-
-Raw = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,36 +130,34 @@ class _Sessions:
         return self._opened[key]
 
 
-def choose(raw: Raw, engine: str) -> Choice:
+def choose(request: Request) -> Choice:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
-    raw : the command line as `build_request` takes it. What it says itself is never changed: where
-    that leaves an engine nothing, it is said.
+    What the request says itself is never changed: where that leaves its engine nothing, it is said.
 
     Raises
     ------
     InfeasibleError : no plan that the engine runs fits.
-    InputError : the command line has no plan for any engine, such as pins that no search has.
+    InputError : the request has no plan for any engine, such as pins that no search has.
     """
-    plain = {name: value for name, value in raw.items() if name != "engine"}
+    engine = request.engine
+    assert engine is not None, "without one there is nothing to choose"
     if engine == "galvatron":  # runs every plan
-        return Choice(request=build_request(plain), notices=())
-    request = build_request(plain)
+        return Choice(request=request, notices=())
     sessions = _Sessions(request)
     session = sessions.of(request.options)
     best: _Found | None = None
     reasons: dict[str, int] = {}
     is_refused = False
     tried: list[Mapping[str, object]] = []
-    for additions, rules in _SPACES[engine]:
+    for changes, rules in _SPACES[engine]:
         for degree in divisors(session.hardware.world_size):
             if degree > session.options.max_tp_deg:
                 break
-            part = _added(plain, additions, rules, degree, engine)
-            given = build_request(part).given
-            if given in tried:  # what was typed leaves no difference between two parts
+            part = _added(request, changes, rules, degree, engine)
+            if part.given in tried:  # what was typed leaves no difference between two parts
                 continue
-            tried.append(given)
+            tried.append(part.given)
             try:
                 found = _fastest(sessions, part, engine, best.samples_per_s if best else 0.0)
             except InputError as error:  # such as measured tables without what the part needs
@@ -168,7 +176,7 @@ def choose(raw: Raw, engine: str) -> Choice:
         )
     notice = (
         f"{engine}: of {len(tried)} searches the fastest plan without losses, "
-        f"{best.samples_per_s:.5g} samples/s, is that of {_typed(plain, best.request)}"
+        f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
     return Choice(request=best.request, notices=(notice,))
 
@@ -179,34 +187,21 @@ def _short(error: InputError) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
-def _added(
-    raw: Raw, additions: Additions, rules: str, degree: int, engine: str
-) -> dict[str, object]:
-    """Return a command line with options added where it does not have them."""
-    result = dict(raw)
+def _added(request: Request, part: _Part, rules: str, degree: int, engine: str) -> Request:
+    """Return a request with the options of a part where it does not have them itself."""
+    changes: _Part = {**part}
     if degree > 1 and engine in _WITHOUT_SP:
-        additions = {**additions, "sequence-parallel": False}
-    for name, value in additions.items():
-        typed = result.get(name)
-        if isinstance(value, list):
-            result[name] = [*_items(typed), *value]
-        elif typed is None or (typed is False and name in _FLAGS):
-            result[name] = value
-    pin = f"tp={degree},vtp={degree}" + (f",{rules}" if rules else "")
-    result["pin"] = [*_items(result.get("pin")), pin]
-    return result
+        changes["sequence_parallel"] = False
+    changes["pin"] = (f"tp={degree},vtp={degree}" + (f",{rules}" if rules else ""),)
+    return extended(request, changes)
 
 
-def _items(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else ()
-
-
-def _fastest(sessions: _Sessions, raw: Raw, engine: str, floor: float) -> _Found | str:
+def _fastest(sessions: _Sessions, request: Request, engine: str, floor: float) -> _Found | str:
     """Return the plan without losses of a part, or why there is none.
 
     floor : samples per second of what is known already; slower alternatives are not looked at.
     """
-    request, options, result = _solved(sessions, raw)
+    options, result = _solved(sessions, request)
     if result.plan is None:
         why = result.infeasibility
         is_illegal = why is not None and why.smallest_budget_bytes == 0
@@ -220,7 +215,8 @@ def _fastest(sessions: _Sessions, raw: Raw, engine: str, floor: float) -> _Found
             continue
         if isinstance(_rate(sessions, request, options, plan, engine), str):
             continue
-        narrow, its_options, again = _solved(sessions, _narrowed(raw, plan))
+        narrow = _narrowed(request, plan)
+        its_options, again = _solved(sessions, narrow)
         if again.plan is not None:
             its_rate = _rate(sessions, narrow, its_options, again.plan, engine)
             if not isinstance(its_rate, str):
@@ -228,27 +224,26 @@ def _fastest(sessions: _Sessions, raw: Raw, engine: str, floor: float) -> _Found
     return rate
 
 
-def _narrowed(raw: Raw, plan: Plan) -> dict[str, object]:
-    """Return a command line for the stages and the recomputed layers of a plan only."""
-    result, rules = dict(raw), [f"pp={plan.num_stages}"]
-    if plan.num_stages > 1 and result.get("pp-division") is None:
-        result["pp-division"] = ",".join(map(str, plan.stage_sizes))
+def _narrowed(request: Request, plan: Plan) -> Request:
+    """Return a request for the stages and the recomputed layers of a plan only."""
+    rules = [f"pp={plan.num_stages}"]
     first = 0
     for checkpoint, run in groupby(strategy.checkpoint for strategy in plan.layers):
         behind = first + len(list(run))
         rules.append(f"layers {first}-{behind - 1}:ckpt={int(checkpoint)}")
         first = behind
-    result["pin"] = [*_items(result.get("pin")), *rules]
-    return result
+    changes: _Part = {"pin": tuple(rules)}
+    if plan.num_stages > 1:
+        changes["pp_division"] = plan.stage_sizes
+    return extended(request, changes)
 
 
-def _solved(sessions: _Sessions, raw: Raw) -> tuple[Request, SearchOptions, SearchResult]:
-    request = build_request(raw)
+def _solved(sessions: _Sessions, request: Request) -> tuple[SearchOptions, SearchResult]:
     session = sessions.of(request.options)
     options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
     options = replace(options, calibration=session.options.calibration)
     planner = session.rebuilt(options=options)
-    return request, options, planner.solve(top=max(options.top, _ALTERNATIVES))
+    return options, planner.solve(top=max(options.top, _ALTERNATIVES))
 
 
 def _rate(
@@ -282,18 +277,13 @@ def _rate(
     return float(prediction.samples_per_s)
 
 
-def _typed(raw: Raw, request: Request) -> str:
-    """Return the options that were added, as one would type them."""
-    return " ".join(word for item in request.given.items() for word in _words(raw, *item))
-
-
-def _words(raw: Raw, name: str, value: object) -> Iterator[str]:
-    typed = raw.get(name)
-    if isinstance(value, list | tuple):
-        for item in value[len(_items(typed)) :]:
-            yield f"--{name} {shlex.quote(str(item))}"
-    elif isinstance(value, bool):
-        if typed is not value:
-            yield f"--{name}" if value else f"--no-{name}"
-    elif typed != value:
-        yield f"--{name} {shlex.quote(str(value))}"
+def _typed(typed: Request, request: Request) -> str:
+    """Return the options that a request has beside what was typed, as one would type them."""
+    words: list[str] = []
+    for row in ROWS:
+        value, known = request.given.get(row.name), typed.given.get(row.name)
+        if isinstance(value, list):
+            words += words_of(row, value[len(known) if isinstance(known, list) else 0 :])
+        elif value != known:
+            words += words_of(row, value)
+    return " ".join(words)

@@ -10,7 +10,16 @@ from __future__ import annotations
 import json
 
 from autopar.plan import Plan
-from search.engines.job import Job, Loss, Lowered, different, search_options, torchrun
+from search.engines.job import (
+    ONE_STAGE,
+    UNIFORM,
+    Job,
+    Loss,
+    Lowered,
+    different,
+    search_fields,
+    torchrun,
+)
 from search.engines.nearest import (
     Reach,
     Shape,
@@ -77,7 +86,7 @@ def lower(job: Job) -> Lowered:
         launch=torchrun(job, ["train.py", "--deepspeed", "--deepspeed_config", _FILE]),
         notes=tuple(_notes(job, plan)),
         as_run=different(job, plan, runs),
-        search=search_options(plan, runs, ["--no-fine-grained-mode", "--max-pp-deg 1"]),
+        search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
     )
 
 

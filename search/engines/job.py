@@ -5,33 +5,41 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+from autopar.command.options import rows_of, words_of, written
 from autopar.model import ModelSpec
 from autopar.plan import Plan
+from search.options import SearchOptions
 
 __all__ = [
     "NODE_RANK",
+    "ONE_STAGE",
     "RENDEZVOUS",
     "ROTARY_BASE",
+    "UNIFORM",
     "Engine",
     "Job",
     "Loss",
     "Lower",
     "Lowered",
+    "SearchFields",
+    "as_typed",
     "different",
-    "flags",
     "layer_ranges",
     "one_line",
     "per_value",
     "required",
-    "search_options",
+    "search_fields",
     "shell_lines",
     "torchrun",
 ]
 
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
+
+SearchFields = tuple[tuple[str, Any], ...]
+"""(field of `SearchOptions`, value), in the order in which one would type them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +97,8 @@ class Lowered:
     as_run: Mapping[str, bool] = field(default_factory=dict)
     """Fields of `SearchOptions` as the engine runs the plan, where they differ from the job's; the
     plan is priced with them."""
-    search: str = ""
-    """Options of autopar-search that find plans which the engine runs as they were priced, of the
+    search: SearchFields = ()
+    """Options of a search that finds plans which the engine runs as they were priced, of the
     degrees of this one; empty where any search does."""
 
 
@@ -178,18 +186,11 @@ def shell_lines(parts: Sequence[str]) -> str:
 #
 # What the search takes for granted, such as sequence parallelism, an engine may do otherwise. Each
 # exporter says how its engine does it; what differs from the job is priced, and the options that a
-# new search needs are put into one line.
+# new search needs are fields of `SearchOptions`, which become words only where they are shown.
 
 
-_FLAGS = {
-    ("sequence_parallel", True): "--sequence-parallel",
-    ("sequence_parallel", False): "--no-sequence-parallel",
-    ("async_grad_reduce", True): "--async-grad-reduce",
-    ("async_grad_reduce", False): "--no-async-grad-reduce",
-    ("fp32_gradients", True): "--fp32-gradients",
-    ("fp32_gradients", False): "--no-fp32-gradients",
-}
-_DEFAULTS = {"sequence_parallel": True, "async_grad_reduce": True, "fp32_gradients": False}
+UNIFORM: SearchFields = (("fine_grained_mode", False),)
+ONE_STAGE: SearchFields = (("max_pp_deg", 1),)
 
 
 def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]:
@@ -207,29 +208,37 @@ def different(job: Job, plan: Plan, runs: Mapping[str, bool]) -> dict[str, bool]
     }
 
 
-def flags(options: Mapping[str, bool]) -> str:
-    """Return options as they are typed."""
-    return " ".join(_FLAGS[item] for item in options.items())
+def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return fields of `SearchOptions` with their values as options are typed."""
+    rows = {row.field: row for row in rows_of(SearchOptions)}
+    return " ".join(
+        word
+        for field, value in fields
+        for word in words_of(rows[field], written(rows[field], value))
+    )
 
 
-def search_options(plan: Plan, runs: Mapping[str, bool], more: Sequence[str] = ()) -> str:
-    """Return a line of options whose search finds plans of these degrees that lose nothing.
+def search_fields(
+    plan: Plan, runs: Mapping[str, bool], more: Sequence[tuple[str, Any]] = ()
+) -> SearchFields:
+    """Return the options whose search finds plans of these degrees that lose nothing.
 
-    more : options of the engine, such as `--max-pp-deg 1`.
+    more : options of the engine, which come first.
     """
-    words = list(more)
-    words += [_FLAGS[item] for item in runs.items() if item[1] != _DEFAULTS[item[0]]]
+    fields = list(more)
+    fields += [item for item in runs.items() if item[1] != getattr(SearchOptions, item[0])]
     layer = plan.layers[0]
     rules = [f"tp={layer.tp}", f"vtp={plan.vocab.tp}"]
     if layer.tp > 1 and layer.ulysses:
-        words.append("--sp-space tp+sp")
+        fields.append(("sp_space", "tp+sp"))
         rules += ["ulysses=1", "vulysses=1"]
     if layer.cp > 1:
-        words.append(f"--max-cp-deg {layer.cp}")
+        fields.append(("max_cp_deg", layer.cp))
         rules.append(f"cp={layer.cp}")
     if layer.zero3:
         rules += ["zero3=1", "vzero3=1"]
     else:
-        kind = " --default-dp-type zero2" if plan.default_dp_type == "zero2" else ""
-        words.append(f"--disable-sdp{kind}")
-    return " ".join([*words, f"--pin {','.join(rules)}"])
+        fields.append(("disable_sdp", True))
+        if plan.default_dp_type == "zero2":
+            fields.append(("default_dp_type", "zero2"))
+    return (*fields, ("pin", (",".join(rules),)))

@@ -11,13 +11,15 @@ from autopar.errors import InputError
 from autopar.model import ModelSpec
 from search.engines.configuration import dump_yaml
 from search.engines.job import (
+    ONE_STAGE,
     ROTARY_BASE,
+    UNIFORM,
     Job,
     Lowered,
     different,
     one_line,
     required,
-    search_options,
+    search_fields,
     torchrun,
 )
 from search.engines.megatron_nearest import Nearest, nearest
@@ -419,7 +421,7 @@ def lower(job: Job) -> Lowered:
     runs = {"async_grad_reduce": not fully_sharded, "fp32_gradients": job.fp32_gradients}
     if near.degrees.tensor > 1:
         runs["sequence_parallel"] = job.sequence_parallel
-    space = ["--no-fine-grained-mode", *(["--max-pp-deg 1"] if fully_sharded else [])]
+    space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
     sections = {
         "MODEL": model,
         "PARALLEL": parallel,
@@ -443,7 +445,7 @@ def lower(job: Job) -> Lowered:
         launch=_launch(job),
         notes=(*notes, *near.notes, *more, *_FILL_IN),
         as_run=different(priced, near.plan, runs),
-        search=search_options(near.plan, runs, space),
+        search=search_fields(near.plan, runs, space),
     )
 
 

@@ -14,7 +14,7 @@ from autopar.documents.plan import strategy_document
 from autopar.errors import InputError
 from autopar.plan import Plan, Prediction
 from autopar.units import GIB, format_seconds
-from search.engines.job import Job, Lower, Lowered
+from search.engines.job import Job, Lower, Lowered, as_typed
 from search.space import divisors
 
 __all__ = [
@@ -157,7 +157,7 @@ def export_document(choice: Choice, *, status: str, files: Sequence[str]) -> dic
         "losses": [{"field": loss.field, "what": loss.what} for loss in lowered.losses],
         "plan": strategy_document(lowered.plan),
         "as_run": dict(lowered.as_run),
-        "search": lowered.search or None,
+        "search": as_typed(lowered.search) or None,
         "price": _prices(choice),
         "chosen_by": choice.how or None,
         "notes": list(lowered.notes),

@@ -16,6 +16,7 @@ from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plan import Plan
 from search.engines.job import (
+    ONE_STAGE,
     ROTARY_BASE,
     Job,
     Loss,
@@ -23,7 +24,7 @@ from search.engines.job import (
     different,
     layer_ranges,
     required,
-    search_options,
+    search_fields,
     torchrun,
 )
 from search.engines.nearest import DataMode, Reach, Shape, kv_heads_problems, nearest
@@ -225,7 +226,7 @@ def lower(job: Job) -> Lowered:
     # torch.distributed.pipelining reduce behind the last micro-batch.
     staged = plan.num_stages > 1
     runs = {"async_grad_reduce": staged, "fp32_gradients": job.precision != "fp32"}
-    stages = f"--pin pp={plan.num_stages}" if staged else "--max-pp-deg 1"
+    stages = (("pin", (f"pp={plan.num_stages}",)),) if staged else ONE_STAGE
     return Lowered(
         engine="torchtitan",
         engine_version=VERSION,
@@ -235,7 +236,7 @@ def lower(job: Job) -> Lowered:
         launch=_launch(job),
         notes=tuple(_notes(job, plan)),
         as_run=different(job, plan, runs),
-        search=search_options(plan, runs, [stages]),
+        search=search_fields(plan, runs, stages),
     )
 
 

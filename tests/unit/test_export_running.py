@@ -15,7 +15,7 @@ from search.cli_parse import ROWS
 from search.commands import export as export_cli
 from search.commands import search as cli
 from search.engines.galvatron import strategy_text
-from search.engines.job import different, flags
+from search.engines.job import as_typed, different
 from search.engines.registry import EXPORTERS, lower_for
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
@@ -72,7 +72,7 @@ def test_words_are_options_of_the_search() -> None:
     names = {row.name for row in ROWS}
     for name in ("sequence_parallel", "async_grad_reduce", "fp32_gradients"):
         for value in (True, False):
-            word = flags({name: value}).removeprefix("--").removeprefix("no-")
+            word = as_typed([(name, value)]).removeprefix("--").removeprefix("no-")
             assert word in names
     assert different(job(FLAT), FLAT, {"sequence_parallel": True}) == {}
 

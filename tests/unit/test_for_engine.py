@@ -12,12 +12,17 @@ from search.cli_parse import build_request
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.best_plan import choose
+from search.engines.best_plan import Choice, choose
 from search.question import open_session
 
 COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
 ENGINES = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
+
+
+def choice_of(engine: str, **changes: object) -> Choice:
+    """Return what is chosen for the common command line with options changed."""
+    return choose(build_request({**RAW, **changes, "engine": engine}))
 
 
 def plan_file(folder: Path, *arguments: str) -> Path:
@@ -44,7 +49,7 @@ def test_the_plan_is_exported_without_loss(
 
 def test_no_part_of_the_space_is_faster() -> None:
     """The best of the parts by hand is the one that is chosen."""
-    chosen = choose(RAW, "torchtitan").request
+    chosen = choice_of("torchtitan").request
     best = open_session(chosen.inputs, chosen.options, chosen.given).planner.solve()
 
     rates = []
@@ -65,7 +70,7 @@ def test_no_part_of_the_space_is_faster() -> None:
 def test_what_was_typed_stays() -> None:
     """Options and rules of the command line are kept beside those that are added."""
     raw = {**RAW, "fine-grained-mode": True, "max-pp-deg": "2", "pin": ["tp=2"]}
-    request = choose(raw, "megatron").request
+    request = choice_of("megatron", **raw).request
 
     assert request.options.fine_grained_mode
     assert request.options.max_pp_deg == 2
@@ -76,7 +81,7 @@ def test_what_was_typed_stays() -> None:
 def test_nothing_left_is_said() -> None:
     """Typed options may leave an engine nothing: exit code 3, and every reason."""
     with pytest.raises(InfeasibleError, match="deepspeed runs no plan of this search as it is"):
-        choose({**RAW, "pin": ["pp=2"]}, "deepspeed")
+        choice_of("deepspeed", pin=["pp=2"])
 
 
 @pytest.mark.parametrize("other", [["--evaluate", "plan.json"], ["--frontier"]])
@@ -105,7 +110,7 @@ def test_explain_takes_options_that_are_switched_off(
 def test_plain_replicas_are_tried() -> None:
     """DeepSpeed without ZeRO reduces once per step, with it in every micro-batch."""
     raw = {"model": "gpt2-xl", "hardware": "a100-80gb:1x8", "mixed-precision": "fp32"}
-    choice = choose({**raw, "settle-bsz": "64", "settle-chunk": "8"}, "deepspeed")
+    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "64", "settle-chunk": "8"})
     assert choice.request.options.default_dp_type == "ddp"
 
 
@@ -113,7 +118,7 @@ def test_an_alternative_without_losses_is_found() -> None:
     """The best plan of a part recomputes layers of one stage only; one of one stage does not."""
     typed = {"pin": ["layers 0-0:ckpt=1"], "fine-grained-mode": True, "disable-sdp": True}
     raw = {**RAW, "hardware": "a100-40gb:1x8", "settle-bsz": "128", **typed}
-    choice = choose(raw, "megatron")
+    choice = choice_of("megatron", **raw)
 
     request = choice.request
     assert request.options.pin[0] == "layers 0-0:ckpt=1"
@@ -128,20 +133,20 @@ def test_an_alternative_without_losses_is_found() -> None:
 
 def test_tensor_degrees_without_sequence_parallelism() -> None:
     """They have tables of their own where memory is estimated."""
-    choice = choose({**RAW, "pin": ["tp=2"]}, "deepspeed")
+    choice = choice_of("deepspeed", pin=["tp=2"])
     assert not choice.request.options.sequence_parallel
     assert "--no-sequence-parallel" in choice.notices[0]
 
 
 def test_what_is_switched_off_stays_off() -> None:
     """`--no-fp32-gradients` and `--async-grad-reduce 1` are answers, no absence of one."""
-    request = choose({**RAW, "fp32-gradients": False}, "torchtitan").request
+    request = choice_of("torchtitan", **{"fp32-gradients": False}).request
     assert request.given["fp32-gradients"] is False
 
 
 def test_a_rule_that_no_search_has_is_an_error() -> None:
     """As without --engine, and not a reason of the engine."""
     with pytest.raises(OptionError, match="names layer 90"):
-        choose({**RAW, "pin": ["layers 90:tp=2"]}, "megatron")
+        choice_of("megatron", pin=["layers 90:tp=2"])
     with pytest.raises(InfeasibleError, match="no number of pipeline stages is left for 8 GPUs"):
-        choose({**RAW, "pin": ["pp=2"]}, "deepspeed")
+        choice_of("deepspeed", pin=["pp=2"])
