@@ -14,7 +14,7 @@ from autopar.command.run import describe_failure, one_line, reader_left
 from autopar.command.show import make_console
 from autopar.errors import AutoparError, InputError, OptionError
 from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
-from profiler.plan.question import Question, ask
+from profiler.plan.question import Question
 from profiler.plan.run import launched_ranks
 
 if TYPE_CHECKING:
@@ -208,6 +208,9 @@ def run(arguments: Sequence[str]) -> int:
         if raw is None:
             return 0
         options = build_options(**raw)
+        # heavy imports stay out of --help and of bad options
+        from profiler.plan.question import ask
+
         launched = launched_ranks()
         mode: Mode = options.mode or ("static" if launched is None else "run")
         if rank and mode != "run":
