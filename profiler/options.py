@@ -11,13 +11,12 @@ from pathlib import Path
 from autopar.command.options import option, validate
 from autopar.errors import OptionError
 
-__all__ = ["COUNT", "FILES", "HOW", "SECONDS", "MeasuringOptions", "check_out"]
+__all__ = ["FILES", "HOW", "SECONDS", "MeasuringOptions", "check_out"]
 
 HOW, FILES = "How to measure", "Files"
 """Headings of the help that both have."""
-COUNT = "{low} to {high}"
-"""How an error says the bounds of a count, and of a duration."""
 SECONDS = "seconds above {above} up to {high}"
+"""How an error says the bounds of a duration."""
 _MAX_REPETITIONS = 10**6
 
 
@@ -29,18 +28,16 @@ class MeasuringOptions:
         50,
         help="most timed repetitions",
         panel=HOW,
-        low=1,
-        high=_MAX_REPETITIONS,
-        expects=f"{COUNT} repetitions",
+        between=(1, _MAX_REPETITIONS),
+        of="repetitions",
     )
     """Of a cell."""
     warmup: int = option(
         5,
         help="most untimed repetitions",
         panel=HOW,
-        low=1,
-        high=_MAX_REPETITIONS,
-        expects=f"{COUNT} repetitions",
+        between=(1, _MAX_REPETITIONS),
+        of="repetitions",
     )
     """Of a cell; slow cells take fewer, at least one."""
     max_seconds: float = option(

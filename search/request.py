@@ -117,10 +117,7 @@ class InputSpec:
         None, help="padding of the vocabulary per vtp", panel=_IN, low=1
     )
     calibration: str | None = option(
-        None,
-        help="factors on times and memory, from autopar-verify",
-        panel="Cost model",
-        place=1,
+        None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
     )
 
     def __post_init__(self) -> None:

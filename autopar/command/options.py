@@ -111,9 +111,13 @@ def option(default: Any = MISSING, *, help: str, panel: str = "", **how: Any) ->
     how : `name` where it is not that of the field, `switch` for a flag that is off and has a
         `--no-` form, and what `Row` says of `choices` (words, or a mapping of words to values; a
         Literal has its own), `low`, `above`, `high`, `scale`, `off`, `expects`, `parse`, `shown`,
-        `metavar`, `most_used`, `positional` and `place`.
+        `metavar`, `most_used`, `positional` and `place`. `between` has `low` and `high` of what is
+        counted, and `of` its name, for errors such as `expected 1 to 9 steps`.
     """
     said = {"help": help, "panel": panel, **how}
+    if "between" in said:
+        said["low"], said["high"] = said.pop("between")
+        said["expects"] = f"{{low}} to {{high}} {said.pop('of', '')}".rstrip()
     return dataclasses.field(default=default, metadata={_KEY: said})
 
 

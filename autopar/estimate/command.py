@@ -35,9 +35,7 @@ class EstimatedFiles:
         True, help="write memory tables with and without it, or only those without", panel=_HOW
     )
     kernels: Literal["eager", "fused"] = option(
-        "eager",
-        help="eager: PyTorch operations one by one; fused: fused kernels",
-        panel=_HOW,
+        "eager", help="eager: PyTorch operations one by one; fused: fused kernels", panel=_HOW
     )
     max_batch: int = option(
         8, help="layer times for batches 1 to this", panel=_HOW, low=1, high=1024

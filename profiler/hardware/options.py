@@ -221,9 +221,7 @@ class HardwareOptions(MeasuringOptions):
         expects=SECONDS,
     )
     check: bool = option(
-        True,
-        help="compare the result of every operation with the expected one, once",
-        panel=HOW,
+        True, help="compare the result of every operation with the expected one, once", panel=HOW
     )
     cuda_graph: bool = option(
         False,

@@ -16,7 +16,7 @@ from profiler.model.ranges import (
     parse_degrees,
     parse_seq_lengths,
 )
-from profiler.options import COUNT, FILES, HOW, MeasuringOptions, check_out
+from profiler.options import FILES, HOW, MeasuringOptions, check_out
 
 __all__ = [
     "DEFAULT_BATCHES",
@@ -128,20 +128,13 @@ class ModelOptions(MeasuringOptions):
         panel=_SIZES,
     )
     layernum_min: int = option(
-        2,
-        help="fewest layers of the whole forwards",
-        panel=_SIZES,
-        low=1,
-        high=_MAX_LAYERS,
-        expects=COUNT,
+        2, help="fewest layers of the whole forwards", panel=_SIZES, between=(1, _MAX_LAYERS)
     )
     layernum_max: int = option(
         4,
         help="most layers of the whole forwards; their difference checks a layer's time",
         panel=_SIZES,
-        low=1,
-        high=_MAX_LAYERS,
-        expects=COUNT,
+        between=(1, _MAX_LAYERS),
     )
     """Layers of each type in the whole forwards that check a layer by difference."""
     vocab_divisor: int | None = option(
@@ -150,9 +143,7 @@ class ModelOptions(MeasuringOptions):
         help="pad the vocabulary to a multiple",
         panel=_SIZES,
         shown="the model's own",
-        low=1,
-        high=MAX_NUMBER,
-        expects=COUNT,
+        between=(1, MAX_NUMBER),
     )
     device: DeviceChoice = option(
         "auto",
@@ -209,9 +200,7 @@ class DocumentedRanges:
         None,
         help="tensor degrees 1, 2, 4, ... up to this",
         panel=_DOCUMENTED,
-        low=1,
-        high=MAX_DEGREE,
-        expects=COUNT,
+        between=(1, MAX_DEGREE),
     )
 
     def __post_init__(self) -> None:

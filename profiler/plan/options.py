@@ -10,7 +10,7 @@ from typing import Literal
 from autopar.command.options import make, option, read_values, rows_of, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from profiler.options import COUNT, SECONDS
+from profiler.options import SECONDS
 from profiler.plan.job import Precision
 
 __all__ = [
@@ -64,24 +64,13 @@ class GlobalOptions:
     """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
 
     pp_deg: int | None = option(
-        None, help="stages", panel=_GLOBAL, shown="1", low=1, high=_MAX_WORLD, expects=COUNT
+        None, help="stages", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
     )
     global_tp_deg: int | None = option(
-        None,
-        help="tensor degree",
-        panel=_GLOBAL,
-        shown="1",
-        low=1,
-        high=_MAX_WORLD,
-        expects=COUNT,
-        off=-1,
+        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD), off=-1
     )
     global_tp_consec: bool | None = option(
-        None,
-        help="tensor groups of neighbours, or strided",
-        panel=_GLOBAL,
-        shown="on",
-        off=-1,
+        None, help="tensor groups of neighbours, or strided", panel=_GLOBAL, shown="on", off=-1
     )
     sdp: bool | None = option(None, help="ZeRO-3 for the layers", panel=_GLOBAL, shown="off")
     chunks: int | None = option(
@@ -89,9 +78,7 @@ class GlobalOptions:
         help="micro-batches",
         panel=_GLOBAL,
         shown="one per stage",
-        low=1,
-        high=_MAX_SIZE,
-        expects=COUNT,
+        between=(1, _MAX_SIZE),
         off=-1,
     )
     global_checkpoint: bool | None = option(
@@ -105,13 +92,7 @@ class GlobalOptions:
         choices={"gpipe": "gpipe", "pipedream_flush": "1f1b", "1f1b": "1f1b"},
     )
     vocab_tp: int | None = option(
-        None,
-        help="degree of embedding and head",
-        panel=_GLOBAL,
-        shown="1",
-        low=1,
-        high=_MAX_WORLD,
-        expects=COUNT,
+        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
     )
     vocab_sp: bool | None = option(
         None, help="that degree divides the sequence (Ulysses)", panel=_GLOBAL, shown="off"
@@ -120,7 +101,7 @@ class GlobalOptions:
         None, help="ZeRO-3 for embedding and head", panel=_GLOBAL, shown="off"
     )
     global_train_batch_size: int | None = option(
-        None, help="samples of a step", panel=_GLOBAL, low=1, high=_MAX_SIZE, expects=COUNT
+        None, help="samples of a step", panel=_GLOBAL, between=(1, _MAX_SIZE)
     )
     default_dp_type: Literal["ddp", "zero2"] | None = option(
         None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
@@ -177,9 +158,7 @@ class PlanOptions:
         help="sequence length",
         panel=_WHAT,
         shown="the plan file's, or the model's own",
-        low=1,
-        high=_MAX_SIZE,
-        expects=COUNT,
+        between=(1, _MAX_SIZE),
     )
     mode: Mode | None = option(
         None,
@@ -193,62 +172,38 @@ class PlanOptions:
         None,
         help="scale down to so many layers, at least one per stage, evenly spaced over the plan's",
         panel=_WHAT,
-        low=1,
-        high=_MAX_LAYERS,
-        expects=COUNT,
+        between=(1, _MAX_LAYERS),
         most_used=True,
     )
     global_batch: int | None = option(
-        None,
-        help="another global batch than the plan's",
-        panel=_WHAT,
-        low=1,
-        high=_MAX_SIZE,
-        expects=COUNT,
+        None, help="another global batch than the plan's", panel=_WHAT, between=(1, _MAX_SIZE)
     )
     num_microbatches: int | None = option(
         None,
         name="microbatches",
         help="another number of micro-batches than the plan's",
         panel=_WHAT,
-        low=1,
-        high=_MAX_SIZE,
-        expects=COUNT,
+        between=(1, _MAX_SIZE),
     )
     world_size: int | None = option(
-        None,
-        help="ranks of a plan that does not say them",
-        panel=_WHAT,
-        low=1,
-        high=_MAX_WORLD,
-        expects=COUNT,
+        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, _MAX_WORLD)
     )
     steps: int = option(
         2,
         help="steps that are compared with one process",
         panel=_HOW,
-        low=1,
-        high=_MAX_STEPS,
-        expects=f"{COUNT} steps",
+        between=(1, _MAX_STEPS),
+        of="steps",
         most_used=True,
     )
     timed_steps: int = option(
         3,
         help="steps after them that are timed",
         panel=_HOW,
-        low=0,
-        high=_MAX_STEPS,
-        expects=COUNT,
+        between=(0, _MAX_STEPS),
         most_used=True,
     )
-    seed: int = option(
-        0,
-        help="of weights and tokens",
-        panel=_HOW,
-        low=0,
-        high=(1 << 63) - 1,
-        expects=COUNT,
-    )
+    seed: int = option(0, help="of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1))
     backend: Backend = option(
         "auto",
         help="auto: nccl where torch finds a GPU, otherwise gloo",

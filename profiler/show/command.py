@@ -49,10 +49,7 @@ class ShowOptions:
     )
     anyway: bool = option(False, help="compare what is not comparable too", panel=_DIFF)
     plot: Path | None = option(
-        None,
-        help="write the curves to FILE.png or FILE.svg",
-        panel=_PICTURES,
-        metavar="FILE",
+        None, help="write the curves to FILE.png or FILE.svg", panel=_PICTURES, metavar="FILE"
     )
     curves: Literal["time", "bandwidth", "none"] = option(
         "time", help="what to draw over message size", panel=_PICTURES

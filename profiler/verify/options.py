@@ -38,7 +38,6 @@ MINIMUM_PLANS = 8
 OWN_FOLDERS = ("hardware", "model", "search", "plans", "runs", "probes", "logs", "done")
 """Folders inside of the work folder that are written, and emptied by --no-resume."""
 _MOST_RANKS = 1024
-_COUNT = "{low} to {high}"
 _WHAT, _HOW, _FILES = "What to verify", "How to measure", "Files"
 PANELS = (_WHAT, _HOW, _FILES)
 
@@ -69,44 +68,26 @@ class VerifyOptions:
         help="tokens of a sample",
         panel=_WHAT,
         shown="the model's own",
-        low=1,
-        high=1 << 28,
-        expects=_COUNT,
+        between=(1, 1 << 28),
     )
     nproc: int = option(
-        2,
-        help="ranks, all on this machine",
-        panel=_WHAT,
-        low=1,
-        high=_MOST_RANKS,
-        expects=_COUNT,
-        most_used=True,
+        2, help="ranks, all on this machine", panel=_WHAT, between=(1, _MOST_RANKS), most_used=True
     )
     batch: int = option(
-        8,
-        help="global batch of a step",
-        panel=_WHAT,
-        low=1,
-        high=1 << 20,
-        expects=_COUNT,
-        most_used=True,
+        8, help="global batch of a step", panel=_WHAT, between=(1, 1 << 20), most_used=True
     )
     plans: int = option(
         4,
         help="best plans of the search that are run",
         panel=_WHAT,
-        low=1,
-        high=100,
-        expects=_COUNT,
+        between=(1, 100),
         most_used=True,
     )
     contrast: int = option(
         8,
         help="plans beside them that differ in kind, for a range of times",
         panel=_WHAT,
-        low=0,
-        high=100,
-        expects=_COUNT,
+        between=(0, 100),
     )
     memory_constraint: float | None = option(
         None,
@@ -118,16 +99,9 @@ class VerifyOptions:
     )
     """None: that of the search."""
     repeats: int = option(
-        3,
-        help="rounds; each starts every plan once, in turn",
-        panel=_HOW,
-        low=1,
-        high=1000,
-        expects=_COUNT,
+        3, help="rounds; each starts every plan once, in turn", panel=_HOW, between=(1, 1000)
     )
-    steps: int = option(
-        5, help="timed steps of a start", panel=_HOW, low=1, high=10**6, expects=_COUNT
-    )
+    steps: int = option(5, help="timed steps of a start", panel=_HOW, between=(1, 10**6))
     device: Device | None = option(
         None,
         help="auto: GPUs where torch finds one for every rank",

@@ -39,9 +39,7 @@ class EstimateSpec:
         False, help="compare with published step times and memory", panel="Question"
     )
     system: str = option(
-        "a100-80gb",
-        help="file, or shipped name such as a100, h100, h200, b200",
-        panel="Inputs",
+        "a100-80gb", help="file, or shipped name such as a100, h100, h200, b200", panel="Inputs"
     )
     json: str | None = option(
         None,

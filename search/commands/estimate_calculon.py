@@ -35,9 +35,7 @@ class CalculonSpec:
     layers: bool = option(False, help="add the operations of one block", panel=_OUT)
     peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
     json: str | None = option(
-        None,
-        help="file for the statistics (.gz compresses), - for stdout, no tables",
-        panel=_OUT,
+        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
     )
     parameters: bool = option(
         False, help="print the parameters of the application, and end", panel=_OUT

@@ -50,9 +50,7 @@ class Tensor2dSpec:
         None, help="JSON file with strategy, config, placement, ...", panel=_IN
     )
     attention: Literal["flash", "plain", "summa"] = option(
-        "flash",
-        help="plain writes its scores, summa divides its products too (2d)",
-        panel=_IN,
+        "flash", help="plain writes its scores, summa divides its products too (2d)", panel=_IN
     )
     recompute: bool = option(
         False, help="make what plain attention writes again in backward", panel=_IN
@@ -62,9 +60,7 @@ class Tensor2dSpec:
         False, help="add the operations of one layer and around the layers", panel=_OUT
     )
     json: str | None = option(
-        None,
-        help="file for the statistics (.gz compresses), - for stdout, no tables",
-        panel=_OUT,
+        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
     )
 
 

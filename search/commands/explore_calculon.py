@@ -35,9 +35,7 @@ class CalculonSpaceSpec:
     )
     max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
     any_batch: bool = option(
-        False,
-        help="each has the largest batch up to that one that it divides",
-        panel=_SPACE,
+        False, help="each has the largest batch up to that one that it divides", panel=_SPACE
     )
     datatype: Literal["float8", "float16", "bfloat16", "float32"] = option(
         "float16", help="of weights and activations", panel=_SPACE

@@ -65,9 +65,7 @@ class AnswerSpec:
     )
     all_statistics: bool = option(False, help="all statistics of each in that file", panel=_OUT)
     json: str | None = option(
-        None,
-        help="file for the best (.gz compresses), - for stdout, no tables",
-        panel=_OUT,
+        None, help="file for the best (.gz compresses), - for stdout, no tables", panel=_OUT
     )
     plot: str | None = option(None, help="folder for pictures (extra: plot)", panel=_OUT)
     plot_format: Literal["png", "svg", "both"] | None = option(

@@ -62,9 +62,7 @@ class Small:
     name: str | None = option(None, help="a name", panel="What")
     kind: Literal["one", "two"] = option("one", help="which of two", panel="How", most_used=True)
     bsz: int | None = option(None, help="batch", panel="How", low=1, off=-1)
-    seed: int = option(
-        0, help="of what is drawn", panel="How", low=0, high=2**63 - 1, expects="{low} to {high}"
-    )
+    seed: int = option(0, help="of what is drawn", panel="How", between=(0, 2**63 - 1))
     quick: bool = option(False, help="off unless given", panel="How")
     careful: bool = option(True, help="on unless told", panel="How")
     wide: bool | None = option(None, help="of the plan", panel="How", off=-1, shown="the plan's")
