@@ -498,6 +498,8 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
 def validate(options: object) -> None:
     """Check every option of a dataclass; `__post_init__` calls it.
 
+    A word of the command line that stands for another value, such as `pipedream_flush`, becomes it.
+
     Raises
     ------
     OptionError: a value is outside of its bounds, or no word of its choices.
@@ -507,8 +509,11 @@ def validate(options: object) -> None:
         if value is None or row.parse is not None or row.kind in ("text", "texts"):
             continue
         if row.kind == "choice":
-            if value not in row.choices.values():
+            if value in row.choices.values():
+                continue
+            if not isinstance(value, str) or value not in row.choices:
                 raise _no_choice(row, value)
+            object.__setattr__(options, row.field, row.choices[value])  # frozen, not made yet
         elif row.flaglike:
             if not isinstance(value, bool | int) or value not in (0, 1):
                 raise OptionError(f"--{row.name}: expected 0 or 1, got {value!r:.60}")

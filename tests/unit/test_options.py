@@ -181,6 +181,22 @@ def test_python_gets_the_same_check(changes: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_python_may_say_the_words_of_the_command_line() -> None:
+    """One that stands for another value becomes it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Schedule:
+        kind: str = option("1f1b", help="which", panel="What", choices={"flush": "1f1b", "g": "g"})
+
+        def __post_init__(self) -> None:
+            validate(self)
+
+    assert Schedule(kind="flush") == Schedule(kind="1f1b") == Schedule()
+    assert Schedule(kind="g").kind == "g"
+    with pytest.raises(OptionError, match="--kind: expected flush or g, got '1f1'"):
+        Schedule(kind="1f1")
+
+
 def test_what_is_required_is_said() -> None:
     """A field without a default is an option that has to be given."""
 
