@@ -6,28 +6,42 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import option, validate
+from autopar.command.options import (
+    Command,
+    make,
+    option,
+    read_values,
+    rows_of,
+    validate,
+    written,
+)
 from autopar.errors import DocumentError, OptionError
 from autopar.units import GIB
-from search.cli_parse import ROWS
+from search.options import PANELS, ProfileMode, SearchOptions
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
     from autopar.hardware import HardwareProfile
     from autopar.model import ModelProfile, ModelSpec
     from autopar.sources import Source
-    from search.options import SearchOptions
 
 __all__ = [
     "BATCH_OPTIONS",
     "DEFAULT_HARDWARE",
     "DEFAULT_MODEL",
+    "FILLS",
+    "ROWS",
     "InputSpec",
+    "OutputSpec",
+    "Request",
+    "Shorthands",
+    "build_request",
     "changed_inputs",
+    "extended",
     "fill_options",
     "load_inputs",
     "model_spec",
@@ -496,7 +510,6 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
     OptionError : a name is unknown (with the nearest known one).
     """
     from autopar.documents.calibration import read_calibration
-    from search.options import SearchOptions
 
     known = {field.name for field in dataclasses.fields(SearchOptions)}
     chosen: dict[str, Any] = {}
@@ -548,3 +561,162 @@ def open_documents(
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
     chosen, _ = fill_options(chosen, given, profile, cluster)
     return spec, profile, cluster, chosen
+
+
+# --------------------------------------------------------------------------------------------------
+# The options of a search as one typed request.
+
+
+_SPACE, _COST, _OUT = PANELS[2:]
+
+
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shorthands:
+    """Options that stand for several others, or for a choice among them."""
+
+    engine: Engine | None = option(
+        None,
+        help="only plans that this engine runs as they are (see autopar-export)",
+        panel=_SPACE,
+        most_used=True,
+    )
+    profile_mode: ProfileMode | None = option(
+        None, help="both modes below at once", panel=_COST, place=-1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """What to do with a result."""
+
+    frontier: bool = option(False, help="best throughput by memory budget", panel=_OUT)
+    evaluate: str | None = option(
+        None,
+        help="price this plan or strategy file instead of searching",
+        panel=_OUT,
+        most_used=True,
+    )
+    json_path: str | None = option(
+        None,
+        name="json",
+        help="write the result as JSON to a path, or - for stdout",
+        panel=_OUT,
+        most_used=True,
+    )
+    config_path: str | None = option(
+        "configs",
+        name="output-config-path",
+        help="strategy file or its folder; `none` writes nothing",
+        panel=_OUT,
+        most_used=True,
+    )
+    """None writes nothing."""
+
+
+FILLS = (InputSpec, SearchOptions, Shorthands, OutputSpec)
+ROWS = Command(name="", intro="", fills=FILLS, panels=PANELS).rows
+"""Every option of a search, in the order of the help and of plan files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One whole command line: where the profiles are, what to search, what to write."""
+
+    inputs: InputSpec
+    options: SearchOptions
+    output: OutputSpec
+    given: Mapping[str, object]
+    """Option name -> value as typed, for all options that shape the result; a plan file keeps
+    them, so that the same question can be asked again."""
+    engine: Engine | None = None
+    """Whose plans alone are wanted; what that means is in `for_engine`."""
+
+
+# Options that choose where results go or how fast they come, never what they are; what an engine
+# means is kept in its place.
+_NOT_KEPT = frozenset(
+    {"threads", "json", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
+)
+
+
+def build_request(raw: Mapping[str, object]) -> Request:
+    """Return the request of a parsed command line.
+
+    Parameters
+    ----------
+    raw : option name (hyphens) -> text, bool, or list of texts; None or absent is not given.
+
+    Raises
+    ------
+    OptionError
+        When a value is unusable or two options contradict each other.
+    """
+    values = read_values(ROWS, raw)
+    given = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in ((name, raw[name]) for name in values if name not in _NOT_KEPT)
+    }
+    mode = values.get("profile-mode")
+    if mode is not None:
+        values.setdefault("time-profile-mode", mode)
+        # Memory has no batch mode: it is per sample already.
+        values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
+    _check_batches(values)
+    options = make(SearchOptions, values)
+    _check_rules(options)
+    if values.get("output-config-path") == "none":
+        values["output-config-path"] = None
+    return Request(
+        inputs=make(InputSpec, values),
+        options=options,
+        output=make(OutputSpec, values),
+        given=given,
+        engine=values.get("engine"),
+    )
+
+
+def extended(request: Request, changes: Mapping[str, Any]) -> Request:
+    """Return a request as if options had been typed too: those that were stay, rules are added to.
+
+    changes : fields of `SearchOptions`.
+    """
+    given, chosen = dict(request.given), {}
+    for row in rows_of(SearchOptions):
+        if row.field not in changes or (row.kind != "texts" and row.name in given):
+            continue
+        value = changes[row.field]
+        if row.kind == "texts":
+            value = (*getattr(request.options, row.field), *value)
+        chosen[row.field] = value
+        given[row.name] = written(row, value)
+    return replace(
+        request,
+        options=replace(request.options, **chosen),
+        given={row.name: given[row.name] for row in ROWS if row.name in given},
+    )
+
+
+def _check_batches(values: dict[str, Any]) -> None:
+    """Let one end of the batch range follow the other, and refuse an empty range."""
+    low, high = values.get("min-bsz"), values.get("max-bsz")
+    if low is not None and high is None:
+        values["max-bsz"] = max(low, SearchOptions.max_bsz)
+    elif high is not None and low is None:
+        values["min-bsz"] = min(high, SearchOptions.min_bsz)
+    elif low is not None and high is not None and low > high:
+        raise OptionError(f"--min-bsz: {low} exceeds --max-bsz {high}")
+    batch, chunks = values.get("settle-bsz"), values.get("settle-chunk")
+    if batch is not None and chunks is not None and batch % chunks:
+        raise OptionError(
+            f"--settle-chunk: {chunks} does not divide --settle-bsz {batch} "
+            f"({batch} % {chunks} = {batch % chunks})"
+        )
+
+
+def _check_rules(options: SearchOptions) -> None:
+    from search.space import parse_rules
+
+    parse_rules(options.pin, options.forbid)

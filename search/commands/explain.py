@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, option
 from autopar.errors import OptionError
-from search.cli_parse import FILLS, build_request
 from search.commands.app import leave, talk, working
 from search.options import PANELS
-from search.request import changed_inputs, stored_request
+from search.request import FILLS, build_request, changed_inputs, stored_request
 
 if TYPE_CHECKING:
     from search.planner.result import SearchResult

@@ -15,14 +15,13 @@ from autopar.command.options import Command, make, option, read_values, rows_of
 from autopar.command.show import make_console
 from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
-from search.cli_parse import FILLS, Request, build_request
 from search.commands.app import leave, talk, working
 from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
 from search.engines.reprice import Choice, change_sentence
 from search.options import PANELS
 from search.report.plan import print_heading, print_item, print_line
-from search.request import changed_inputs, stored_request
+from search.request import FILLS, Request, build_request, changed_inputs, stored_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -365,9 +364,7 @@ def _world_of(request: Request) -> int | None:
     return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
 
 
-def _files(
-    choice: Choice, engine: str, path: str, document: PlanDocument
-) -> dict[str, str]:
+def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
     from search.engines.galvatron import is_complete
     from search.engines.reprice import lowered_files
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.errors import OptionError
-from search.cli_parse import FILLS, Request, build_request
 from search.commands.app import leave, talk, working
 from search.options import PANELS
+from search.request import FILLS, Request, build_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import ResultDocument

@@ -19,13 +19,12 @@ from typing import Any, Literal, TypedDict
 from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plan import Plan
-from search.cli_parse import ROWS, Request, extended
 from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
 from search.planner.result import SearchResult
 from search.question import Session, open_session
-from search.request import fill_options
+from search.request import ROWS, Request, extended, fill_options
 from search.space import divisors
 
 __all__ = ["Choice", "choose"]

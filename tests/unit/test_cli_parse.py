@@ -12,10 +12,9 @@ from autopar.command.aliases import FAMILIES
 from autopar.command.options import Command, convert, normalise
 from autopar.errors import OptionError
 from autopar.units import GIB
-from search.cli_parse import OutputSpec, Request, Shorthands, build_request
 from search.commands.search import COMMAND
 from search.options import SearchOptions
-from search.request import InputSpec
+from search.request import InputSpec, OutputSpec, Request, Shorthands, build_request
 
 ROWS = {row.name: row for row in COMMAND.rows}
 FAMILY = FAMILIES["search"]

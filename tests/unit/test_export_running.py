@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from autopar.plan import LayerStrategy, Plan, VocabStrategy
-from search.cli_parse import ROWS
 from search.commands import export as export_cli
 from search.commands import search as cli
 from search.engines.galvatron import strategy_text
 from search.engines.job import as_typed, different
 from search.engines.registry import EXPORTERS, lower_for
+from search.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import InfeasibleError, OptionError
-from search.cli_parse import build_request
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
 from search.engines.best_plan import Choice, choose
 from search.question import open_session
+from search.request import build_request
 
 COMMAND = ["--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "32"]
 RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
