@@ -1,16 +1,21 @@
-"""What the commands of the planner share: talk on stderr, long work in a thread, and the end."""
+"""What the planner's commands share: talk on stderr, long work in a thread, files, and the end."""
 
 from __future__ import annotations
 
+import difflib
+import json
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from autopar.command import run as commands
+from autopar.errors import DocumentError, InputError, OptionError
 
-__all__ = ["leave", "talk", "working"]
+__all__ = ["leave", "no_model", "refuse_nonsense", "talk", "working", "write_answer"]
 
 _Result = TypeVar("_Result")
 
@@ -68,3 +73,51 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def write_answer(path: str, document: dict[str, Any]) -> None:
+    """Write the object of `--json` to a file, atomically, or to stdout for `-`.
+
+    A bandwidth that nothing could provide is the text "Infinity".
+    """
+    from autopar.documents.json import write_json
+
+    plain = _plain(document)
+    if path == "-":
+        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        return
+    try:
+        write_json(Path(path), plain)
+    except OSError as error:
+        raise DocumentError(
+            path,
+            f"the file cannot be written ({error.strerror or error})",
+            remedy="choose another path, or - for stdout",
+        ) from None
+
+
+def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
+    """Raise InputError where numbers of a system are so extreme that a step has no finite time."""
+    bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
+    if bad or not math.isfinite(statistics[total]):
+        raise InputError(
+            f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
+            "correct the smallest and the largest of them"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return "Infinity" if isinstance(value, float) and math.isinf(value) else value
+
+
+def no_model(word: str) -> NoReturn:
+    """Raise OptionError for a command line that does not begin with a model."""
+    if word.startswith("-"):
+        raise OptionError("say which model, calculon or tensor2d, before the options")
+    near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")

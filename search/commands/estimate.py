@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, make, option, read_values
-from autopar.errors import DocumentError, InputError, OptionError
-from search.commands.app import leave
+from autopar.errors import OptionError
+from search.commands.app import leave, no_model, write_answer
 
 if TYPE_CHECKING:
     from search.closed_form.validation import Check
@@ -22,10 +18,7 @@ __all__ = [
     "COMMAND",
     "EstimateSpec",
     "main",
-    "no_model",
-    "refuse_nonsense",
     "run",
-    "write_answer",
 ]
 
 COMMAND = "autopar-estimate"
@@ -94,45 +87,6 @@ def run(arguments: Sequence[str]) -> int:
     return _ROOT.run(asked, lambda _: no_model(model))
 
 
-def write_answer(path: str, document: dict[str, Any]) -> None:
-    """Write the object of `--json` to a file, atomically, or to stdout for `-`.
-
-    A bandwidth that nothing could provide is the text "Infinity".
-    """
-    from autopar.documents.json import write_json
-
-    plain = _plain(document)
-    if path == "-":
-        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
-        return
-    try:
-        write_json(Path(path), plain)
-    except OSError as error:
-        raise DocumentError(
-            path,
-            f"the file cannot be written ({error.strerror or error})",
-            remedy="choose another path, or - for stdout",
-        ) from None
-
-
-def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
-    """Raise InputError where numbers of a system are so extreme that a step has no finite time."""
-    bad = [k for k, v in statistics.items() if isinstance(v, float) and math.isnan(v)]
-    if bad or not math.isfinite(statistics[total]):
-        raise InputError(
-            f"{system}: {(bad or [total])[0]} is no finite number with the rates of this system; "
-            "correct the smallest and the largest of them"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "Infinity" if isinstance(value, float) and math.isinf(value) else value
-
-
 def _validate(raw: dict[str, Any]) -> int:
     asked = make(EstimateSpec, read_values(_ROOT.rows, raw))
     if not asked.validate:
@@ -155,15 +109,6 @@ def _validate(raw: dict[str, Any]) -> int:
 
 def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
     return [{**vars(check), "error": check.error} for check in checks]
-
-
-def no_model(word: str) -> NoReturn:
-    """Raise OptionError for a command line that does not begin with a model."""
-    if word.startswith("-"):
-        raise OptionError("say which model, calculon or tensor2d, before the options")
-    near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")
 
 
 if __name__ == "__main__":

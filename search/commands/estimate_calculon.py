@@ -78,7 +78,7 @@ def execute(raw: dict[str, Any]) -> int:
     """Price what a parsed command line says, and return the exit code."""
     from search.closed_form.calculon import evaluate
     from search.closed_form.files import calculon_system, load_application
-    from search.commands.estimate import refuse_nonsense, write_answer
+    from search.commands.app import refuse_nonsense, write_answer
 
     asked = make(CalculonSpec, read_values(COMMAND_LINE.rows, raw))
     known = load_application(_needed("application", asked.application))

@@ -100,7 +100,7 @@ _FILE_KEYS = {
 def execute(raw: dict[str, Any]) -> int:
     """Price what a parsed command line says, and return the exit code."""
     from search.closed_form.files import load_model, tensor2d_system
-    from search.commands.estimate import refuse_nonsense, write_answer
+    from search.commands.app import refuse_nonsense, write_answer
 
     given = make(Tensor2dSpec, read_values(COMMAND_LINE.rows, raw))
     asked = _asked(given)

@@ -12,8 +12,7 @@ from search.commands import (
 from search.commands import (
     explore_tensor2d as cli_explore_tensor2d,
 )
-from search.commands.app import leave
-from search.commands.estimate import no_model
+from search.commands.app import leave, no_model
 
 __all__ = ["COMMAND", "main", "run"]
 

@@ -173,7 +173,7 @@ def _write(
 ) -> None:
     paths = [axis.path for axis in question.axes]
     if files.json is not None:
-        from search.commands.estimate import write_answer
+        from search.commands.app import write_answer
         from search.report.closed_form import json_document
 
         alone = len(question.jobs) == 1 and not (paths or frontier)

@@ -110,7 +110,7 @@ def run_tuner(raw: Mapping[str, Any], rows: Sequence[Row]) -> int:
         print_line(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
     if files.json is not None:
-        from search.commands.estimate import write_answer
+        from search.commands.app import write_answer
         from search.report.closed_form import tuning_document
 
         write_answer(files.json, tuning_document(result))

@@ -147,7 +147,7 @@ def test_json_is_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_what_nothing_could_provide_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has no infinity."""
-    from search.commands.estimate import write_answer
+    from search.commands.app import write_answer
 
     write_answer("-", {"a": [float("inf")], "b": {"c": 1.5}})
 
