@@ -35,6 +35,7 @@ from search.closed_form.calculon.engine import (
     refusal,
     unpack_execution,
 )
+from search.closed_form.files import load_document
 from tests.oracles import calculon as oracle
 
 APPLICATION = {
@@ -269,8 +270,13 @@ def test_every_refusal_has_the_same_sentence(monkeypatch: pytest.MonkeyPatch) ->
         return refusal(code, *given, **more)
 
     monkeypatch.setattr("search.closed_form.calculon.engine.refusal", seen)
-    kinds = (False, True, CORRECT, Quirks(divisor_fills_tier=True))
-    kinds += (Quirks(unknown_datatype_ends_search=True),)
+    kinds: list[bool | Quirks] = [
+        False,
+        True,
+        CORRECT,
+        Quirks(divisor_fills_tier=True),
+        Quirks(unknown_datatype_ends_search=True),
+    ]
     for _ in range(1500):
         both(*spoil(rng, *random_point(rng)), rng.choice(kinds))
     assert codes == set(range(1, len(REASONS)))
@@ -292,7 +298,9 @@ def test_names_of_figures_are_the_published_ones() -> None:
 
 def test_the_engine_prices_one_execution_at_a_time() -> None:
     """Tables of operations are of one execution, and of one that runs."""
-    model = open_model(Application(**APPLICATION), System(**SYSTEM), compat=False)
+    model = open_model(
+        load_document(Application, APPLICATION), load_document(System, SYSTEM), compat=False
+    )
     rows = pack_executions([EXECUTION_DOCUMENT] * 2)
     for price in (model.layers, model.refusing_tier):
         with pytest.raises(ValueError, match="expected one execution"):
