@@ -1,8 +1,7 @@
 """The operations of one transformer block on one processor, as a table that can be read.
 
-Sizes are of one microbatch. The compiled engine is checked against this table, and the per-layer
-output is made from it. Source: Calculon (SC'23), doi 10.1145/3581784.3607102; corrections are
-named in `quirks`.
+Sizes are of one microbatch. The sums and the table of the compiled engine are checked against it.
+Source: Calculon (SC'23), doi 10.1145/3581784.3607102; corrections are named in `quirks`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operations of one block as rows of plain numbers, for people and for files."""
+"""The operations of one block as rows of plain numbers, in the published names."""
 
 from __future__ import annotations
 
