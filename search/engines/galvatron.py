@@ -11,8 +11,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, model_validator
+
+from autopar.documents.checks import Value, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import read_strategy, strategy_document
 from autopar.documents.spec import head_dim
@@ -41,6 +44,54 @@ _SHELL_NAMES = {
     "num_hidden_layers": "num_layers",
     "embed_sdp": "vocab_sdp",
 }
+
+
+def _is_positive(value: object) -> bool:
+    text = str(value)
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 9):
+        return False
+    return 0 < int(text) < 1 << 24
+
+
+_Positive = Annotated[int, Value("a positive integer", _is_positive, {}, inside=True)]
+_Flag = Annotated[
+    bool,
+    Value("0 or 1", lambda x: str(x).lower() in ("0", "1", "true", "false"), {}, inside=True),
+]
+
+
+class _GlobalMode(BaseModel):
+    """The options of the GLOBAL mode by their newest names; what they leave out has a default."""
+
+    pp_deg: _Positive = 1
+    global_tp_deg: _Positive = 1
+    global_tp_consec: _Flag = True
+    global_cp_deg: _Positive = 1
+    global_ep_deg: _Positive = 1
+    global_checkpoint: _Flag = False
+    use_ulysses: _Flag = False
+    sdp: _Flag = False
+    vocab_tp: _Positive = 1
+    vocab_cp: _Positive = 1
+    vocab_sdp: _Flag = False
+    num_layers: _Positive | None = None
+    global_batch_size: _Positive | None = None
+    chunks: _Positive | None = None
+    """None: the runtime takes a quarter of the local batch."""
+    default_dp_type: Any = "ddp"
+    pipeline_type: Any = "gpipe"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_said(cls, data: dict[str, Any]) -> dict[str, Any]:
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        found = {}
+        for key, value in data.items():
+            # where Galvatron has -1 as the default, it stands for an option that is not given
+            minus = kinds.get(key) is bool or key in ("global_tp_deg", "chunks")
+            if kinds.get(key) is Any or not (value is None or (minus and str(value) == "-1")):
+                found[key] = value
+        return found
 
 
 def import_galvatron(
@@ -84,10 +135,7 @@ def _strategy(
             "embed_sdp is 1 without vocab_sdp, the key that the newest Galvatron reads: it would "
             "train without ZeRO-3 of the embedding; priced is what the file says"
         )
-    try:
-        plan = read_strategy(document, world_size=world)
-    except DocumentError as error:
-        raise DocumentError(path, error.problem, key=error.key, remedy=error.remedy) from None
+    plan = read_strategy(document, world_size=world, path=path)
     return Imported(plan=plan, notes=tuple(notes))
 
 
@@ -136,7 +184,6 @@ def _global(
     *,
     from_shell: bool,
 ) -> Imported:
-    reader = _Values(source.path, values)
     if not {"pp_deg", "global_tp_deg"} & set(values):
         raise DocumentError(
             source.path,
@@ -151,7 +198,8 @@ def _global(
             "does not say the number of GPUs",
             remedy="give --num-nodes and --num-gpus-per-node",
         )
-    layers = reader.number("num_layers", num_layers)
+    mode = validate_document(_GlobalMode, source.path, values)
+    layers = mode.num_layers or num_layers
     if layers is None:
         raise DocumentError(
             source.path,
@@ -160,81 +208,45 @@ def _global(
             remedy="give --num-layers or --model",
         )
     for key in ("global_ep_deg", "vocab_cp"):
-        if reader.number(key, 1) != 1:
+        if getattr(mode, key) != 1:
             raise DocumentError(
                 source.path, f"is {shorten(values[key])}, and plans have 1", key=key
             )
-    stages, tensor = reader.number("pp_deg", 1), reader.number("global_tp_deg", 1)
-    assert stages is not None
-    assert tensor is not None
-    consecutive = reader.flag("global_tp_consec", True)
+    consecutive = mode.global_tp_consec
     if not consecutive and not from_shell:
         notes.append("the newest Galvatron takes neighbours whatever global_tp_consec says")
         consecutive = True
-    ulysses = reader.flag("use_ulysses")
-    default = str(values.get("default_dp_type", "ddp"))
-    batch = reader.number("global_batch_size", None)
-    if batch is None:
+    if mode.global_batch_size is None:
         raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="add it")
-    zero3 = reader.flag("sdp") or default == "zero3"
+    default = str(mode.default_dp_type)
+    zero3 = mode.sdp or default == "zero3"
     document: dict[str, object] = {
-        "pp_deg": stages,
-        "tp_sizes_enc": [tensor] * layers,
+        "pp_deg": mode.pp_deg,
+        "tp_sizes_enc": [mode.global_tp_deg] * layers,
         "tp_consecutive_flags": [int(consecutive)] * layers,
         "dp_types_enc": [int(zero3)] * layers,
-        "use_sp": [int(ulysses)] * layers,
-        "cp_sizes_enc": [reader.number("global_cp_deg", 1)] * layers,
-        "checkpoint": [int(reader.flag("global_checkpoint"))] * layers,
+        "use_sp": [int(mode.use_ulysses)] * layers,
+        "cp_sizes_enc": [mode.global_cp_deg] * layers,
+        "checkpoint": [int(mode.global_checkpoint)] * layers,
         "world_size": world,
-        "global_bsz": batch,
-        "chunks": _chunks(reader, batch, world, stages),
-        "pipeline_type": str(values.get("pipeline_type", "gpipe")),
+        "global_bsz": mode.global_batch_size,
+        "chunks": mode.chunks or _chunks(mode.global_batch_size, world, mode.pp_deg),
+        "pipeline_type": str(mode.pipeline_type),
         "default_dp_type": "ddp" if default == "zero3" else default,
-        "vtp": reader.number("vocab_tp", 1),
-        "vsp": int(ulysses),
-        "embed_sdp": int(reader.flag("vocab_sdp")),
+        "vtp": mode.vocab_tp,
+        "vsp": int(mode.use_ulysses),
+        "embed_sdp": int(mode.vocab_sdp),
+        "vocab_sdp": int(mode.vocab_sdp),
     }
-    return _strategy(source.path, document | {"vocab_sdp": document["embed_sdp"]}, world, notes)
+    return _strategy(source.path, document, world, notes)
 
 
-def _chunks(reader: _Values, batch: int, world: int, stages: int) -> int:
-    """Return the micro-batches; -1 lets the runtime take a quarter of the local batch."""
-    if str(reader.values.get("chunks", "-1")) != "-1":
-        return reader.number("chunks", 1) or 1
+def _chunks(batch: int, world: int, stages: int) -> int:
+    """Return the micro-batches that the runtime chooses: a quarter of the local batch."""
     if stages == 1:
         return 1
     local = batch // max(1, world // stages)
     return max(1, -(-local // 4))
-
-
-class _Values:
-    """Takes typed values out of options."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path, self.values = path, values
-
-    def number(self, key: str, default: int | None) -> int | None:
-        value = self.values.get(key)
-        if value is None or (key == "global_tp_deg" and str(value) == "-1"):
-            return default
-        text = str(value)
-        if isinstance(value, bool) or not (
-            text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24
-        ):
-            raise DocumentError(
-                self.path, f"expected a positive integer, got {shorten(value)}", key=key
-            )
-        return int(text)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
-        if value is None or str(value) == "-1":
-            return default
-        if value is True or str(value).lower() in ("1", "true"):
-            return True
-        if value is False or str(value).lower() in ("0", "false"):
-            return False
-        raise DocumentError(self.path, f"expected 0 or 1, got {shorten(value)}", key=key)
 
 
 # --------------------------------------------------------------------------------------------------
