@@ -97,7 +97,7 @@ class _Answer(Entry):
 class PlanDocument(_Answer):
     """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
 
-    # without them a file is anyone's strategy; a plan made in Python has them from here
+    # without them a file is not ours; a document made in Python has them from here
     model_config = ConfigDict(json_schema_extra={"required": ["format", "version"]})
 
     format: Literal["autopar-plan"] = PLAN_FILE_FORMAT
@@ -149,10 +149,9 @@ class PlanDocument(_Answer):
         write_document(path, self.content())
 
     def content(self) -> dict[str, Any]:
-        """Return the object of the file, the plan before the figures."""
-        content = super().content()
-        first = {key: content.pop(key) for key in ("format", "version", "plan") if key in content}
-        return first | content
+        """Return the object of the file: what it is, the plan, and then the figures."""
+        content = {"format": self.format, "version": self.version, "plan": self.plan}
+        return content | super().content()
 
     @property
     def is_strategy(self) -> bool:

@@ -145,15 +145,13 @@ class ExportSpec:
     """What is handed over, to whom or from whom, and what is written."""
 
     plan: str = option(help="plan, strategy file or configuration", panel=_EXPORT, positional=True)
-    to: str | None = option(
-        None, help="the engine to write for", panel=_EXPORT, choices=tuple(EXPORTERS)
-    )
+    to: str | None = option(None, help="the engine to write for", panel=_EXPORT, choices=EXPORTERS)
     source: str | None = option(
         None,
         name="from",
         help="read a configuration of this engine",
         panel=_EXPORT,
-        choices=tuple(IMPORTERS),
+        choices=IMPORTERS,
     )
     allow_approx: bool = option(False, help="take the nearest plan, priced again", panel=_EXPORT)
     out: str | None = option(
@@ -430,9 +428,10 @@ def _emit(path: str | None, make: Any) -> None:
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from search.engines.configuration import read_configuration
     from search.engines.galvatron import strategy_text
+    from search.engines.registry import importer_for
     from search.engines.reprice import import_document
 
-    imported = IMPORTERS[engine](
+    imported = importer_for(engine)(
         read_configuration(own.plan),
         world_size=_world_of(request),
         num_layers=_num_layers(request),

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from search.engines.configuration import Imported
-from search.engines.galvatron import import_galvatron
 from search.engines.job import Lower
-from search.engines.megatron_import import import_megatron
 
-__all__ = ["EXPORTERS", "IMPORTERS", "Import", "lower_for"]
+__all__ = ["EXPORTERS", "IMPORTERS", "Import", "importer_for", "lower_for"]
 
 Import = Callable[..., Imported]
 """Takes a Configuration, world_size and num_layers."""
 
 EXPORTERS: tuple[str, ...] = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines by the name of their module here, which has a `lower`."""
-IMPORTERS: Mapping[str, Import] = {"galvatron": import_galvatron, "megatron": import_megatron}
+IMPORTERS: tuple[str, ...] = ("galvatron", "megatron")
+"""Engines by the name of their module `NAME_import` here, which has an `import_NAME`."""
 
 
 def lower_for(engine: str) -> Lower:
     """Return what lowers a plan for an engine, one of EXPORTERS."""
     lower: Lower = importlib.import_module(f"search.engines.{engine}").lower
     return lower
+
+
+def importer_for(engine: str) -> Import:
+    """Return what reads the configurations of an engine, one of IMPORTERS."""
+    module = importlib.import_module(f"search.engines.{engine}_import")
+    importer: Import = getattr(module, f"import_{engine}")
+    return importer

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.plan import (
-    PLAN_FILE_FORMAT,
-    PLAN_FILE_VERSION,
     PlanDocument,
     ResultDocument,
     strategy_document,
@@ -142,8 +140,6 @@ def plan_document(
     """
     plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
     return PlanDocument(
-        format=PLAN_FILE_FORMAT,
-        version=PLAN_FILE_VERSION,
         plan=_strategy(plan),
         **_head(result.status, plan, prediction),
         bound_samples_per_s=finite(result.bound_samples_per_s),

@@ -99,8 +99,6 @@ OPTIONS = st.builds(
 )
 DOCUMENTS = st.builds(
     PlanDocument,
-    format=st.just("autopar-plan"),
-    version=st.just(1),
     plan=st.none() | STRATEGIES,
     status=st.none() | TEXTS,
     legal=FLAGS,
@@ -250,7 +248,10 @@ def test_what_exports_print_is_read_for_its_plan() -> None:
     content = {"status": "exported", "search": "--pin tp=1", "memory_rows": 1, "files": []}
     document = PlanDocument.parse({**content, "plan": strategy_document(PLAN)})
     assert read_strategy(document) == PLAN
-    assert PlanDocument.parse(strategy_document(PLAN)).is_strategy
+    strategy = PlanDocument.parse(strategy_document(PLAN))
+    assert strategy.is_strategy
+    kept = PlanDocument.parse(strategy.content())
+    assert (kept, kept.is_strategy) == (strategy, False)
 
 
 @given(data=st.data(), value=JSON_VALUES)
