@@ -79,7 +79,7 @@ struct Outcome {
   Status status = Status::kInfeasible;
   Choice best;  // valid unless infeasible (or nothing found in time)
   bool found = false;
-  double bound_s_per_sample = 0.0;   // no plan is faster than this
+  double bound_s_per_sample = 0.0;   // no plan is faster than this; 0 when infeasible
   std::vector<Choice> alternatives;  // each optimal in its class
   // when infeasible: the smallest budget that works (0: none), and where it binds
   Bytes smallest_budget = 0;
