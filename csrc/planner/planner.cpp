@@ -127,7 +127,7 @@ class Search {
       outcome_.bound_s_per_sample = in_.scale.seconds(1) * lowest_;
       if (best == nullptr) {
         if (timed_out_) break;
-        outcome_.bound_s_per_sample = 0.0;  // of no plan: what was looked at last says nothing
+        outcome_.bound_s_per_sample = 0.0;  // what was looked at last depends on the threads
         explain_infeasible();
         break;
       }
@@ -278,12 +278,8 @@ class Search {
         batch.push_back(next);
         queue.erase(queue.begin());
       }
-      const double loosest = limit();
-      std::vector<ItemPlan> plans = solved(batch, loosest);
-      for (std::size_t b = 0; b < batch.size(); ++b) {
-        take(entries_[batch[b]], std::move(plans[b]), loosest, limit());
-        enqueue(batch[b]);
-      }
+      solve(batch, limit());
+      for (const std::size_t b : batch) enqueue(b);
     }
     if (best >= 0 && !timed_out_) lowest_ = limit();
     return best;
@@ -341,52 +337,35 @@ class Search {
     entry.bound = std::max(entry.bound, std::nextafter(limit, kInf));
   }
 
-  // The optima of these entries, one thread for each.
-  std::vector<ItemPlan> solved(const std::vector<std::size_t>& batch, double limit) {
-    std::vector<ItemPlan> plans(batch.size());
+  void solve(const std::vector<std::size_t>& batch, double limit) {
     std::vector<std::int64_t> states(batch.size(), 0);
     const auto work = [&](std::size_t b) {
-      const Entry& entry = entries_[batch[b]];
+      Entry& entry = entries_[batch[b]];
       const double step = limit * static_cast<double>(entry.batch);
-      plans[b] = solve_item(in_, entry.item, step, deadline_, states[b]);
+      entry.plan = solve_item(in_, entry.item, step, deadline_, states[b]);
     };
     std::vector<std::thread> threads;
     for (std::size_t b = 1; b < batch.size(); ++b) threads.emplace_back(work, b);
     work(0);
     for (auto& thread : threads) thread.join();
-    for (const std::int64_t count : states) outcome_.states += count;
-    outcome_.opened += static_cast<std::int64_t>(batch.size());
-    return plans;
-  }
-
-  // Records what solving the entry within `used` gave. Entries solved side by side are taken one
-  // after the other, each as if it had been solved within the limit `now` that those before it
-  // leave: which of several equally fast plans is found may depend on the limit, and must not
-  // depend on the number of threads.
-  void take(Entry& entry, ItemPlan plan, double used, double now) {
-    const double step = now * static_cast<double>(entry.batch);
-    if (plan.exact && now < used) {
-      if (entry.bound > now) return;  // one thread would have stopped before it
-      if (static_cast<double>(plan.step) * (1.0 - kBoundSlack) > step)
-        plan = ItemPlan{};
-      else
-        plan = solve_item(in_, entry.item, step, deadline_, outcome_.states);
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      Entry& entry = entries_[batch[b]];
+      outcome_.states += states[b];
+      ++outcome_.opened;
+      if (!entry.plan.exact) {
+        if (entry.plan.step < kInfTicks &&
+            (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)))
+          fallback_ = entry;
+        entry.plan = ItemPlan{};
+        continue;
+      }
+      if (entry.plan.step >= kInfTicks) {
+        raise(entry, limit);
+        continue;
+      }
+      entry.level = 2;
+      entry.bound = static_cast<double>(entry.plan.step) / static_cast<double>(entry.batch);
     }
-    if (!plan.exact) {
-      Entry stopped = entry;
-      stopped.plan = std::move(plan);
-      if (stopped.plan.step < kInfTicks &&
-          (fallback_.plan.step >= kInfTicks || faster(stopped, fallback_)))
-        fallback_ = std::move(stopped);
-      return;
-    }
-    if (plan.step >= kInfTicks) {
-      raise(entry, now);
-      return;
-    }
-    entry.plan = std::move(plan);
-    entry.level = 2;
-    entry.bound = static_cast<double>(entry.plan.step) / static_cast<double>(entry.batch);
   }
 
   void explain_infeasible() {

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "planner/problem.hpp"
@@ -124,6 +125,7 @@ TEST_CASE("the dumps hold problems of every kind") {
   CHECK(alternatives >= 15);
 }
 
+// What the other tests say of recorded answers they thereby say of today's.
 TEST_CASE("one thread or four: the recorded answer") {
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
@@ -135,7 +137,7 @@ TEST_CASE("one thread or four: the recorded answer") {
 TEST_CASE("the answer is as good as the oracle's, and its plans are what they say") {
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
-    const Outcome found = solved(*problem);
+    const Outcome& found = problem->answer;
     REQUIRE(found.found == (problem->samples_per_s >= 0.0));
     if (!found.found) {
       CHECK(found.status == Status::kInfeasible);
@@ -187,7 +189,7 @@ TEST_CASE("an exhaustive search finds nothing better, nor a smaller budget that 
       }
       return best;
     };
-    const Outcome found = solved(*problem);
+    const Outcome& found = problem->answer;
     if (!found.found) {
       CHECK(best_rate() == -1.0);
       autopar::Bytes smallest = std::numeric_limits<autopar::Bytes>::max();
@@ -270,26 +272,24 @@ TEST_CASE("out of time there is still a plan that fits, and a bound that holds")
   int stopped = 0;
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
-    for (const double limit_s : {1e-9, 2e-4}) {
-      for (const int threads : {1, 4}) {
-        SearchSettings settings = problem->settings;
-        settings.time_limit_s = limit_s;
-        settings.threads = threads;
-        const Outcome found = search_plan(problem->tables, settings);
-        CHECK(found.found == problem->answer.found);
-        if (!found.found) continue;
-        check_plan(*problem, found.best);
-        const double optimum = samples_per_s(problem->tables, problem->answer.best);
-        const double rate = samples_per_s(problem->tables, found.best);
-        CHECK(rate <= optimum * (1.0 + 1e-12));
-        CHECK(found.bound_s_per_sample <=
-              s_per_sample(problem->tables, problem->answer.best) * (1.0 + 1e-9));
-        if (found.status == Status::kTimeLimit)
-          ++stopped;
-        else
-          CHECK(close(rate, optimum, 1e-12));
-      }
+    for (const auto& [limit_s, threads] : {std::pair{1e-9, 1}, std::pair{2e-4, 4}}) {
+      SearchSettings settings = problem->settings;
+      settings.time_limit_s = limit_s;
+      settings.threads = threads;
+      const Outcome found = search_plan(problem->tables, settings);
+      CHECK(found.found == problem->answer.found);
+      if (!found.found) continue;
+      check_plan(*problem, found.best);
+      const double optimum = samples_per_s(problem->tables, problem->answer.best);
+      const double rate = samples_per_s(problem->tables, found.best);
+      CHECK(rate <= optimum * (1.0 + 1e-12));
+      CHECK(found.bound_s_per_sample <=
+            s_per_sample(problem->tables, problem->answer.best) * (1.0 + 1e-9));
+      if (found.status == Status::kTimeLimit)
+        ++stopped;
+      else
+        CHECK(close(rate, optimum, 1e-12));
     }
   }
-  CHECK(stopped >= 20);
+  CHECK(stopped >= 10);
 }
