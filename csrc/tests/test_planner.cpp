@@ -34,7 +34,7 @@ constexpr double kMostPlans = 4000;
 const planner_dump::Problems& problems() {
   static const planner_dump::Problems all = [] {
     planner_dump::Problems found;
-    for (const char* file : {"small.txt", "wild.txt", "large.txt", "real.txt"})
+    for (const char* file : {"small.dump", "wild.dump", "large.dump", "real.dump"})
       for (auto& problem : planner_dump::read(file)) found.push_back(std::move(problem));
     return found;
   }();

@@ -223,7 +223,7 @@ TEST_CASE("optima and smallest budgets of items worked out by hand") {
 
 TEST_CASE("bounds of an item are never above its optimum; the limit does not change its plan") {
   int solved = 0, without = 0;
-  for (const char* file : {"small.txt", "wild.txt", "large.txt"})
+  for (const char* file : {"small.dump", "wild.dump", "large.dump"})
     for (const auto& problem : planner_dump::read(file)) {
       CAPTURE(problem->name);
       const Tables& t = problem->tables;

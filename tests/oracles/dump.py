@@ -390,10 +390,10 @@ def read_problems(path: Path) -> Iterator[Problem]:
 def problem_texts() -> dict[str, Callable[[], Iterable[Problem]]]:
     """Return file name -> what makes its problems."""
     return {
-        "small.txt": lambda: map(small_problem, range(36)),
-        "wild.txt": lambda: map(wild_problem, range(40)),
-        "large.txt": lambda: map(large_problem, range(8)),
-        "real.txt": lambda: map(real_problem, REAL),
+        "small.dump": lambda: map(small_problem, range(36)),
+        "wild.dump": lambda: map(wild_problem, range(40)),
+        "large.dump": lambda: map(large_problem, range(8)),
+        "real.dump": lambda: map(real_problem, REAL),
     }
 
 

@@ -45,11 +45,11 @@ def text_of(name: str, file: str) -> str:
 @pytest.mark.parametrize(
     ("file", "name", "make"),
     [
-        ("small.txt", "small-3", lambda: small_problem(3)),
-        ("small.txt", "small-19", lambda: small_problem(19)),
-        ("wild.txt", "wild-8", lambda: wild_problem(8)),
-        ("wild.txt", "wild-30", lambda: wild_problem(30)),
-        ("large.txt", "large-1", lambda: large_problem(1)),
+        ("small.dump", "small-3", lambda: small_problem(3)),
+        ("small.dump", "small-19", lambda: small_problem(19)),
+        ("wild.dump", "wild-8", lambda: wild_problem(8)),
+        ("wild.dump", "wild-30", lambda: wild_problem(30)),
+        ("large.dump", "large-1", lambda: large_problem(1)),
     ],
 )
 def test_problem_is_written_the_same_again(file: str, name: str, make) -> None:
@@ -89,7 +89,7 @@ def test_the_binding_gives_the_recorded_answers(dumped: dict[str, Problem], thre
 
 
 def test_unknown_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.txt"
+    path = tmp_path / "wrong.dump"
     path.write_text("problem x\nbudgets 3\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"wrong\.txt: unknown line 'budgets 3'"):
+    with pytest.raises(ValueError, match=r"wrong\.dump: unknown line 'budgets 3'"):
         list(read_problems(path))
