@@ -22,7 +22,8 @@ GIB = 2.0**30
 def session(model: str, hardware: str, **options: Any) -> Session:
     """Return a session on estimated inputs."""
     values: dict[str, Any] = {"sp_space": "tp+sp", "default_dp_type": "zero2", "top": 0, **options}
-    return open_session(InputSpec(model=model, hardware=hardware), SearchOptions(**values))
+    given = [name.removesuffix("_bytes").replace("_", "-") for name in options]
+    return open_session(InputSpec(model=model, hardware=hardware), SearchOptions(**values), given)
 
 
 def check(result: SearchResult) -> Plan:
