@@ -16,7 +16,8 @@ Import = Callable[..., Imported]
 EXPORTERS: tuple[str, ...] = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
 """Engines by the name of their module here, which has a `lower`."""
 IMPORTERS: tuple[str, ...] = ("galvatron", "megatron")
-"""Engines by the name of their module `NAME_import` here, which has an `import_NAME`."""
+"""Engines whose configurations are read, by `import_NAME` of a module here."""
+_IMPORT_MODULES = {"galvatron": "galvatron", "megatron": "megatron_import"}
 
 
 def lower_for(engine: str) -> Lower:
@@ -27,6 +28,6 @@ def lower_for(engine: str) -> Lower:
 
 def importer_for(engine: str) -> Import:
     """Return what reads the configurations of an engine, one of IMPORTERS."""
-    module = importlib.import_module(f"search.engines.{engine}_import")
+    module = importlib.import_module(f"search.engines.{_IMPORT_MODULES[engine]}")
     importer: Import = getattr(module, f"import_{engine}")
     return importer
