@@ -69,7 +69,10 @@ class Rows {
     return sums_.taken();
   }
 
-  // The look-up, which backward adds its gradients to.
+  // The look-up, which backward adds its gradients to. The published model leaves out what is
+  // around the layers. Columns divide the vocabulary, padded to a multiple of them, and look-ups of
+  // tokens that a GPU has not are reduced; under SUMMA columns divide the hidden size and rows the
+  // vocabulary.
   Sums embedding() {
     const bool panels = strategy_ == k2d;
     const double columns = real(m1_), whole = b_ * l2_ * e_;
@@ -82,7 +85,8 @@ class Rows {
     return sums_.taken();
   }
 
-  // The last norm, the product with the output matrix, and the loss.
+  // The last norm, the product with the output matrix, and the loss, which exchanges its maximum,
+  // its sum and the logit of the label: 4 bytes per token each.
   Sums head() {
     norm(kLnF);
     product(kHead, m_.hidden, local_vocab() * m1_, false);
@@ -100,6 +104,7 @@ class Rows {
   static constexpr double kWord = 2;  // elements of a 4-byte number
 
   std::int64_t local_vocab() const { return (m_.vocab + m1_ - 1) / m1_; }
+  // Columns share a head of keys where there are fewer.
   std::int64_t key_heads() const { return std::max<std::int64_t>(m_.key_heads() / m1_, 1); }
   std::int64_t qkv_width() const {
     if (m_.kv_heads == 0) return 3 * m_.hidden;
@@ -150,6 +155,8 @@ class Rows {
     return alone ? outputs : panels_ * outputs;
   }
 
+  // Rows and columns broadcast panels of both factors; backward has two such products, whose
+  // partial sums are reduced. A dot product of i factors has i - 1 additions.
   void summa(Operation name, std::int64_t inputs, std::int64_t outputs) {
     const double i = real(inputs), o = real(outputs / m1_);
     const double x = b_ * l2_ * i, w = i * o, y = b_ * l2_ * o;
@@ -164,6 +171,7 @@ class Rows {
               panels_);
   }
 
+  // Behind a reduce-scatter a GPU has its share of the rows, and all columns.
   void bias(Operation name, double rows, double outputs) {
     if (!m_.gpt) return;
     const double n = rows * outputs;
@@ -171,6 +179,7 @@ class Rows {
     sums_.add(name, false, outputs, 0.0, one, one);
   }
 
+  // GELU: 8 FLOP an element, and 13 for its derivative and the product with it.
   void activation(double n) { sums_.add(kAct1, false, 0.0, n, {8 * n, 2 * n}, {13 * n, 3 * n}); }
 
   // SiLU of one half times the other half, which backward needs both.
@@ -350,7 +359,7 @@ class Rows {
   double b_, l2_, e_, mask_, rho_;
   Way way_;
   Adder<kWhole> sums_;
-  Group alone_;
+  inline static const Group alone_{};
   double hop_ = 0;
 };
 

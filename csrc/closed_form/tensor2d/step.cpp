@@ -5,6 +5,10 @@
 
 namespace autopar::analytic::tensor2d {
 
+// A ring passes every rank, and pays a latency for each of its hops: between domains the slow one,
+// inside the fast one. Where a domain has several ranks, all of its adapters carry the ring, which
+// is as fast as the slower of them together and the fast links. An all-reduce is a reduce-scatter
+// and an all-gather, so everything twice.
 Group Engine::group(std::int64_t ranks, std::int64_t in_domain) const {
   Group g;
   g.ranks = ranks;
@@ -44,6 +48,7 @@ double Engine::transfer_s(double volume_gb, bool fast) const {
   return system_.slow_latency + volume_gb / (system_.slow_bandwidth * gain);
 }
 
+// The mean over the links between stages, of which some lie between domains.
 double Engine::hop_s(const Candidate& c, double volume_gb) const {
   if (c.pp == 1) return 0.0;
   if (c.nv_pp == 1) return transfer_s(volume_gb, false);
@@ -154,7 +159,9 @@ struct Memory {
   double total() const { return weights + gradients + optimizer + activations; }
 };
 
-// The stage that needs more; shards are of the optimizer's states.
+// The stage that needs more; shards are of the optimizer's states, which have 12 bytes a parameter
+// where a weight has 2. The first stage holds as many micro-batches as there are stages, the last
+// one a single one.
 Memory memory_of(const Model& model, const Candidate& c, const Work& work, const Repeats& n,
                  double element_size, double shards) {
   const auto stage = [&](double kept, double weights, double in_flight) -> Memory {
@@ -177,7 +184,9 @@ double shards_of(const Candidate& c, Strategy strategy) {
   return static_cast<double>(c.dp) * (strategy == k2dSeqp ? c.tp2 : 1);
 }
 
-// In one order of operations for bounds and for times, so that rounding keeps them apart.
+// A step is the micro-batches of one stage, their transfers, the time in which other stages fill
+// and drain the pipeline, and what data parallelism does not hide. In one order of operations for
+// bounds and for times, so that rounding keeps them apart.
 double time_of(const Work& work, const Edge& edge, const Repeats& n, double pp_s, double dp_s,
                double* bubble_s) {
   const double layers_s = work.layer.time_s() * n.both;
