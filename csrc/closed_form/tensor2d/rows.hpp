@@ -43,6 +43,7 @@ class Adder {
     Seconds backward = seconds(matrix, back, panels);
     double backward_flops = back.flops;
     if constexpr (kWhole) {
+      const double intensity = backward.compute / traffic_s(back);  // of one pass alone
       if (recomputed) {
         backward.time += forward.time;
         if (!quirks_.recompute_time_only) {
@@ -53,9 +54,10 @@ class Adder {
         }
       }
       if (table_) {
-        table_->push_back({operation, panels > 0, weights * system_.element_size,
-                           kept * system_.element_size, figures_of(ahead, forward, ahead.flops),
-                           figures_of(back, backward, backward_flops)});
+        table_->push_back(
+            {operation, panels > 0, weights * system_.element_size, kept * system_.element_size,
+             figures_of(ahead, forward, ahead.flops, forward.compute / traffic_s(ahead)),
+             figures_of(back, backward, backward_flops, intensity)});
       }
     }
     // both passes first, as rows are read: sums of statistics are those of the table
@@ -74,7 +76,7 @@ class Adder {
 
  private:
   struct Seconds {
-    double time, link, compute, memory, intensity;
+    double time, link, compute, memory;
   };
 
   double links_s(const Pass& pass, int first, int last, int parts) const {
@@ -87,11 +89,16 @@ class Adder {
     return seconds;
   }
 
-  Seconds seconds(bool matrix, const Pass& pass, int panels) const {
+  double traffic_s(const Pass& pass) const {
+    return pass.traffic * system_.element_size / system_.hbm_bandwidth;
+  }
+
+  // Inside its caller, so that a search keeps the four of them in registers.
+  [[gnu::always_inline]] Seconds seconds(bool matrix, const Pass& pass, int panels) const {
     const double peak = matrix ? system_.matrix_flops : system_.vector_flops;
     const double compute_s = kLaunchS + pass.flops * system_.flops_units / (kEfficiency * peak);
-    const double traffic_s = pass.traffic * system_.element_size / system_.hbm_bandwidth;
-    const double roof_s = std::max(compute_s, traffic_s);
+    const double moved_s = traffic_s(pass);
+    const double roof_s = std::max(compute_s, moved_s);
     double link_s = 0.0;
     if (!links_ || pass.num_links == 0) {
     } else if (panels == 0) {
@@ -107,18 +114,17 @@ class Adder {
         link_s += panel_s + (panels - 1) * std::max(panel_s - share_s, 0.0);
       }
     }
-    return {roof_s + link_s, link_s, compute_s, std::max(traffic_s - compute_s, 0.0),
-            kWhole ? compute_s / traffic_s : 0.0};
+    return {roof_s + link_s, link_s, compute_s, std::max(moved_s - compute_s, 0.0)};
   }
 
-  PassFigures figures_of(const Pass& pass, const Seconds& s, double flops) const {
+  PassFigures figures_of(const Pass& pass, const Seconds& s, double flops, double intensity) const {
     PassFigures found{};
     found.flops = flops * system_.flops_units;
     found.time_s = s.time;
     found.link_s = s.link;
     found.compute_s = s.compute;
     found.memory_s = s.memory;
-    found.intensity = s.intensity;
+    found.intensity = intensity;
     found.num_links = static_cast<std::uint8_t>(pass.num_links);
     for (std::size_t i = 0; i < found.num_links; ++i) {
       const Link& x = pass.links[i];

@@ -74,8 +74,37 @@ bool Engine::tokens_divide(std::int64_t microbatch, std::int64_t columns, std::i
   return microbatch % ranks * (model_.seq % ranks) % ranks == 0;
 }
 
+namespace {
+
+// Whether every number counts something.
+inline bool counts(const Candidate& c, Strategy strategy) {
+  for (const std::int32_t value :
+       {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
+    if (value < 1) return false;
+  return strategy != k1d || c.tp2 == 1;
+}
+
+inline Reason check_microbatch(const Engine& engine, const Candidate& c) {
+  if (!engine.tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
+  return engine.strategy() == k2d && c.nb > engine.model().hidden ? kPanels : kOk;
+}
+
+inline Reason check_groups(const Engine& engine, const Candidate& c) {
+  if (engine.model().depth % c.pp) return kDepth;
+  if (engine.batch() % (static_cast<std::int64_t>(c.dp) * c.mbs)) return kBatch;
+  if (c.tp1 % c.nv_tp1 || c.tp2 % c.nv_tp2 || c.dp % c.nv_dp || c.pp % c.nv_pp) return kPlacement;
+  std::int64_t used = 1;
+  for (const std::int32_t value : {c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp}) {
+    used *= value;  // a domain is an int32, too: two of them do not overflow
+    if (used > engine.system().domain) return kDomain;
+  }
+  return kOk;
+}
+
+}  // namespace
+
 Reason Engine::check(const Candidate& c) const {
-  if (!counts(c)) return kCounts;
+  if (!counts(c, strategy_)) return kCounts;
   std::int64_t left = num_gpus_;  // divided, as a product may overflow
   for (const std::int32_t value : {c.tp1, c.tp2, c.pp, c.dp}) {
     if (left % value) return kProduct;
@@ -83,44 +112,20 @@ Reason Engine::check(const Candidate& c) const {
   }
   if (left != 1) return kProduct;
   if (const Reason reason = check_tensors(c.tp1, c.tp2); reason != kOk) return reason;
-  if (const Reason reason = check_microbatch(c); reason != kOk) return reason;
-  return check_groups(c);
+  if (const Reason reason = check_microbatch(*this, c); reason != kOk) return reason;
+  return check_groups(*this, c);
 }
 
 Reason Engine::check(const Candidate& c, const Way& way) const {
-  if (!counts(c)) return kCounts;
+  if (!counts(c, strategy_)) return kCounts;
   const Reason tensors = check_tensors(c.tp1, c.tp2);
   if (tensors == kSequence) return kSequence;
-  if (const Reason reason = check_microbatch(c); reason != kOk) return reason;
+  if (const Reason reason = check_microbatch(*this, c); reason != kOk) return reason;
   if (tensors != kOk) return tensors;
-  if (const Reason reason = check_groups(c); reason != kOk) return reason;
+  if (const Reason reason = check_groups(*this, c); reason != kOk) return reason;
   // columns divide the width of every head, and the keys that a query meets
   if (way.attention == kSumma && (model_.hidden / model_.heads % c.tp1 || model_.seq % c.tp1))
     return kHeadWidth;
-  return kOk;
-}
-
-bool Engine::counts(const Candidate& c) const {
-  for (const std::int32_t value :
-       {c.dp, c.tp1, c.tp2, c.pp, c.mbs, c.nb, c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp})
-    if (value < 1) return false;
-  return strategy_ != k1d || c.tp2 == 1;
-}
-
-Reason Engine::check_microbatch(const Candidate& c) const {
-  if (!tokens_divide(c.mbs, c.tp1, c.tp2)) return kTokens;
-  return strategy_ == k2d && c.nb > model_.hidden ? kPanels : kOk;
-}
-
-Reason Engine::check_groups(const Candidate& c) const {
-  if (model_.depth % c.pp) return kDepth;
-  if (batch_ % (static_cast<std::int64_t>(c.dp) * c.mbs)) return kBatch;
-  if (c.tp1 % c.nv_tp1 || c.tp2 % c.nv_tp2 || c.dp % c.nv_dp || c.pp % c.nv_pp) return kPlacement;
-  std::int64_t used = 1;
-  for (const std::int32_t value : {c.nv_tp1, c.nv_tp2, c.nv_dp, c.nv_pp}) {
-    used *= value;  // a domain is an int32, too: two of them do not overflow
-    if (used > system_.domain) return kDomain;
-  }
   return kOk;
 }
 

@@ -212,10 +212,6 @@ class Engine {
   std::int64_t batch() const { return batch_; }
 
  private:
-  // Whether every number counts something; and checks of parts of a candidate.
-  bool counts(const Candidate& c) const;
-  Reason check_microbatch(const Candidate& c) const;
-  Reason check_groups(const Candidate& c) const;
   double hop_s(const Candidate& c, double volume_gb) const;
   double data_s(const Candidate& c, const Work& work) const;
 
