@@ -23,7 +23,7 @@ from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
 from search.cost.model import CostModel
 from search.options import SearchOptions
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.question import Session, evaluate_file, open_session
 from search.request import InputSpec
 from tests.data.read import galvatron_answers

@@ -21,7 +21,7 @@ from autopar.units import GIB
 from benchmarks.metadata import ROOT, append, peak_memory_bytes, summary, timed
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.question import open_session
 from search.request import InputSpec
 

@@ -18,8 +18,8 @@ from autopar.model import ModelSpec
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
 from profiler.model.counting import ExactMemory, layer_memory, outer_memory
-from profiler.model.outer import OuterPart
-from profiler.model.parallel import Sharding
+from profiler.model.layers.outer import OuterPart
+from profiler.model.layers.parallel import Sharding
 
 __all__ = ["TOKENS", "llama_rows"]
 

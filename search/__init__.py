@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from search.options import SearchOptions
     from search.planner.core import solve_stage
     from search.planner.planner import Planner
-    from search.planner.result import SearchResult
+    from search.planner.prediction import SearchResult
 
 __all__ = ["Planner", "SearchOptions", "SearchResult", "plan", "solve_stage"]
 
 _HOMES = {
     "Planner": "search.planner.planner",
     "SearchOptions": "search.options",
-    "SearchResult": "search.planner.result",
+    "SearchResult": "search.planner.prediction",
     "solve_stage": "search.planner.planner",
 }
 

@@ -18,9 +18,7 @@ from pydantic import ConfigDict, Field
 
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object, shorten, write_text
-from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
-from autopar.plan_entries import (
+from autopar.documents.plan_entries import (
     AlternativeEntry,
     Amount,
     Entry,
@@ -41,6 +39,8 @@ from autopar.plan_entries import (
     VersionsEntry,
     WidestCellEntry,
 )
+from autopar.errors import DocumentError
+from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
 
 __all__ = [

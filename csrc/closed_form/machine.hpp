@@ -1,5 +1,5 @@
 // What an analytic model runs on: rates that depend on the size of an operation, and networks.
-// search/closed_form/machine.py has the same numbers in Python.
+// search/closed_form/native.py has the same numbers in Python.
 #pragma once
 
 #include <algorithm>

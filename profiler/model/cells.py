@@ -14,8 +14,8 @@ from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.units import format_count
+from profiler.model.layers.parallel import Checkpoint, Sharding
 from profiler.model.options import ModelOptions
-from profiler.model.parallel import Checkpoint, Sharding
 
 __all__ = [
     "DEFAULT_DEGREES",

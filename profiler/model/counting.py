@@ -31,9 +31,9 @@ from torch.utils._pytree import tree_leaves
 from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.blocks import build_layer, layer_inputs
-from profiler.model.outer import OuterPart, build_outer, outer_inputs
-from profiler.model.parallel import Checkpoint, Sharding, SoleRank
+from profiler.model.layers.blocks import build_layer, layer_inputs
+from profiler.model.layers.outer import OuterPart, build_outer, outer_inputs
+from profiler.model.layers.parallel import Checkpoint, Sharding, SoleRank
 
 __all__ = [
     "DTYPES",

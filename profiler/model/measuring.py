@@ -22,13 +22,13 @@ from autopar.estimate.memory import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
 from profiler.measure import Policy
-from profiler.model.blocks import build_layer, layer_inputs
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory
+from profiler.model.layers.blocks import build_layer, layer_inputs
+from profiler.model.layers.outer import build_outer, outer_inputs
+from profiler.model.layers.parallel import Sharding, SoleRank
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
 from profiler.model.options import Dtype, ModelOptions, Unit
-from profiler.model.outer import build_outer, outer_inputs
-from profiler.model.parallel import Sharding, SoleRank
 from profiler.model.sources import ModuleSource, rehearse
 from profiler.model.timing import (
     DEVICE_SAMPLE_S,
@@ -281,8 +281,8 @@ class SpecMeasurer(Measurer):
         )
 
     def _time_half(self, cell: ModelCell, layer: LayerSpec) -> Timed:
-        from profiler.model.blocks import layer_inputs
-        from profiler.model.parallel import timed_group
+        from profiler.model.layers.blocks import layer_inputs
+        from profiler.model.layers.parallel import timed_group
         from profiler.model.timing import time_module, torch_dtype
 
         on: dict[str, Any] = {"dtype": torch_dtype(self.options.dtype), "device": self.device}

@@ -21,6 +21,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.estimate.memory import tensor_degrees
 from autopar.model import LayerSpec, ModelSpec
+from profiler.model.layers.parallel import Sharding
 from profiler.model.modules import (
     Built,
     LayerCall,
@@ -37,7 +38,6 @@ from profiler.model.modules import (
     needs_values,
     typical_layer,
 )
-from profiler.model.parallel import Sharding
 from profiler.processes import available_bytes
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class SpecSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return reference blocks with embedding, head and loss (`build_stack`)."""
-        from profiler.model.outer import build_stack
+        from profiler.model.layers.outer import build_stack
         from profiler.model.timing import torch_dtype
 
         layers = (
@@ -248,7 +248,7 @@ def load_source(
         module_name, attribute, factory = _import_factory(text, rest)
         label = f"{module_name.rpartition('.')[2]}-{attribute}".replace("_", "-").lower()
     elif kind == "hf":
-        from profiler.model.hub import hub_factory
+        from profiler.model.modules import hub_factory
 
         factory = hub_factory(rest)
         label = factory.name
@@ -571,7 +571,7 @@ def _make(
     """Return what the factory made, and the model in it after every check that needs no forward."""
     from torch import nn
 
-    from profiler.model.blocks import made_of
+    from profiler.model.layers.blocks import made_of
     from profiler.model.timing import torch_dtype
 
     element = torch_dtype(dtype)
@@ -633,7 +633,7 @@ def _batches(
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from profiler.model.blocks import made_of
+    from profiler.model.layers.blocks import made_of
 
     def make_batch(batch: int, seq_length: int) -> Any:
         with made_of(element, device):

@@ -25,8 +25,8 @@ from profiler.measure import Policy, Timer, choose_loops, make_timer, next_block
 from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
-from profiler.model.outer import OuterPart, build_outer, build_stack, outer_inputs
-from profiler.model.parallel import Sharding, timed_group
+from profiler.model.layers.outer import OuterPart, build_outer, build_stack, outer_inputs
+from profiler.model.layers.parallel import Sharding, timed_group
 
 __all__ = [
     "APART",
@@ -425,8 +425,8 @@ def time_layer(
     (see `LocalGroup`). A layer that `sharding` checkpoints recomputes inside its `backward`.
     Raises InputError where the layer cannot be laid out like this.
     """
-    from profiler.model.blocks import build_layer, layer_inputs
-    from profiler.model.parallel import timed_group
+    from profiler.model.layers.blocks import build_layer, layer_inputs
+    from profiler.model.layers.parallel import timed_group
 
     sharding.check(spec)
     element = torch_dtype(dtype)

@@ -141,8 +141,8 @@ def _run(question: Question, options: PlanOptions) -> int:
     )
     if result is None:
         return 0
+    from profiler.plan.job import judge
     from profiler.plan.report import run_document, show_head, show_run, write_result
-    from profiler.plan.verdict import judge
 
     verdict = judge(result, question.job.precision)
     if options.json is not None:

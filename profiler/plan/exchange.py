@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
-from profiler.model.blocks import Norm
+from profiler.model.layers.blocks import Norm
 from profiler.plan.arithmetic import Axes, Cube, Layout
 from profiler.plan.job import PlanJob
 

@@ -17,8 +17,8 @@ from rich.markup import escape
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import write_json
 from autopar.documents.plan import PlanDocument, strategy_document
+from autopar.documents.plan_entries import StageEntry
 from autopar.errors import OptionError
-from autopar.plan_entries import StageEntry
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -28,10 +28,9 @@ from profiler.plan.arithmetic import (
     held,
     stage_weights,
 )
-from profiler.plan.job import DryRunRank, PlanJob, RunResult
+from profiler.plan.job import DryRunRank, PlanJob, RunResult, Verdict
 from profiler.plan.options import Mode
 from profiler.plan.question import Question
-from profiler.plan.verdict import Verdict
 
 __all__ = [
     "AT_THE_PEAK",

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
-from profiler.model.blocks import build_layer
-from profiler.model.outer import build_outer
-from profiler.model.parallel import Checkpoint, Sharding
+from profiler.model.layers.blocks import build_layer
+from profiler.model.layers.outer import build_outer
+from profiler.model.layers.parallel import Checkpoint, Sharding
 from profiler.plan.arithmetic import Cube, Layout, layer_layout, vocab_layout
 from profiler.plan.exchange import (
     Piece,

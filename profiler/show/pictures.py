@@ -11,8 +11,17 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from autopar.command.pictures import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
-from autopar.command.show import OPERATION_NAMES, format_size, print_heading
+from autopar.command.show import (
+    COLOURS,
+    GRID,
+    MARKERS,
+    OPERATION_NAMES,
+    QUIET,
+    drawn,
+    format_size,
+    print_heading,
+    save_figure,
+)
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
 from autopar.units import GB, format_seconds

@@ -18,8 +18,8 @@ import numpy as np
 from autopar.arrays import F64
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import PlanDocument
+from autopar.documents.plan_entries import StageEntry
 from autopar.errors import DocumentError
-from autopar.plan_entries import StageEntry
 
 __all__ = [
     "NUM_RESAMPLES",

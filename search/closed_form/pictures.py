@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autopar.command.pictures import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
+from autopar.command.show import COLOURS, GRID, MARKERS, QUIET, drawn, save_figure
 from autopar.errors import OptionError
 from autopar.units import GIB, format_seconds
 from search.closed_form.questions import Answer, Part, Point

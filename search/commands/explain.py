@@ -14,7 +14,7 @@ from search.options import PANELS
 from search.request import FILLS, build_request, changed_inputs, stored_request
 
 if TYPE_CHECKING:
-    from search.planner.result import SearchResult
+    from search.planner.prediction import SearchResult
     from search.report.explain import Perturbation
 
 __all__ = ["COMMAND", "main", "run"]

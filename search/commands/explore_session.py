@@ -140,7 +140,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     from search.report.closed_form import none_sentence
 
     if files.plot is not None:
-        from autopar.command.pictures import require_matplotlib
+        from autopar.command.show import require_matplotlib
 
         require_matplotlib("--plot")
     watch = _Watch(num_jobs=len(question.jobs))

@@ -17,7 +17,7 @@ from search.request import FILLS, Request, build_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import ResultDocument
-    from search.planner.result import SearchResult
+    from search.planner.prediction import SearchResult
     from search.question import Session
 
 __all__ = ["COMMAND", "main", "run"]

@@ -22,7 +22,7 @@ from autopar.plan import Plan
 from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import ROWS, Request, extended, fill_options
 from search.space import divisors

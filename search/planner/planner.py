@@ -24,8 +24,15 @@ from search.cost.model import CostModel
 from search.cost.tables import PlanTables
 from search.options import SearchOptions, option_record
 from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
-from search.planner.prediction import allocation_budget, predict, probabilities_faster
-from search.planner.result import Alternative, Infeasibility, SearchResult, SearchStats
+from search.planner.prediction import (
+    Alternative,
+    Infeasibility,
+    SearchResult,
+    SearchStats,
+    allocation_budget,
+    predict,
+    probabilities_faster,
+)
 from search.request import open_documents
 from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
 

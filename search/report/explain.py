@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autopar.hardware import OPERATIONS, Curve, HardwareProfile
 from autopar.plan import Prediction
 from autopar.units import GB, GIB, format_seconds
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console

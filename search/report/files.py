@@ -19,9 +19,7 @@ from autopar.documents.plan import (
     strategy_file_name,
     write_strategy,
 )
-from autopar.model import ModelSpec
-from autopar.plan import Plan, Prediction, violations
-from autopar.plan_entries import (
+from autopar.documents.plan_entries import (
     AlternativeEntry,
     FrontierEntry,
     InfeasibilityEntry,
@@ -35,8 +33,10 @@ from autopar.plan_entries import (
     plain,
     spread_of,
 )
+from autopar.model import ModelSpec
+from autopar.plan import Plan, Prediction, violations
 from search.options import SearchOptions
-from search.planner.result import Alternative, SearchResult
+from search.planner.prediction import Alternative, SearchResult
 
 __all__ = [
     "evaluation_document",

@@ -18,8 +18,7 @@ from rich.table import Table
 from autopar.plan import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
-from search.planner.prediction import strategy_label
-from search.planner.result import Infeasibility, SearchResult
+from search.planner.prediction import Infeasibility, SearchResult, strategy_label
 
 __all__ = [
     "infeasible_sentence",

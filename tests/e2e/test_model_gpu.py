@@ -20,9 +20,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from profiler.model.blocks import attention
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import ON_DEVICE
+from profiler.model.layers.blocks import attention
 from profiler.model.measuring import SpecMeasurer, is_out_of_memory
 from profiler.model.options import ModelOptions
 

@@ -21,7 +21,7 @@ from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from benchmarks.bench_galvatron_cases import inputs_of
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import InputSpec
 from search.space import divisors

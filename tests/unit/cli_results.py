@@ -10,7 +10,7 @@ from autopar.plan import LayerRun, LayerStrategy, Plan, Prediction, StagePredict
 from autopar.sources import Source
 from autopar.units import GIB
 from search.options import SearchOptions
-from search.planner.result import Alternative, Infeasibility, SearchResult, SearchStats
+from search.planner.prediction import Alternative, Infeasibility, SearchResult, SearchStats
 from search.question import Session
 
 SPEC = ModelSpec(

@@ -20,7 +20,7 @@ from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
 from search.options import SearchOptions
 from search.planner.core import ABI_VERSION
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
 from search.report.files import (
     evaluation_document,

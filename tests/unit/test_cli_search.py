@@ -14,7 +14,7 @@ from autopar.documents.plan import write_strategy
 from autopar.plan import Prediction
 from search.commands import explain as explain_cli
 from search.commands import search as cli
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.report.files import plan_document
 from tests.unit.cli_results import (
     INFEASIBLE,

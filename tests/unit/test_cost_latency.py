@@ -12,7 +12,7 @@ from autopar.hardware import Curve, HardwareProfile
 from search.cost.communication import Groups, curve_s, half_allreduces
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.report.explain import add_bandwidth
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

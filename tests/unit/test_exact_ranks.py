@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.parallel import Sharding
+from profiler.model.layers.parallel import Sharding
 from tests.gloo import run_ranks
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -41,9 +41,9 @@ def real_counts() -> list[tuple[int, int, int]]:
     """Count parameters, activation and peak of real layers on this rank of a real group."""
     import torch.distributed as dist
 
-    from profiler.model.blocks import build_layer, layer_inputs
     from profiler.model.counting import count_memory, layer_memory
-    from profiler.model.outer import build_outer, outer_inputs
+    from profiler.model.layers.blocks import build_layer, layer_inputs
+    from profiler.model.layers.outer import build_outer, outer_inputs
 
     group, found = dist.group.WORLD, []
     on: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}

@@ -33,6 +33,9 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "autopar/errors.py": "the tree of errors, drawn in one place",
     "autopar/sources.py": "what documents of every kind carry along",
     "autopar/units.py": "imports nothing, so that `--help` is quick",
+    "profiler/options.py": "what two commands ask alike, read before torch is imported",
+    "search/commands/explore.py": "says which of two models is asked, and hands over",
+    "search/engines/registry.py": "the one list of engines, which grows by a line each",
 }
 CODE = {".py", ".pyi", ".cpp", ".hpp", ".sh", ".txt", ".cmake"}
 MACHINE_PATH = re.compile(r"(?<![\w.:~/-])/(?:tmp|work|root|home)/")

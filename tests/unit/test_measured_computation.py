@@ -14,7 +14,7 @@ from search.cost.model import CostModel
 from search.cost.rows import Table
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 BATCHES = (1, 2, 4, 8)

@@ -15,7 +15,7 @@ from autopar.documents.spec import (
     parameter_count,
 )
 from autopar.errors import InputError
-from profiler.model.parallel import Sharding
+from profiler.model.layers.parallel import Sharding
 from tests.unit.small_models import GPT, LLAMA, MODEL
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -26,7 +26,7 @@ F64: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
 def test_operations_agree_with_torch() -> None:
     """Norms, attention, rotation and loss compute what torch's own functions compute."""
-    from profiler.model.blocks import attention, layer_norm, open_attention, rms_norm, rotary
+    from profiler.model.layers.blocks import attention, layer_norm, open_attention, rms_norm, rotary
 
     torch.manual_seed(0)
     x = torch.randn(5, 2, 8, requires_grad=True, **F64)
@@ -60,7 +60,7 @@ def test_operations_agree_with_torch() -> None:
 
 def test_loss_is_that_of_torch() -> None:
     """The last stage's loss is the mean cross-entropy of its logits, with its gradient."""
-    from profiler.model.outer import build_outer, outer_inputs
+    from profiler.model.layers.outer import build_outer, outer_inputs
 
     torch.manual_seed(0)
     spec = dataclasses.replace(MODEL, layers=(LLAMA,), tied_embeddings=False)
@@ -77,8 +77,8 @@ def test_loss_is_that_of_torch() -> None:
 @pytest.mark.parametrize("name", ["llama2-7b", "gpt2-xl", "bert-large", "t5-3b", "qwen2.5-7b"])
 def test_parameters_are_those_of_the_spec(name: str) -> None:
     """Every layer and both outer parts have as many parameters as the spec counts."""
-    from profiler.model.blocks import build_layer
-    from profiler.model.outer import build_outer
+    from profiler.model.layers.blocks import build_layer
+    from profiler.model.layers.outer import build_outer
 
     def count(module: Any) -> int:
         return sum(p.numel() for p in module.parameters())
@@ -97,7 +97,7 @@ def test_parameters_are_those_of_the_spec(name: str) -> None:
 
 def test_dropout_drops() -> None:
     """With dropout two runs differ, and without they do not."""
-    from profiler.model.blocks import build_layer, layer_inputs
+    from profiler.model.layers.blocks import build_layer, layer_inputs
 
     for dropout in (0.0, 0.5):
         sharding = Sharding(flash=False, dropout=dropout)
@@ -108,7 +108,7 @@ def test_dropout_drops() -> None:
 
 def test_a_causal_layer_does_not_look_ahead() -> None:
     """A later token changes nothing before it in a causal layer, and does in an encoder's."""
-    from profiler.model.blocks import build_layer, layer_inputs
+    from profiler.model.layers.blocks import build_layer, layer_inputs
 
     for causal in (True, False):
         spec = dataclasses.replace(LLAMA, causal=causal)
@@ -133,7 +133,7 @@ def test_what_cannot_be_built_is_said(
     changes: dict[str, Any], sharding: dict[str, Any], text: str
 ) -> None:
     """A layer that does not exist is one sentence."""
-    from profiler.model.blocks import build_layer
+    from profiler.model.layers.blocks import build_layer
 
     with pytest.raises(InputError, match=text):
         build_layer(dataclasses.replace(LLAMA, **changes), Sharding(**sharding), group=None, **F64)
@@ -141,7 +141,7 @@ def test_what_cannot_be_built_is_said(
 
 def test_sequences_beyond_the_position_table_are_refused() -> None:
     """Positions that have no row are a sentence with both numbers, not an index error."""
-    from profiler.model.outer import build_outer
+    from profiler.model.layers.outer import build_outer
 
     spec = dataclasses.replace(MODEL, learned_positions=15)
     with pytest.raises(InputError, match="16 is beyond the 15 learned positions"):
@@ -150,8 +150,8 @@ def test_sequences_beyond_the_position_table_are_refused() -> None:
 
 def test_a_group_of_another_size_is_refused() -> None:
     """A group has to have as many ranks as the layer has pieces."""
-    from profiler.model.blocks import build_layer
-    from profiler.model.parallel import SoleRank
+    from profiler.model.layers.blocks import build_layer
+    from profiler.model.layers.parallel import SoleRank
 
     with pytest.raises(InputError, match="4 ranks and the layer has degree 2"):
         build_layer(LLAMA, Sharding(degree=2), group=SoleRank(4), **F64)
@@ -159,8 +159,8 @@ def test_a_group_of_another_size_is_refused() -> None:
 
 def test_weights_are_random_and_finite() -> None:
     """A random layer passes on values of the size of its input: it can be timed as it is."""
-    from profiler.model.blocks import build_layer, layer_inputs
-    from profiler.model.parallel import SoleRank
+    from profiler.model.layers.blocks import build_layer, layer_inputs
+    from profiler.model.layers.parallel import SoleRank
 
     for kind in KINDS:
         sharding = Sharding(degree=2, kind=kind)
@@ -173,7 +173,7 @@ def test_weights_are_random_and_finite() -> None:
 
 def test_experts_with_biases_are_refused() -> None:
     """Their biases would be missing from the counts, silently."""
-    from profiler.model.blocks import build_layer
+    from profiler.model.layers.blocks import build_layer
 
     layer = dataclasses.replace(LLAMA, num_experts=4, experts_per_token=2, biases=True)
 

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 
 from profiler.measure import Policy  # noqa: E402
 from profiler.model.cells import plan_cells  # noqa: E402
-from profiler.model.hub import hub_factory  # noqa: E402
 from profiler.model.measuring import ModuleMeasurer, SpecMeasurer  # noqa: E402
+from profiler.model.modules import hub_factory  # noqa: E402
 from profiler.model.options import build_options  # noqa: E402
 from profiler.model.sources import load_source, module_source  # noqa: E402
 from profiler.model.timing import time_module  # noqa: E402

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from profiler.model.parallel import Sharding
+from profiler.model.layers.parallel import Sharding
 from tests.gloo import run_ranks
 from tests.unit.small_models import LAYERS, MIXTURE, MODEL
 
@@ -73,7 +73,7 @@ def layer_gaps(names: list[str]) -> dict[str, float]:
     """Return the largest difference between divided and whole layers, by layer and kind."""
     import torch.distributed as dist
 
-    from profiler.model.blocks import build_layer, layer_inputs
+    from profiler.model.layers.blocks import build_layer, layer_inputs
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found = {}
@@ -100,7 +100,7 @@ def outer_gaps() -> dict[str, float]:
     """Return the largest difference between divided and whole embedding and head."""
     import torch.distributed as dist
 
-    from profiler.model.outer import build_outer, outer_inputs
+    from profiler.model.layers.outer import build_outer, outer_inputs
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found = {}
@@ -135,7 +135,7 @@ def expert_gap() -> float:
     """Return how far a mixture over two ranks is from the same experts on one."""
     import torch.distributed as dist
 
-    from profiler.model.blocks import build_layer, layer_inputs
+    from profiler.model.layers.blocks import build_layer, layer_inputs
 
     torch.manual_seed(4)
     whole = build_layer(MIXTURE, Sharding(), group=None, **F64)

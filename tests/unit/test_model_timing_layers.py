@@ -11,14 +11,14 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.measure import Policy
-from profiler.model.parallel import Sharding
+from profiler.model.layers.parallel import Sharding
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
-from profiler.model.blocks import build_layer, layer_inputs  # noqa: E402
-from profiler.model.parallel import LocalGroup, SoleRank, timed_group  # noqa: E402
+from profiler.model.layers.blocks import build_layer, layer_inputs  # noqa: E402
+from profiler.model.layers.parallel import LocalGroup, SoleRank, timed_group  # noqa: E402
 from profiler.model.timing import time_layer, time_outer, time_stack  # noqa: E402
 
 CPU = torch.device("cpu")

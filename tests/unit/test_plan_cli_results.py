@@ -18,7 +18,7 @@ import pytest
 from autopar.command.show import make_console
 from autopar.documents.plan import read_strategy
 from profiler.plan import command as plan_cli
-from profiler.plan.job import DryRunRank, RunResult
+from profiler.plan.job import DryRunRank, RunResult, judge
 from profiler.plan.question import Question, ask
 from profiler.plan.report import (
     dry_run_document,
@@ -27,7 +27,6 @@ from profiler.plan.report import (
     show_dry_run,
     show_run,
 )
-from profiler.plan.verdict import judge
 from tests.unit.plan_cli_support import STRATEGY, read, small_files, write
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,9 +21,7 @@ from autopar.documents.plan import (
     strategy_document,
     write_document,
 )
-from autopar.errors import DocumentError
-from autopar.plan import LayerRun, Prediction, StagePrediction, WidestCell
-from autopar.plan_entries import (
+from autopar.documents.plan_entries import (
     AlternativeEntry,
     InfeasibilityEntry,
     InputEntry,
@@ -33,6 +31,8 @@ from autopar.plan_entries import (
     finite,
     plain,
 )
+from autopar.errors import DocumentError
+from autopar.plan import LayerRun, Prediction, StagePrediction, WidestCell
 from search.report.files import evaluation_document, plan_document, result_document
 from tests.unit.cli_results import INFEASIBLE, PLAN, PREDICTION, RESULT
 

@@ -63,8 +63,8 @@ def test_layer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     pytest.importorskip("torch")
     import torch
 
-    from profiler.model.blocks import build_layer
-    from profiler.model.parallel import Sharding, SoleRank
+    from profiler.model.layers.blocks import build_layer
+    from profiler.model.layers.parallel import Sharding, SoleRank
 
     group = SoleRank(degree) if degree > 1 else None
     module = build_layer(
@@ -89,8 +89,8 @@ def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     pytest.importorskip("torch")
     import torch
 
-    from profiler.model.outer import build_outer
-    from profiler.model.parallel import SoleRank
+    from profiler.model.layers.outer import build_outer
+    from profiler.model.layers.parallel import SoleRank
 
     spec = MODELS[name]
     group = SoleRank(degree) if degree > 1 else None

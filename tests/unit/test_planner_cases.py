@@ -11,7 +11,7 @@ import pytest
 from autopar.plan import Plan
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.result import SearchResult
+from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import InputSpec
 

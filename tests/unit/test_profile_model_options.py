@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 
 from autopar.errors import OptionError
 from profiler.model.command import COMMAND
-from profiler.model.options import ModelOptions, build_options
-from profiler.model.ranges import parse_batches, parse_degrees, parse_seq_lengths
+from profiler.model.options import (
+    ModelOptions,
+    build_options,
+    parse_batches,
+    parse_degrees,
+    parse_seq_lengths,
+)
 from tests.unit.profile_model_support import make_options
 
 ROOT = Path(__file__).resolve().parents[2]

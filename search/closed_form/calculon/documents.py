@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from autopar.documents.checks import StrictObject, key_error
 from autopar.documents.json import shorten
 from autopar.units import GIB
-from search.closed_form.machine import OPERATIONS, Collective, Rate, Tier
+from search.closed_form.native import OPERATIONS, Collective, Rate, Tier
 
 __all__ = ["CHOICES", "DATATYPE_BYTES", "Application", "Execution", "System"]
 

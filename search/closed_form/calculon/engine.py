@@ -20,8 +20,7 @@ from search.closed_form.calculon.documents import (
     System,
 )
 from search.closed_form.files import load_document
-from search.closed_form.machine import OPERATIONS, Rate
-from search.closed_form.native import check_names, integers, packed_rows
+from search.closed_form.native import OPERATIONS, Rate, check_names, integers, packed_rows
 
 __all__ = [
     "COMPAT",

@@ -15,8 +15,7 @@ from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
 from search.closed_form.calculon.exploration import OBJECTIVES, Objective
 from search.closed_form.files import load_document
-from search.closed_form.tuners.ray import RAY_SEARCHES, price_with_ray_tune
-from search.closed_form.tuners.smac import price_with_smac
+from search.closed_form.tuners.packages import RAY_SEARCHES, price_with_ray_tune, price_with_smac
 from search.closed_form.tuners.tune import (
     LOCAL,
     Domain,

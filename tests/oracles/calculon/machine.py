@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from search.closed_form import machine
+from search.closed_form import native as machine
 
 __all__ = ["Collective", "Rate", "Tier", "rate_of", "tier_of"]
 

@@ -16,9 +16,8 @@ from autopar.documents.sidecar import TensorKind
 from autopar.documents.spec import padded_vocab_size
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from profiler.model.blocks import Norm, build_layer, has_norm_biases, made_of
-from profiler.model.modules import Built
-from profiler.model.parallel import (
+from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
+from profiler.model.layers.parallel import (
     ColumnParallel,
     Sharding,
     TensorGroup,
@@ -26,6 +25,7 @@ from profiler.model.parallel import (
     all_reduce,
     reduce_scatter,
 )
+from profiler.model.modules import Built
 
 __all__ = [
     "OuterPart",
