@@ -11,7 +11,7 @@ from autopar.errors import InfeasibleExecution, InputError
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from benchmarks.accuracy_rows import Run, UnusableError
 from search.closed_form.calculon import Application, Execution, evaluate
 from search.closed_form.calculon import System as CalculonSystem

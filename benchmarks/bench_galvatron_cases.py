@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.plan import Plan, Prediction
+from autopar.plans import Plan, Prediction
 from autopar.units import GIB
 from benchmarks.metadata import ROOT, Timed, append, timed
 from search.cost.model import CostModel

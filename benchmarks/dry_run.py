@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autopar.documents.spec import load_spec
 from autopar.model import ModelSpec
-from autopar.plan import (
+from autopar.plans import (
     LayerStrategy,
     PipelineType,
     Plan,

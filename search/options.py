@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from autopar.command.options import option, validate
-from autopar.plan import PipelineType
+from autopar.plans import PipelineType
 from autopar.units import GIB
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from search.request import (
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.plan import Plan, Prediction
+    from autopar.plans import Plan, Prediction
     from autopar.sources import Source
     from search.planner.planner import Planner
 

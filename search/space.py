@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import OptionError
-from autopar.plan import LayerStrategy, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault
 from search.options import SearchOptions
 
 __all__ = [

@@ -22,7 +22,7 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS
 
 __all__ = [

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import strategies as st
 
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.job import Job
 
 __all__ = ["HETEROGENEOUS", "SMALL", "job", "legal_plans"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
 __all__ = ["GPT", "LLAMA", "MOE", "MQA", "TIED", "jobs", "make_job", "short_jobs", "slow_jobs"]

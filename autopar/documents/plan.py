@@ -40,7 +40,7 @@ from autopar.documents.plan_entries import (
     WidestCellEntry,
 )
 from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
 
 __all__ = [

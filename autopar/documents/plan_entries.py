@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from autopar.documents.checks import StrictObject, Value
-from autopar.plan import Plan, Prediction, StagePrediction
+from autopar.plans import Plan, Prediction, StagePrediction
 
 __all__ = [
     "AlternativeEntry",

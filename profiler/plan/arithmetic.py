@@ -13,7 +13,7 @@ from autopar.documents.sidecar import TensorKind
 from autopar.documents.spec import head_dim, padded_vocab_size
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, violations
+from autopar.plans import LayerStrategy, Plan, violations
 from profiler.plan.job import PlanJob
 
 __all__ = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autopar.model import ModelSpec
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 __all__ = [
     "TOLERANCE",

@@ -13,7 +13,7 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from profiler.plan.job import PlanJob, Precision
 from profiler.plan.options import GlobalOptions, Mode, PlanOptions
 

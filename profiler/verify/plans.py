@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autopar.documents.json import load_object, write_json
 from autopar.documents.plan import PlanDocument, read_strategy, strategy_document
-from autopar.plan import LayerStrategy, Plan
+from autopar.plans import LayerStrategy, Plan
 from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Folder
 from profiler.verify.options import Device, VerifyOptions

@@ -25,7 +25,7 @@ from search.request import FILLS, Request, build_request, changed_inputs, stored
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.plan import Plan, Prediction
+    from autopar.plans import Plan, Prediction
     from search.engines.reprice import Price
     from search.question import Session
 
@@ -283,7 +283,7 @@ def _refuse(choice: Choice, own: ExportSpec) -> int:
 
 def _job(path: str, document: PlanDocument, request: Request) -> tuple[Job, Session | None]:
     """Return what is exported, and what prices it: None where no hardware is named."""
-    from autopar.plan import violations
+    from autopar.plans import violations
     from search.engines.job import Job
     from search.question import open_session, read_plan_for
     from search.request import model_spec

@@ -15,7 +15,7 @@ from autopar.arrays import F64, I64, Bool
 from autopar.documents.spec import head_dim
 from autopar.estimate.memory import ShardKind, backward_bytes
 from autopar.model import LayerMemory, LayerSpec
-from autopar.plan import LayerStrategy
+from autopar.plans import LayerStrategy
 from autopar.units import MIB
 from search.cost.rows import Rows
 from search.options import SearchOptions

@@ -19,7 +19,7 @@ from autopar.documents.hardware import falling_times, partial_spread
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
-from autopar.plan import LayerStrategy, PipelineType, VocabStrategy
+from autopar.plans import LayerStrategy, PipelineType, VocabStrategy
 from search.cost.calibrated import (
     calibrated,
     calibrated_bytes,

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from autopar.plan import PipelineType
+from autopar.plans import PipelineType
 from search.cost.tables import PlanTables
 
 __all__ = [

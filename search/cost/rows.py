@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64, Bool
 from autopar.model import LayerSpec
-from autopar.plan import LayerStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, ZeroDefault
 from search.cost.communication import Groups
 
 __all__ = [
@@ -93,7 +93,7 @@ def sum_of(parts: dict[str, F64]) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which strategies a layer's shape allows, for many at once; `autopar.plan` explains one.
+# Which strategies a layer's shape allows, for many at once; `autopar.plans` explains one.
 #
 # Source: cost-model.md "Legality". Rules about ranks and samples are those of `rows`.
 

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
-from autopar.plan import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault
 
 __all__ = ["POSITIONS", "STAGE_KINDS", "Layout", "PlanTables"]
 

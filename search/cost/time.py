@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
 from autopar.model import LayerProfile, LayerSpec
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Groups
 from search.cost.fits import ComputeFits

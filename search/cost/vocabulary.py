@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64, Bool
 from autopar.model import LayerSpec, ModelSpec, OtherMemory
-from autopar.plan import PipelineType, VocabStrategy
+from autopar.plans import PipelineType, VocabStrategy
 from search.cost.communication import Groups
 from search.cost.fits import OtherFits
 from search.cost.memory import (

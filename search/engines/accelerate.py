@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from autopar.model import ModelSpec
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.deepspeed import zero_stage
 from search.engines.job import (
     ONE_STAGE,

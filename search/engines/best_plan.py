@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 
 from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.job import Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions

@@ -11,7 +11,7 @@ from typing import Any
 
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 __all__ = [
     "Command",

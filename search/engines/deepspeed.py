@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.job import (
     ONE_STAGE,
     UNIFORM,

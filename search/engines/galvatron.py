@@ -21,7 +21,7 @@ from autopar.documents.plan import read_strategy, strategy_document
 from autopar.documents.spec import head_dim
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.configuration import Configuration, Imported, dump_yaml
 from search.engines.job import ROTARY_BASE, Job, Lowered, one_line, required, torchrun
 

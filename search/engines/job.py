@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from autopar.command.options import rows_of, words_of, written
 from autopar.model import ModelSpec
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.options import SearchOptions
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from search.engines.configuration import Configuration, Imported
 from search.engines.megatron import LayoutError, stage_sizes
 from search.engines.megatron_nearest import Degrees, engine_vocab

@@ -13,7 +13,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.job import Job, Loss, layer_ranges, per_value
 from search.space import divisors
 

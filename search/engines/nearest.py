@@ -14,7 +14,7 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.job import Job, Loss, per_value
 
 __all__ = [
@@ -59,7 +59,7 @@ class Reach:
     data_mode: Callable[[DataMode, Shape, int], DataMode] = _same_mode
     """The nearest way to keep replicas, from the plan's way, the degrees and the data degree."""
     problems: Callable[[Shape, ModelSpec], tuple[str, ...]] = _no_problems
-    """Rules of the engine beyond those of `autopar.plan`, one text per broken one."""
+    """Rules of the engine beyond those of `autopar.plans`, one text per broken one."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why a key of the strategy file cannot be kept, where it is not `_REASONS`' text."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autopar.documents.plan import strategy_document
 from autopar.errors import InputError
-from autopar.plan import Plan, Prediction
+from autopar.plans import Plan, Prediction
 from autopar.units import GIB, format_seconds
 from search.engines.job import Job, Lower, Lowered, as_typed
 from search.space import divisors

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.job import (
     ONE_STAGE,
     ROTARY_BASE,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.errors import OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
-from autopar.plan import Plan, Prediction
+from autopar.plans import Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes
 from search.cost.memory import reserved_bytes

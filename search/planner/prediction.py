@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.errors import InputError
-from autopar.plan import (
+from autopar.plans import (
     LayerRun,
     LayerStrategy,
     Plan,
@@ -52,7 +52,7 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# What a search returns; the prediction of its plan is `autopar.plan.Prediction`.
+# What a search returns; the prediction of its plan is `autopar.plans.Prediction`.
 
 
 Status = Literal["optimal", "infeasible", "time_limit"]

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.hardware import OPERATIONS, Curve, HardwareProfile
-from autopar.plan import Prediction
+from autopar.plans import Prediction
 from autopar.units import GB, GIB, format_seconds
 from search.planner.prediction import SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autopar.plan import Plan
+    from autopar.plans import Plan
     from search.question import Session
 
 __all__ = [

@@ -34,7 +34,7 @@ from autopar.documents.plan_entries import (
     spread_of,
 )
 from autopar.model import ModelSpec
-from autopar.plan import Plan, Prediction, violations
+from autopar.plans import Plan, Prediction, violations
 from search.options import SearchOptions
 from search.planner.prediction import Alternative, SearchResult
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autopar.plan import LayerStrategy, Plan, Prediction
+from autopar.plans import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
 from search.planner.prediction import Infeasibility, SearchResult, strategy_label

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.spec import embedding_parameter_counts, load_spec, parameter_count
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.engines import accelerate, deepspeed, torchtitan
 from search.engines.job import Lower
 from tests.unit.export_plans import job_of, uniform_plan

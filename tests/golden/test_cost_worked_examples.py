@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.model import CostModel
 from search.cost.pipeline import evaluate
 from search.options import SearchOptions

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
-from autopar.plan import LayerStrategy, Plan
+from autopar.plans import LayerStrategy, Plan
 from autopar.units import MIB, MS
 from search.cost.model import CostModel
 from search.cost.pipeline import evaluate

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.tables import Layout, PlanTables
 from tests.oracles.brute import PlanSpace, StageInstance
 from tests.oracles.reference import evaluate

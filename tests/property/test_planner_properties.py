@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import OptionError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from benchmarks.bench_galvatron_cases import inputs_of
 from search.options import SearchOptions
 from search.planner.planner import Planner

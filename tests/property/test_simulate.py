@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.plan import PipelineType
+from autopar.plans import PipelineType
 from search.cost.pipeline import replay
 from tests.oracles.reference import pipeline_time
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelProfile, ModelSpec
-from autopar.plan import LayerRun, LayerStrategy, Plan, Prediction, StagePrediction, VocabStrategy
+from autopar.plans import LayerRun, LayerStrategy, Plan, Prediction, StagePrediction, VocabStrategy
 from autopar.sources import Source
 from autopar.units import GIB
 from search.options import SearchOptions

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.documents.plan import strategy_document
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.job import Job, Lowered
 
 __all__ = ["SMALL", "check_lowered", "job_of", "jobs", "lowered_or_refused", "uniform_plan"]

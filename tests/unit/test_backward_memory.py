@@ -17,7 +17,7 @@ from autopar.documents.sidecar import newest_cells, read_sidecar
 from autopar.documents.spec import load_spec
 from autopar.estimate.memory import ShardKind, backward_bytes
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.memory import Recipe, layer_backward_bytes, tensor_bytes
 from search.cost.model import CostModel
 from search.options import SearchOptions

@@ -22,7 +22,7 @@ from autopar.documents.calibration import (
 )
 from autopar.errors import DocumentError, OptionError
 from autopar.hardware import Curve
-from autopar.plan import LayerStrategy, Plan, Prediction, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, Prediction, VocabStrategy
 from search.commands import explain as explain_cli
 from search.commands import search as cli
 from search.cost.model import CostModel

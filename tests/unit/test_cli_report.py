@@ -16,7 +16,7 @@ import pytest
 from autopar.command.show import WIDTH, make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.hardware import Curve
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
 from search.options import SearchOptions
 from search.planner.core import ABI_VERSION

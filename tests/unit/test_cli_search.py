@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.plan import write_strategy
-from autopar.plan import Prediction
+from autopar.plans import Prediction
 from search.commands import explain as explain_cli
 from search.commands import search as cli
 from search.planner.prediction import SearchResult

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.command.show import make_console
 from autopar.model import ModelProfile, ShardedTime
-from autopar.plan import LayerStrategy, Plan, Prediction
+from autopar.plans import LayerStrategy, Plan, Prediction
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner

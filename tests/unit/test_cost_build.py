@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.memory import COMMUNICATOR_BYTES, Recipe, reserved_bytes, to_bytes
 from search.cost.model import CostModel
 from search.options import SearchOptions

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.model import CostModel
 from search.cost.pipeline import evaluate, in_flight, stage_kind, vocab_position
 from search.cost.tables import PlanTables

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.communication import Groups
 from search.cost.tables import Layout
 from search.cost.time import (

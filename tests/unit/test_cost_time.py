@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopar.plan import LayerStrategy
+from autopar.plans import LayerStrategy
 from search.cost.model import CostModel
 from search.cost.rows import LayerRows
 from search.options import SearchOptions

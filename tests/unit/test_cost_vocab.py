@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.model import LayerProfile, OtherMemory
-from autopar.plan import PipelineType, VocabStrategy
+from autopar.plans import PipelineType, VocabStrategy
 from search.cost.model import CostModel
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.documents.plan import read_strategy, strategy_document
 from autopar.documents.spec import write_spec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli
 from search.commands import search as cli
 from search.engines.galvatron import lower, strategy_text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.deepspeed import lower
 from search.engines.job import Lowered
 from tests.unit.export_plans import (

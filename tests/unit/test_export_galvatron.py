@@ -12,7 +12,7 @@ from hypothesis import given
 
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.engines.configuration import Configuration, load_yaml
 from search.engines.galvatron import import_galvatron, lower, strategy_text
 from tests.export_cases import HETEROGENEOUS, job, legal_plans

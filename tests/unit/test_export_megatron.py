@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.configuration import Configuration, flags_of, script_command
 from search.engines.job import Lowered
 from search.engines.megatron import Arguments, lower, model_arguments, violated_rules

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.engines.configuration import Configuration, read_configuration
 from search.engines.megatron_import import import_megatron
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli
 from search.commands import search as cli
 from search.engines.galvatron import strategy_text

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.configuration import dump_yaml, load_yaml, read_configuration, script_command
 from search.engines.registry import lower_for
 from search.engines.reprice import lowered_files

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.job import Lowered
 from search.engines.torchtitan import lower
 from tests.unit.export_plans import (

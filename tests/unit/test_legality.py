@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopar.plan import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from tests.unit.cli_results import PLAN, SPEC
 
 

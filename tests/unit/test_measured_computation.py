@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.model import LayerMemory, LayerProfile, ModelProfile, ShardedTime
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.model import CostModel
 from search.cost.rows import Table
 from search.options import SearchOptions

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.model import ModelProfile, OtherTime, ShardedTime
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner

@@ -13,7 +13,7 @@ from autopar.documents.model import read_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.model import LayerMemory, LayerSpec, ModelProfile
-from autopar.plan import LayerStrategy
+from autopar.plans import LayerStrategy
 from search.cost.memory import Recipe, ulysses_bytes
 from search.cost.model import CostModel
 from search.options import SearchOptions

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import OptionError
-from autopar.plan import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy, VocabStrategy
 from search.space import parse_rules
 
 TP4 = LayerStrategy(tp=4)

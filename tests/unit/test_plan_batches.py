@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from autopar.errors import InputError  # noqa: E402
-from autopar.plan import LayerStrategy, VocabStrategy  # noqa: E402
+from autopar.plans import LayerStrategy, VocabStrategy  # noqa: E402
 from profiler.plan.arithmetic import check_job, vocab_layout  # noqa: E402
 from profiler.plan.exchange import Batch, global_tokens, local_batch  # noqa: E402
 from profiler.plan.job import PlanJob  # noqa: E402

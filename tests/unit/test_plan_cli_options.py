@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import OptionError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.command import COMMAND
 from profiler.plan.options import GlobalOptions, PlanOptions
 from profiler.plan.question import make_plan

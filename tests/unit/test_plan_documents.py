@@ -32,7 +32,7 @@ from autopar.documents.plan_entries import (
     plain,
 )
 from autopar.errors import DocumentError
-from autopar.plan import LayerRun, Prediction, StagePrediction, WidestCell
+from autopar.plans import LayerRun, Prediction, StagePrediction, WidestCell
 from search.report.files import evaluation_document, plan_document, result_document
 from tests.unit.cli_results import INFEASIBLE, PLAN, PREDICTION, RESULT
 

@@ -10,7 +10,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.model.counting import PARTS
 from profiler.plan.dryrun import dry_run, fake_world, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob

@@ -16,7 +16,7 @@ from autopar.documents.plan import (
     write_strategy,
 )
 from autopar.errors import DocumentError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from tests.data.read import galvatron_answers
 from tests.unit.cli_results import PLAN
 

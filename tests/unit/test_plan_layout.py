@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from profiler.plan.job import PlanJob
 from tests.plan_cases import LLAMA, MOE, make_job

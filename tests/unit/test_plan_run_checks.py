@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule  # noqa: E402
 
 from autopar.errors import InputError  # noqa: E402
 from autopar.model import ModelSpec  # noqa: E402
-from autopar.plan import LayerStrategy, VocabStrategy  # noqa: E402
+from autopar.plans import LayerStrategy, VocabStrategy  # noqa: E402
 from profiler.plan.job import PlanJob  # noqa: E402
 from profiler.plan.run import is_shortage, run_plan  # noqa: E402
 from tests.plan_cases import MOE, make_job  # noqa: E402

@@ -15,7 +15,7 @@ from autopar.documents.spec import (
 )
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
     Shape,
     examine,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autopar.plan import Plan
+from autopar.plans import Plan
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import SearchResult

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import allocation_budget

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autopar.command.show import make_console
 from autopar.documents.hardware import write_hardware
 from autopar.hardware import Curve, HardwareProfile, Speed
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import search as cli
 from search.cost.communication import curve_s
 from search.cost.model import CostModel

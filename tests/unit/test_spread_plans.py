@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.hardware import Curve, HardwareProfile, Speed
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.prediction import predict

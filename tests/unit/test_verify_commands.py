@@ -13,7 +13,7 @@ import pytest
 
 from autopar.documents.plan import PlanDocument
 from autopar.errors import DocumentError, InstallError, OptionError
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.verify import command as cli
 from profiler.verify.compare import predicted_bytes, read_priced, read_run
 from profiler.verify.folder import Command, CommandError, Folder, Usage, environment

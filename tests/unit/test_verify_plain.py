@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.plan import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.verify.plans import describe, plain_plan
 
 TENSOR = Plan(
