@@ -1,6 +1,85 @@
-"""The documents that profiler, search and users exchange; no torch, no planner."""
+"""The fastest way to train a large transformer in parallel: what a user of Python needs.
+
+    import autopar
+
+    result = autopar.plan("llama2-7b", "a100-80gb:1x8", settle_bsz=32)
+    print(result.prediction.step_time_s)
+
+`plan` answers one question; a `Planner` answers many of one model and cluster, with the fields of
+`SearchOptions` as keywords. Models and clusters are names, or the documents that `read_hardware`,
+`read_model` and `read_model_profile` return; `read_plan` reads plan and strategy files of anyone.
+`evaluate_many` prices executions in closed form. Everything is imported on first use, and nothing
+imports torch.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.documents.hardware import read_hardware_dir as read_hardware
+    from autopar.documents.model import read_model_profile
+    from autopar.documents.plan import read_strategy as read_plan
+    from autopar.documents.spec import load_spec as read_model
+    from autopar.estimate.card import load_card as read_card
+    from autopar.hardware import HardwareProfile as Hardware
+    from autopar.model import ModelProfile
+    from autopar.model import ModelSpec as Model
+    from autopar.plans import Plan, Prediction
+    from search import plan
+    from search.closed_form.calculon import evaluate_many
+    from search.options import SearchOptions
+    from search.planner.planner import Planner
+    from search.planner.prediction import SearchResult
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = [
+    "Hardware",
+    "Model",
+    "ModelProfile",
+    "Plan",
+    "Planner",
+    "Prediction",
+    "SearchOptions",
+    "SearchResult",
+    "__version__",
+    "evaluate_many",
+    "plan",
+    "read_card",
+    "read_hardware",
+    "read_model",
+    "read_model_profile",
+    "read_plan",
+]
+
+_HOMES = {
+    "Hardware": ("autopar.hardware", "HardwareProfile"),
+    "Model": ("autopar.model", "ModelSpec"),
+    "ModelProfile": ("autopar.model", "ModelProfile"),
+    "Plan": ("autopar.plans", "Plan"),
+    "Planner": ("search.planner.planner", "Planner"),
+    "Prediction": ("autopar.plans", "Prediction"),
+    "SearchOptions": ("search.options", "SearchOptions"),
+    "SearchResult": ("search.planner.prediction", "SearchResult"),
+    "evaluate_many": ("search.closed_form.calculon", "evaluate_many"),
+    "plan": ("search", "plan"),
+    "read_card": ("autopar.estimate.card", "load_card"),
+    "read_hardware": ("autopar.documents.hardware", "read_hardware_dir"),
+    "read_model": ("autopar.documents.spec", "load_spec"),
+    "read_model_profile": ("autopar.documents.model", "read_model_profile"),
+    "read_plan": ("autopar.documents.plan", "read_strategy"),
+}
+"""Where a name is at home; imported on first use, so that `autopar --help` is quick."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        module, own = _HOMES[name]
+        return getattr(import_module(module), own)
+    raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

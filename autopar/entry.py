@@ -1,29 +1,88 @@
-"""Entry points of commands: a module that imports next to nothing, so that Ctrl-C is always seen.
+"""The front door: `autopar COMMAND`, and the entry points of the commands' own names.
 
-`autopar.command.run.guarded` cannot see it while a command's own modules are imported, which
-takes a third of a second and more.
+It imports next to nothing, so that Ctrl-C is always seen: `autopar.command.run.guarded` cannot see
+it while a command's own modules are imported, which takes a third of a second and more. What a
+command does is in the module that the table names; a new command is one line there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
 
 __all__ = [
+    "SUBCOMMANDS",
     "enter",
     "estimate",
     "explain",
     "explore",
     "export",
     "hardware",
+    "main",
     "model",
     "plan",
     "profile_estimate",
+    "run_subcommand",
     "search",
     "show",
     "verify",
 ]
+
+SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
+    "search": ("autopar-search", "search.commands.search", "find the fastest plan that fits"),
+    "explain": (
+        "autopar-explain",
+        "search.commands.explain",
+        "where time and memory of a plan go, and why not another",
+    ),
+    "estimate": (
+        "autopar-estimate",
+        "search.commands.estimate",
+        "price one training step in closed form",
+    ),
+    "explore": (
+        "autopar-explore",
+        "search.commands.explore",
+        "search every execution of a closed form, on any machine",
+    ),
+    "export": (
+        "autopar-export",
+        "search.commands.export",
+        "hand a plan to Megatron-LM, torchtitan and others, or read theirs",
+    ),
+    "verify": (
+        "autopar-verify",
+        "profiler.verify.command",
+        "run plans here, and say how well they were predicted",
+    ),
+    "plan": (
+        "profile-plan",
+        "profiler.plan.command",
+        "check one plan: its arithmetic, its memory, a run of it",
+    ),
+    "profile model": (
+        "profile-model",
+        "profiler.model.command",
+        "measure a model: exact memory without a GPU, times on a device",
+    ),
+    "profile hardware": (
+        "autopar",
+        "profiler.hardware.command",
+        "measure a cluster; under torchrun: torchrun -m profiler.hardware",
+    ),
+    "profile show": ("profile-show", "profiler.show.command", "print and compare measured files"),
+    "profile estimate": (
+        "autopar-profile-estimate",
+        "autopar.estimate.command",
+        "write estimated files, from a card and a model's architecture",
+    ),
+    "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
+    "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
+}
+_RANKS = {"plan", "profile hardware"}
+"""Of several processes that torchrun starts, one says Ctrl-C."""
 
 
 def enter(command: str, module: str, *, speaks: bool = True) -> None:
@@ -41,64 +100,83 @@ def enter(command: str, module: str, *, speaks: bool = True) -> None:
         sys.exit(130)  # `autopar.command.run.INTERRUPTED`
 
 
-def profile_estimate() -> None:
-    """Run `autopar-profile-estimate`."""
-    enter("autopar-profile-estimate", "autopar.estimate.command")
+def run_subcommand(name: str) -> None:
+    """Run a command of the table with the arguments of the process; it ends the process."""
+    command, module, _ = SUBCOMMANDS[name]
+    speaks = name not in _RANKS or os.environ.get("RANK", "0") == "0"
+    enter(command, module, speaks=speaks)
 
 
-def verify() -> None:
-    """Run `autopar-verify`."""
-    enter("autopar-verify", "profiler.verify.command")
+search = partial(run_subcommand, "search")
+explain = partial(run_subcommand, "explain")
+estimate = partial(run_subcommand, "estimate")
+explore = partial(run_subcommand, "explore")
+export = partial(run_subcommand, "export")
+verify = partial(run_subcommand, "verify")
+plan = partial(run_subcommand, "plan")
+model = partial(run_subcommand, "profile model")
+hardware = partial(run_subcommand, "profile hardware")
+show = partial(run_subcommand, "profile show")
+profile_estimate = partial(run_subcommand, "profile estimate")
 
 
-# --------------------------------------------------------------------------------------------------
-# Entry points of the planner's commands, quick to import: see `autopar.entry`.
+def main() -> None:
+    """Entry point of `autopar`: hands over to the command that the first words name."""
+    if "_AUTOPAR_COMPLETE" in os.environ:  # what the script of --show-completion sets
+        import_module("autopar.command.completion").complete()
+        return
+    arguments = sys.argv[1:]
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in SUBCOMMANDS:
+            sys.argv[:] = [f"autopar {name}", *arguments[words:]]
+            run_subcommand(name)
+            return
+    first = arguments[0] if arguments else "--help"
+    if first in ("--help", "-h", "help"):
+        sys.stdout.write(_help())
+    elif first == "--version":
+        from autopar import __version__
+
+        sys.stdout.write(f"autopar {__version__}\n")
+    elif first == "--show-completion":
+        import_module("autopar.command.completion").show(arguments[1:])
+    else:
+        _refuse(arguments)
 
 
-def estimate() -> None:
-    """Run `autopar-estimate`."""
-    enter("autopar-estimate", "search.commands.estimate")
+def _help() -> str:
+    width = max(map(len, SUBCOMMANDS)) + 2
+    lines = [
+        "usage: autopar COMMAND [OPTIONS]",
+        "",
+        "How to train a large transformer in parallel: the fastest plan that fits in memory, how",
+        "good it is, and how to launch it.",
+        "",
+        "Commands",
+        *(f"  {name:<{width}}{text}" for name, (_, _, text) in SUBCOMMANDS.items()),
+        "",
+        "Options",
+        f"  {'--version':<{width}}print the version",
+        f"  {'--show-completion':<{width}}print the script that completes words in bash, zsh or",
+        f'  {"":<{width}}fish: eval "$(autopar --show-completion bash)"',
+        "",
+        "autopar COMMAND --help says the options of a command. Each has a name of its own as well,",
+        "such as autopar-search and profile-model.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def explain() -> None:
-    """Run `autopar-explain`."""
-    enter("autopar-explain", "search.commands.explain")
+def _refuse(arguments: list[str]) -> None:
+    """End with 2 and one sentence: the first words name no command."""
+    from difflib import get_close_matches
 
-
-def explore() -> None:
-    """Run `autopar-explore`."""
-    enter("autopar-explore", "search.commands.explore")
-
-
-def export() -> None:
-    """Run `autopar-export`."""
-    enter("autopar-export", "search.commands.export")
-
-
-def search() -> None:
-    """Run `autopar-search`."""
-    enter("autopar-search", "search.commands.search")
-
-
-# --------------------------------------------------------------------------------------------------
-# Entry points of the profilers, quick to import: see `autopar.entry`.
-
-
-def hardware() -> None:
-    """Run `torchrun -m profiler.hardware`; Ctrl-C reaches every rank, and the first one says it."""
-    enter("autopar", "profiler.hardware.command", speaks=os.environ.get("RANK", "0") == "0")
-
-
-def model() -> None:
-    """Run `profile-model`."""
-    enter("profile-model", "profiler.model.command")
-
-
-def plan() -> None:
-    """Run `profile-plan` or `torchrun -m profiler.plan`; the first rank says Ctrl-C."""
-    enter("profile-plan", "profiler.plan.command", speaks=os.environ.get("RANK", "0") == "0")
-
-
-def show() -> None:
-    """Run `profile-show`."""
-    enter("profile-show", "profiler.show.command")
+    inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
+    if arguments[0] == "profile":
+        said = "autopar profile: say what to profile, one of " + ", ".join(inner)
+    else:
+        said = f"autopar: the command {arguments[0]!r:.60} is unknown"
+        near = get_close_matches(arguments[0], SUBCOMMANDS, n=1, cutoff=0.5)
+        said += f"; did you mean {near[0]!r}?" if near else "; see autopar --help"
+    sys.stderr.write(said + "\n")
+    sys.exit(2)

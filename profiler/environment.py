@@ -39,6 +39,7 @@ __all__ = [
     "driver_version",
     "first_line",
     "gpu_clocks",
+    "launched_ranks",
     "machine_metadata",
     "nvidia_smi",
     "recorded_environment",
@@ -480,3 +481,29 @@ def summarize_hosts(hosts: Sequence[str]) -> str:
 
 def _on(info: RankInfo) -> str:
     return f"rank {info.rank} on host {info.host}"
+
+
+# --------------------------------------------------------------------------------------------------
+# How many ranks torchrun has started, by the environment that it sets in each of them.
+
+
+_RANK_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+_RANK_VARIABLES = (*_RANK_NUMBERS, "MASTER_ADDR")
+
+
+def launched_ranks() -> int | None:
+    """Return the number of ranks that torchrun started, None where it did not.
+
+    Raises
+    ------
+    InputError: somebody else set its variables.
+    """
+    if any(name not in os.environ for name in _RANK_VARIABLES):
+        return None
+    for name in _RANK_NUMBERS:
+        if not os.environ[name].isdecimal():
+            raise InputError(
+                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
+                "let torchrun set it"
+            )
+    return max(1, int(os.environ["WORLD_SIZE"]))

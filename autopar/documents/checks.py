@@ -30,8 +30,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
-from autopar.documents.json import shorten
-from autopar.errors import DocumentError
+from autopar.documents.json import load_object, shorten
+from autopar.errors import DocumentError, InputError
 
 __all__ = [
     "INT",
@@ -42,6 +42,7 @@ __all__ = [
     "Value",
     "document_errors",
     "key_error",
+    "load_document",
     "nearest_key",
     "validate_document",
 ]
@@ -363,3 +364,26 @@ def _sentence(detail: ErrorDetails) -> str:
         if kind in ("too_short", "too_long") and limit in detail.get("ctx", {}):
             return f"the value is {value}, expected {words} {detail['ctx'][limit]} item(s)"
     return f"the value is {value}, expected {detail['msg'].removeprefix('Input should be ')}"
+
+
+# --------------------------------------------------------------------------------------------------
+# A document from itself, its keys or its file.
+
+
+_Loaded = TypeVar("_Loaded", bound=BaseModel)
+
+
+def load_document(kind: type[_Loaded], source: _Loaded | Mapping[str, Any] | Path | str) -> _Loaded:
+    """Return a document from itself, its keys, or a JSON file.
+
+    Raises
+    ------
+    DocumentError: names the file (or the kind of document), the key, its value and the remedy.
+    """
+    if isinstance(source, kind):
+        return source
+    if isinstance(source, Mapping):
+        return validate_document(kind, Path(kind.__name__.lower()), dict(source))
+    if isinstance(source, str | Path):
+        return validate_document(kind, Path(source), load_object(Path(source)).data)
+    raise InputError(f"{kind.__name__.lower()}: the value is {shorten(source)}, expected an object")

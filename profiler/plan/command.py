@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import describe_failure, one_line, reader_left
-from autopar.command.show import make_console
 from autopar.errors import AutoparError, InputError, OptionError
 from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
-from profiler.plan.question import Question
-from profiler.plan.run import launched_ranks
 
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
+    from profiler.plan.question import Question
 
 __all__ = [
     "COMMAND",
@@ -82,6 +80,8 @@ def _static(question: Question, options: PlanOptions) -> int:
     if options.json is not None:
         write_result(options.json, static_document(question, report))
     if options.json != "-":
+        from autopar.command.show import make_console
+
         console = make_console(sys.stdout)
         show_head(console, question)
         show_static(console, question, report)
@@ -106,6 +106,8 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     if options.json is not None:
         write_result(options.json, dry_run_document(question, found))
     if options.json != "-":
+        from autopar.command.show import make_console
+
         console = make_console(sys.stdout)
         show_head(console, question)
         show_dry_run(console, question, found)
@@ -148,6 +150,8 @@ def _run(question: Question, options: PlanOptions) -> int:
     if options.json is not None:
         write_result(options.json, run_document(question, result, verdict))
     if options.json != "-":
+        from autopar.command.show import make_console
+
         console = make_console(sys.stdout)
         show_head(console, question)
         show_run(console, question, result, verdict)
@@ -209,6 +213,7 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         options = build_options(**raw)
         # heavy imports stay out of --help and of bad options
+        from profiler.environment import launched_ranks
         from profiler.plan.question import ask
 
         launched = launched_ranks()

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
-from profiler.environment import collect
+from profiler.environment import collect, launched_ranks
 from profiler.model.counting import count_step
 from profiler.model.layers.outer import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job, layer_layout, vocab_layout
@@ -43,7 +43,6 @@ __all__ = [
     "Trainer",
     "choose_backend",
     "is_shortage",
-    "launched_ranks",
     "met",
     "reference_steps",
     "run_in_world",
@@ -268,32 +267,6 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
     for name, part in parts:
         pieces = pieces_of(part, shapes(part), whole, 0)
         fill(part, pieces, seed=job.seed, where=name, tied=tied)
-
-
-# --------------------------------------------------------------------------------------------------
-# How many ranks torchrun has started, by the environment that it sets in each of them.
-
-
-_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
-_VARIABLES = (*_NUMBERS, "MASTER_ADDR")
-
-
-def launched_ranks() -> int | None:
-    """Return the number of ranks that torchrun started, None where it did not.
-
-    Raises
-    ------
-    InputError: somebody else set its variables.
-    """
-    if any(name not in os.environ for name in _VARIABLES):
-        return None
-    for name in _NUMBERS:
-        if not os.environ[name].isdecimal():
-            raise InputError(
-                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
-                "let torchrun set it"
-            )
-    return max(1, int(os.environ["WORLD_SIZE"]))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
 
 from autopar.documents import catalog
 from autopar.documents.checks import validate_document
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import load_object
 from autopar.documents.spec import (
     embedding_parameter_counts,
     head_dim,
@@ -34,7 +30,6 @@ __all__ = [
     "calculon_system",
     "execution_keys",
     "load_application",
-    "load_document",
     "load_model",
     "model_of",
     "structure_of",
@@ -202,27 +197,3 @@ def _sizes(spec: ModelSpec, layer: LayerSpec) -> tuple[int, int]:
             "give num_heads and ffn_hidden_size in model.json"
         )
     return layer.num_heads, layer.ffn_hidden_size
-
-
-# --------------------------------------------------------------------------------------------------
-
-
-_Document = TypeVar("_Document", bound=BaseModel)
-
-
-def load_document(
-    kind: type[_Document], source: _Document | Mapping[str, Any] | Path | str
-) -> _Document:
-    """Return a document from itself, its keys, or a JSON file.
-
-    Raises
-    ------
-    DocumentError: names the file (or the kind of document), the key, its value and the remedy.
-    """
-    if isinstance(source, kind):
-        return source
-    if isinstance(source, Mapping):
-        return validate_document(kind, Path(kind.__name__.lower()), dict(source))
-    if isinstance(source, str | Path):
-        return validate_document(kind, Path(source), load_object(Path(source)).data)
-    raise InputError(f"{kind.__name__.lower()}: the value is {shorten(source)}, expected an object")

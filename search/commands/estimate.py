@@ -21,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-COMMAND = "autopar-estimate"
+_NAME = "autopar-estimate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class EstimateSpec:
     )
 
 
-_ROOT = Command(
-    name=COMMAND,
+COMMAND = Command(
+    name=_NAME,
     usage="calculon|tensor2d [OPTIONS]",
     fills=(EstimateSpec,),
     intro="""Price one training step in closed form: where its time and memory go.
@@ -75,16 +75,16 @@ def run(arguments: Sequence[str]) -> int:
     model, *rest = list(arguments) or ["--help"]
     for module in (cli_estimate_calculon, cli_estimate_tensor2d):
         if model == module.MODEL:
-            command: Command = module.COMMAND_LINE
+            command: Command = module.COMMAND
             return command.run(rest, module.execute)
     if model.startswith("-"):
-        return _ROOT.run([model, *rest], _validate)
+        return COMMAND.run([model, *rest], _validate)
     asked = [word for word in rest if word in ("--help", "-h")]
-    return _ROOT.run(asked, lambda _: no_model(model))
+    return COMMAND.run(asked, lambda _: no_model(model))
 
 
 def _validate(raw: dict[str, Any]) -> int:
-    asked = make(EstimateSpec, read_values(_ROOT.rows, raw))
+    asked = make(EstimateSpec, read_values(COMMAND.rows, raw))
     if not asked.validate:
         raise OptionError("say what to price with, calculon or tensor2d, or give --validate")
 

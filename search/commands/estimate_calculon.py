@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from search.closed_form.calculon import Execution, System
     from search.closed_form.files import Known
 
-__all__ = ["COMMAND_LINE", "MODEL", "CalculonSpec", "execute"]
+__all__ = ["COMMAND", "MODEL", "CalculonSpec", "execute"]
 
 MODEL = "calculon"
 _IN, _OUT = "Inputs", "Output"
@@ -42,7 +42,7 @@ class CalculonSpec:
     )
 
 
-COMMAND_LINE = Command(
+COMMAND = Command(
     name="autopar-estimate",
     usage=f"{MODEL} [OPTIONS]",
     fills=(CalculonSpec,),
@@ -80,7 +80,7 @@ def execute(raw: dict[str, Any]) -> int:
     from search.closed_form.files import calculon_system, load_application
     from search.commands.app import refuse_nonsense, write_answer
 
-    asked = make(CalculonSpec, read_values(COMMAND_LINE.rows, raw))
+    asked = make(CalculonSpec, read_values(COMMAND.rows, raw))
     known = load_application(_needed("application", asked.application))
     if asked.parameters:
         sys.stdout.write(f"{known.name:<13} -> {_prefixed(known.parameters)}\n")

@@ -16,7 +16,7 @@ from autopar.errors import InfeasibleExecution, OptionError
 if TYPE_CHECKING:
     from search.closed_form.tensor2d import Model, System
 
-__all__ = ["COMMAND_LINE", "MODEL", "Tensor2dSpec", "execute"]
+__all__ = ["COMMAND", "MODEL", "Tensor2dSpec", "execute"]
 
 MODEL = "tensor2d"
 _IN, _OUT = "Inputs", "Output"
@@ -64,7 +64,7 @@ class Tensor2dSpec:
     )
 
 
-COMMAND_LINE = Command(
+COMMAND = Command(
     name="autopar-estimate",
     usage=f"{MODEL} [OPTIONS]",
     fills=(Tensor2dSpec,),
@@ -102,7 +102,7 @@ def execute(raw: dict[str, Any]) -> int:
     from search.closed_form.files import load_model, tensor2d_system
     from search.commands.app import refuse_nonsense, write_answer
 
-    given = make(Tensor2dSpec, read_values(COMMAND_LINE.rows, raw))
+    given = make(Tensor2dSpec, read_values(COMMAND.rows, raw))
     asked = _asked(given)
     if given.model is None or given.system is None:
         missing = "model" if given.model is None else "system"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
     from search.report.explain import Perturbation
 
-__all__ = ["COMMAND", "main", "run"]
+__all__ = ["COMMAND", "ExplainSpec", "main", "run"]
 
 _NAME = "autopar-explain"
 

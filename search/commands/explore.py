@@ -16,9 +16,9 @@ from search.commands.app import leave, no_model
 
 __all__ = ["COMMAND", "main", "run"]
 
-COMMAND = "autopar-explore"
-_ROOT = Command(
-    name=COMMAND,
+_NAME = "autopar-explore"
+COMMAND = Command(
+    name=_NAME,
     usage="calculon|tensor2d [OPTIONS]",
     intro="""Search every way to run a training step, priced in closed form, for the best.
 
@@ -46,11 +46,11 @@ def run(arguments: Sequence[str]) -> int:
     model, *rest = list(arguments) or ["--help"]
     for module in (cli_explore_calculon, cli_explore_tensor2d):
         if model == module.MODEL:
-            command: Command = module.COMMAND_LINE
+            command: Command = module.COMMAND
             return command.run(rest, module.execute)
     # an option without a model is not unknown: what lacks is the model
     asked = [word for word in (model, *rest) if word in ("--help", "-h")]
-    return _ROOT.run(asked, lambda _: no_model(model))
+    return COMMAND.run(asked, lambda _: no_model(model))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from search.closed_form.files import Known
     from search.closed_form.questions import Answer, Each
 
-__all__ = ["COMMAND_LINE", "MODEL", "CalculonSpaceSpec", "execute"]
+__all__ = ["COMMAND", "MODEL", "CalculonSpaceSpec", "execute"]
 
 MODEL = "calculon"
 _IN, _SPACE = "Inputs", "Space"
@@ -55,7 +55,7 @@ class CalculonSpaceSpec:
     even_stages: bool = option(False, help="only stages of equally many blocks", panel=_SPACE)
 
 
-COMMAND_LINE = Command(
+COMMAND = Command(
     name="autopar-explore",
     usage=f"{MODEL} [OPTIONS]",
     fills=(CalculonSpaceSpec, AskedSpec, TunerSpec, AnswerSpec),
@@ -76,7 +76,7 @@ _LEGEND = (
 
 def execute(raw: dict[str, Any]) -> int:
     """Search what a parsed command line says, and return the exit code."""
-    rows = COMMAND_LINE.rows
+    rows = COMMAND.rows
     if wants_tuner(raw):
         return run_tuner(raw, rows)
     values = read_values(rows, raw)

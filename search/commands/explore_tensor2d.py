@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from search.closed_form.questions import Answer, Each
     from search.closed_form.tensor2d import Model, Strategy, System
 
-__all__ = ["COMMAND_LINE", "MODEL", "Tensor2dSpaceSpec", "execute"]
+__all__ = ["COMMAND", "MODEL", "Tensor2dSpaceSpec", "execute"]
 
 MODEL = "tensor2d"
 _IN = "Inputs"
@@ -38,7 +38,7 @@ class Tensor2dSpaceSpec:
     batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
 
 
-COMMAND_LINE = Command(
+COMMAND = Command(
     name="autopar-explore",
     usage=f"{MODEL} [OPTIONS]",
     fills=(Tensor2dSpaceSpec, AskedSpec, AnswerSpec),
@@ -59,7 +59,7 @@ _LEGEND = (
 
 def execute(raw: dict[str, Any]) -> int:
     """Search what a parsed command line says, and return the exit code."""
-    values = read_values(COMMAND_LINE.rows, raw)
+    values = read_values(COMMAND.rows, raw)
     asked, files = make(AskedSpec, values), make(AnswerSpec, values)
     question = _question(make(Tensor2dSpaceSpec, values), asked, files)
     return search(question, files, frontier=asked.frontier)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMAND",
     "REFUSED",
+    "ExportSpec",
     "main",
     "overfull_lines",
     "refusal_lines",
@@ -134,7 +135,7 @@ def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-COMMAND = "autopar-export"
+_NAME = "autopar-export"
 REFUSED = 3
 """Exit code where the engine cannot do all that a plan says."""
 _EXPORT = "Export"
@@ -166,8 +167,8 @@ class ExportSpec:
     )
 
 
-_COMMAND = Command(
-    name=COMMAND,
+COMMAND = Command(
+    name=_NAME,
     usage="PLAN.json --to ENGINE [OPTIONS]",
     fills=(ExportSpec, *FILLS),
     without=frozenset({"evaluate", "frontier", "output-config-path", "top", "time-limit"}),
@@ -200,11 +201,11 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return _COMMAND.run(arguments, _execute)
+    return COMMAND.run(arguments, _execute)
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    own = make(ExportSpec, read_values(_COMMAND.rows, raw))
+    own = make(ExportSpec, read_values(COMMAND.rows, raw))
     asked = {name: value for name, value in raw.items() if name not in _OWN}
     if (own.to is None) == (own.source is None):
         known = ", ".join(EXPORTERS)
@@ -232,7 +233,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     job, session = _job(path, document, request)
     if session is not None:
         for name in changed_inputs(document, session.sources):
-            talk(f"{COMMAND}: {name} has changed since the plan was made")
+            talk(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
     lowered = lower(job)
     if lowered.losses and not own.allow_approx:
@@ -244,7 +245,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     files = _files(choice, engine, path, document)
     written = _write(files, own.out or f"exports/{engine}", force=own.force)
     for line in overfull_lines(choice):
-        talk(f"{COMMAND}: {line}")
+        talk(f"{_NAME}: {line}")
     if own.json == "-":
         _emit("-", lambda: _document(choice, "exported", written))
         return 0
@@ -277,7 +278,7 @@ def _refuse(choice: Choice, own: ExportSpec) -> int:
 
     _emit(own.json, lambda: _document(choice, "refused", ()))
     for line in refusal_lines(choice):
-        talk(f"{COMMAND}: {line}")
+        talk(f"{_NAME}: {line}")
     return REFUSED
 
 
@@ -344,7 +345,7 @@ def _without_hardware(
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
-        talk(f"{COMMAND}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
+        talk(f"{_NAME}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
     if nodes * gpus != world:
         raise OptionError(
             f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
@@ -437,14 +438,14 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         num_layers=_num_layers(request),
     )
     for note in imported.notes:
-        talk(f"{COMMAND}: {note}")
+        talk(f"{_NAME}: {note}")
     text = strategy_text(imported.plan)
     if own.out not in (None, "none"):
         target = Path(str(own.out))
         name = "galvatron_config.json" if target.is_dir() else target.name
         folder = target if target.is_dir() else target.parent
         written = _write({name: text}, str(folder), force=own.force)
-        talk(f"{COMMAND}: wrote {written[0]}; autopar-search --evaluate prices it")
+        talk(f"{_NAME}: wrote {written[0]}; autopar-search --evaluate prices it")
     elif own.json != "-":
         sys.stdout.write(text)
     _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))

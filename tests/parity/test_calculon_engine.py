@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
 from search.closed_form.calculon import (
@@ -35,7 +36,6 @@ from search.closed_form.calculon.engine import (
     refusal,
     unpack_execution,
 )
-from search.closed_form.files import load_document
 from tests.oracles import calculon as oracle
 
 APPLICATION = {

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
-from search.closed_form.files import load_document
 from search.closed_form.tensor2d import (
     CANDIDATE,
     COMPAT,

@@ -29,10 +29,10 @@ FORBIDDEN = {  # package: what none of its modules may import, at any depth of i
 LEAST_LINES, MOST_LINES, MOST_FILES = 100, 800, 15
 SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
-    "autopar/entry.py": "imports next to nothing, so that Ctrl-C is always seen",
     "autopar/errors.py": "the tree of errors, drawn in one place",
     "autopar/sources.py": "what documents of every kind carry along",
     "autopar/units.py": "imports nothing, so that `--help` is quick",
+    "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/options.py": "what two commands ask alike, read before torch is imported",
     "search/commands/explore.py": "says which of two models is asked, and hands over",
     "search/engines/registry.py": "the one list of engines, which grows by a line each",
@@ -66,10 +66,29 @@ def own_code() -> Iterator[Path]:
             yield path
 
 
-def imported_modules(source: str) -> set[str]:
-    """Return the full names that a module imports, inside functions and type checks too."""
+FACE = ROOT / "autopar" / "__init__.py"
+"""Offers the planner's names too: imported on first use, and named above for type checkers."""
+
+
+def typing_only(tree: ast.Module) -> set[ast.AST]:
+    """Return what stands below `if TYPE_CHECKING`, which never runs."""
+    return {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+
+
+def imported_modules(source: str, *, all_of_it: bool = True) -> set[str]:
+    """Return the full names that a module imports, inside functions too.
+
+    all_of_it : also those below `if TYPE_CHECKING`.
+    """
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    skipped = set() if all_of_it else typing_only(tree)
+    for node in (node for node in ast.walk(tree) if node not in skipped):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,9 +97,9 @@ def imported_modules(source: str) -> set[str]:
     return names
 
 
-def layer_violations(package: str, source: str) -> set[str]:
+def layer_violations(package: str, source: str, *, all_of_it: bool = True) -> set[str]:
     """Return the imports of a module of `package` that its layer does not allow."""
-    imports = imported_modules(source)
+    imports = imported_modules(source, all_of_it=all_of_it)
     return {
         name for name in imports if name.startswith(".") or name.split(".")[0] in FORBIDDEN[package]
     }
@@ -99,8 +118,11 @@ def test_layers_import_only_what_is_below_them(package: str) -> None:
     wrong = {
         relative(path): sorted(found)
         for path in modules
-        if path.name != "__main__.py"  # an entry point, which may call its cli
-        if (found := layer_violations(package, path.read_text(encoding="utf-8")))
+        if (
+            found := layer_violations(
+                package, path.read_text(encoding="utf-8"), all_of_it=path != FACE
+            )
+        )
     }
     assert wrong == {}
 
@@ -172,22 +194,25 @@ def import_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        typing_only = {
-            inner
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            for inner in ast.walk(node)
-        }
+        never_run = typing_only(tree)
         graph[name] = set()
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and node not in typing_only:
+            if isinstance(node, ast.ImportFrom) and node.module and node not in never_run:
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}"
                     graph[name].add(full if full in modules else node.module)
-            elif isinstance(node, ast.Import) and node not in typing_only:
+            elif isinstance(node, ast.Import) and node not in never_run:
                 graph[name] |= {alias.name for alias in node.names}
-        graph[name] = (graph[name] & modules.keys()) - {name}
+        graph[name] &= modules.keys()
+        parents = {part for found in graph[name] for part in packages_of(found)}
+        graph[name] = ((graph[name] | parents) & modules.keys()) - {name, *packages_of(name)}
     return graph
+
+
+def packages_of(module: str) -> set[str]:
+    """Return the packages around a module; importing it imports them first."""
+    parts = module.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts))}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -292,7 +317,8 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_planning_imports_no_torch() -> None:
     """A machine without torch plans; one with torch does not wait for it."""
     done = run_python(
-        "import search, search.planner.planner, sys\n"
+        "import autopar, search.planner.planner, sys\n"
+        "assert all(hasattr(autopar, name) for name in autopar.__all__)\n"
         "print(sorted(m for m in ('torch', 'profiler') if m in sys.modules))"
     )
     assert done.returncode == 0, done.stderr

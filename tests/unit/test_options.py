@@ -43,7 +43,7 @@ COMMANDS = (
 def command_of(module: str) -> Command:
     """Return the command that a module has."""
     found = vars(importlib.import_module(module))
-    command = found.get("COMMAND_LINE", found.get("_COMMAND", found.get("COMMAND")))
+    command = found.get("COMMAND")
     assert isinstance(command, Command)
     return command
 

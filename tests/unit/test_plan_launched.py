@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import InputError
-from profiler.plan.run import launched_ranks
+from profiler.environment import launched_ranks
 
 ALL = {
     "RANK": "1",

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.documents.checks import load_document
 from autopar.errors import DocumentError, InputError, InstallError
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM, evaluations_to
 from search.closed_form.calculon import InfeasibleExecution
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import REASONS
 from search.closed_form.calculon.exploration import OBJECTIVES, Objective
-from search.closed_form.files import load_document
 from search.closed_form.tuners import TunerName, load_space, tune
 from search.closed_form.tuners.tune import Pricer, Record, draw_sample, price_all, price_range
 from tests.oracles.calculon import evaluate

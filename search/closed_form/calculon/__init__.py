@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import (
@@ -22,7 +23,6 @@ from search.closed_form.calculon.engine import (
     open_model,
     pack_executions,
 )
-from search.closed_form.files import load_document
 from search.closed_form.native import check_threads
 
 __all__ = [

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
@@ -19,7 +20,6 @@ from search.closed_form.calculon.documents import (
     Execution,
     System,
 )
-from search.closed_form.files import load_document
 from search.closed_form.native import OPERATIONS, Rate, check_names, integers, packed_rows
 
 __all__ = [

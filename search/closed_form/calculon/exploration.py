@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InputError
 from search.closed_form import native
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import Quirks, open_model, unpack_execution
-from search.closed_form.files import load_document
 
 __all__ = [
     "OBJECTIVES",

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.checks import load_document
 from autopar.errors import InfeasibleExecution
-from search.closed_form.files import load_document
 from search.closed_form.native import check_threads
 from search.closed_form.tensor2d.documents import STRATEGIES, Attention, Model, Strategy, System
 from search.closed_form.tensor2d.engine import (

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InputError
 from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
 from search.closed_form.calculon.exploration import OBJECTIVES, Objective
-from search.closed_form.files import load_document
 from search.closed_form.tuners.packages import RAY_SEARCHES, price_with_ray_tune, price_with_smac
 from search.closed_form.tuners.tune import (
     LOCAL,

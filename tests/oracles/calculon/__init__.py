@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autopar.documents.checks import load_document
 from search.closed_form.calculon import COMPAT, CORRECT, Application, Execution, Quirks, System
-from search.closed_form.files import load_document
 from tests.oracles.calculon.block import Machine, sum_block
 from tests.oracles.calculon.checks import (
     check_datatype,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from search.closed_form.files import load_document
+from autopar.documents.checks import load_document
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from search.closed_form.tensor2d.engine import COMPAT, CORRECT, Quirks
 from tests.oracles.tensor2d.checks import candidate_of, check_attention, check_candidate

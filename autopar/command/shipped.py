@@ -1,0 +1,143 @@
+"""`autopar models` and `autopar cards`: what is shipped, as tables; what it means is not here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.command.options import Command, make, option, read_values
+
+__all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListSpec:
+    """What a list is asked."""
+
+    json: bool = option(False, help="print the figures as JSON, in base units", panel="Output")
+
+
+COMMAND = Command(
+    name="autopar models",
+    fills=(ListSpec,),
+    intro="List the models that are shipped: what --model takes by name.",
+)
+_CARDS = Command(
+    name="autopar cards",
+    fills=(ListSpec,),
+    intro="""List the device cards: what --hardware CARD:NODESxGPUS and --system take by name.
+
+The numbers and their sources stand in hardware_configs/cards.
+""",
+)
+
+
+def main() -> None:
+    """Entry point of both: the first word of the process's name says which."""
+    sys.exit(run(sys.argv[1:], cards=sys.argv[0].endswith("cards")))
+
+
+def run(arguments: Sequence[str], *, cards: bool) -> int:
+    """Run one of the lists with these arguments and return its exit code."""
+    command = _CARDS if cards else COMMAND
+    return command.run(arguments, lambda raw: _print(command, raw))
+
+
+def _print(command: Command, raw: dict[str, Any]) -> int:
+    asked = make(ListSpec, read_values(command.rows, raw))
+    rows = card_rows() if command is _CARDS else model_rows()
+    if asked.json:
+        import json
+
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return 0
+    from autopar.command.show import make_console, print_table
+
+    columns, cells = _card_table(rows) if command is _CARDS else _model_table(rows)
+    print_table(make_console(sys.stdout), columns, cells, left=2 if command is _CARDS else 1)
+    return 0
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """Return name, parameters and shape of every shipped model."""
+    from autopar.documents.catalog import model_names
+    from autopar.documents.spec import embedding_parameter_counts, load_spec, parameter_count
+
+    rows = []
+    for name in model_names():
+        spec = load_spec(name)
+        layer = spec.layers[0]
+        layers = sum(kind.num_layers * parameter_count(kind) for kind in spec.layers)
+        vocab = sum(embedding_parameter_counts(spec, spec.vocab_size or 0))
+        rows.append(
+            {
+                "name": name,
+                "num_parameters": layers + vocab,
+                "num_layers": spec.num_layers,
+                "hidden_size": layer.hidden_size,
+                "num_heads": layer.num_heads,
+                "num_kv_heads": layer.num_kv_heads or layer.num_heads,
+                "num_experts": layer.num_experts or 0,
+                "vocab_size": spec.vocab_size,
+                "seq_length": layer.seq_length,
+            }
+        )
+    return rows
+
+
+def card_rows() -> list[dict[str, Any]]:
+    """Return name, memory, peaks and network of every shipped card, in base units."""
+    from autopar.documents.catalog import card_names
+    from autopar.estimate.card import load_card
+
+    return [
+        {
+            "name": name,
+            "description": card.description,
+            "memory_bytes": card.memory_bytes,
+            "memory_bytes_per_s": card.memory_bytes_per_s,
+            "bf16_flop_per_s": card.flop_per_s["bf16"],
+            "gpus_per_node": card.max_gpus_per_node,
+            "intra_node_bytes_per_s": card.intra_node.bytes_per_s,
+            "inter_node_bytes_per_s": card.inter_node.bytes_per_s,
+        }
+        for name in card_names()
+        for card in (load_card(name),)
+    ]
+
+
+def _model_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    columns = ["model", "parameters", "layers", "hidden", "heads", "kv", "experts", "tokens"]
+    return columns, [
+        [
+            row["name"],
+            f"{row['num_parameters'] / 1e9:.2f} B",
+            str(row["num_layers"]),
+            str(row["hidden_size"]),
+            str(row["num_heads"]),
+            str(row["num_kv_heads"]),
+            str(row["num_experts"] or ""),
+            f"{row['seq_length']:,}",
+        ]
+        for row in rows
+    ]
+
+
+def _card_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    # GB/s and TFLOP/s are powers of ten, as datasheets print them; memory is in GiB
+    columns = ["card", "what", "memory", "bf16", "HBM", "GPUs", "in node", "between"]
+    return columns, [
+        [
+            row["name"],
+            row["description"].partition(" in ")[0],
+            f"{row['memory_bytes'] / 2**30:.1f} GiB",
+            f"{row['bf16_flop_per_s'] / 1e12:,.0f} TFLOP/s",
+            f"{row['memory_bytes_per_s'] / 1e9:,.0f} GB/s",
+            str(row["gpus_per_node"]),
+            f"{row['intra_node_bytes_per_s'] / 1e9:,.0f} GB/s",
+            f"{row['inter_node_bytes_per_s'] / 1e9:,.1f} GB/s",
+        ]
+        for row in rows
+    ]

@@ -1,0 +1,154 @@
+"""`autopar`: one door to every command, to what is shipped, and to Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autopar
+import search
+from autopar.command import completion, shipped
+from autopar.documents.catalog import card_names, model_names
+from autopar.entry import SUBCOMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Return how `autopar WORDS...` ended, as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from autopar.entry import main; main()", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_names_every_command() -> None:
+    """Without arguments the door says where it leads."""
+    done = door()
+
+    assert done.returncode == 0
+    assert done.stdout == door("--help").stdout
+    for name, (_, _, text) in SUBCOMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert text in done.stdout
+
+
+def test_a_command_behind_the_door_is_the_command() -> None:
+    """The same code answers, under the same name."""
+    ours = door("search", "--evaluate", "no-such-plan.json")
+    own = subprocess.run(
+        [sys.executable, "-m", "search.commands.search", "--evaluate", "no-such-plan.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (2, own.stdout, own.stderr)
+    assert ours.stderr.startswith("autopar-search: ")
+
+
+@pytest.mark.parametrize("name", [name for name in SUBCOMMANDS if " " in name])
+def test_commands_of_two_words(name: str) -> None:
+    """`autopar profile X --help` is the help of X."""
+    done = door(*name.split(), "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("serch",), "autopar: the command 'serch' is unknown; did you mean 'search'?\n"),
+        (("zzz",), "autopar: the command 'zzz' is unknown; see autopar --help\n"),
+        (
+            ("profile",),
+            "autopar profile: say what to profile, one of model, hardware, show, estimate\n",
+        ),
+        (
+            ("--show-completion", "tcsh"),
+            "autopar --show-completion: expected bash, zsh, fish; got 'tcsh'\n",
+        ),
+    ],
+)
+def test_what_the_door_refuses(words: tuple[str, ...], said: str) -> None:
+    """One sentence and 2."""
+    done = door(*words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_version() -> None:
+    """It is the package's."""
+    assert door("--version").stdout == f"autopar {autopar.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_scripts_of_shells(shell: str) -> None:
+    """Each is a script that asks the door."""
+    script = door("--show-completion", shell).stdout
+
+    assert completion.VARIABLE in script
+    assert f"complete_{shell}" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("autopar ex", {"explain", "explore", "export"}),
+        ("autopar search --mod", {"--model"}),
+        ("autopar search --model llama2-7b", {"llama2-7b"}),
+        ("autopar estimate calculon --sys", {"--system"}),
+        ("autopar profile s", {"show"}),
+        ("autopar search --pipeline-type g", {"gpipe"}),
+    ],
+)
+def test_words_that_a_shell_completes(line: str, expected: set[str]) -> None:
+    """Commands, options, shipped names and choices, as bash asks for them."""
+    done = door(
+        **{
+            completion.VARIABLE: "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split()) - 1),
+        }
+    )
+
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every model and card is a row, with figures that are known."""
+    models = {row["name"]: row for row in shipped.model_rows()}
+    cards = {row["name"]: row for row in shipped.card_rows()}
+
+    assert tuple(models) == model_names()
+    assert tuple(cards) == card_names()
+    assert models["llama2-7b"]["num_parameters"] == 6_738_415_616  # as its authors publish it
+    assert cards["h100-80gb"]["bf16_flop_per_s"] == pytest.approx(989.4e12)
+
+    assert shipped.run(["--json"], cards=False) == 0
+    assert json.loads(capsys.readouterr().out) == shipped.model_rows()
+    assert shipped.run([], cards=True) == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in cards)
+
+
+def test_python_offers_what_a_user_needs() -> None:
+    """Names of the planner are those of `search`; the list of names is what there is."""
+    assert autopar.plan is search.plan
+    assert autopar.Planner is search.Planner
+    assert set(autopar.__all__) <= set(dir(autopar))
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = autopar.no_such  # type: ignore[attr-defined]
