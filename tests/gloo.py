@@ -4,11 +4,14 @@
 
 `function(argument)` runs in every rank, with torch.distributed set up; `results[rank]` is what it
 returned. It and its arguments are pickled: a function at the top of a module, plain values back.
+
+Ranks are copies of the one process of a session that has torch imported (tests/warm.py). Each
+serves one call: what a call leaves behind, such as a default type, a seed, a hook or a hanging
+thread, ends with its ranks, and torch is imported once however many calls and ranks there are.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -18,6 +21,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 __all__ = ["RanksFailedError", "run_ranks"]
 
@@ -38,7 +43,12 @@ def run_ranks(
     Raises RanksFailedError when a rank raises, dies, or is not done after `timeout_s`. No process
     outlives the call.
     """
-    context = multiprocessing.get_context("spawn")
+    context = warm.context()
+    environment = {
+        # a host whose own name does not resolve has a loopback all the same
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+    }
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
@@ -54,6 +64,7 @@ def run_ranks(
                     str(store),
                     timeout_s,
                     backend,
+                    environment,
                 ),
                 daemon=True,
             )
@@ -104,11 +115,10 @@ def _rank(
     store: str,
     timeout_s: float,
     backend: str,
+    environment: dict[str, str],
 ) -> None:
     """Be one rank: join the group, run the function, send what came of it."""
-    # a host whose own name does not resolve has a loopback all the same
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    warm.renew_environment(environment)
     try:
         import torch
         import torch.distributed as dist

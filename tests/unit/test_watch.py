@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
@@ -21,6 +20,7 @@ import pytest
 from autopar.errors import InputError
 from profiler.hardware.run import _finish, _State
 from profiler.watch import Trouble, Watch
+from tests import warm
 from tests.unit.measured import make_options, measure
 from tests.unit.record_support import opened, planned
 
@@ -86,8 +86,7 @@ def outcomes(
     """Return how ranks end that do this; `disturb` gets their processes once all of them watch."""
     import torch.distributed as dist
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])
+    context = warm.context()
     store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
         context.Process(target=_rank, args=(action, rank, num_ranks, store.port, str(folder)))

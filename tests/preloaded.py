@@ -1,0 +1,44 @@
+"""What every process of tests/warm.py has imported when it starts; nothing here is used directly.
+
+These take seconds to import, and do the same in each process. Nothing may be run here that starts
+threads or opens a device: processes are copies of the one that imported this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import autopar.model_files
+import autopar.specs
+import hypothesis
+import numpy as np
+import pydantic
+import pytest
+import rich.console
+import rich.table
+import typer
+
+with contextlib.suppress(ImportError):  # planning is tested without torch as well
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+
+    import profiler.hardware.run
+    import profiler.model.run
+    import profiler.plan.run
+
+__all__ = [
+    "autopar",
+    "hypothesis",
+    "np",
+    "profiler",
+    "pydantic",
+    "pytest",
+    "rich",
+    "torch",
+    "typer",
+]
+
+# what is here stays as it is, so that copies go on sharing its memory
+gc.freeze()

@@ -1,0 +1,207 @@
+"""Processes that start at once: copies of one that has torch imported, once in a test session.
+
+    process = command("profile-model", "--model", "tiny.json", cwd=folder)
+    out, err = process.communicate(60)
+
+They are processes like any others, with a number to send signals to, an environment, a working
+directory, streams and an exit code. Nothing is left in them by an earlier test, since nobody uses
+the process that they are copies of. What they do not show is that a command starts by itself: each
+has a test with a new interpreter, too. Settings that are read while torch is imported come too
+late: those tests start an interpreter as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+__all__ = ["ROOT", "Warm", "command", "context", "module", "renew_environment"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def context() -> ForkServerContext:
+    """Return the maker of warm processes; the one that they are copies of ends with the session."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["tests.preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # the first folder that it looks for modules in
+        # the one thread of a process is all that survives its being copied
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        forkserver.ensure_running()
+    return found
+
+
+def command(name: str, *arguments: object, **others: Any) -> Warm:
+    """Start a command of the project by the name that it is installed under; see `Warm`."""
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=name)
+    return Warm(_call, entry.module, entry.attr, name=name, arguments=arguments, **others)
+
+
+def module(name: str, *arguments: object, **others: Any) -> Warm:
+    """Start a module as `python -m` does; see `Warm`."""
+    return Warm(_run_module, name, name=name, arguments=arguments, **others)
+
+
+def renew_environment(environment: Mapping[str, str]) -> None:
+    """Make the environment of this process a certain one: it began with that of another time."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+class Warm:
+    """A running process: what `subprocess.Popen` offers as far as tests use it, texts in pipes.
+
+    Leaving its context ends the process.
+
+    cwd : working directory.
+    env : whole environment; that of this process without one.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *values: Any,
+        name: str,
+        arguments: tuple[object, ...] = (),
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.args = [name, *map(str, arguments)]
+        environment = dict(os.environ if env is None else env)
+        (out, child_out), (err, child_err) = (context().Pipe(duplex=False) for _ in range(2))
+        self._process = context().Process(
+            target=_begin,
+            args=(function, values, self.args, str(cwd), environment, child_out, child_err),
+            daemon=True,
+        )
+        self._process.start()
+        for pipe in (child_out, child_err):
+            pipe.close()  # so that the end of the process ends its pipes
+        self.stdout, self.stderr = (
+            os.fdopen(os.dup(pipe.fileno()), encoding="utf-8") for pipe in (out, err)
+        )
+        for pipe in (out, err):
+            pipe.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self._process.join()
+        self.stdout.close()
+        self.stderr.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the number of the signal that ended it, or None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once there is one."""
+        self._process.join(timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return all of stdout and stderr once the process has ended."""
+        texts = ["", ""]
+
+        def read(place: int) -> None:
+            texts[place] = (self.stdout, self.stderr)[place].read()
+
+        readers = [threading.Thread(target=read, args=(place,), daemon=True) for place in (0, 1)]
+        for reader in readers:
+            reader.start()
+        try:
+            self.wait(timeout)
+        finally:
+            if self.returncode is None:
+                self.kill()
+            for reader in readers:
+                reader.join(10)
+        return texts[0], texts[1]
+
+    def completed(self, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Return how the process ended."""
+        with self:
+            out, err = self.communicate(timeout)
+            return subprocess.CompletedProcess(self.args, self.wait(), out, err)
+
+
+def _begin(
+    function: Callable[..., object],
+    values: tuple[Any, ...],
+    arguments: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    out: Connection,
+    err: Connection,
+) -> None:
+    """Make this copy the process that was asked for."""
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    out.close()
+    err.close()
+    # those of the process that this is a copy of wrote elsewhere
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+    )
+    renew_environment(environment)
+    os.chdir(cwd)
+    sys.argv = arguments
+    function(*values)
+
+
+def _call(name: str, function: str) -> None:
+    """Do what an entry point does."""
+    getattr(importlib.import_module(name), function)()
+
+
+def _run_module(name: str) -> None:
+    """Do what `python -m` does."""
+    sys.path[0] = ""  # where `python -m` puts the working directory
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
