@@ -3,6 +3,8 @@
 with started(folder, "--model", "tiny-llama.json") as process:
     wait_for(process, "] time_layertype_0_bsz3")
     process.kill()
+
+Processes are copies of a warm one; a new interpreter with `new=True`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from autopar.documents.sidecar import ModelMeasurement, read_sidecar
 from tests.e2e.launching import ROOT
+from tests.warm import Warm, command
 
 __all__ = [
     "COMPUTATION",
@@ -36,6 +39,7 @@ COMPUTATION = "computation_profiling_fp32_hidden_64_head_4.json"
 MEMORY = "memory_profiling_fp32_hidden_64_head_4.json"
 SHORT = ("--device", "cpu", "--dtype", "fp32", "--max-seconds", "0.05", "--iters", "4")
 _CODE = "from profiler.model.command import main; main()"
+_Process = subprocess.Popen[str] | Warm
 _LAYER = {"hidden_size": 64, "num_heads": 4, "ffn_hidden_size": 128}
 LLAMA: dict[str, Any] = {
     "format": "autopar-model",
@@ -107,29 +111,32 @@ def own_module(width: int) -> str:
     return _MODULE.replace("WIDTH = 0", f"WIDTH = {width}")
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: str, new: bool = False) -> _Process:
     """Start the command in a folder."""
     kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    if not new:
+        return command("profile-model", *arguments, cwd=folder, env=environment)
     return subprocess.Popen(
         [sys.executable, "-c", _CODE, *arguments],
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def profiled(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+def profiled(folder: Path, *arguments: str, code: int = 0, new: bool = False) -> tuple[str, str]:
     """Run the command in a folder; return what it printed."""
-    with started(folder, *arguments) as process:
+    with started(folder, *arguments, new=new) as process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == code, err
     assert "Traceback" not in err
     return out, err
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> list[str]:
+def wait_for(process: _Process, text: str) -> list[str]:
     """Read stderr up to a line that contains the text; return its lines so far."""
     assert process.stderr is not None
     lines: list[str] = []
