@@ -6,6 +6,10 @@
         code = launch.wait(60)
 
 No process outlives the block, whatever becomes of the test.
+
+`Copies` is the same without torchrun, whose processes import torch for seconds: ranks that are
+copies of a warm process, in the environment that torchrun gives them and ended as it ends them.
+What torchrun itself does is tested with `Launch`, in tests that are marked `ranks`.
 """
 
 from __future__ import annotations
@@ -19,25 +23,50 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["ROOT", "Finished", "Launch", "finished", "measured", "torchrun"]
+import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests import warm
+from tests.warm import ROOT
+
+__all__ = [
+    "ROOT",
+    "STARTS",
+    "Copies",
+    "Finished",
+    "Launch",
+    "Start",
+    "finished",
+    "measured",
+    "torchrun",
+]
+
 _TOKEN = "AUTOPAR_TEST_LAUNCH"
 _POLL_S = 0.02
+_END_S = 30.0
+"""What torchrun gives ranks that it asked to end."""
 
 
 class Finished:
     """How a launch ended."""
 
-    def __init__(self, code: int, stdout: str, stderr: str) -> None:
+    def __init__(self, code: int, stdout: str, stderr: str, rank_code: int | None = None) -> None:
         self.code = code
         self.stdout = stdout
         self.stderr = stderr
+        self._rank_code = rank_code
+
+    @property
+    def rank_code(self) -> int:
+        """Exit code of the rank that failed first: torchrun's own is always 1, and it says this."""
+        if self._rank_code is not None:
+            return self._rank_code
+        found = re.findall(r"^ +exitcode +: (-?\d+) ", self.stderr, re.MULTILINE)
+        return int(found[-1]) if found else 0
 
     @property
     def said(self) -> list[str]:
@@ -65,13 +94,13 @@ class Launch:
         self._start(torchrun(num_ranks, *arguments))
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> Self:
+    def of(cls, command: Sequence[str], cwd: Path = ROOT) -> Self:
         """Return the launch of a command that starts torchrun itself."""
         launch = cls.__new__(cls)
-        launch._start(command)
+        launch._start(command, cwd)
         return launch
 
-    def _start(self, command: Sequence[str]) -> None:
+    def _start(self, command: Sequence[str], cwd: Path = ROOT) -> None:
         self._token = uuid.uuid4().hex
         hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "AUTOPAR_DEBUG")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -84,7 +113,7 @@ class Launch:
         }
         self._process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -164,12 +193,11 @@ class Launch:
 
     def wait_for(self, pattern: str, timeout_s: float = 120.0) -> None:
         """Wait until a line of stderr matches."""
-        until_s = time.monotonic() + timeout_s
-        while not re.search(pattern, self.stderr, re.MULTILINE):
-            running = self._process.poll() is None
-            assert running, f"it ended before {pattern!r}:\n{self.stderr}"
-            assert time.monotonic() < until_s, f"no {pattern!r} in {timeout_s} s:\n{self.stderr}"
-            time.sleep(_POLL_S)
+        _wait_for(self, pattern, lambda: self._process.poll() is None, timeout_s)
+
+    def interrupt(self) -> None:
+        """Do what typing Ctrl-C does."""
+        os.kill(self.launcher_pid, signal.SIGINT)
 
     def wait(self, timeout_s: float) -> Finished:
         """Return how the launch ended, which must be within so many seconds."""
@@ -182,26 +210,163 @@ class Launch:
         return Finished(code, "".join(self._stdout), self.stderr)
 
 
-def finished(num_ranks: int, *arguments: str, timeout_s: float = 240.0) -> Finished:
+class Copies:
+    """Running ranks without torchrun; a context manager that leaves no process behind."""
+
+    def __init__(self, num_ranks: int, *arguments: str) -> None:
+        self._start(num_ranks, "profiler.hardware", arguments, ROOT)
+
+    @classmethod
+    def of(cls, num_ranks: int, name: str, *arguments: str, cwd: Path = ROOT) -> Self:
+        """Return the ranks of another module."""
+        copies = cls.__new__(cls)
+        copies._start(num_ranks, name, arguments, cwd)
+        return copies
+
+    def _start(self, num_ranks: int, name: str, arguments: Sequence[str], cwd: Path) -> None:
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"} | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        }
+        self._ranks = [
+            warm.module(
+                name,
+                *arguments,
+                cwd=cwd,
+                env=kept | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(num_ranks)
+        ]
+        self._stdout, self._stderr = list[str](), list[str]()
+        self._readers = [
+            threading.Thread(target=_collect, args=arguments, daemon=True)
+            for rank in self._ranks
+            for arguments in ((rank.stdout, self._stdout), (rank.stderr, self._stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for rank in self._ranks:
+            rank.kill()
+            rank.wait(10)
+        for reader in self._readers:
+            reader.join(10)
+        for rank in self._ranks:
+            rank.__exit__(kind, error, traceback)
+
+    @property
+    def stderr(self) -> str:
+        """What was written to stderr so far."""
+        return "".join(self._stderr)
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the ranks that live."""
+        return [rank.pid for rank in self._ranks if rank.poll() is None]
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that have a living process."""
+        return [number for number, rank in enumerate(self._ranks) if rank.poll() is None]
+
+    def pid(self, rank: int) -> int:
+        """Return the process id of a rank."""
+        assert self._ranks[rank].poll() is None, f"rank {rank} does not run\n{self.stderr}"
+        return self._ranks[rank].pid
+
+    def wait_for(self, pattern: str, timeout_s: float = 120.0) -> None:
+        """Wait until a line of stderr matches."""
+        _wait_for(self, pattern, lambda: bool(self.ranks()), timeout_s)
+
+    def interrupt(self) -> None:
+        """Do what typing Ctrl-C does, which torchrun passes on to every rank."""
+        for rank in self._ranks:
+            rank.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float) -> Finished:
+        """Return how the ranks ended, which must be within so many seconds.
+
+        As torchrun does: once one has failed, the others are asked to end, and made to after a
+        while.
+        """
+        until_s = time.monotonic() + timeout_s
+        first, kill_s = 0, float("inf")
+        while self.ranks():
+            now_s = time.monotonic()
+            assert now_s < until_s, f"still running after {timeout_s} s:\n{self.stderr}"
+            failed = [code for rank in self._ranks if (code := rank.poll())]
+            if failed and not first:
+                first, kill_s = failed[0], now_s + _END_S
+                for rank in self._ranks:
+                    rank.send_signal(signal.SIGTERM)
+            if now_s > kill_s:
+                for rank in self._ranks:
+                    rank.kill()
+            time.sleep(_POLL_S)
+        for reader in self._readers:
+            reader.join(10)
+        first = first or next((code for rank in self._ranks if (code := rank.poll())), 0)
+        return Finished(1 if first else 0, "".join(self._stdout), self.stderr, first)
+
+
+Start = type[Launch] | type[Copies]
+STARTS = (Copies, pytest.param(Launch, marks=pytest.mark.ranks))
+"""For tests of both: what starts the ranks of `profiler.hardware`."""
+
+
+def finished(
+    num_ranks: int, *arguments: str, timeout_s: float = 240.0, start: Start = Launch
+) -> Finished:
     """Return how an undisturbed launch ended."""
-    with Launch(num_ranks, *arguments) as launch:
+    with start(num_ranks, *arguments) as launch:
         return launch.wait(timeout_s)
 
 
-def measured(num_ranks: int, out: Path, *arguments: str) -> Finished:
+def measured(num_ranks: int, out: Path, *arguments: str, start: Start = Launch) -> Finished:
     """Measure everything into a folder, which must succeed.
 
     On a busy machine the processes may take turns instead of overlapping, which fails those
     cells; the command's own remedy is to try again.
     """
-    done = finished(num_ranks, "--out", str(out), *arguments)
+    done = finished(num_ranks, "--out", str(out), *arguments, start=start)
     for _ in range(2):
         failed = [line for line in done.progress if " failed: " in line]
         if done.code == 0 or not all("] overlap_" in line for line in failed):
             break
-        done = finished(num_ranks, "--out", str(out), *arguments, "--resume")
+        done = finished(num_ranks, "--out", str(out), *arguments, "--resume", start=start)
     assert done.code == 0, done.stderr
     return done
+
+
+def _wait_for(
+    launch: Launch | Copies, pattern: str, runs: Callable[[], bool], timeout_s: float
+) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not re.search(pattern, launch.stderr, re.MULTILINE):
+        running = runs()
+        if not running:
+            time.sleep(10 * _POLL_S)  # what it wrote last is still being read
+        found = re.search(pattern, launch.stderr, re.MULTILINE)
+        assert running or found, f"it ended before {pattern!r}:\n{launch.stderr}"
+        assert time.monotonic() < until_s, f"no {pattern!r} in {timeout_s} s:\n{launch.stderr}"
+        time.sleep(_POLL_S)
 
 
 def _collect(stream: IO[str], lines: list[str]) -> None:

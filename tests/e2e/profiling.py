@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.sidecar import ModelMeasurement, read_sidecar
-from tests.e2e.launching import ROOT
-from tests.warm import Warm, command
+from tests.warm import ROOT, Warm, command
 
 __all__ = [
     "COMPUTATION",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,8 @@ import pytest
 from autopar.documents.hardware import hardware_file_name, read_hardware_dir
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
-from tests.e2e.launching import ROOT, Finished, finished, measured
+from tests.e2e.launching import STARTS, Finished, Start, finished, measured
+from tests.warm import ROOT, command
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -23,11 +22,18 @@ SHORT = (
 )
 
 
+@pytest.fixture(scope="module", params=STARTS)
+def start(request: pytest.FixtureRequest) -> Start:
+    """Return what starts the ranks: torchrun does, where there is time for it."""
+    found: Start = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def two(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """Return the folder that two ranks measured into, and how they ended."""
     out = tmp_path_factory.mktemp("two") / "hardware"
-    return out, measured(2, out, *SHORT)
+    return out, measured(2, out, *SHORT, start=start)
 
 
 def expected_keys(num_ranks: int) -> dict[DocumentKind, set[str]]:
@@ -75,20 +81,12 @@ def check_files(out: Path, num_ranks: int) -> None:
 def check_search(out: Path, num_ranks: int) -> None:
     """Check that the planner takes a folder, the all-to-all times included."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-    code = "from search.commands.search import main; main()"
     options = [
         *("--model", "llama2-7b", "--hardware", str(out), "--sp-space", "tp+sp"),
         *("--memory-profiling-path", MODEL, "--time-profiling-path", MODEL),
         *("--memory-constraint", "200", "--output-config-path", "none"),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = command("autopar-search", *options).completed()
     assert done.returncode == 0, done.stderr
     for kind in KINDS:
         assert f"\n  - {kind}: {out / hardware_file_name(kind, 1, num_ranks)}\n" in done.stdout
@@ -121,22 +119,24 @@ def test_only_rank_0_talks(two: tuple[Path, Finished]) -> None:
     assert done.stderr.count(f"`profile-show {out}` shows them") == 1
 
 
-def test_a_finished_folder_is_not_measured_again(two: tuple[Path, Finished]) -> None:
+def test_a_finished_folder_is_not_measured_again(two: tuple[Path, Finished], start: Start) -> None:
     """Without --resume it is refused in one sentence, said once, and nothing changes."""
     out, _ = two
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    done = finished(2, "--out", str(out), *SHORT)
+    done = finished(2, "--out", str(out), *SHORT, start=start)
     assert done.code == 1
     assert len(done.said) == 1
     assert "--resume measures what is missing" in done.said[0]
     assert done.stdout == ""
-    assert "exitcode  : 2" in done.stderr
+    assert done.rank_code == 2
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(tmp_path: Path, start: Start) -> None:
     """It prints how many cells there are and how long they take, and leaves no folder."""
-    done = finished(2, "allreduce", "--out", str(tmp_path / "new"), *SHORT, "--dry-run")
+    done = finished(
+        2, "allreduce", "--out", str(tmp_path / "new"), *SHORT, "--dry-run", start=start
+    )
     assert done.code == 0, done.stderr
     head, row, last = done.stdout.strip().splitlines()
     assert head.split()[0] == "operation"
@@ -147,16 +147,16 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_rank_alone(tmp_path: Path) -> None:
+def test_one_rank_alone(tmp_path: Path, start: Start) -> None:
     """A single device has no link to measure: both bandwidth files are empty, as documented."""
-    done = finished(1, "allreduce", "--out", str(tmp_path), *SHORT)
+    done = finished(1, "allreduce", "--out", str(tmp_path), *SHORT, start=start)
     assert done.code == 0, done.stderr
     assert load_object(tmp_path / hardware_file_name("allreduce", 1, 1)).data == {}
     assert load_object(tmp_path / hardware_file_name("p2p", 1, 1)).data == {}
     assert done.stdout.count("\n") >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_four_ranks(tmp_path: Path) -> None:
     """Groups of four and of two, consecutive and strided, and pipelines of both lengths."""
     out = tmp_path / "hardware"

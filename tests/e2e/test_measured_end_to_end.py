@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,8 @@ import pytest
 
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import DocumentKind
-from tests.e2e.launching import ROOT, measured
+from tests import warm
+from tests.e2e.launching import STARTS, measured
 from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -96,11 +94,11 @@ def profile(name: str, folder: Path) -> tuple[Path, Path]:
     return model / "config.json", model / "profiles"
 
 
-@pytest.fixture(scope="module")
-def hardware(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=STARTS)
+def hardware(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that two ranks measured into."""
     out = tmp_path_factory.mktemp("hardware") / "two"
-    measured(2, out, *LINKS)
+    measured(2, out, *LINKS, start=request.param)
     return out
 
 
@@ -110,17 +108,9 @@ def llama(hardware: Path, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return Inputs(*profile("llama", tmp_path_factory.mktemp("model")), hardware, 2)
 
 
-def command(module: str, folder: Path, *arguments: str) -> str:
+def command(name: str, folder: Path, *arguments: str) -> str:
     """Run one of the planner's commands in a folder; return its report, which estimates nothing."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"from {module} import main; main()", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = warm.command(name, *arguments, cwd=folder).completed()
     assert done.returncode == 0, done.stderr
     assert "estimate" not in (done.stdout + done.stderr).lower()
     return done.stdout
@@ -129,7 +119,7 @@ def command(module: str, folder: Path, *arguments: str) -> str:
 def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
     """Search with these files alone, and check what the plan says of its origin and spread."""
     report = command(
-        "search.commands.search",
+        "autopar-search",
         folder,
         *("--model", str(inputs.config), "--hardware", str(inputs.hardware)),
         *("--memory-profiling-path", str(inputs.profiles)),
@@ -161,7 +151,7 @@ def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
     assert all(0.0 <= found["probability_faster"] <= 1.0 for found in plan["alternatives"])
 
     check_cell_to_measure_again(inputs, prediction["widest_cell"]["name"])
-    explained = command("search.commands.explain", folder, "autopar_plan_strategy.json")
+    explained = command("autopar-explain", folder, "autopar_plan_strategy.json")
     _, _, again = " ".join(explained.split()).partition("what to measure again ")
     assert again.startswith(prediction["widest_cell"]["name"])
 

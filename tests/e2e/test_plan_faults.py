@@ -8,13 +8,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.launching import ROOT, Finished, Launch
+from tests.e2e.launching import Copies, Finished, Launch
+from tests.warm import ROOT
 
 pytest.importorskip("torch", reason="a run needs torch")
 
@@ -31,6 +32,13 @@ _PLAN = ("--pp-deg", "2", "--chunks", "2", "--global-train-batch-size", "4", "--
 _ENDLESS = ("--steps", "100000", "--no-reference")
 
 
+def _arguments(folder: Path, plan: tuple[str, ...], changes: Mapping[str, Any]) -> list[str]:
+    """Write the model; return the arguments of a run of a plan."""
+    model = folder / "config.json"
+    model.write_text(json.dumps(_MODEL | changes), encoding="utf-8")
+    return ["--model", str(model), *plan, "--backend", "gloo"]
+
+
 def _launch(
     folder: Path,
     *arguments: str,
@@ -38,19 +46,21 @@ def _launch(
     most_kib: int | None = None,
     **changes: Any,
 ) -> Launch:
-    model = folder / "config.json"
-    model.write_text(json.dumps(_MODEL | changes), encoding="utf-8")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     limit = () if most_kib is None else ("sh", "-c", f'ulimit -v {most_kib}; exec "$@"', "-")
-    command = [*limit, sys.executable, *launcher, "-m", "profiler.plan", "--model", str(model)]
-    return Launch.of([*command, *plan, "--backend", "gloo", *arguments])
+    command = [*limit, sys.executable, *launcher, "-m", "profiler.plan"]
+    return Launch.of([*command, *_arguments(folder, plan, changes), *arguments])
+
+
+def _copies(folder: Path, *arguments: str) -> Copies:
+    return Copies.of(2, "profiler.plan", *_arguments(folder, _PLAN, {}), *arguments)
 
 
 def _sentences(done: Finished) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("profile-plan: ")]
 
 
-def _check(launch: Launch, done: Finished) -> str:
+def _check(launch: Launch | Copies, done: Finished) -> str:
     """Return the only sentence of a launch that left nothing behind and no traceback of ours."""
     assert launch.ranks() == []
     assert f"{ROOT}/profiler" not in done.stderr  # torchrun's own traceback is its business
@@ -58,8 +68,11 @@ def _check(launch: Launch, done: Finished) -> str:
     return sentence
 
 
-def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    with _launch(tmp_path, *_ENDLESS) as launch:
+@pytest.mark.parametrize("start", [_copies, pytest.param(_launch, marks=pytest.mark.ranks)])
+def test_a_rank_that_is_killed_is_named(
+    start: Callable[..., Launch | Copies], tmp_path: Path
+) -> None:
+    with start(tmp_path, *_ENDLESS) as launch:
         _when_it_runs(launch)
         os.kill(launch.pid(1), signal.SIGKILL)
         done = launch.wait(60)
@@ -69,6 +82,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert done.code == 1
 
 
+@pytest.mark.ranks
 def test_a_rank_without_memory_is_named(tmp_path: Path) -> None:
     # an embedding of 128 GB where a process may have half of it
     with _launch(tmp_path, most_kib=60_000_000, vocab_size=10**9) as launch:
@@ -79,7 +93,7 @@ def test_a_rank_without_memory_is_named(tmp_path: Path) -> None:
     assert done.code == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path: Path) -> None:
     with _launch(tmp_path, *_ENDLESS, "--timeout", "5") as launch:
         _when_it_runs(launch)
@@ -89,11 +103,11 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path: Path) -> None:
     assert " stopped answering, during step " in sentence
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "send",
     [
-        lambda launch: os.kill(launch.launcher_pid, signal.SIGINT),
+        lambda launch: launch.interrupt(),
         lambda launch: os.kill(launch.pid(0), signal.SIGINT),
     ],
     ids=["launcher", "rank 0"],
@@ -108,7 +122,7 @@ def test_an_interrupted_run_says_so_once(tmp_path: Path, send: Callable[[Launch]
     assert "profile-plan: interrupted (SIG" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_what_all_ranks_find_is_said_once(tmp_path: Path) -> None:
     experts = {
         "model_type": "mixtral",
@@ -122,10 +136,10 @@ def test_what_all_ranks_find_is_said_once(tmp_path: Path) -> None:
     assert sentence.startswith("profile-plan: layer 0: the 36 visits of the 18 tokens of a sample")
     assert sentence.endswith("(--no-reference)")
     assert done.code == 1  # torchrun's own; that of the ranks is in what it reports
-    assert "exitcode  : 2" in done.stderr
+    assert done.rank_code == 2
 
 
-def _when_it_runs(launch: Launch) -> None:
+def _when_it_runs(launch: Launch | Copies) -> None:
     """Wait until the ranks have met: then each has a thread that works off its communication."""
     until_s = time.monotonic() + 90
     while not all(_is_connected(launch, rank) for rank in (0, 1)):
@@ -134,7 +148,7 @@ def _when_it_runs(launch: Launch) -> None:
     time.sleep(2)  # the first step
 
 
-def _is_connected(launch: Launch, rank: int) -> bool:
+def _is_connected(launch: Launch | Copies, rank: int) -> bool:
     if rank not in launch.ranks():
         return False
     tasks = Path(f"/proc/{launch.pid(rank)}/task").glob("*/comm")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.launching import Copies, Finished, Launch
+
 pytest.importorskip("torch", reason="a run needs torch")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -43,30 +43,33 @@ STRATEGY: dict[str, Any] = {
 }
 
 
-def launch(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Start the command with torchrun."""
+def launched(folder: Path, ranks: int, *arguments: str) -> Finished:
+    """Return how the command ends under torchrun."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "profiler.plan", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    with Launch.of(
+        [sys.executable, *launcher, "-m", "profiler.plan", *arguments], cwd=folder
+    ) as launch:
+        return launch.wait(240)
 
 
-@pytest.mark.slow  # every plan runs in tests of the executor; one rank, in those of the command
-def test_documented_command(tmp_path: Path) -> None:
+def copied(folder: Path, ranks: int, *arguments: str) -> Finished:
+    """Return how the command ends in copies of a warm process."""
+    with Copies.of(ranks, "profiler.plan", *arguments, cwd=folder) as copies:
+        return copies.wait(120)
+
+
+Run = Callable[..., Finished]
+BOTH = pytest.mark.parametrize("run", [copied, pytest.param(launched, marks=pytest.mark.ranks)])
+
+
+@BOTH
+def test_documented_command(run: Run, tmp_path: Path) -> None:
     """A value per step, all of them those of one process, and one report for four ranks."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (tmp_path / "plan.json").write_text(json.dumps(STRATEGY), encoding="utf-8")
     options = ["--seq", "32", "--mode", "run", "--steps", "2", "--backend", "gloo"]
-    done = launch(
-        tmp_path, 4, "plan.json", "--model", "config.json", *options, "--json", "found.json"
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(tmp_path, 4, "plan.json", "--model", "config.json", *options, "--json", "found.json")
+    assert done.code == 0, done.stderr
     assert done.stdout.count("checked steps") == 1
     found = json.loads((tmp_path / "found.json").read_text("utf-8"))
     for key in ("loss", "grad_norm", "reference_loss", "reference_grad_norm"):
@@ -81,12 +84,12 @@ def test_documented_command(tmp_path: Path) -> None:
     assert found["predicted"] is None
 
 
-@pytest.mark.slow  # the sentence is tested in process with torchrun's variables
-def test_wrong_number_of_ranks(tmp_path: Path) -> None:
+@BOTH
+def test_wrong_number_of_ranks(run: Run, tmp_path: Path) -> None:
     """One rank says it, once, before torchrun ends the others."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (tmp_path / "plan.json").write_text(json.dumps(STRATEGY), encoding="utf-8")
-    done = launch(tmp_path, 2, "plan.json", "--model", "config.json", "--seq", "32")
-    assert done.returncode != 0
+    done = run(tmp_path, 2, "plan.json", "--model", "config.json", "--seq", "32")
+    assert done.rank_code == 2
     assert done.stderr.count("profile-plan: ") == 1
     assert "the plan is for 4 ranks and torchrun started 2" in done.stderr

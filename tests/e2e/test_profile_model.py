@@ -13,7 +13,6 @@ import pytest
 from autopar.documents.model import read_model_profile
 from autopar.documents.sidecar import read_sidecar
 from autopar.documents.spec import load_spec
-from tests.e2e.launching import ROOT
 from tests.e2e.profiling import (
     COMPUTATION,
     LLAMA,
@@ -28,6 +27,7 @@ from tests.e2e.profiling import (
     wait_for,
     write_model,
 )
+from tests.warm import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed")
 
