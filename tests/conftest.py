@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,12 @@ GOLDEN = ROOT / "tests" / "golden"
 # A shell that starts pytest in the background ignores Ctrl-C for all that follows; tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Threads of torch and numpy wait for each other in loops: on cores that several test processes share
+# they take more time than they save. Read when the libraries are imported, here and in processes
+# that tests start.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
 
 # One profile for everybody: a failure on one machine is a failure on all of them.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)

@@ -44,7 +44,7 @@ def context() -> ForkServerContext:
     found.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # the first folder that it looks for modules in
-        # the one thread of a process is all that survives its being copied
+        # a copy has one thread of its own, and none that libraries have started before
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OPENBLAS_NUM_THREADS", "1")
         forkserver.ensure_running()

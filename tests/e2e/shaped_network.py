@@ -58,7 +58,7 @@ _UNFINISHED = 124
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """How torchrun ended on one node, and what its ranks wrote."""
+    """How torchrun, or a command in its place, ended on one node, and what was written there."""
 
     host: str
     code: int
@@ -100,11 +100,12 @@ def run_on_two_nodes(
 ) -> tuple[Node, Node]:
     """Run `torchrun ARGUMENTS` on two nodes joined by a link of this rate; return how both ended.
 
-    Both start in the root of the repository and see the same files. `user_namespace=False` needs
-    root. Raises TwoNodesError when the nodes cannot be made, when one ends with another code than
-    0, and after `timeout_s`. No process outlives the call.
+    Both start in the root of the repository and see the same files. No ranks per node: ARGUMENTS
+    are the command itself, without torchrun. `user_namespace=False` needs root. Raises
+    TwoNodesError when the nodes cannot be made, when one ends with another code than 0, and after
+    `timeout_s`. No process outlives the call.
     """
-    assert arguments, "torchrun needs to know what to run"
+    assert arguments, "nodes need to know what to run"
     with tempfile.TemporaryDirectory() as folder:
         done = _enter(
             folder,
@@ -127,7 +128,8 @@ def run_on_two_nodes(
             for host, code in zip(HOSTS, codes, strict=True)
         )
     if first.code or second.code:
-        raise TwoNodesError(f"{rate_mbit} Mbit, torchrun {' '.join(arguments)}\n{first}\n{second}")
+        launcher = "torchrun " if ranks_per_node else ""
+        raise TwoNodesError(f"{rate_mbit} Mbit, {launcher}{' '.join(arguments)}\n{first}\n{second}")
     return first, second
 
 
@@ -177,11 +179,12 @@ def main(folder: Path, rate_mbit: int, ranks_per_node: int, limit_s: float, *arg
         return 0
     launchers = []
     for node, prefix in enumerate(enter_node):
-        command = [
-            *prefix, sys.executable, "-m", "torch.distributed.run",
+        launcher = [
+            sys.executable, "-m", "torch.distributed.run",
             "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", str(ranks_per_node),
-            "--master-addr", _ADDRESSES[0], "--master-port", str(_PORT), *arguments,
+            "--master-addr", _ADDRESSES[0], "--master-port", str(_PORT),
         ]  # fmt: skip
+        command = [*prefix, *(launcher if ranks_per_node else []), *arguments]
         with (
             _output(folder, HOSTS[node], "stdout").open("wb") as stdout,
             _output(folder, HOSTS[node], "stderr").open("wb") as stderr,

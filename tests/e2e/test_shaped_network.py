@@ -29,7 +29,12 @@ from tests.e2e.shaped_network import (
 
 ATTEMPTS = 3
 HARDWARE = ("-m", "profiler.hardware")
-HOSTNAME = ("--no-python", "hostname")
+TORCHRUN = (1, "--no-python")
+"""Ranks per node, and the option with which torchrun starts any command."""
+DIRECTLY = (0,)
+EITHER = pytest.mark.parametrize(
+    "how", [DIRECTLY, pytest.param(TORCHRUN, marks=pytest.mark.ranks)], ids=["directly", "torchrun"]
+)
 
 
 @pytest.fixture
@@ -78,6 +83,7 @@ def curve(path: Path) -> CurveData:
     return found
 
 
+@pytest.mark.ranks
 @pytest.mark.usefixtures("shaped")
 def test_bandwidths_are_those_of_the_link(tmp_path: Path) -> None:
     """At 500 Mbit slopes are within 5 % and bus bandwidth is within 10 % of what TCP can carry."""
@@ -122,7 +128,7 @@ def test_bandwidths_are_those_of_the_link(tmp_path: Path) -> None:
     eventually(tmp_path, measure)
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.usefixtures("shaped")
 def test_strided_groups_share_the_link_of_their_nodes(tmp_path: Path) -> None:
     """Two groups across nodes have half the bandwidth together that each has alone."""
@@ -152,36 +158,45 @@ def test_strided_groups_share_the_link_of_their_nodes(tmp_path: Path) -> None:
     eventually(tmp_path, measure)
 
 
+@EITHER
 @pytest.mark.parametrize("user_namespace", [True, False], ids=["user namespace", "root"])
-def test_two_hosts_and_their_words_are_kept_apart(user_namespace: bool) -> None:
+def test_two_hosts_and_their_words_are_kept_apart(
+    user_namespace: bool, how: tuple[Any, ...]
+) -> None:
     """Ranks are on two hosts, and what each node prints stays with it."""
     if not user_namespace and os.geteuid() != 0:
         pytest.skip("needs root, as it makes no user namespace")
     if reason := refusal(user_namespace):
         pytest.skip(reason)
-    nodes = run_on_two_nodes(500, 1, HOSTNAME, user_namespace=user_namespace)
+    num_ranks, *options = how
+    nodes = run_on_two_nodes(500, num_ranks, [*options, "hostname"], user_namespace=user_namespace)
     assert [node.stdout.strip() for node in nodes] == list(HOSTS)
     assert [node.host for node in nodes] == list(HOSTS)
 
 
+@EITHER
 @pytest.mark.usefixtures("shaped")
-def test_a_node_that_fails_is_named_with_its_words() -> None:
+def test_a_node_that_fails_is_named_with_its_words(how: tuple[Any, ...]) -> None:
     """The error has the exit code and the prefixed output of every node."""
+    num_ranks, *options = how
     with pytest.raises(TwoNodesError) as caught:
-        run_on_two_nodes(500, 1, ["--no-python", "sh", "-c", "echo of $(hostname); exit 3"])
+        run_on_two_nodes(500, num_ranks, [*options, "sh", "-c", "echo of $(hostname); exit 3"])
+    code = 1 if num_ranks else 3  # torchrun has its own
     for host in HOSTS:
-        assert f"[{host}] exit code 1" in str(caught.value)  # torchrun's, which has its own
+        assert f"[{host}] exit code {code}" in str(caught.value)
         assert f"[{host} stdout] of {host}" in str(caught.value)
 
 
-@pytest.mark.slow
+@EITHER
 @pytest.mark.usefixtures("shaped")
-def test_nothing_outlives_the_time_limit(tmp_path: Path) -> None:
+def test_nothing_outlives_the_time_limit(tmp_path: Path, how: tuple[Any, ...]) -> None:
     """A call that takes too long ends with every process in its namespaces."""
     beat = tmp_path / "beat"
     script = f"while true; do date +%N >> {beat}; sleep 0.05; done"
+    num_ranks, *options = how
+    limit_s = 10.0 if num_ranks else 1.0  # torchrun takes seconds to start
     with pytest.raises(TwoNodesError, match=r"\[node-0\] exit code 124"):
-        run_on_two_nodes(500, 1, ["--no-python", "sh", "-c", script], timeout_s=10.0)
+        run_on_two_nodes(500, num_ranks, [*options, "sh", "-c", script], timeout_s=limit_s)
     before = beat.read_bytes()
     assert before
     time.sleep(0.5)
