@@ -6,8 +6,9 @@ BUILD_DIR  ?= build
 CPP_PRESET ?= release
 ARGS       ?=
 PYTEST_ARGS ?=
-# Each process may hold torch: a few are enough, however many cores there are.
-TEST_WORKERS ?= -n auto --maxprocesses 4
+# Each process may hold torch: a few are enough, however many cores there are. A worker gets tests
+# that stand together, whose fixtures are then made once, and takes from the others when it is done.
+TEST_WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
 
 # The first interpreter that runs and is new enough; looked up only when a venv is made.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
@@ -16,8 +17,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
-# What the caller has activated must not leak in.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# What the caller has activated must not leak in; without byte code, every process compiles anew.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 CORE := $(shell find csrc/planner csrc/closed_form csrc/bindings -type f 2>/dev/null)
 CPP  := $(shell find csrc -name third_party -prune -o \( -name '*.cpp' -o -name '*.hpp' \) -print 2>/dev/null)
@@ -27,7 +28,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp asan e2e bench golden models docs-schemas format clean
+.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan e2e bench golden models docs-schemas format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,10 +48,17 @@ check: $(VENV)/.stamp-built $(VENV)/.stamp-dev ## ruff, mypy --strict, clang-for
 	$(VENV)/bin/mypy
 	$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
-test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow) and ctest
+test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow, not ranks) and ctest
 
 test-py: $(TEST_READY)
-	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not slow and not ranks" $(PYTEST_ARGS)
+
+# One at a time: each of them starts as many processes as there are cores, and more.
+test-ranks: $(TEST_READY) ## runs under torchrun that are watched, killed and interrupted
+	$(PY) -m pytest -m "ranks and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
+
+test-slow: $(TEST_READY) ## what takes more than a few seconds a test
+	$(PY) -m pytest $(TEST_WORKERS) -m "slow and not gpu" --durations=10 $(PYTEST_ARGS)
 
 test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are errors)
 	cmake --preset $(CPP_PRESET) >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }

@@ -15,31 +15,37 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
+from tests.warm import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = "from autopar.entry import explore; explore()"
 
 
-def started(*arguments: str, cwd: Path, before: str = "") -> subprocess.Popen[str]:
+def started(*arguments: str, cwd: Path) -> warm.Warm:
     """Return the running command."""
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; {before}{COMMAND}", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return warm.command("autopar-explore", *arguments, cwd=cwd)
 
 
-def ended(*arguments: str, cwd: Path, before: str = "") -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of the command."""
-    with started(*arguments, cwd=cwd, before=before) as process:
-        out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+def ended(*arguments: str, cwd: Path, before: str | None = None) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr of the command.
+
+    before : what a new interpreter does first; without it, a copy of a warm one.
+    """
+    if before is None:
+        done = started(*arguments, cwd=cwd).completed()
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; {before}{COMMAND}", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    return done.returncode, done.stdout, done.stderr
 
 
 def published(data_dir: Path, folder: Path, model: str, system: str) -> list[str]:
@@ -163,8 +169,8 @@ def test_a_reader_that_leaves_costs_no_file(tmp_path: Path) -> None:
 def test_stdout_is_the_json_alone(tmp_path: Path) -> None:
     """For programs; threads do not change it."""
     answers = [
-        ended(*calculon(tmp_path), "--json", "-", "--threads", count, cwd=tmp_path)
-        for count in ("1", "2")
+        ended(*calculon(tmp_path), "--json", "-", "--threads", count, cwd=tmp_path, before=before)
+        for count, before in (("1", ""), ("2", None))
     ]
     assert answers[0] == answers[1]
     found: dict[str, Any] = json.loads(answers[0][1])

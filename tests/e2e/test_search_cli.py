@@ -10,31 +10,46 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests import warm
+from tests.warm import ROOT
+
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 
+def new(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run autopar-search in a new interpreter."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from search.commands.search import main; main()"
+    return checked(
+        subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    )
+
+
 def run(
-    module: str, *arguments: str, cwd: Path, expected: int = 0
+    name: str, *arguments: str, cwd: Path, expected: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in an empty folder and check its exit code."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == expected, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    return checked(warm.command(name, *arguments, cwd=cwd).completed(), expected)
 
 
 def search(*arguments: str, cwd: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
     """Run autopar-search."""
-    return run("search.commands.search", *arguments, cwd=cwd, expected=expected)
+    return run("autopar-search", *arguments, cwd=cwd, expected=expected)
+
+
+def checked(
+    done: subprocess.CompletedProcess[str], expected: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Return how a command ended, which must be with this exit code and without a traceback."""
+    assert done.returncode == expected, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
 
 
 @pytest.fixture
@@ -51,7 +66,7 @@ def published(cases_dir: Path) -> list[str]:
 
 def test_default_is_planned_without_arguments(tmp_path: Path) -> None:
     """What `make search` runs: a plan, marked as estimated, and two files."""
-    done = search(cwd=tmp_path)
+    done = new(cwd=tmp_path)
 
     assert "ESTIMATES" in done.stdout
     assert "llama2-7b" in done.stdout
@@ -64,7 +79,7 @@ def test_help_is_fast(tmp_path: Path) -> None:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        search("--help", cwd=tmp_path)
+        new("--help", cwd=tmp_path)
         times.append(time.perf_counter() - start)
 
     assert min(times) < 0.5
@@ -123,7 +138,7 @@ def test_explain_needs_no_options_for_our_own_plan_file(tmp_path: Path) -> None:
     search(cwd=tmp_path)
     (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
 
-    done = run("search.commands.explain", str(own), cwd=tmp_path)
+    done = run("autopar-explain", str(own), cwd=tmp_path)
 
     assert done.stderr == ""
     assert "this is the best plan of the search space" in done.stdout
@@ -236,7 +251,7 @@ def test_explain_asks_again_and_answers_why_not(tmp_path: Path, published: list[
     search(*published, "settle_bsz=16", "memory_constraint=24", cwd=tmp_path)
     (own,) = (tmp_path / "configs").glob("autopar_plan_*.json")
 
-    done = run("search.commands.explain", str(own), "--why-not", "tp=8", cwd=tmp_path)
+    done = run("autopar-explain", str(own), "--why-not", "tp=8", cwd=tmp_path)
 
     assert "what more would bring" in done.stdout
     assert "best with tp=8" in done.stdout

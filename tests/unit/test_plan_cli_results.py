@@ -27,6 +27,7 @@ from profiler.plan.report import (
     show_dry_run,
     show_run,
 )
+from tests import warm
 from tests.unit.plan_cli_support import STRATEGY, read, small_files, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,16 +94,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own."""
-    code = "from profiler.plan.command import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return warm.command("profile-plan", *arguments, cwd=folder).completed()
 
 
 def test_verdict_is_relative_to_the_reference() -> None:
