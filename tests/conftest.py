@@ -17,8 +17,8 @@ GOLDEN = ROOT / "tests" / "golden"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of torch and numpy wait for each other in loops: on cores that several processes share they
-# take more time than they save. Read when the libraries are imported, here and in what tests start.
+# Threads of torch and numpy wait for each other in loops: on cores that processes share they take
+# more time than they save. Read when the libraries are imported, here and in what tests start.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 

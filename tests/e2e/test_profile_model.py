@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ from tests.e2e.profiling import (
     wait_for,
     write_model,
 )
-from tests.warm import ROOT
+from tests.warm import command
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -35,19 +33,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 def check_search(model: Path, files: Path, mode: str, *options: str) -> None:
     """Check that the planner takes the two files, each with its sidecar."""
     pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", "from search.commands.search import main; main()"),
-            *("--model", str(model), "--hardware", "a100:1x4", "--mixed-precision", "fp32"),
-            *("--memory-profiling-path", str(files), "--time-profiling-path", str(files)),
-            *("--time-profile-mode", mode, "--output-config-path", "none", *options),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = command(
+        "autopar-search",
+        *("--model", str(model), "--hardware", "a100:1x4", "--mixed-precision", "fp32"),
+        *("--memory-profiling-path", str(files), "--time-profiling-path", str(files)),
+        *("--time-profile-mode", mode, "--output-config-path", "none", *options),
+    ).completed()
     assert done.returncode == 0, done.stderr
     for name in (COMPUTATION, MEMORY):
         assert f"{files / name}\n" in done.stdout
