@@ -24,7 +24,16 @@ _FP32 = {"loss": 1e-6, "grad_norm": 1e-6, "gradients": 5e-4, "weights": 5e-3}
 _BF16 = {"loss": 2e-4, "grad_norm": 5e-3, "gradients": 0.1}
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.ranks)])
+_FEW = ("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied")
+"""Every kind of layer, of sharding and of stage once."""
+
+
+def test_a_few_plans_train_as_one_process_does() -> None:
+    assert _problems(2, {name: jobs(2)[name] for name in _FEW}) == {}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
 def test_plans_train_as_one_process_does(world: int) -> None:
     assert _problems(world, jobs(world)) == {}
 

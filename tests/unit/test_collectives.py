@@ -175,8 +175,9 @@ def several(num_ranks: int) -> dict[str, Any]:
     return {
         "checks": check_rows(names_for(num_ranks)),
         "run": run_all_once(names_for(num_ranks)),
-        "sums": {dtype: sum_for_long(dtype, 600, None) for dtype in DTYPES},
-        "prepared": {dtype: sum_for_long(dtype, 600, 5) for dtype in DTYPES},
+        # more than fit in between two refills
+        "sums": {dtype: sum_for_long(dtype, 300, None) for dtype in DTYPES},
+        "prepared": {dtype: sum_for_long(dtype, 300, 5) for dtype in DTYPES},
         "replayed": replayed_like_a_graph(),
     }
 
@@ -189,7 +190,11 @@ def raise_on_rank_1() -> None:
         raise ValueError("that is rank 1's fault")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda n: f"{n} ranks")
+@pytest.fixture(
+    scope="module",
+    params=[1, 2, pytest.param(3, marks=pytest.mark.ranks)],
+    ids=lambda n: f"{n} ranks",
+)
 def found(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
     """Return the number of ranks and what each of them found."""
     return request.param, run_ranks(several, request.param, request.param)
