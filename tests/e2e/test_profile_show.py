@@ -171,7 +171,7 @@ def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str
     assert "give one of them" in sentence(box, "--diff", box, "--validate")
     assert "--anyway belongs to --diff" in sentence(box, "--anyway")
     assert "0.05 for 5 %" in sentence(box, "--diff", box, "--threshold", "-1")
-    assert "see --help" in sentence(box, "--colour")
+    assert "--colour: this option is unknown" in sentence(box, "--colour")
     assert "see --help" in sentence()
 
     path = box / "p2p_bandwidth_2nodes_2gpus_per_node.json"
