@@ -21,6 +21,7 @@ from autopar.command.options import (
 )
 from autopar.errors import DocumentError, OptionError
 from autopar.units import GIB
+from search.engines.job import Engine
 from search.options import PANELS, ProfileMode, SearchOptions
 
 if TYPE_CHECKING:
@@ -568,9 +569,6 @@ def open_documents(
 
 
 _SPACE, _COST, _OUT = PANELS[2:]
-
-
-Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
 
 
 @dataclass(frozen=True, kw_only=True)

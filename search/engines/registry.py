@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import get_args
 
 from search.engines.configuration import Imported
-from search.engines.job import Lower
+from search.engines.job import Engine, Lower
 
 __all__ = ["EXPORTERS", "IMPORTERS", "Import", "importer_for", "lower_for"]
 
 Import = Callable[..., Imported]
 """Takes a Configuration, world_size and num_layers."""
 
-EXPORTERS: tuple[str, ...] = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
+EXPORTERS: tuple[str, ...] = get_args(Engine)
 """Engines by the name of their module here, which has a `lower`."""
 IMPORTERS: tuple[str, ...] = ("galvatron", "megatron")
 """Engines whose configurations are read, by `import_NAME` of a module here."""
