@@ -72,7 +72,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     try:
         cells = planned("p2p") + planned("allreduce")
         with opened(tmp_path) as record:
-            for number in range(200):
+            for number in range(80):
                 record.put(measure(cells[number % len(cells)], factor=1.0 + number))
     finally:
         stop.set()
