@@ -18,7 +18,10 @@ pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `mak
 
 def new(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run autopar-search in a new interpreter."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from search.commands.search import main; main()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "from search.commands.search import main; main()"
+    )
     return checked(
         subprocess.run(
             [sys.executable, "-c", code, *arguments],
