@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import autopar.model_files
-import autopar.specs
+import autopar.documents.model
+import autopar.documents.spec
 import hypothesis
 import numpy as np
 import pydantic
