@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from autopar.documents.spec import load_spec as read_model
     from autopar.estimate.card import load_card as read_card
     from autopar.hardware import HardwareProfile as Hardware
-    from autopar.model import ModelProfile
-    from autopar.model import ModelSpec as Model
+    from autopar.model import ModelProfile, ModelSpec as Model
     from autopar.plans import Plan, Prediction
     from search import plan
     from search.closed_form.calculon import evaluate_many

@@ -1,4 +1,6 @@
-"""Statistics of repeated timings: robust summaries, and warnings in plain words.
+"""Statistics of repeated timings and fits of them: robust summaries, lines, and their doubt.
+
+How often something is timed is decided in `profiler.measure`.
 
 Timings are positive, skewed and have outliers, so the median stands for a cell, and its interval
 comes from order statistics, which ask nothing about the shape of the distribution.

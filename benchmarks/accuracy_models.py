@@ -13,11 +13,9 @@ from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
 from benchmarks.accuracy_rows import Run, UnusableError
-from search.closed_form.calculon import Application, Execution, evaluate
-from search.closed_form.calculon import System as CalculonSystem
+from search.closed_form.calculon import Application, Execution, System as CalculonSystem, evaluate
 from search.closed_form.files import calculon_system, tensor2d_system
-from search.closed_form.tensor2d import Model
-from search.closed_form.tensor2d import evaluate as evaluate_tensor2d
+from search.closed_form.tensor2d import Model, evaluate as evaluate_tensor2d
 from search.options import SearchOptions
 from search.planner.planner import Planner
 

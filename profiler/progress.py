@@ -61,8 +61,13 @@ class Progress:
     def __enter__(self) -> Self:
         if self._enabled and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress as Bar,
+                TextColumn,
+                TimeElapsedColumn,
+            )
 
             bar = Bar(
                 TextColumn("{task.description}"),

@@ -1,4 +1,7 @@
-"""One question with its inputs loaded: what the commands share between options and planner."""
+"""One question with its inputs loaded: what the commands share between request and planner.
+
+How options and inputs are read is in `search.request`, how plans are priced in `search.cost`.
+"""
 
 from __future__ import annotations
 

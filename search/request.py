@@ -1,4 +1,7 @@
-"""What a plan file of ours says about the question that it answers."""
+"""One question as it is asked: options as a typed request, names as documents, defaults filled.
+
+Nothing is priced or searched here, and nothing printed.
+"""
 
 from __future__ import annotations
 

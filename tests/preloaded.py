@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import autopar.documents.model
-import autopar.documents.spec
 import hypothesis
 import numpy as np
 import pydantic
@@ -18,6 +16,9 @@ import pytest
 import rich.console
 import rich.table
 import typer
+
+import autopar.documents.model
+import autopar.documents.spec
 
 with contextlib.suppress(ImportError):  # planning is tested without torch as well
     import torch._dynamo

@@ -1,4 +1,7 @@
-"""How results are set: a console of at most 100 columns, headings, tables and numbers."""
+"""How results are set: a console of at most 100 columns, headings, tables, numbers, pictures.
+
+What is shown is the reports'; here is only how.
+"""
 
 from __future__ import annotations
 

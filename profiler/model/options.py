@@ -1,4 +1,7 @@
-"""What `profile-model` is asked to do, as one validated value."""
+"""What `profile-model` is asked to do, as one validated value, with its lists and ranges.
+
+Which cells follow from it is in `cells`.
+"""
 
 from __future__ import annotations
 

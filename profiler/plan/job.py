@@ -1,4 +1,7 @@
-"""What is to be run, and what was found: the records that the modes of `profile-plan` exchange."""
+"""What is to be run, what was found, and whether the two match: the records of `profile-plan`.
+
+Reading options and plan files is in `question`, running in `run`.
+"""
 
 from __future__ import annotations
 

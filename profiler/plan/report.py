@@ -1,4 +1,7 @@
-"""What `profile-plan` shows of a plan before it runs: what it is, and its arithmetic."""
+"""What `profile-plan` shows and writes: the plan, its arithmetic, what was counted and what ran.
+
+What is found is found elsewhere; here it becomes tables and documents.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Reads the documents of the analytic models: from keys, or from a JSON file."""
+"""What the closed forms are asked about by name or file: applications, models and systems.
+
+The documents themselves are in `calculon.documents` and `tensor2d.documents`; systems are made
+from device cards by `systems`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,9 @@ from autopar.documents.spec import (
 from autopar.errors import InputError
 from autopar.estimate.card import FORMAT, read_card
 from autopar.model import LayerSpec, ModelSpec
-from search.closed_form.calculon.documents import Application
-from search.closed_form.calculon.documents import System as CalculonSystem
+from search.closed_form.calculon.documents import Application, System as CalculonSystem
 from search.closed_form.systems import calculon_from_card, tensor2d_from_card
-from search.closed_form.tensor2d.documents import Model
-from search.closed_form.tensor2d.documents import System as Tensor2dSystem
+from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem
 
 __all__ = [
     "Known",

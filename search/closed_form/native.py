@@ -1,4 +1,7 @@
-"""The compiled engines of the analytic models."""
+"""The compiled closed forms as Python sees them: their module, columns, threads and machines.
+
+What each model packs and unpacks is in its own `engine`.
+"""
 
 from __future__ import annotations
 

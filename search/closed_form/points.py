@@ -17,11 +17,14 @@ from autopar.errors import OptionError
 from search.closed_form.calculon import Application, Execution, System
 from search.closed_form.calculon.documents import CHOICES
 from search.closed_form.calculon.engine import open_model, statistic_names
-from search.closed_form.tensor2d import Model, Strategy
-from search.closed_form.tensor2d import System as Tensor2dSystem
-from search.closed_form.tensor2d.engine import CANDIDATE, STATISTICS, native_engine
-from search.closed_form.tensor2d.engine import COMPAT as TENSOR2D_COMPAT
-from search.closed_form.tensor2d.engine import CORRECT as TENSOR2D_CORRECT
+from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem
+from search.closed_form.tensor2d.engine import (
+    CANDIDATE,
+    COMPAT as TENSOR2D_COMPAT,
+    CORRECT as TENSOR2D_CORRECT,
+    STATISTICS,
+    native_engine,
+)
 
 __all__ = ["PointFile", "calculon_columns", "tensor2d_columns"]
 

@@ -1,4 +1,7 @@
-"""One form for what searches of both analytic models find: for tables, files and pictures."""
+"""One form for what both closed forms are asked and answer: for tables, files and pictures.
+
+Searching is in the models' `exploration`, printing in `search.report.closed_form`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,7 @@ from autopar.documents.checks import nearest_key, validate_document
 from autopar.errors import OptionError
 from search.closed_form.calculon import Application, System, evaluate
 from search.closed_form.calculon.exploration import Found, Objective, Space, explore
-from search.closed_form.tensor2d import Model, Strategy, survey
-from search.closed_form.tensor2d import System as Tensor2dSystem
+from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem, survey
 from search.closed_form.tensor2d.engine import unpack_candidate
 
 __all__ = [

@@ -69,8 +69,10 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    from search.commands import estimate_calculon as cli_estimate_calculon
-    from search.commands import estimate_tensor2d as cli_estimate_tensor2d
+    from search.commands import (
+        estimate_calculon as cli_estimate_calculon,
+        estimate_tensor2d as cli_estimate_tensor2d,
+    )
 
     model, *rest = list(arguments) or ["--help"]
     for module in (cli_estimate_calculon, cli_estimate_tensor2d):

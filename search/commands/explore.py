@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from autopar.command.options import Command
 from search.commands import (
     explore_calculon as cli_explore_calculon,
-)
-from search.commands import (
     explore_tensor2d as cli_explore_tensor2d,
 )
 from search.commands.app import leave, no_model

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.options import Command, make, option, read_values
 from autopar.errors import InfeasibleError, OptionError
-from search.commands.explore_session import AnswerSpec, AskedSpec, Job, Question, numbers
-from search.commands.explore_session import execute as search
+from search.commands.explore_session import (
+    AnswerSpec,
+    AskedSpec,
+    Job,
+    Question,
+    execute as search,
+    numbers,
+)
 from search.commands.explore_tuners import TunerSpec, run_tuner, wants_tuner
 
 if TYPE_CHECKING:

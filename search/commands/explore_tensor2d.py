@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, make, option, read_values
 from autopar.errors import OptionError
-from search.commands.explore_session import AnswerSpec, AskedSpec, Job, Question, numbers
-from search.commands.explore_session import execute as search
+from search.commands.explore_session import (
+    AnswerSpec,
+    AskedSpec,
+    Job,
+    Question,
+    execute as search,
+    numbers,
+)
 
 if TYPE_CHECKING:
     from search.closed_form.questions import Answer, Each

@@ -1,4 +1,6 @@
-"""Prediction of one plan: time and memory by stage, layer run and category.
+"""The prediction of one plan, and the result of a search: what is known of it, as frozen values.
+
+Times and bytes come from `search.cost`; nothing is chosen here.
 
 Searching, `--evaluate` and `autopar-explain` all price plans here, so a plan that is written to a
 file and read back gets the same figures.

@@ -1,6 +1,6 @@
-"""Shows one priced execution to a person: time, memory, rates, requirements, assumptions.
+"""Shows what the closed forms found to a person: one execution, whole spaces, tuning.
 
-Every table is at most 80 columns wide, and says the same without colours.
+Numbers are computed in `search.closed_form`; here they are only set in tables and files.
 """
 
 from __future__ import annotations

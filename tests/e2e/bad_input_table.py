@@ -1,7 +1,7 @@
 """The table of bad input: what is wrong, in which document or option, and the exit code.
 
 `test_bad_input` runs every row in a folder that `prepare` fills with good files, and writes
-`docs/bad-input.md` from the answers.
+`tests/golden/bad_input.md` from the answers.
 """
 
 from __future__ import annotations

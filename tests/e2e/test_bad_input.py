@@ -18,17 +18,9 @@ from profiler.plan import command as plan_cli
 from profiler.verify import command as verify_cli
 from search.commands import (
     estimate as cli_estimate,
-)
-from search.commands import (
     explain as explain_cli,
-)
-from search.commands import (
     explore as cli_explore,
-)
-from search.commands import (
     export as export_cli,
-)
-from search.commands import (
     search as cli,
 )
 from tests.e2e import (
@@ -45,7 +37,7 @@ pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `mak
 pytest.importorskip("torch", reason="the profilers need torch")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "bad-input.md"
+PAGE = ROOT / "tests" / "golden" / "bad_input.md"
 RUN = {
     COMMANDS[0]: cli.run,
     COMMANDS[1]: explain_cli.run,
@@ -240,7 +232,7 @@ def test_installed_command_answers_the_same(
 def test_golden_page_is_current(
     answers: dict[Case, Answer], request: pytest.FixtureRequest
 ) -> None:
-    """docs/bad-input.md shows what the commands answer today."""
+    """tests/golden/bad_input.md shows what the commands answer today."""
     lines = [HEAD]
     for section in dict.fromkeys(case.section for case in CASES):
         lines += [f"## {section[0].upper()}{section[1:]}", "", "| what | exit | answer |"]
@@ -254,5 +246,5 @@ def test_golden_page_is_current(
     page = "\n".join(lines)
     if request.config.getoption("--update-golden"):
         PAGE.write_text(page, encoding="utf-8")
-    assert PAGE.is_file(), "docs/bad-input.md does not exist; `make golden` writes it"
-    assert PAGE.read_text(encoding="utf-8") == page, "docs/bad-input.md differs; run `make golden`"
+    assert PAGE.is_file(), "the golden page does not exist; `make golden` writes it"
+    assert PAGE.read_text(encoding="utf-8") == page, "the golden page differs; run `make golden`"

@@ -17,17 +17,9 @@ from profiler.show import command as show_cli
 from profiler.verify import command as verify_cli
 from search.commands import (
     estimate as cli_estimate,
-)
-from search.commands import (
     explain as explain_cli,
-)
-from search.commands import (
     explore as cli_explore,
-)
-from search.commands import (
     export as export_cli,
-)
-from search.commands import (
     search as cli,
 )
 
@@ -134,9 +126,9 @@ def test_documentation_shows_commands() -> None:
 def test_golden_readme_shows_what_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """The report of `make search` in the README is the one of today, down to the memory."""
+    """The report of `make search` in the README is the one of today, down to the plan."""
     assert cli.run(["--output-config-path", "none"]) == 0
-    report = capsys.readouterr().out.split("\nalternatives\n")[0].rstrip("\n") + "\n"
+    report = capsys.readouterr().out.split("\nstep time\n")[0].rstrip("\n") + "\n"
     path = ROOT / "README.md"
     text = path.read_text(encoding="utf-8")
     shown = plain_blocks(text)[1]

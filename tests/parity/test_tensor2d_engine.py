@@ -36,8 +36,7 @@ from search.closed_form.tensor2d.engine import (
     pack_candidates,
     unpack_candidate,
 )
-from tests.oracles.tensor2d import Candidate
-from tests.oracles.tensor2d import evaluate as readable
+from tests.oracles.tensor2d import Candidate, evaluate as readable
 from tests.oracles.tensor2d.space import candidates
 
 MODEL: dict[str, Any] = {"l": 2000, "e": 1536, "h": 12, "depth": 12, "f": 6144}

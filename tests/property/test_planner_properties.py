@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from autopar.errors import OptionError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from autopar.documents.calibration import (
     Calibration,
@@ -23,8 +22,7 @@ from autopar.documents.calibration import (
 from autopar.errors import DocumentError, OptionError
 from autopar.hardware import Curve
 from autopar.plans import LayerStrategy, Plan, Prediction, VocabStrategy
-from search.commands import explain as explain_cli
-from search.commands import search as cli
+from search.commands import explain as explain_cli, search as cli
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner

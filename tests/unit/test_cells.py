@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from autopar.hardware import OPERATIONS
 from profiler.hardware.cells import (

@@ -12,8 +12,7 @@ import pytest
 
 from autopar.documents.plan import write_strategy
 from autopar.plans import Prediction
-from search.commands import explain as explain_cli
-from search.commands import search as cli
+from search.commands import explain as explain_cli, search as cli
 from search.planner.prediction import SearchResult
 from search.report.files import plan_document
 from tests.unit.cli_results import (

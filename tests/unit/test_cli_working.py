@@ -17,8 +17,7 @@ from autopar.command.options import HELP_WIDTH
 from autopar.command.run import INTERRUPTED
 from autopar.model import LayerProfile, OtherTime, TimePoint
 from autopar.units import GIB
-from search.commands import explain as explain_cli
-from search.commands import search as cli
+from search.commands import explain as explain_cli, search as cli
 from search.commands.app import working
 from search.options import SearchOptions
 from search.request import ROWS, fill_options

@@ -20,8 +20,7 @@ from search.planner.prediction import interval_s, predict, probabilities_faster
 from search.report.explain import show_explanation
 from search.report.files import evaluation_document, plan_document, result_document
 from search.report.plan import show_result
-from tests.cost_cases import TOY_PLAN as PLAN
-from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.cost_cases import TOY_PLAN as PLAN, toy_hardware, toy_model, toy_spec
 from tests.unit.test_spread import measured as spread_hardware
 
 OPTIONS = SearchOptions(time_profile_mode="batch")

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations

@@ -11,8 +11,7 @@ import pytest
 from autopar.documents.plan import read_strategy, strategy_document
 from autopar.documents.spec import write_spec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.commands import export as export_cli
-from search.commands import search as cli
+from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
 from search.engines.registry import EXPORTERS, lower_for
 from search.engines.reprice import change_sentence

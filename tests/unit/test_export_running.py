@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.commands import export as export_cli
-from search.commands import search as cli
+from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import strategy_text
 from search.engines.job import as_typed, different
 from search.engines.registry import EXPORTERS, lower_for

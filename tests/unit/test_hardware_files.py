@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.documents.catalog import find_card
 from autopar.documents.checks import validate_document
@@ -22,8 +21,7 @@ from autopar.documents.hardware import (
     read_hardware_dir,
     write_hardware,
 )
-from autopar.documents.schemas import DOCUMENTS as MODELS
-from autopar.documents.schemas import json_schemas
+from autopar.documents.schemas import DOCUMENTS as MODELS, json_schemas
 from autopar.documents.sidecar import DocumentKind, Run, append_run, read_sidecar, sidecar_path
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile

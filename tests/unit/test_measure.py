@@ -8,8 +8,7 @@ from itertools import repeat
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from autopar.errors import OptionError
 from profiler.measure import BLOCK, Policy, choose_loops, expected_seconds, next_block, warmups

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.model import ModelProfile, OtherTime, ShardedTime
@@ -19,8 +18,7 @@ from search.cost.model import CostModel
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import drawn_step_times, predict
-from tests.cost_cases import TOY_PLAN as PLAN
-from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.cost_cases import TOY_PLAN as PLAN, toy_hardware, toy_model, toy_spec
 
 OPTIONS = SearchOptions(time_profile_mode="batch")
 ONLY, FIRST, LAST = range(3)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.documents.sidecar import sidecar_path

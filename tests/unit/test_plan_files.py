@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from autopar.documents.plan import (
     read_strategy,

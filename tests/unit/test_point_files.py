@@ -16,9 +16,11 @@ from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
 from search.closed_form.points import PointFile, calculon_columns, tensor2d_columns
 from search.closed_form.questions import Answer, search_calculon, search_tensor2d
-from search.closed_form.tensor2d import Model
-from search.closed_form.tensor2d import System as Tensor2dSystem
-from search.closed_form.tensor2d import evaluate as evaluate_tensor2d
+from search.closed_form.tensor2d import (
+    Model,
+    System as Tensor2dSystem,
+    evaluate as evaluate_tensor2d,
+)
 from tests.oracles.calculon import evaluate
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 

@@ -1,4 +1,7 @@
-"""Samples a space with Ray Tune and one of its search algorithms."""
+"""Tuners that come with a package: Ray Tune with its search algorithms, and SMAC.
+
+Spaces, prices and the tuners without a package are in `tune`.
+"""
 
 from __future__ import annotations
 

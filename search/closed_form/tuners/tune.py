@@ -1,4 +1,7 @@
-"""Spaces that a user writes down: for every field of an execution, the values it may take."""
+"""Spaces that a user writes down, their prices, and the tuners that need no package.
+
+Ray Tune and SMAC are in `packages`.
+"""
 
 from __future__ import annotations
 
