@@ -247,7 +247,7 @@ def counted(
     """
     import torch
 
-    from profiler.model.layers.parallel import Sharding
+    from profiler.model.layers.sharding import Sharding
     from profiler.model.timing import time_layer, time_outer
 
     (layer,) = spec.layers

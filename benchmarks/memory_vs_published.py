@@ -22,7 +22,7 @@ from benchmarks.metadata import ROOT, append
 from benchmarks.published_llama import llama_rows
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
 from profiler.model.counting import layer_memory, outer_memory
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 
 __all__ = ["gpt_rows", "main"]
 

@@ -19,7 +19,7 @@ from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
 from profiler.model.counting import ExactMemory, layer_memory, outer_memory
 from profiler.model.layers.outer import OuterPart
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 
 __all__ = ["TOKENS", "llama_rows"]
 

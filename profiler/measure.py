@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "BLOCK",

@@ -10,10 +10,9 @@ import time
 from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
@@ -21,6 +20,9 @@ from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware.cells import Cluster, Group, Round
 from profiler.hardware.options import HardwareOptions
 from profiler.measure import Timer, make_timer
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Session",

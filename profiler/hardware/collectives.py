@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from autopar.hardware import OPERATIONS
 from profiler.hardware.cells import Group
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "COLLECTIVES",

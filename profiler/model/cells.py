@@ -14,7 +14,7 @@ from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.units import format_count
-from profiler.model.layers.parallel import Checkpoint, Sharding
+from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.options import ModelOptions
 
 __all__ = [

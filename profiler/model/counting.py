@@ -33,7 +33,8 @@ from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.outer import OuterPart, build_outer, outer_inputs
-from profiler.model.layers.parallel import Checkpoint, Sharding, SoleRank
+from profiler.model.layers.parallel import SoleRank
+from profiler.model.layers.sharding import Checkpoint, Sharding
 
 __all__ = [
     "DTYPES",

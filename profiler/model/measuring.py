@@ -26,7 +26,8 @@ from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.outer import build_outer, outer_inputs
-from profiler.model.layers.parallel import Sharding, SoleRank
+from profiler.model.layers.parallel import SoleRank
+from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
 from profiler.model.options import Dtype, ModelOptions, Unit
 from profiler.model.sources import ModuleSource, rehearse

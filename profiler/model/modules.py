@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from autopar.errors import AutoparError, InputError, InstallError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 __all__ = [

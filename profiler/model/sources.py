@@ -15,13 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError
 from autopar.estimate.memory import tensor_degrees
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import (
     Built,
     LayerCall,
@@ -41,6 +39,7 @@ from profiler.model.modules import (
 from profiler.processes import available_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 __all__ = [

@@ -26,7 +26,8 @@ from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
 from profiler.model.layers.outer import OuterPart, build_outer, build_stack, outer_inputs
-from profiler.model.layers.parallel import Sharding, timed_group
+from profiler.model.layers.parallel import timed_group
+from profiler.model.layers.sharding import Sharding
 
 __all__ = [
     "APART",

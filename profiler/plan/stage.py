@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from autopar.model import ModelSpec
 from profiler.model.layers.blocks import build_layer
 from profiler.model.layers.outer import build_outer
-from profiler.model.layers.parallel import Checkpoint, Sharding
+from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.plan.arithmetic import Cube, Layout, layer_layout, vocab_layout
 from profiler.plan.exchange import (
     Piece,

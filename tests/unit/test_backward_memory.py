@@ -89,7 +89,7 @@ def test_the_rule_is_never_below_a_count(
     """Narrow MLPs, wide attention, shared heads, cross-attention, mixtures."""
     pytest.importorskip("torch", reason="counting needs torch")
     from profiler.model.counting import layer_memory
-    from profiler.model.layers.parallel import Sharding
+    from profiler.model.layers.sharding import Sharding
 
     values: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 8, "head_dim": 16, **fields}
     layer = LayerSpec(num_layers=1, seq_length=256, hidden_size=128, **values)

@@ -14,7 +14,7 @@ import pytest
 
 from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
 
@@ -240,7 +240,7 @@ import json, resource, sys, time
 started = time.perf_counter()
 from autopar.documents.spec import load_spec
 from profiler.model.counting import layer_memory, outer_memory
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 import torch.distributed as dist
 spec = load_spec("llama3-8b")
 points = 0

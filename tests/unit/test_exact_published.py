@@ -16,7 +16,7 @@ import pytest
 
 from autopar.documents.spec import load_spec
 from autopar.units import MIB
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 
 pytest.importorskip("torch", reason="the profilers need torch")
 

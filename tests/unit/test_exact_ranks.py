@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.model import LayerSpec, ModelSpec
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")

@@ -199,7 +199,7 @@ def test_the_llama_block_keeps_more_than_its_share() -> None:
     """Counted exactly: 344.27 MiB at t = 2; degrees that were not counted are never below."""
     pytest.importorskip("torch", reason="counting needs torch")
     from profiler.model.counting import layer_memory
-    from profiler.model.layers.parallel import Sharding
+    from profiler.model.layers.sharding import Sharding
 
     counted = {
         t: layer_memory(LLAMA, Sharding(degree=t, kind="ulysses")).activation_bytes
@@ -303,7 +303,7 @@ def test_what_a_checkpointed_layer_keeps_is_its_input_over_the_degree() -> None:
     """Counted exactly, for Megatron and DTensor with split sequences, and for Ulysses."""
     pytest.importorskip("torch", reason="counting needs torch")
     from profiler.model.counting import layer_memory
-    from profiler.model.layers.parallel import Sharding
+    from profiler.model.layers.sharding import Sharding
 
     whole = layer_memory(LLAMA, Sharding(checkpoint="full")).activation_bytes
     assert whole == 32 * MIB

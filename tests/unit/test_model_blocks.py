@@ -15,7 +15,7 @@ from autopar.documents.spec import (
     parameter_count,
 )
 from autopar.errors import InputError
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 from tests.unit.small_models import GPT, LLAMA, MODEL
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")

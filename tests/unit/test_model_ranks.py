@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 from tests.gloo import run_ranks
 from tests.unit.small_models import LAYERS, MIXTURE, MODEL
 

@@ -11,7 +11,7 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.measure import Policy
-from profiler.model.layers.parallel import Sharding
+from profiler.model.layers.sharding import Sharding
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
 

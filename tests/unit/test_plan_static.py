@@ -64,7 +64,8 @@ def test_layer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     import torch
 
     from profiler.model.layers.blocks import build_layer
-    from profiler.model.layers.parallel import Sharding, SoleRank
+    from profiler.model.layers.parallel import SoleRank
+    from profiler.model.layers.sharding import Sharding
 
     group = SoleRank(degree) if degree > 1 else None
     module = build_layer(

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 from autopar.model import ModelSpec  # noqa: E402
 from profiler.model.layers.blocks import build_layer  # noqa: E402
 from profiler.model.layers.outer import build_outer  # noqa: E402
-from profiler.model.layers.parallel import Sharding, SoleRank  # noqa: E402
+from profiler.model.layers.parallel import SoleRank  # noqa: E402
+from profiler.model.layers.sharding import Sharding  # noqa: E402
 from profiler.plan.arithmetic import Cube, Layout  # noqa: E402
 from profiler.plan.exchange import Piece, fill, pieces_of, shapes  # noqa: E402
 from tests.plan_cases import GPT, LLAMA, MOE, MQA, TIED  # noqa: E402

@@ -17,7 +17,7 @@ from autopar.estimate import estimate_model  # noqa: E402
 from profiler.model import shipped  # noqa: E402
 from profiler.model.cells import with_seq_lengths  # noqa: E402
 from profiler.model.counting import layer_memory, outer_memory  # noqa: E402
-from profiler.model.layers.parallel import Sharding  # noqa: E402
+from profiler.model.layers.sharding import Sharding  # noqa: E402
 
 
 def recounted(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:

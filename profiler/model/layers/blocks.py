@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import LayerSpec
-from profiler.model.layers.parallel import ColumnParallel, RowParallel, Sharding, TensorGroup
+from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
+from profiler.model.layers.sharding import Sharding
 
 __all__ = [
     "Experts",

@@ -19,12 +19,12 @@ from autopar.model import ModelSpec
 from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
 from profiler.model.layers.parallel import (
     ColumnParallel,
-    Sharding,
     TensorGroup,
     all_gather,
     all_reduce,
     reduce_scatter,
 )
+from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import Built
 
 __all__ = [
