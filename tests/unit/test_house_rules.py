@@ -341,3 +341,22 @@ def test_entry_point_answers_help(command: str) -> None:
     assert command in done.stdout
     assert done.stdout.rstrip().endswith("no torch")
     assert "Traceback" not in done.stderr
+
+
+def test_an_editable_install_adds_no_folder_above_the_clone(tmp_path: Path) -> None:
+    """A folder that is named as a package and lies beside the clone is not imported."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import autopar, json, sys; print(json.dumps([list(autopar.__path__), sys.path]))",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packages, path = json.loads(done.stdout)
+
+    assert packages == [str(ROOT / "autopar")]
+    assert {str(parent) for parent in ROOT.parents} & set(path) == set()
