@@ -43,14 +43,15 @@ print("imports: ok, all from the installed wheel, without torch")
 PY
 "$work/venv/bin/autopar-search" --help >help.txt
 grep -q -- '--memory-constraint' help.txt
-"$work/venv/bin/autopar-search" --json plan.json
+"$work/venv/bin/autopar" --version
+"$work/venv/bin/autopar" search --json plan.json
 "$work/venv/bin/python" -c "
 import json
 answer = json.load(open('plan.json'))
 assert answer['status'] == 'optimal' and answer['legal'] and answer['fits'], answer['status']
 print('search: ok,', round(answer['samples_per_s'], 3), 'samples/s')
 "
-hardware=$("$work/venv/bin/python" -c "from autopar import catalog; print(catalog.find_hardware('a100-80gb_1x8'))")
+hardware=$("$work/venv/bin/python" -c "from autopar.documents import catalog; print(catalog.find_hardware('a100-80gb_1x8'))")
 "$work/venv/bin/profile-show" "$hardware" >show.txt
 grep -q 'bus bandwidth' show.txt
 if "$work/venv/bin/python" -m profiler.hardware 2>sentence.txt; then

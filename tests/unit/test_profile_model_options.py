@@ -224,8 +224,8 @@ def test_command_line_without_torch() -> None:
 def test_an_unknown_model_is_said_without_torch() -> None:
     """Importing torch takes seconds, which a wrong name need not wait for."""
     script = (
-        "import sys\nfrom profiler import model_cli\n"
-        "code = model_cli.run(['--model', 'llama2-7c'])\nprint(code, 'torch' in sys.modules)"
+        "import sys\nfrom profiler.model import command\n"
+        "code = command.run(['--model', 'llama2-7c'])\nprint(code, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
