@@ -49,9 +49,13 @@ def real_counts() -> list[tuple[int, int, int]]:
     on: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
     for kind, checkpoint, experts in REAL:
         sharding = Sharding(degree=dist.get_world_size(), kind=kind, checkpoint=checkpoint)
-        layer = build_layer(small(experts), sharding, group=group, **on)
-        inputs = layer_inputs(small(experts), sharding, batch=2, **on)
-        found.append(count_memory(layer, inputs))
+        counts = []
+        for _ in range(2):
+            layer = build_layer(small(experts), sharding, group=group, **on)
+            inputs = layer_inputs(small(experts), sharding, batch=2, **on)
+            counts.append(count_memory(layer, inputs))
+        # gloo's thread lets go of tensors late, on a busy machine very late: that only adds
+        found.append(min(counts, key=lambda counted: counted.peak_bytes))
     spec = ModelSpec(name="small", layers=(SMALL,), vocab_size=1000)
     for kind, part in product(("tp", "sp", "ulysses"), ("only", "first", "last")):
         where: dict[str, Any] = {"degree": dist.get_world_size(), "kind": kind, **on}
