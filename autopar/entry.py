@@ -169,14 +169,13 @@ def _help() -> str:
 
 def _refuse(arguments: list[str]) -> None:
     """End with 2 and one sentence: the first words name no command."""
-    from difflib import get_close_matches
+    from autopar.errors import did_you_mean
 
     inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
     if arguments[0] == "profile":
         said = "autopar profile: say what to profile, one of " + ", ".join(inner)
     else:
         said = f"autopar: the command {arguments[0]!r:.60} is unknown"
-        near = get_close_matches(arguments[0], SUBCOMMANDS, n=1, cutoff=0.5)
-        said += f"; did you mean {near[0]!r}?" if near else "; see autopar --help"
+        said += did_you_mean(arguments[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
     sys.stderr.write(said + "\n")
     sys.exit(2)

@@ -8,11 +8,13 @@
     |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
 
-Every message is one sentence a user can act on. Programming errors stay `AssertionError`s.
+Every message is one sentence a user can act on. Programming errors stay `AssertionError`s. What
+such a sentence proposes in place of an unknown word is found here, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +26,9 @@ __all__ = [
     "InputError",
     "InstallError",
     "OptionError",
+    "did_you_mean",
+    "nearest",
+    "nearest_words",
 ]
 
 
@@ -85,3 +90,57 @@ class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented publi
 
 class InstallError(AutoparError):
     """The installation is incomplete; the message names the command that completes it."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What was meant by a word that nobody knows.
+
+
+_LONGEST = 200
+"""Characters of a word that are compared; the time of a comparison grows with their square."""
+
+
+def nearest_words(word: str, known: Iterable[str], cutoff: float, most: int = 1) -> list[str]:
+    """Return the known words that are most like one, the likest first; maybe none.
+
+    cutoff : the least likeness, from 0 (anything) to 1 (the same).
+    """
+    from difflib import get_close_matches  # late: a command that goes right needs it never
+
+    return get_close_matches(word[:_LONGEST], list(known), n=most, cutoff=cutoff)
+
+
+def nearest(
+    word: str, known: Iterable[str], cutoff: float, *, any_case: bool = False
+) -> str | None:
+    """Return the known word that is most like one; None: none is.
+
+    any_case : where none is, take the word in lower case.
+    """
+    words = list(known)
+    found = nearest_words(word, words, cutoff)
+    if any_case and not found:
+        found = nearest_words(word.lower(), words, cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(
+    word: str,
+    known: Iterable[str],
+    cutoff: float,
+    *,
+    otherwise: str | None = None,
+    form: str = "{!r}",
+    any_case: bool = False,
+) -> str:
+    """Return the end of a sentence on an unknown word: `; did you mean 'X'?`.
+
+    Parameters
+    ----------
+    otherwise : the remedy where no known word is near; by default there is none.
+    form : how the word is written.
+    """
+    near = nearest(word, known, cutoff, any_case=any_case)
+    if near is not None:
+        return f"; did you mean {form.format(near)}?"
+    return f"; {otherwise}" if otherwise else ""

@@ -6,7 +6,6 @@ Nothing is priced or searched here, and nothing printed.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from autopar.command.options import (
     validate,
     written,
 )
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import DocumentError, OptionError, did_you_mean
 from autopar.units import GIB
 from search.engines.job import Engine
 from search.options import PANELS, ProfileMode, SearchOptions
@@ -520,9 +519,9 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
     for name, value in options.items():
         key = _GIB_KEYS.get(name, name)
         if key not in known:
-            near = difflib.get_close_matches(name, [*known, *_GIB_KEYS], n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "see search.SearchOptions"
-            raise OptionError(f"unknown option {name!r}; {hint}")
+            names = (*known, *_GIB_KEYS)
+            hint = did_you_mean(name, names, 0.5, otherwise="see search.SearchOptions")
+            raise OptionError(f"unknown option {name!r}{hint}")
         if name in _GIB_KEYS:
             value = float(value) * GIB
         if key in _TUPLES:

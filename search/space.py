@@ -6,12 +6,11 @@ cost model's business, what is legal for this model is decided when its row is p
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.errors import OptionError
+from autopar.errors import OptionError, nearest
 from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault
 from search.options import SearchOptions
 
@@ -190,10 +189,10 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             raise fail(f"expected key=integer, got {part.strip()!r}")
         key, value = _SYNONYMS.get(match[1], match[1]), int(match[2])
         if key not in _KIND:
-            near = difflib.get_close_matches(key, list(_KIND), n=1, cutoff=0.4)
+            near = nearest(key, _KIND, 0.4)
             raise fail(
                 f"unknown key {key!r}"
-                + (f", did you mean {near[0]!r}?" if near else f", known are {', '.join(_KIND)}")
+                + (f", did you mean {near!r}?" if near else f", known are {', '.join(_KIND)}")
             )
         if colon and _KIND[key] != "layer":
             raise fail(f"{key!r} belongs to the whole plan and cannot follow {scope.strip()!r}")

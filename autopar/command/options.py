@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.command import run as commands
 from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
-from autopar.errors import OptionError
+from autopar.errors import OptionError, did_you_mean
 
 __all__ = [
     "HELP_WIDTH",
@@ -32,7 +32,6 @@ __all__ = [
     "convert",
     "given_options",
     "make",
-    "nearest",
     "normalise",
     "option",
     "read_values",
@@ -341,9 +340,8 @@ def _take_foreign(
 
 
 def _unknown(written: str, name: str, known: Collection[str]) -> OptionError:
-    near = nearest(name, known, 0.5)
-    hint = f"did you mean --{near}?" if near else "see --help"
-    return OptionError(f"--{written}: this option is unknown; {hint}")
+    hint = did_you_mean(name, known, 0.5, otherwise="see --help", form="--{}", any_case=True)
+    return OptionError(f"--{written}: this option is unknown{hint}")
 
 
 def _take_flag(
@@ -590,8 +588,7 @@ def _expected(row: Row) -> str:
 def _no_choice(row: Row, value: object) -> OptionError:
     words = list(row.choices)
     listed = ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
-    near = nearest(str(value), words, 0.6)
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = did_you_mean(str(value), words, 0.6, any_case=True)
     return OptionError(f"--{row.name}: expected {listed}, got {value!r:.60}{hint}")
 
 
@@ -616,16 +613,6 @@ def words_of(row: Row, raw: Any) -> list[str]:
         return [f"--{row.name}" if raw else f"--no-{row.name}"]
     texts = raw if isinstance(raw, list | tuple) else [raw]
     return [word for text in texts for word in (f"--{row.name}", shlex.quote(str(text)))]
-
-
-def nearest(word: str, known: Collection[str], cutoff: float) -> str | None:
-    """Return the known word that is most like one, as it is or in lower case; None: none is."""
-    from difflib import get_close_matches
-
-    words = list(known)
-    found = get_close_matches(word, words, n=1, cutoff=cutoff)
-    found = found or get_close_matches(word.lower(), words, n=1, cutoff=cutoff)
-    return found[0] if found else None
 
 
 # --- help -------------------------------------------------------------------------------------

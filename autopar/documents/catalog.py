@@ -6,7 +6,6 @@ installation does not, so the folder that contains the package is tried after it
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 
 __all__ = [
@@ -296,7 +295,7 @@ def _aliases(path: Path) -> list[str]:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    close = nearest_words(name.lower(), names, 0.5, most=3)
     if close:
         return f"did you mean {' or '.join(close)}"
     return f"known: {', '.join(names)}" if names else "none is shipped"

@@ -9,7 +9,6 @@ known key of a misspelt one, and the JSON Schema all come from that table.
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from autopar.documents.json import load_object, shorten
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, nearest
 
 __all__ = [
     "INT",
@@ -43,7 +42,6 @@ __all__ = [
     "document_errors",
     "key_error",
     "load_document",
-    "nearest_key",
     "validate_document",
 ]
 
@@ -239,12 +237,6 @@ class StrictObject(BaseModel):
         return {key: value for key, value in data.items() if not key.startswith("_")}
 
 
-def nearest_key(key: str, known: list[str]) -> str | None:
-    """Return the known key most similar to `key`."""
-    matches = difflib.get_close_matches(key[:200], known, n=1, cutoff=0.0)
-    return matches[0] if matches else None
-
-
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -311,7 +303,7 @@ def _problem(text: str) -> PydanticCustomError:
 
 
 def _unknown_key(key: str, known: list[str]) -> str:
-    near = nearest_key(key, known)
+    near = nearest(key, known, 0.0)
     return "this key is unknown" + (f"; the nearest known key is {near!r}" if near else "")
 
 

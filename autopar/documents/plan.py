@@ -7,7 +7,6 @@ read. Writing is atomic and depends on the content only.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from autopar.documents.plan_entries import (
     VersionsEntry,
     WidestCellEntry,
 )
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, nearest
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
 
@@ -428,8 +427,8 @@ class _Reader:
     def check_keys(self, known: Sequence[str]) -> None:
         for key in self.values:
             if key not in known and not key.startswith("_"):
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else "remove it"
+                near = nearest(key, known, 0.5)
+                hint = f"did you mean {near!r}?" if near else "remove it"
                 raise self.fail(key, f"unknown key with value {shorten(self.values[key])}", hint)
 
     def _integer(self, key: str, value: object, low: int, high: int, expected: str) -> int:

@@ -8,7 +8,6 @@ A spec comes from a shipped name, from a Hugging Face `config.json` or from our 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -21,7 +20,7 @@ from pydantic import create_model
 from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, Value, validate_document
 from autopar.documents.json import load_object, shorten
-from autopar.errors import DocumentError, InputError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_count
 
@@ -236,8 +235,8 @@ class _Config:
         if value is None and default is not None:
             return default
         if key not in self.data:
-            near = difflib.get_close_matches(key, list(self.data), n=1, cutoff=0.8)
-            remedy = f"the file has the similar key {near[0]!r}" if near else None
+            near = nearest(key, self.data, 0.8)
+            remedy = f"the file has the similar key {near!r}" if near else None
             raise DocumentError(
                 self.path, f"this key is missing, expected {expected}", key=key, remedy=remedy
             )
@@ -460,11 +459,11 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     parse = _FAMILIES.get(family) if isinstance(family, str) else None
     if parse is None:
         found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
-        near = difflib.get_close_matches(str(family)[:50], list(_FAMILIES), n=1, cutoff=0.6)
+        near = nearest(str(family)[:50], _FAMILIES, 0.6)
         raise DocumentError(
             path,
             f"{found}, expected one of {', '.join(_FAMILIES)}"
-            + (f" (the nearest is {near[0]})" if near else ""),
+            + (f" (the nearest is {near})" if near else ""),
             key="model_type",
             remedy='or write {"format": "autopar-model", "name": ..., "layers": [{"num_layers": '
             '..., "seq_length": ..., "hidden_size": ..., "num_heads": ..., "ffn_hidden_size": '

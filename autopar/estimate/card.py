@@ -31,9 +31,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, key_error, nearest_key, validate_document
+from autopar.documents.checks import StrictObject, key_error, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, nearest
 from autopar.hardware import Curve, HardwareProfile
 from autopar.sources import Source
 from autopar.units import MIB
@@ -153,7 +153,7 @@ class _Range:
             raise key_error(f"the value is {shorten(entry)}, expected {self.shape}")
         for key in entry:
             if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
-                near = nearest_key(key, _ENTRY_KEYS)
+                near = nearest(key, _ENTRY_KEYS, 0.0)
                 raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
         if "value" not in entry:
             raise key_error(f"this key is missing, expected {self.expected}", "value")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autopar.command.options import make, nearest, option, read_values, rows_of
+from autopar.command.options import make, option, read_values, rows_of
 from autopar.documents.json import shorten
-from autopar.errors import OptionError
+from autopar.errors import OptionError, did_you_mean
 from autopar.units import GIB, MIB
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 
@@ -56,8 +56,7 @@ def parse_operations(names: Sequence[str]) -> tuple[str, ...]:
         elif plain in OPERATIONS:
             found.add(plain)
         else:
-            near = nearest(plain, OPERATIONS, 0.6)
-            hint = f"; did you mean {near!r}?" if near else ""
+            hint = did_you_mean(plain, OPERATIONS, 0.6)
             raise OptionError(
                 f"the operation {shorten(name)} is unknown, expected "
                 f"{', '.join(OPERATIONS)} or all{hint}"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.documents.spec import load_spec
-from autopar.errors import InputError, OptionError
+from autopar.errors import InputError, OptionError, nearest
 from autopar.estimate.memory import tensor_degrees
 from autopar.model import LayerSpec, ModelSpec
 from profiler.model.layers.sharding import Sharding
@@ -313,9 +312,9 @@ def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         names = [name for name, value in vars(module).items() if callable(value)]
-        near = difflib.get_close_matches(attribute, names, n=1, cutoff=0.5)
+        near = nearest(attribute, names, 0.5)
         problem = "cannot be called" if hasattr(module, attribute) else "does not exist"
-        remedy = f"did you mean {near[0]}" if near else "name a function or class"
+        remedy = f"did you mean {near}" if near else "name a function or class"
         raise InputError(
             f"--model: {attribute!r} of Python module {module_name} {problem}; {remedy}"
         )

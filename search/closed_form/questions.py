@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from autopar.documents.checks import nearest_key, validate_document
-from autopar.errors import OptionError
+from autopar.documents.checks import validate_document
+from autopar.errors import OptionError, nearest
 from search.closed_form.calculon import Application, System, evaluate
 from search.closed_form.calculon.exploration import Found, Objective, Space, explore
 from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem, survey
@@ -143,7 +143,7 @@ def _check(axes: Sequence[Axis], known: list[str]) -> None:
         if axis.path not in known:
             raise OptionError(
                 f"--sweep: {axis.path!r:.80} is no number of the documents; "
-                f"the nearest one is {nearest_key(axis.path, known)!r}"
+                f"the nearest one is {nearest(axis.path, known, 0.0)!r}"
             )
         if axis.path in (other.path for other in axes[:place]):
             raise OptionError(f"--sweep: {axis.path} is given twice; give one list of values")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from autopar.command import run as commands
-from autopar.errors import DocumentError, InputError, OptionError
+from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
 __all__ = ["leave", "no_model", "refuse_nonsense", "talk", "working", "write_answer"]
 
@@ -118,6 +117,5 @@ def no_model(word: str) -> NoReturn:
     """Raise OptionError for a command line that does not begin with a model."""
     if word.startswith("-"):
         raise OptionError("say which model, calculon or tensor2d, before the options")
-    near = difflib.get_close_matches(word, ("calculon", "tensor2d"), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(word, ("calculon", "tensor2d"), 0.6, form="{}")
     raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")

@@ -151,9 +151,8 @@ def execute(raw: dict[str, Any]) -> int:
 
 def _asked(given: Tensor2dSpec) -> dict[str, Any]:
     """Return what is asked for, options before the execution file."""
-    from autopar.documents.checks import nearest_key
     from autopar.documents.json import load_object, shorten
-    from autopar.errors import DocumentError
+    from autopar.errors import DocumentError, nearest
 
     asked: dict[str, Any] = {}
     path = given.execution
@@ -162,7 +161,7 @@ def _asked(given: Tensor2dSpec) -> dict[str, Any]:
             if key.startswith("_"):
                 continue
             if key not in _FILE_KEYS:
-                near = nearest_key(key, list(_FILE_KEYS))
+                near = nearest(key, _FILE_KEYS, 0.0)
                 raise DocumentError(
                     path, f"this key is unknown; the nearest known key is {near!r}", key=key
                 )

@@ -29,7 +29,6 @@ FORBIDDEN = {  # package: what none of its modules may import, at any depth of i
 LEAST_LINES, MOST_LINES, MOST_FILES = 100, 800, 15
 SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
-    "autopar/errors.py": "the tree of errors, drawn in one place",
     "autopar/sources.py": "what documents of every kind carry along",
     "autopar/units.py": "imports nothing, so that `--help` is quick",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",

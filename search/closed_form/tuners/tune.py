@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.documents.checks import nearest_key
 from autopar.documents.json import load_object, shorten
-from autopar.errors import DocumentError, InputError, InstallError
+from autopar.errors import DocumentError, InputError, InstallError, nearest
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model, unpack_execution
@@ -230,7 +229,7 @@ def load_space(
     known = tuple(Execution.model_fields)
     for name in keys:
         if name not in known:
-            near = f"the nearest known key is {nearest_key(name, list(known))!r}"
+            near = f"the nearest known key is {nearest(name, known, 0.0)!r}"
             raise DocumentError(path, "this key is unknown", key=name, remedy=near)
     keys.setdefault("training", True)
     keys.setdefault("structure_type", structure_type)
