@@ -10,22 +10,30 @@ from __future__ import annotations
 __all__ = [
     "GB",
     "GIB",
+    "KIB",
     "MIB",
     "MS",
     "format_bytes",
     "format_count",
     "format_duration",
+    "format_exact_size",
+    "format_magnitude",
+    "format_message",
     "format_seconds",
+    "format_size",
 ]
 
 MS = 1e-3
 """Seconds in a millisecond."""
+KIB = 1 << 10
+"""Bytes in a KiB."""
 MIB = 1 << 20
 """Bytes in the unit that the memory files call MB."""
 GIB = 1 << 30
 """Bytes in a GiB, the unit of `--memory-constraint`."""
 GB = 10**9
 """Bytes in a GB, the unit of documented bandwidths (GB/s)."""
+_LETTERS = ((GIB, "G"), (MIB, "M"), (KIB, "K"))
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -33,6 +41,40 @@ def format_bytes(num_bytes: float) -> str:
     if abs(num_bytes) >= GIB / 2:
         return f"{num_bytes / GIB:.2f} GiB"
     return f"{num_bytes / MIB:.2f} MiB"
+
+
+def format_size(num_bytes: float) -> str:
+    """Return a message size for people: 64K, 32M, 1G (powers of 1024) where it is whole."""
+    for unit, letter in _LETTERS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.4g}{letter}"
+    return f"{num_bytes:.4g}B"
+
+
+def format_exact_size(num_bytes: int, *, in_words: bool = False) -> str:
+    """Return a size in the shortest spelling that the option `--sizes` reads back, 64K.
+
+    in_words : for a sentence, `64 KiB` and `100 bytes`.
+    """
+    for unit, letter in _LETTERS:
+        if num_bytes % unit == 0:
+            return f"{num_bytes // unit}" + (f" {letter}iB" if in_words else letter)
+    return f"{num_bytes} bytes" if in_words else str(num_bytes)
+
+
+def format_message(num_bytes: float) -> str:
+    """Return a message size for a sentence, in MiB or KiB with up to six digits."""
+    return f"{num_bytes / MIB:g} MiB" if num_bytes >= MIB else f"{num_bytes / KIB:g} KiB"
+
+
+def format_magnitude(num_bytes: float) -> str:
+    """Return bytes in the unit of their magnitude, as the published sentences of Calculon do."""
+    units = ("iB", "kiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    power = 0
+    while num_bytes >= KIB and power < len(units) - 1:
+        num_bytes /= KIB
+        power += 1
+    return f"{num_bytes:.3f} {units[power]}"
 
 
 def format_count(count: int, one: str, several: str | None = None) -> str:

@@ -10,8 +10,7 @@ from typing import Self
 from autopar.documents.sidecar import Measurement
 from autopar.hardware import OPERATIONS
 from autopar.statistics import summarize
-from autopar.units import GB, format_seconds
-from profiler.hardware.options import format_size
+from autopar.units import GB, format_exact_size, format_seconds
 from profiler.hardware.overlap import slowdowns
 
 __all__ = ["Progress", "describe", "say"]
@@ -31,7 +30,7 @@ def describe(measurement: Measurement) -> str:
     )
     if not m.consecutive:
         group = f"strided {group}"
-    name = f"{m.operation:<23s} {group:<20s} {format_size(int(m.size_bytes or 0)):>5s}"
+    name = f"{m.operation:<23s} {group:<20s} {format_exact_size(int(m.size_bytes or 0)):>5s}"
     if m.status != "ok":
         return f"{name}  {m.status}: {m.reason}"
     if "time" not in m.samples_s:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.command.options import Command, make, option, read_values
+from autopar.units import GIB
 
 __all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run"]
 
@@ -132,7 +133,7 @@ def _card_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         [
             row["name"],
             row["description"].partition(" in ")[0],
-            f"{row['memory_bytes'] / 2**30:.1f} GiB",
+            f"{row['memory_bytes'] / GIB:.1f} GiB",
             f"{row['bf16_flop_per_s'] / 1e12:,.0f} TFLOP/s",
             f"{row['memory_bytes_per_s'] / 1e9:,.0f} GB/s",
             str(row["gpus_per_node"]),

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autopar.errors import InstallError, OptionError
-from autopar.units import GB, GIB, MIB
+from autopar.units import GB
 
 __all__ = [
     "COLOURS",
@@ -33,7 +33,6 @@ __all__ = [
     "WIDTH",
     "drawn",
     "format_rate",
-    "format_size",
     "make_console",
     "make_table",
     "print_heading",
@@ -214,14 +213,6 @@ def print_table(
     for row, style in zip_longest(rows, styles):
         table.add_row(*(escape(row[i]) for i in kept), style=style)
     console.print(table)
-
-
-def format_size(num_bytes: float) -> str:
-    """Return a message size for people: 64K, 32M, 1G (powers of 1024) where it is whole."""
-    for unit, letter in ((GIB, "G"), (MIB, "M"), (1024, "K")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.4g}{letter}"
-    return f"{num_bytes:.4g}B"
 
 
 def format_rate(bytes_per_s: float) -> str:

@@ -36,7 +36,7 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.sources import Source
-from autopar.units import GB, MIB, MS
+from autopar.units import GB, MIB, MS, format_message
 
 __all__ = [
     "MAKE_HARDWARE",
@@ -318,7 +318,7 @@ def falling_times(hardware: HardwareProfile) -> str | None:
     fall, size_bytes = worst[name]
     return (
         f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
-        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {_size(size_bytes)}; they are "
+        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
         "priced by the nearest times that rise: measure again when the machine is quiet"
     )
 
@@ -340,10 +340,6 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
         f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
         "price does not move in the interval of the step time"
     )
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / MIB:g} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:g} KiB"
 
 
 def reference_bytes(sidecar: Sidecar | None) -> float | None:

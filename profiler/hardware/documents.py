@@ -24,7 +24,7 @@ from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
 from autopar.statistics import Summary, latency_bandwidth_fit, summarize
-from autopar.units import GB, MIB, MS, format_count
+from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.cells import Cluster
 from profiler.hardware.options import HardwareOptions
 
@@ -258,11 +258,11 @@ def _at_reference(
         return wanted
     reason = (wanted.reason or wanted.status) if wanted is not None else "not measured"
     below = [size for size, m in cells.items() if size < reference_bytes and _median(m)]
-    where = f"{key}: {_size(reference_bytes)} is missing ({reason}) and "
+    where = f"{key}: {format_exact_size(reference_bytes, in_words=True)} is missing ({reason}) and "
     if not below:
         warnings.append(where + "no smaller size was measured, so the file has no such key")
         return None
-    warnings.append(where + f"the value is that of {_size(max(below))}")
+    warnings.append(where + f"the value is that of {format_exact_size(max(below), in_words=True)}")
     return cells[max(below)]
 
 
@@ -314,7 +314,7 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
             left_out: dict[str, list[str]] = {}
             for size in sorted(set(whole) - set(times)):
                 reason = whole[size].reason or whole[size].status
-                left_out.setdefault(reason, []).append(_size(size))
+                left_out.setdefault(reason, []).append(format_exact_size(size, in_words=True))
             for reason, sizes in left_out.items():
                 warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
             if len(times) < _MIN_SP_TIME_SIZES:
@@ -352,11 +352,3 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
             "overlap_coe was measured on one device, with a copy in place of communication"
         )
     return min(max(1.0, slowdowns[worst]), _MAX_OVERLAP)
-
-
-def _size(num_bytes: int) -> str:
-    """Return a size as the option --sizes takes it."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes % factor == 0 and num_bytes >= factor:
-            return f"{num_bytes // factor} {unit}"
-    return f"{num_bytes} bytes"

@@ -11,7 +11,7 @@ from typing import Literal
 from autopar.command.options import make, option, read_values, rows_of
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
-from autopar.units import GIB, MIB
+from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Dtype",
     "HardwareOptions",
     "build_options",
-    "format_size",
     "parse_groups",
     "parse_operations",
     "parse_size",
@@ -35,7 +34,7 @@ MAX_BYTES = 1 << 40
 """No message is larger."""
 _ELEMENT_BYTES = 4
 """Of the largest element type; every size is whole elements of all of them."""
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": MIB, "G": GIB}
+_UNITS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB}
 _SIZE = re.compile(r"(\d{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
 _FACTOR = re.compile(r"[x*](\d{1,6})", re.IGNORECASE)
 
@@ -129,14 +128,6 @@ def parse_groups(text: str) -> tuple[int, ...] | None:
             )
         found.add(int(part))
     return tuple(sorted(found))
-
-
-def format_size(num_bytes: int) -> str:
-    """Return a size in the shortest spelling that `parse_size` reads back."""
-    for name in ("G", "M", "K"):
-        if num_bytes % _UNITS[name] == 0:
-            return f"{num_bytes // _UNITS[name]}{name}"
-    return str(num_bytes)
 
 
 def _factor(text: str) -> int:

@@ -18,13 +18,12 @@ from autopar.command.show import (
     OPERATION_NAMES,
     QUIET,
     drawn,
-    format_size,
     print_heading,
     save_figure,
 )
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
-from autopar.units import GB, format_seconds
+from autopar.units import GB, format_seconds, format_size
 from profiler.show.head import stamps
 from profiler.show.read import Folder, Point, Series, SeriesKey, bus_bytes_per_s, series_of
 

@@ -13,14 +13,13 @@ from rich.console import Console
 from autopar.command.show import (
     OPERATION_NAMES,
     format_rate,
-    format_size,
     print_heading,
     print_line,
     print_pair,
     print_table,
 )
 from autopar.documents.sidecar import Measurement, newest_cells, read_sidecar
-from autopar.units import MIB, MS, format_count, format_seconds
+from autopar.units import MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
 from profiler.model.documents import bad_fits, fit_cells
 from profiler.show.compare import Change, Comparison

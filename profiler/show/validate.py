@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from autopar.command.show import format_size
 from autopar.documents.hardware import MAKE_HARDWARE, hardware_file_name, read_hardware
 from autopar.documents.sidecar import Measurement, sidecar_path
 from autopar.errors import DocumentError
-from autopar.units import GB, MS, format_count, format_seconds
+from autopar.units import GB, MS, format_count, format_seconds, format_size
 from profiler.hardware.cells import Cluster, divisors
 from profiler.hardware.documents import KINDS, derive
 from profiler.show.head import cell_warnings, stragglers

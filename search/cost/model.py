@@ -20,6 +20,7 @@ from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy
+from autopar.units import GIB
 from search.cost.calibrated import (
     calibrated,
     calibrated_bytes,
@@ -153,7 +154,7 @@ class Assumptions:
             self._default(text)
         self._default(
             f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
-            f"+ {options.context_bytes / 2**30:g} GiB"
+            f"+ {options.context_bytes / GIB:g} GiB"
         )
         if options.tp_overlap:
             self._default(

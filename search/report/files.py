@@ -35,6 +35,7 @@ from autopar.documents.plan_entries import (
 )
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
+from autopar.units import GIB
 from search.options import SearchOptions
 from search.planner.prediction import Alternative, SearchResult
 
@@ -183,7 +184,7 @@ def write_outputs(
             model_name=spec.name,
             num_nodes=num_nodes,
             gpus_per_node=gpus_per_node,
-            memory_gib=options.memory_constraint_bytes / 2**30,
+            memory_gib=options.memory_constraint_bytes / GIB,
             precision=options.mixed_precision,
             settle_bsz=options.settle_bsz,
             disabled=[name for field, name in _OFF_NAMES if getattr(options, field)],

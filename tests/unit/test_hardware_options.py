@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.errors import OptionError
-from autopar.units import GIB, MIB
+from autopar.units import GIB, MIB, format_exact_size
 from profiler.hardware.cells import check_world, divisors
 from profiler.hardware.command import COMMAND
 from profiler.hardware.options import (
@@ -21,7 +21,6 @@ from profiler.hardware.options import (
     OPERATIONS,
     HardwareOptions,
     build_options,
-    format_size,
     parse_groups,
     parse_operations,
     parse_size,
@@ -114,8 +113,8 @@ def test_bad_size(text: str, said: str) -> None:
 
 @given(st.integers(1, MAX_BYTES // 4))
 def test_sizes_are_read_as_they_are_written(quarters: int) -> None:
-    """`parse_size` reads what `format_size` writes."""
-    assert parse_size(format_size(4 * quarters)) == 4 * quarters
+    """`parse_size` reads what `format_exact_size` writes."""
+    assert parse_size(format_exact_size(4 * quarters)) == 4 * quarters
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
+from autopar.units import format_magnitude
 from search.closed_form import native
 from search.closed_form.calculon.documents import (
     CHOICES,
@@ -290,20 +291,10 @@ def refusal(
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
         kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
-        needed=[_size(size) for size in needed_bytes],
-        has=[_size(system.memory(1)[0]), _size(system.memory(2)[0])],
+        needed=[format_magnitude(size) for size in needed_bytes],
+        has=[format_magnitude(system.memory(tier)[0]) for tier in (1, 2)],
     )
     return InfeasibleExecution(sentence, kind)
-
-
-def _size(size_bytes: float) -> str:
-    """Return bytes as the published sentences have them."""
-    units = ("iB", "kiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-    power = 0
-    while size_bytes >= 1024 and power < len(units) - 1:
-        size_bytes /= 1024
-        power += 1
-    return f"{size_bytes:.3f} {units[power]}"
 
 
 # --------------------------------------------------------------------------------------------------
