@@ -169,6 +169,7 @@ def _help() -> str:
 
 def _refuse(arguments: list[str]) -> None:
     """End with 2 and one sentence: the first words name no command."""
+    from autopar.command.run import say
     from autopar.errors import did_you_mean
 
     inner = [name.split()[1] for name in SUBCOMMANDS if name.startswith("profile ")]
@@ -177,5 +178,5 @@ def _refuse(arguments: list[str]) -> None:
     else:
         said = f"autopar: the command {arguments[0]!r:.60} is unknown"
         said += did_you_mean(arguments[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
-    sys.stderr.write(said + "\n")
+    say(said)
     sys.exit(2)

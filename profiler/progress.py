@@ -7,19 +7,14 @@ import time
 from types import TracebackType
 from typing import Self
 
+from autopar.command.run import say
 from autopar.documents.sidecar import Measurement
 from autopar.hardware import OPERATIONS
 from autopar.statistics import summarize
 from autopar.units import GB, format_exact_size, format_seconds
 from profiler.hardware.overlap import slowdowns
 
-__all__ = ["Progress", "describe", "say"]
-
-
-def say(line: str) -> None:
-    """Write a line to stderr at once; ranks share it, so a line is one write."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+__all__ = ["Progress", "describe"]
 
 
 def describe(measurement: Measurement) -> str:

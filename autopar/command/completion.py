@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.options import Command, Row
+from autopar.command.run import say
 from autopar.entry import SUBCOMMANDS
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def show(arguments: Sequence[str]) -> None:
     shell = arguments[0] if arguments else ""
     if shell not in SHELLS:
         got = f"got {shell!r:.60}" if shell else "none is given"
-        sys.stderr.write(f"autopar --show-completion: expected {', '.join(SHELLS)}; {got}\n")
+        say(f"autopar --show-completion: expected {', '.join(SHELLS)}; {got}")
         sys.exit(2)
     script = get_completion_script(prog_name="autopar", complete_var=VARIABLE, shell=shell)
     sys.stdout.write(script + "\n")

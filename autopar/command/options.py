@@ -209,15 +209,15 @@ class Command:
         interrupted : what is said of Ctrl-C.
         """
 
-        def say(text: str) -> None:
-            sys.stderr.write(f"{self.name}: {commands.one_line(text)}\n")
-            sys.stderr.flush()
-
         def call() -> int:
-            raw = self.read(arguments, say)
+            raw = self.read(arguments, self.say)
             return 0 if raw is None else execute(raw)
 
-        return commands.guarded(call, say, interrupted=interrupted)
+        return commands.guarded(call, self.say, interrupted=interrupted)
+
+    def say(self, text: str) -> None:
+        """Write a sentence to stderr, after the name of the command."""
+        commands.say(text, command=self.name)
 
     def read(self, arguments: Sequence[str], say: Callable[[str], None]) -> dict[str, Any] | None:
         """Return option name -> text, bool or list of texts of what is given; None after the help.

@@ -1,9 +1,10 @@
-"""What every command does when something goes wrong: one sentence and an exit code."""
+"""What every command says on stderr, and does when something goes wrong: a sentence and a code."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,15 +15,21 @@ __all__ = [
     "INTERRUPTED",
     "Failure",
     "describe_failure",
+    "end_of_rank",
+    "environment_rank",
     "guarded",
     "one_line",
     "reader_left",
+    "say",
 ]
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that asks for tracebacks instead of sentences."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_GRACE_S = 2.0
+"""torchrun ends all ranks as soon as one of them fails: the silent ones give the one that
+speaks the time to say why."""
 
 
 class Failure(NamedTuple):
@@ -101,3 +108,34 @@ def reader_left() -> int:
 def one_line(text: str) -> str:
     """Return a text with every run of white space as one space."""
     return " ".join(text.split())
+
+
+def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
+    """Write one line to stderr at once, where everything goes that is no result.
+
+    Ranks share stderr, so a line is one write.
+
+    Parameters
+    ----------
+    command : the name that stands before the text, of which all white space is then single spaces.
+    speaks : False: say nothing, because of several processes another one says it.
+    """
+    if not speaks:
+        return
+    line = text.rstrip("\n") if command is None else f"{command}: {one_line(text)}"
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def environment_rank(name: str) -> int:
+    """Return the number that torchrun gave this process, such as RANK; 0 without one."""
+    text = os.environ.get(name, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def end_of_rank(text: str, code: int, *, command: str, speaks: bool) -> int:
+    """Return the exit code of one of several processes, after its sentence or a short wait."""
+    say(text, command=command, speaks=speaks)
+    if not speaks:
+        time.sleep(_GRACE_S)
+    return code

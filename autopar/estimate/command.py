@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.command.options import Command, make, option, read_values, rows_of
-from autopar.command.run import one_line
 from autopar.errors import OptionError
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
@@ -98,12 +97,8 @@ def _execute(raw: dict[str, Any]) -> int:
     for path in paths:
         sys.stdout.write(f"{path}\n")
     sys.stdout.flush()
-    _talk("estimated from datasheets, not measured")
+    COMMAND.say("estimated from datasheets, not measured")
     return 0
-
-
-def _talk(text: str) -> None:
-    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
 
 
 def run(arguments: Sequence[str]) -> int:

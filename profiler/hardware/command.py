@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 
 from autopar.command.options import Command
-from autopar.command.run import describe_failure, one_line, reader_left
+from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
 from autopar.errors import InputError
 from profiler.hardware.cells import check_world
 from profiler.hardware.options import PANELS, HardwareOptions, build_options
@@ -19,9 +18,6 @@ __all__ = ["COMMAND", "main", "run"]
 _NAME = "autopar"
 _LAUNCHER_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 _LAUNCHER_VARIABLES = (*_LAUNCHER_NUMBERS, "MASTER_ADDR")
-_GRACE_S = 2.0
-"""torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
-say why."""
 COMMAND = Command(
     name="torchrun ... -m profiler.hardware",
     usage="[OPERATION...] [OPTIONS]",
@@ -45,12 +41,12 @@ def run(arguments: Sequence[str]) -> int:
     Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
     0 alone; what a machine lacks, by the first rank of that machine.
     """
-    rank, local_rank = _environment_rank("RANK"), _environment_rank("LOCAL_RANK")
+    rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
     if rank and {"--help", "-h"} & set(arguments):
         return 0
     speaks = rank == 0
     try:
-        raw = COMMAND.read(arguments, lambda text: _say(text, speaks=speaks))
+        raw = COMMAND.read(arguments, lambda text: say(text, command=_NAME, speaks=speaks))
         if raw is None:
             return 0
         options = build_options(**raw)
@@ -68,10 +64,12 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)
         if failure.internal:
-            return _end(f"rank {rank}: {failure.text}", failure.exit_code, speaks=True)
+            return end_of_rank(
+                f"rank {rank}: {failure.text}", failure.exit_code, command=_NAME, speaks=True
+            )
         if isinstance(error, KeyboardInterrupt):
             speaks = rank == 0
-        return _end(failure.text, failure.exit_code, speaks=speaks)
+        return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
 
 
 def _launched(arguments: Sequence[str]) -> int:
@@ -97,24 +95,6 @@ def _launched(arguments: Sequence[str]) -> int:
                 "let torchrun set it"
             )
     return max(1, int(os.environ["WORLD_SIZE"]))
-
-
-def _environment_rank(name: str) -> int:
-    text = os.environ.get(name, "0")
-    return int(text) if text.isdecimal() else 0
-
-
-def _say(text: str, *, speaks: bool) -> None:
-    if speaks:
-        sys.stderr.write(f"{_NAME}: {one_line(text)}\n")
-        sys.stderr.flush()
-
-
-def _end(text: str, code: int, *, speaks: bool) -> int:
-    _say(text, speaks=speaks)
-    if not speaks:
-        time.sleep(_GRACE_S)
-    return code
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.command.run import say
 from autopar.errors import AutoparError
 from autopar.statistics import summarize
 from autopar.units import format_count
@@ -23,7 +24,7 @@ from profiler.hardware.overlap import OVERLAP_WINDOW_S
 from profiler.hardware.record import Record
 from profiler.measure import Policy, expected_seconds, forecast_line
 from profiler.processes import Session, open_session
-from profiler.progress import Progress, say
+from profiler.progress import Progress
 from profiler.watch import Trouble, Watch
 
 __all__ = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autopar.command.run import say
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name
 from autopar.documents.sidecar import ModelMeasurement
@@ -31,7 +32,7 @@ from profiler.model.options import ModelOptions
 from profiler.model.record import Kind, ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
-from profiler.progress import Progress, say
+from profiler.progress import Progress
 from profiler.show.head import show_fits
 
 __all__ = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autopar.command.run import say
 from autopar.documents import catalog
 from autopar.documents.catalog import model_file_name
 from autopar.documents.json import write_json
@@ -242,7 +243,7 @@ def main(names: Sequence[str] = ()) -> int:
             sys.stdout.write(f"{write_shipped(name)}\n")
             sys.stdout.flush()
     except AutoparError as error:
-        sys.stderr.write(f"profiler.model.shipped: {error}\n")
+        say(f"profiler.model.shipped: {error}")
         return error.exit_code
     return 0
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
-from autopar.command.run import describe_failure, one_line, reader_left
+from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
 from autopar.errors import AutoparError, InputError, OptionError
 from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
@@ -173,9 +171,6 @@ def _backend(options: PlanOptions) -> Backend:
 
 
 _NAME = "profile-plan"
-_GRACE_S = 2.0
-"""torchrun ends all ranks as soon as one of them fails: the silent ones give rank 0 the time to
-say why."""
 COMMAND = Command(
     name=_NAME,
     usage="[PLAN.json] [OPTIONS]",
@@ -202,7 +197,7 @@ def run(arguments: Sequence[str]) -> int:
     Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
     0 alone; what a machine lacks, by the first rank of that machine.
     """
-    rank, local_rank = _environment_rank("RANK"), _environment_rank("LOCAL_RANK")
+    rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
     speaks = rank == 0
     try:
         if rank and {"--help", "-h"} & set(arguments):
@@ -221,11 +216,11 @@ def run(arguments: Sequence[str]) -> int:
         if rank and mode != "run":
             return 0
         for note in notes:
-            _say(note, speaks=speaks)
+            say(note, command=_NAME, speaks=speaks)
         question = ask(options, mode=mode, launched=launched)
         if options.json == "-":  # no tables, which would have them
             for note in question.notes:
-                _say(note, speaks=speaks)
+                say(note, command=_NAME, speaks=speaks)
         refuse_illegal(question, options, mode, writes=speaks)
         if mode == "run":
             _check_world(question, launched, arguments)
@@ -237,10 +232,10 @@ def run(arguments: Sequence[str]) -> int:
         failure = describe_failure(error)
         if failure.internal:
             text = failure.text if rank == 0 else f"rank {rank}: {failure.text}"
-            return _end(text, failure.exit_code, speaks=True)
+            return end_of_rank(text, failure.exit_code, command=_NAME, speaks=True)
         if isinstance(error, KeyboardInterrupt):
             speaks = rank == 0
-        return _end(failure.text, failure.exit_code, speaks=speaks)
+        return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
 
 
 def _check_world(question: Question, launched: int | None, arguments: Sequence[str]) -> None:
@@ -255,24 +250,6 @@ def _check_world(question: Question, launched: int | None, arguments: Sequence[s
         f"the plan is for {world} ranks and {started}; start it as `{command}` (with several "
         "machines, on each of them with --nnodes and --rdzv-endpoint in place of --standalone)"
     )
-
-
-def _environment_rank(name: str) -> int:
-    text = os.environ.get(name, "0")
-    return int(text) if text.isdecimal() else 0
-
-
-def _say(text: str, *, speaks: bool) -> None:
-    if speaks:
-        sys.stderr.write(f"{_NAME}: {one_line(text)}\n")
-        sys.stderr.flush()
-
-
-def _end(text: str, code: int, *, speaks: bool) -> int:
-    _say(text, speaks=speaks)
-    if not speaks:
-        time.sleep(_GRACE_S)
-    return code
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import inspect
 import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
 from profiler.environment import collect, launched_ranks
@@ -390,8 +390,7 @@ def _say(trouble: Trouble, rank: int) -> None:
     if trouble.is_input_error and rank:
         return
     during = "" if trouble.is_input_error else f", during {trouble.during}"
-    sys.stderr.write(f"profile-plan: {trouble.sentence}{during}\n")
-    sys.stderr.flush()
+    say(f"profile-plan: {trouble.sentence}{during}")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.options import Command, make, option, read_values, rows_of, validate
-from autopar.command.run import one_line
 from autopar.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -130,11 +129,11 @@ def _load(
                 "--validate read those of hardware: name a folder that "
                 f"`torchrun -m profiler.hardware`{' or `profile-model`' if models else ''} wrote"
             )
-        _talk(f"profiles of models are not shown: {names}")
+        COMMAND.say(f"profiles of models are not shown: {names}")
     if strict and folder.problems:
         first, more = folder.problems[0], len(folder.problems) - 1
         if more:
-            _talk(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
+            COMMAND.say(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
         raise first
     return folder
 
@@ -152,7 +151,7 @@ def _show(
     _check_unit(unit, folder)
     if plot is not None:
         save_picture(folder, plot)
-        _talk(f"wrote {plot}")
+        COMMAND.say(f"wrote {plot}")
     console = make_console(sys.stdout)
     show_folder(console, folder, quantity)
     for file in folder.model_files:
@@ -183,7 +182,7 @@ def _diff(
         )
     reasons = [reason for pair in found for reason in obstacles(*pair)]
     for reason in reasons if anyway else ():
-        _talk(f"not comparable: {reason}")
+        COMMAND.say(f"not comparable: {reason}")
     if reasons and not anyway:
         raise InputError(
             f"{path} and {other} are not comparable: {'; '.join(dict.fromkeys(reasons))}; "
@@ -193,7 +192,7 @@ def _diff(
     console = make_console(sys.stdout)
     for a, b in found:
         if not a.sidecars and not b.sidecars:
-            _talk("neither has a sidecar, so where both were measured is unknown")
+            COMMAND.say("neither has a sidecar, so where both were measured is unknown")
         comparison = compare(a, b, threshold)
         regressions += comparison.count("regression")
         show_comparison(
@@ -205,7 +204,7 @@ def _diff(
         )
     left = [p.title for p in new.profiles if all(p is not b for _, b in found)]
     if left:
-        _talk(f"{other} has no counterpart of {', '.join(left)}")
+        COMMAND.say(f"{other} has no counterpart of {', '.join(left)}")
     return 1 if regressions else 0
 
 
@@ -220,11 +219,6 @@ def _validate(path: Path, unit: BandwidthUnit | None) -> int:
     files = {file.path for profile in folder.profiles for file in profile.files}
     show_findings(make_console(sys.stdout), findings, len(files))
     return 1 if findings else 0
-
-
-def _talk(text: str) -> None:
-    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
-    sys.stderr.flush()
 
 
 def run(arguments: Sequence[str]) -> int:

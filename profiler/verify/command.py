@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any
 
 from autopar.command.options import Command, make, read_values, rows_of
-from autopar.command.run import one_line
 from autopar.documents.calibration import write_calibration
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import write_json
@@ -277,7 +276,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.command.show import make_console
     from profiler.verify.report import show_verification, verify_document
 
-    found = verify(options, _talk)
+    found = verify(options, COMMAND.say)
     if json_path != "-":
         show_verification(
             make_console(sys.stdout),
@@ -322,11 +321,6 @@ def _write(path: str, document: dict[str, Any]) -> None:
             f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
             "another path, or - for stdout"
         ) from None
-
-
-def _talk(text: str) -> None:
-    sys.stderr.write(f"{COMMAND.name}: {one_line(text)}\n")
-    sys.stderr.flush()
 
 
 def run(arguments: Sequence[str]) -> int:

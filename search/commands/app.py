@@ -1,4 +1,4 @@
-"""What the planner's commands share: talk on stderr, long work in a thread, files, and the end."""
+"""What the planner's commands share: long work in a thread, files, and the end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from autopar.command import run as commands
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
-__all__ = ["leave", "no_model", "refuse_nonsense", "talk", "working", "write_answer"]
+__all__ = ["leave", "no_model", "refuse_nonsense", "working", "write_answer"]
 
 _Result = TypeVar("_Result")
-
-
-def talk(text: str) -> None:
-    """Write one line to stderr, where everything that is not a result goes."""
-    sys.stderr.write(text.rstrip("\n") + "\n")
 
 
 def working(text: str, call: Callable[[], _Result]) -> _Result:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, option
+from autopar.command.run import say
 from autopar.errors import OptionError
-from search.commands.app import leave, talk, working
+from search.commands.app import leave, working
 from search.options import PANELS
 from search.request import FILLS, build_request, changed_inputs, stored_request
 
@@ -77,9 +78,9 @@ def _execute(raw: dict[str, Any]) -> int:
 
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
-        talk(f"{_NAME}: {notice}")
+        say(f"{_NAME}: {notice}")
     for name in changed_inputs(document, session.sources):
-        talk(f"{_NAME}: {name} has changed since the plan was made")
+        say(f"{_NAME}: {name} has changed since the plan was made")
     plan, prediction = evaluate_file(document, session, path=path)
     planner = session.planner
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from autopar.command import run as commands
 from autopar.command.options import option
+from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
-from search.commands.app import talk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +156,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
     if watch.stopped:
         _say_stopped(watch, points)
     elif points is not None:
-        talk(f"{_COMMAND}: wrote {files.all}, rows: {points.rows:,}")
+        say(f"{_COMMAND}: wrote {files.all}, rows: {points.rows:,}")
     if not found:
         return commands.INTERRUPTED
     try:
@@ -190,7 +190,7 @@ def _write(
             paths=paths,
             formats=("png", "svg") if kind == "both" else (kind,),
         ):
-            talk(f"{_COMMAND}: wrote {path}")
+            say(f"{_COMMAND}: wrote {path}")
 
 
 @contextlib.contextmanager
@@ -206,9 +206,9 @@ def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
 
 def _say_stopped(watch: _Watch, points: PointFile | None) -> None:
     share = watch.done / watch.num_jobs * 100
-    talk(f"{_COMMAND}: stopped after {share:.0f} % of the search; the best until then follows")
+    say(f"{_COMMAND}: stopped after {share:.0f} % of the search; the best until then follows")
     if points is not None:
-        talk(f"{_COMMAND}: what was written until then is in {points.part}, rows: {points.rows:,}")
+        say(f"{_COMMAND}: what was written until then is in {points.part}, rows: {points.rows:,}")
 
 
 def _search(
@@ -238,7 +238,7 @@ def _search(
         _wait(over, watch)
     except KeyboardInterrupt:
         watch.stopped = True
-        talk(f"{_COMMAND}: stopping (Ctrl-C again gives up at once)")
+        say(f"{_COMMAND}: stopping (Ctrl-C again gives up at once)")
         while not over.wait(_POLL_S):
             pass
     if watch.error is not None:
@@ -276,7 +276,7 @@ def _wait(over: threading.Event, watch: _Watch) -> None:
     while not over.wait(_POLL_S):
         if time.monotonic() >= next_s:
             next_s += _EVERY_S
-            talk(f"{_COMMAND}: {watch.label}: {watch.done / watch.num_jobs * 100:.0f} % searched")
+            say(f"{_COMMAND}: {watch.label}: {watch.done / watch.num_jobs * 100:.0f} % searched")
 
 
 def _wait_with_bar(over: threading.Event, watch: _Watch) -> None:

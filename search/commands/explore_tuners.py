@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.command.options import Row, make, option, read_values, rows_of
+from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
-from search.commands.app import talk
 from search.commands.explore_session import AnswerSpec, AskedSpec, numbers
 
 __all__ = ["TunerSpec", "run_tuner", "wants_tuner"]
@@ -124,6 +124,6 @@ def _talker() -> Callable[[int, int], None]:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _QUIET_S
-            talk(f"{_COMMAND}: {done:,} of {whole:,} evaluations")
+            say(f"{_COMMAND}: {done:,} of {whole:,} evaluations")
 
     return progress

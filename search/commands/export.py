@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.run import say
 from autopar.command.show import make_console
 from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
-from search.commands.app import leave, talk, working
+from search.commands.app import leave, working
 from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
 from search.engines.reprice import Choice, change_sentence
@@ -233,7 +234,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     job, session = _job(path, document, request)
     if session is not None:
         for name in changed_inputs(document, session.sources):
-            talk(f"{_NAME}: {name} has changed since the plan was made")
+            say(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
     lowered = lower(job)
     if lowered.losses and not own.allow_approx:
@@ -245,7 +246,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     files = _files(choice, engine, path, document)
     written = _write(files, own.out or f"exports/{engine}", force=own.force)
     for line in overfull_lines(choice):
-        talk(f"{_NAME}: {line}")
+        say(f"{_NAME}: {line}")
     if own.json == "-":
         _emit("-", lambda: _document(choice, "exported", written))
         return 0
@@ -278,7 +279,7 @@ def _refuse(choice: Choice, own: ExportSpec) -> int:
 
     _emit(own.json, lambda: _document(choice, "refused", ()))
     for line in refusal_lines(choice):
-        talk(f"{_NAME}: {line}")
+        say(f"{_NAME}: {line}")
     return REFUSED
 
 
@@ -345,7 +346,7 @@ def _without_hardware(
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
-        talk(f"{_NAME}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
+        say(f"{_NAME}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
     if nodes * gpus != world:
         raise OptionError(
             f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
@@ -438,14 +439,14 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         num_layers=_num_layers(request),
     )
     for note in imported.notes:
-        talk(f"{_NAME}: {note}")
+        say(f"{_NAME}: {note}")
     text = strategy_text(imported.plan)
     if own.out not in (None, "none"):
         target = Path(str(own.out))
         name = "galvatron_config.json" if target.is_dir() else target.name
         folder = target if target.is_dir() else target.parent
         written = _write({name: text}, str(folder), force=own.force)
-        talk(f"{_NAME}: wrote {written[0]}; autopar-search --evaluate prices it")
+        say(f"{_NAME}: wrote {written[0]}; autopar-search --evaluate prices it")
     elif own.json != "-":
         sys.stdout.write(text)
     _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))

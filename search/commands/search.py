@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
+from autopar.command.run import say
 from autopar.errors import OptionError
-from search.commands.app import leave, talk, working
+from search.commands.app import leave, working
 from search.options import PANELS
 from search.request import FILLS, Request, build_request
 
@@ -63,7 +64,7 @@ def _requested(raw: Mapping[str, object]) -> Request:
 
     choice = working("searching the engine's space", lambda: choose(request))
     for notice in choice.notices:
-        talk(f"{_NAME}: {notice}")
+        say(f"{_NAME}: {notice}")
     return choice.request
 
 
@@ -73,7 +74,7 @@ def _execute(request: Request) -> int:
 
     session = open_session(request.inputs, request.options, request.given)
     for notice in session.notices:
-        talk(f"{_NAME}: {notice}")
+        say(f"{_NAME}: {notice}")
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
@@ -86,12 +87,12 @@ def _execute(request: Request) -> int:
         why = infeasible_sentence(
             result.infeasibility, budget, options=result.options, subject=_subject(session)
         )
-        talk(f"{_NAME}: {why}")
+        say(f"{_NAME}: {why}")
         return 3
     if result.plan is None:
         _emit(request, document)
         limit = request.options.time_limit_s
-        talk(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
+        say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
     if request.output.json_path != "-":
         from autopar.command.show import make_console
@@ -193,9 +194,9 @@ def _write(request: Request, session: Session, result: SearchResult) -> None:
         request={**session.named, **request.given},
     )
     for path in paths:
-        talk(f"{_NAME}: wrote {path}")
+        say(f"{_NAME}: wrote {path}")
     if paths:
-        talk(f"{_NAME}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
+        say(f"{_NAME}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
@@ -205,10 +206,10 @@ def _report_pins(request: Request, session: Session, result: SearchResult) -> No
     unpinned = dataclasses.replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())
     if free.prediction is None:  # stopped by the time limit
-        talk(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")
+        say(f"{_NAME}: what the pins cost is unknown, the search without them found nothing")
         return
     best, pinned = free.prediction.samples_per_s, result.prediction.samples_per_s
-    talk(
+    say(
         f"{_NAME}: the pins cost {(1 - pinned / best) * 100:.2f} % "
         f"({pinned:.5g} instead of {best:.5g} samples/s)"
     )

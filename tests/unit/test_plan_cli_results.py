@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autopar.command import run
 from autopar.command.show import make_console
 from autopar.documents.plan import read_strategy
 from profiler.plan import command as plan_cli
@@ -329,7 +330,7 @@ def test_run_under_another_number_of_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both numbers are named, by the first rank alone."""
-    monkeypatch.setattr(plan_cli, "_GRACE_S", 0.0)
+    monkeypatch.setattr(run, "_GRACE_S", 0.0)
     launched(monkeypatch, 0, 2)
     assert plan_cli.run(["plan.json"]) == 2
     assert "the plan is for 4 ranks and torchrun started 2" in capsys.readouterr().err
