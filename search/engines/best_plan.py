@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict
 from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
-from search.engines.job import Job
+from search.engines.job import Engine, Job
 from search.engines.registry import lower_for
 from search.options import SearchOptions
 from search.planner.prediction import SearchResult
@@ -56,7 +56,7 @@ _FP32: _Part = {"fp32_gradients": True}
 
 # What spans the space of each engine: options, and rules beside the degree. Without ZeRO
 # DeepSpeed and accelerate sum gradients in fp32 in some precisions only: both are tried.
-_SPACES: Mapping[str, tuple[tuple[_Part, str], ...]] = {
+_SPACES: Mapping[Engine, tuple[tuple[_Part, str], ...]] = {
     "megatron": (
         ({**_SHARDED_OPTIMIZER}, ""),
         ({**_SHARDED_OPTIMIZER, **_UNIFORM}, ""),
@@ -86,7 +86,7 @@ _SPACES: Mapping[str, tuple[tuple[_Part, str], ...]] = {
         ({**_UNIFORM, **_ONE_STAGE, **_REPLICAS}, ""),
     ),
 }
-_WITHOUT_SP = frozenset({"deepspeed", "accelerate"})
+_WITHOUT_SP: frozenset[Engine] = frozenset({"deepspeed", "accelerate"})
 """Keep whole sequences between the blocks of tensor parallelism."""
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
@@ -186,7 +186,7 @@ def _short(error: InputError) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
-def _added(request: Request, part: _Part, rules: str, degree: int, engine: str) -> Request:
+def _added(request: Request, part: _Part, rules: str, degree: int, engine: Engine) -> Request:
     """Return a request with the options of a part where it does not have them itself."""
     changes: _Part = {**part}
     if degree > 1 and engine in _WITHOUT_SP:
@@ -195,7 +195,7 @@ def _added(request: Request, part: _Part, rules: str, degree: int, engine: str) 
     return extended(request, changes)
 
 
-def _fastest(sessions: _Sessions, request: Request, engine: str, floor: float) -> _Found | str:
+def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float) -> _Found | str:
     """Return the plan without losses of a part, or why there is none.
 
     floor : samples per second of what is known already; slower alternatives are not looked at.
@@ -246,7 +246,7 @@ def _solved(sessions: _Sessions, request: Request) -> tuple[SearchOptions, Searc
 
 
 def _rate(
-    sessions: _Sessions, request: Request, options: SearchOptions, plan: Plan, engine: str
+    sessions: _Sessions, request: Request, options: SearchOptions, plan: Plan, engine: Engine
 ) -> float | str:
     """Return samples per second of a plan as an engine runs it, or why it does not."""
     session = sessions.of(options)

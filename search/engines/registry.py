@@ -16,9 +16,10 @@ Import = Callable[..., Imported]
 
 EXPORTERS: tuple[str, ...] = get_args(Engine)
 """Engines by the name of their module here, which has a `lower`."""
-IMPORTERS: tuple[str, ...] = ("galvatron", "megatron")
-"""Engines whose configurations are read, by `import_NAME` of a module here."""
-_IMPORT_MODULES = {"galvatron": "galvatron", "megatron": "megatron_import"}
+_IMPORT_MODULES: dict[str, str] = {"galvatron": "galvatron", "megatron": "megatron_import"}
+"""By engine the module here that reads its configurations with `import_NAME`."""
+IMPORTERS: tuple[str, ...] = tuple(_IMPORT_MODULES)
+"""Engines whose configurations are read."""
 
 
 def lower_for(engine: str) -> Lower:
