@@ -36,8 +36,10 @@ __all__ = [
     "make_console",
     "make_table",
     "print_heading",
+    "print_item",
     "print_line",
     "print_pair",
+    "print_plain",
     "print_table",
     "require_matplotlib",
     "save_figure",
@@ -163,16 +165,29 @@ OPERATION_NAMES = {
 """Operations as people call them."""
 
 
-def print_heading(console: Console, text: str) -> None:
-    """Print the title of a section."""
+def print_heading(console: Console, text: str, *, style: str = "bold") -> None:
+    """Print the title of a section after a blank line."""
     console.print()
-    console.print(escape(text), style="bold")
+    print_plain(console, text, style=style)
+
+
+def print_plain(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print a line of plain text, wrapped where the console ends."""
+    console.print(escape(text), style=style)
 
 
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print a sentence, wrapped and indented like everything under a heading."""
     for line in wrapped(text, console.width - 2):
         console.print("  " + escape(line), style=style, soft_wrap=True)
+
+
+def print_item(console: Console, text: str) -> None:
+    """Print an item of a list, wrapped under its first word."""
+    item = textwrap.fill(
+        text, console.width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    console.print(item, markup=False)
 
 
 def print_pair(console: Console, label: str, text: str) -> None:
@@ -187,14 +202,25 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def make_table(*columns: str, left: int = 1) -> Table:
-    """Return an empty table; the first `left` columns are words, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+def make_table(
+    *columns: str, left: int = 1, words_last: bool = False, spaced: bool = False
+) -> Table:
+    """Return an empty table; the first `left` columns are words, the others numbers.
+
+    Parameters
+    ----------
+    words_last : the last column is words, too.
+    spaced : two blanks between columns instead of one, and what is too long is folded.
+    """
+    padding = (0, 1) if spaced else (0, 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=False)
     for index, name in enumerate(columns):
+        words = index < left or (words_last and index == len(columns) - 1)
         table.add_column(
             escape(name),
-            justify="left" if index < left else "right",
-            no_wrap=index >= left,
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold" if spaced else "ellipsis",
         )
     return table
 

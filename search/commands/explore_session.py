@@ -297,13 +297,12 @@ def _wait_with_bar(over: threading.Event, watch: _Watch) -> None:
 
 
 def _show(question: Question, answers: Sequence[Answer]) -> None:
-    from autopar.command.show import make_console
+    from autopar.command.show import make_console, print_plain
     from search.report import closed_form as report
-    from search.report.plan import print_line
 
     console = make_console(sys.stdout)
     console.width = min(console.width, report.WIDTH)
-    print_line(console, f"{question.name} on {question.system}", style="bold")
+    print_plain(console, f"{question.name} on {question.system}", style="bold")
     if question.axes:
         paths = [axis.path for axis in question.axes]
         groups: dict[tuple[int, str | None], list[Answer]] = {}

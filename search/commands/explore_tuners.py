@@ -102,12 +102,11 @@ def run_tuner(raw: Mapping[str, Any], rows: Sequence[Row]) -> int:
             f"{values['system']} can run; {count:,} are refused because: {reason}"
         )
     if files.json != "-":
-        from autopar.command.show import make_console
+        from autopar.command.show import make_console, print_plain
         from search.report.closed_form import show_tuning
-        from search.report.plan import print_line
 
         console = make_console(sys.stdout)
-        print_line(console, f"{known.name} on {values['system']}", style="bold")
+        print_plain(console, f"{known.name} on {values['system']}", style="bold")
         show_tuning(console, result)
     if files.json is not None:
         from search.commands.app import write_answer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.command.options import Command, make, option, read_values, rows_of
 from autopar.command.run import say
-from autopar.command.show import make_console
+from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
 from search.commands.app import leave, working
@@ -21,7 +21,7 @@ from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
 from search.engines.reprice import Choice, change_sentence
 from search.options import PANELS
-from search.report.plan import print_heading, print_item, print_line
+from search.report.plan import print_heading
 from search.request import FILLS, Request, build_request, changed_inputs, stored_request
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _changes(choice: Choice) -> list[str]:
 def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
     """Print the report of an export and its launch command, the command last."""
     console, lowered = make_console(sys.stdout), choice.lowered
-    print_line(
+    print_plain(
         console,
         f"{job.spec.name} ({job.spec.num_layers} layers) on {job.num_nodes} x "
         f"{job.gpus_per_node} GPUs for {lowered.engine}, {lowered.engine_version}",

@@ -11,14 +11,14 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form.calculon.exploration import Objective
 from search.closed_form.questions import Answer, Part, Point
 from search.closed_form.tuners import TuningResult
 from search.closed_form.validation import SOURCE, Check, errors_of
-from search.report.plan import make_table, print_heading, print_item, print_line
+from search.report.plan import print_heading
 
 __all__ = [
     "WIDTH",
@@ -74,7 +74,9 @@ def show_answer(
     """
     print_heading(console, subject(answer, unit))
     if answer.best:
-        table = _table("#", "samples/s", "step", "memory", "of all", "execution", left=1)
+        table = make_table(
+            "#", "samples/s", "step", "memory", "of all", "execution", words_last=True, spaced=True
+        )
         for place, point in enumerate(answer.best, 1):
             table.add_row(
                 str(place),
@@ -86,7 +88,7 @@ def show_answer(
             )
         console.print(table)
         if legend:
-            print_line(console, legend, style="dim")
+            print_plain(console, legend, style="dim")
     _show_counts(console, answer)
     if alone:
         best = {f"#{place}": (answer, point) for place, point in enumerate(answer.best, 1)}
@@ -99,7 +101,9 @@ def show_frontier(console: Console, answer: Answer) -> None:
         return
     shown = _spread(answer.frontier)
     print_heading(console, "frontier: less memory only for more time")
-    table = _table("memory", "of all", "samples/s", "step", "execution")
+    table = make_table(
+        "memory", "of all", "samples/s", "step", "execution", left=0, words_last=True, spaced=True
+    )
     for point in shown:
         table.add_row(
             format_bytes(point.memory_bytes),
@@ -110,7 +114,7 @@ def show_frontier(console: Console, answer: Answer) -> None:
         )
     console.print(table)
     if len(shown) < len(answer.frontier):
-        print_line(
+        print_plain(
             console, f"{len(shown)} of {len(answer.frontier)} points; --json has all", style="dim"
         )
 
@@ -123,12 +127,22 @@ def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> N
     if len({answer.processors for answer in answers}) > 1:
         print_heading(console, "scaling")
         heads = (f"{unit}s", *(["strategy"] if named else []))
-        table = _table(*heads, "samples/s", "of each", "efficiency", "step", "execution")
+        table = make_table(
+            *heads,
+            "samples/s",
+            "of each",
+            "efficiency",
+            "step",
+            "execution",
+            left=0,
+            words_last=True,
+            spaced=True,
+        )
         for group in by_strategy(answers):
             for answer, share in zip(group, efficiencies(group), strict=True):
                 table.add_row(*_scaled(answer, share, named=named))
         console.print(table)
-        print_line(
+        print_plain(
             console,
             f"of each: samples/s per {unit}; efficiency: that against the first with an answer",
             style="dim",
@@ -165,8 +179,19 @@ def show_sweep(
     print_heading(console, f"sweep on {subject(answers[0], unit)}")
     heads = ["value" if len(paths) == 1 else f"value {n}" for n, _ in enumerate(paths, 1)]
     for head, path in zip(heads, paths, strict=True):
-        print_line(console, f"{head} = {path}")
-    table = _table(*heads, "samples/s", "change", "step", "memory", "of all", "best")
+        print_plain(console, f"{head} = {path}")
+    table = make_table(
+        *heads,
+        "samples/s",
+        "change",
+        "step",
+        "memory",
+        "of all",
+        "best",
+        left=0,
+        words_last=True,
+        spaced=True,
+    )
     first = next((answer.best[0] for answer in answers if answer.best), None)
     names: dict[str, str] = {}
     for answer in answers:
@@ -186,7 +211,7 @@ def show_sweep(
             names.setdefault(words, _letters(len(names))),
         )
     console.print(table)
-    table = _table("best", "execution", left=1)
+    table = make_table("best", "execution", words_last=True, spaced=True)
     for words, name in names.items():
         table.add_row(name, words)
     console.print()
@@ -256,7 +281,7 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
             print_heading(console, heading)
         for start in range(0, len(heads), room // wide):
             shown = heads[start : start + room // wide]
-            table = make_table("part", *shown, left=1)
+            table = make_table("part", *shown, spaced=True)
             for part in names:
                 table.add_row(part, *(f"{rows[h].get(part, 0.0) * 100:.1f}" for h in shown))
             if name == "memory":
@@ -269,21 +294,14 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
 
 def _show_counts(console: Console, answer: Answer) -> None:
     if not answer.complete:
-        print_line(console, "stopped before its end; this is what was found until then")
+        print_plain(console, "stopped before its end; this is what was found until then")
     if not answer.considered:
-        print_line(console, "no degrees divide both the model and the batch")
+        print_plain(console, "no degrees divide both the model and the batch")
         return
     others = "; the others:" if answer.rejected else ""
-    print_line(console, f"{answer.feasible:,} of {answer.considered:,} executions can run{others}")
+    print_plain(console, f"{answer.feasible:,} of {answer.considered:,} executions can run{others}")
     for text, count in answer.rejected.items():
         print_item(console, f"{count:,} ({_percent(count / answer.considered)}): {text}")
-
-
-def _table(*columns: str, left: int = 0) -> Table:
-    """Return a table whose last column is words, which wrap."""
-    table = make_table(*columns, left=left)
-    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
-    return table
 
 
 def _letters(place: int) -> str:
@@ -356,29 +374,29 @@ def show_tuning(console: Console, result: TuningResult) -> None:
     assert result.best is not None
     best = result.best
     print_heading(console, "best of all" if result.exhaustive else "best found")
-    print_line(
+    print_plain(
         console,
         f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
         f"{format_bytes(best.tier1_bytes)}",
     )
-    table = make_table("field", "value", left=1)
+    table = make_table("field", "value", spaced=True)
     for name, value in best.execution.items():
         table.add_row(name, str(value).lower() if isinstance(value, bool) else str(value))
     console.print(table)
     print_heading(console, "how it was reached")
-    table = make_table("after", _HEADS[result.objective])
+    table = make_table("after", _HEADS[result.objective], left=0, spaced=True)
     for step in result.trace[-_STEPS:]:
         table.add_row(f"{step.evaluations:,}", _figure(result.objective, step.value))
     console.print(table)
-    print_line(
+    print_plain(
         console,
         f"{result.evaluations:,} evaluations of {result.space_size:,} points; "
         f"{result.feasible_share * 100:.1f} % can run",
     )
     for reason, count in list(result.refused.items())[:_REFUSALS]:
-        print_line(console, f"{count:,} refused: {reason}", style="dim")
+        print_plain(console, f"{count:,} refused: {reason}", style="dim")
     if not result.exhaustive:
-        print_line(console, "not every point was priced: a better one may exist", style="dim")
+        print_plain(console, "not every point was priced: a better one may exist", style="dim")
 
 
 def tuning_document(result: TuningResult) -> dict[str, Any]:
@@ -409,15 +427,17 @@ def format_rate(per_s: float) -> str:
 
 def show_title(console: Console, title: str, speed: str) -> None:
     """Print what was priced and how fast it is."""
-    print_line(console, title, style="bold")
-    print_line(console, speed, style="bold")
+    print_plain(console, title, style="bold")
+    print_plain(console, speed, style="bold")
 
 
 def show_time_parts(console: Console, parts: Sequence[Part], total_s: float) -> None:
     """Print the parts of a step; `on the network` includes what is hidden."""
     print_heading(console, "step time")
     linked = any(part.whole is not None for part in parts)
-    table = make_table("part", "time", "share", *(("on the network",) if linked else ()), left=1)
+    table = make_table(
+        "part", "time", "share", *(("on the network",) if linked else ()), spaced=True
+    )
     for part in parts:
         row = [part.name, format_seconds(part.amount), _percent(part.amount / total_s)]
         if linked:
@@ -439,7 +459,7 @@ def show_memory_parts(
     second : needed and existing bytes of a second memory that is used.
     """
     print_heading(console, "memory per processor")
-    table = make_table("part", "size", "of capacity", left=1)
+    table = make_table("part", "size", "of capacity", spaced=True)
     for part in parts:
         table.add_row(part.name, format_bytes(part.amount), _percent(part.amount / capacity_bytes))
     needed = sum(part.amount for part in parts)
@@ -456,7 +476,7 @@ def show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) 
     if not rows:
         return
     print_heading(console, heading)
-    table = make_table(*("what", "value", "of the machine")[: len(rows[0])], left=1)
+    table = make_table(*("what", "value", "of the machine")[: len(rows[0])], spaced=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -474,7 +494,7 @@ def show_layers(
     columns : key of a row -> (heading, 's', 'B', 'FLOP' or '').
     """
     print_heading(console, heading)
-    table = make_table(*(heading for heading, _ in columns.values()), left=1)
+    table = make_table(*(heading for heading, _ in columns.values()), spaced=True)
     for row in rows:
         table.add_row(*(_cell(row[key], unit) for key, (_, unit) in columns.items()))
     console.print(table)
@@ -496,14 +516,22 @@ def show_validation(
 
     Errors are signed: above 0 where a model says more than was published.
     """
-    print_line(console, f"published figures of {SOURCE}, and the model on {system}", style="bold")
+    print_plain(console, f"published figures of {SOURCE}, and the model on {system}", style="bold")
     print_item(console, "table 5: measured step times, A100 80 GB")
     print_item(console, "figures 1 and 7: that paper's own counts of bytes, not measurements")
     print_item(console, "no constant of the model or of the shipped system was fitted to them")
     for group in dict.fromkeys(check.group for check in checks):
         print_heading(console, group)
         table = make_table(
-            "model", "mode", "published", "default", "error", "--compat", "error", left=2
+            "model",
+            "mode",
+            "published",
+            "default",
+            "error",
+            "--compat",
+            "error",
+            left=2,
+            spaced=True,
         )
         for mine, theirs in zip(checks, compat, strict=True):
             if mine.group == group:
@@ -519,14 +547,16 @@ def show_validation(
         console.print(table)
     print_heading(console, "errors")
     ours, kept = errors_of(tuple(checks)), errors_of(tuple(compat))
-    table = make_table("figures", "model", "mean size", "mean", "worst", "published", left=2)
+    table = make_table(
+        "figures", "model", "mean size", "mean", "worst", "published", left=2, spaced=True
+    )
     for group in ours:
         peer = f"{_PEERS[group]:g} %" if group in _PEERS else ""
         for name, errors, mean in (("default", ours, ""), ("--compat", kept, peer)):
             e = errors[group]
             table.add_row(group, name, _percent(e.mean, 2), _signed(e.bias), _signed(e.worst), mean)
     console.print(table)
-    print_line(
+    print_plain(
         console,
         "published: mean size of the errors that the published model has on its own A100",
         style="dim",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from autopar.command import show
+from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
@@ -22,12 +22,9 @@ from search.planner.prediction import Infeasibility, SearchResult, strategy_labe
 
 __all__ = [
     "infeasible_sentence",
-    "make_table",
     "one_line",
     "plan_runs",
     "print_heading",
-    "print_item",
-    "print_line",
     "show_alternatives",
     "show_evaluation",
     "show_frontier",
@@ -72,7 +69,7 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     samples = plan.global_batch / plan.num_microbatches
     schedule = "GPipe" if plan.pipeline_type == "gpipe" else "1F1B"
     stages = _count(plan.num_stages, "stage")
-    print_line(
+    print_plain(
         console,
         f"{_count(plan.world_size, 'GPU')} = {stages} of {plan.world_size // plan.num_stages}, "
         f"{schedule}, global batch {plan.global_batch} = "
@@ -80,14 +77,16 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
     )
     vocab = plan.vocab
     kind = "vsp" if vocab.ulysses else "vtp"
-    print_line(
+    print_plain(
         console,
         f"embedding and head: {kind}{vocab.tp}"
         f"-dp{plan.world_size // max(plan.num_stages * vocab.tp, 1)}"
         + ("-zero3" if vocab.zero3 else "")
         + f"; layers without zero3: {plan.default_dp_type}",
     )
-    table = make_table("stage", "layers", "strategy", "compute", "other", "once per step", left=3)
+    table = make_table(
+        "stage", "layers", "strategy", "compute", "other", "once per step", left=3, spaced=True
+    )
     if any(stage.runs for stage in prediction.stages):
         for stage in prediction.stages:
             for run in stage.runs:
@@ -112,7 +111,7 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
             table.add_row(str(index), _range(first, count), label, "", "", "")
     console.print(table)
     if any(stage.runs for stage in prediction.stages):
-        print_line(
+        print_plain(
             console, "compute and other (communication, vocabulary): one micro-batch", style="dim"
         )
 
@@ -130,7 +129,7 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
     if not prediction.waterfall_s or not math.isfinite(total):
         return
     print_heading(console, "step time")
-    table = make_table("part", "time", "share", "", left=1)
+    table = make_table("part", "time", "share", "", words_last=True, spaced=True)
     width = min(_BAR, console.width - 42)
     start = 0.0
     parts = prediction.waterfall_s
@@ -153,7 +152,9 @@ def show_memory(console: Console, prediction: Prediction) -> None:
     if not prediction.stages:
         return
     print_heading(console, "memory per GPU")
-    table = make_table("stage", "allocated", "reserved", "budget", "used", "")
+    table = make_table(
+        "stage", "allocated", "reserved", "budget", "used", "", left=0, words_last=True, spaced=True
+    )
     for stage in prediction.stages:
         budget = max(stage.budget_bytes, 1)
         share = stage.reserved_bytes / budget
@@ -179,7 +180,7 @@ def show_alternatives(console: Console, result: SearchResult) -> None:
     # how likely measuring again would put it first; only where computation's spread is known
     likely = any(item.probability_faster is not None for item in result.alternatives)
     columns = ["differs by", "samples/s", "vs best", *(["faster in"] if likely else []), "plan"]
-    table = make_table(*columns, left=1)
+    table = make_table(*columns, words_last=True, spaced=True)
     for alternative in result.alternatives:
         share = alternative.probability_faster
         table.add_row(
@@ -215,34 +216,8 @@ def one_line(plan: Plan) -> str:
     return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"
 
 
-def print_heading(console: Console, text: str) -> None:
-    """Print the heading of a section after a blank line."""
-    console.print()
-    print_line(console, text, style="bold cyan")
-
-
-def print_line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line of plain text, wrapped where the console ends."""
-    console.print(escape(text), style=style)
-
-
-def print_item(console: Console, text: str) -> None:
-    """Print an item of a list, wrapped under its first word."""
-    wrapped = textwrap.fill(
-        text, console.width, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-    )
-    console.print(wrapped, markup=False)
-
-
-def make_table(*columns: str, left: int = 0) -> Table:
-    """Return a table; the first `left` columns and the last (plan, bar) are left-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    for index, name in enumerate(columns):
-        text = index < left or (index == len(columns) - 1 and name in ("", "plan"))
-        table.add_column(
-            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
-        )
-    return table
+print_heading = partial(show.print_heading, style="bold cyan")
+"""Prints the heading of a section, in the colour of the planner's reports."""
 
 
 def _bar(console: Console, start: float, end: float, width: int, *, track: bool = False) -> str:
@@ -294,7 +269,7 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats
-    print_line(
+    print_plain(
         console,
         f"searched {stats.candidates} combinations of batch, micro-batches, stages and vocabulary "
         f"degree, {stats.opened} of them exactly, in {format_seconds(stats.cpu_s)} of CPU time",
@@ -325,8 +300,8 @@ def show_evaluation(
         console.print(path, markup=False, soft_wrap=True)
     _title(console, title, sources, estimated=estimated, synthetic=synthetic)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
-    print_line(console, verdict, style="bold")
-    print_line(console, _speed(prediction))
+    print_plain(console, verdict, style="bold")
+    print_plain(console, _speed(prediction))
     _spread(console, prediction)
     for problem in prediction.problems:
         print_item(console, problem)
@@ -343,7 +318,9 @@ def show_evaluation(
 def show_frontier(console: Console, results: list[SearchResult]) -> None:
     """Print the best throughput by memory budget."""
     print_heading(console, "throughput by memory budget")
-    table = make_table("GiB per GPU", "samples/s", "step", "plan")
+    table = make_table(
+        "GiB per GPU", "samples/s", "step", "plan", left=0, words_last=True, spaced=True
+    )
     for result in results:
         if result.plan is None or result.prediction is None:
             continue
@@ -409,7 +386,7 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 
 
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
-    print_line(console, _speed(prediction), style="bold")
+    print_plain(console, _speed(prediction), style="bold")
     _spread(console, prediction)
     if result.status == "time_limit":
         text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
@@ -417,7 +394,7 @@ def _headline(console: Console, result: SearchResult, prediction: Prediction) ->
         text = f"at most {result.gap * 100:.3g} % below the best"
     else:
         text = "proven best of the search space"
-    print_line(
+    print_plain(
         console,
         f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
     )
@@ -440,7 +417,7 @@ def _spread(console: Console, prediction: Prediction) -> None:
     if prediction.step_time_interval_s is not None:
         fast, slow = map(format_seconds, prediction.step_time_interval_s)
         span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
-        print_line(
+        print_plain(
             console,
             f"step {span} within the measured spread of {' and '.join(prediction.interval_of)}",
         )
@@ -461,7 +438,7 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
     if plan.num_stages > 1:
         busy = format_seconds(slow.forward_s + slow.backward_s)
         text += f"; stage {slow.stage} sets the pace ({busy} per micro-batch)"
-    print_line(console, text)
+    print_plain(console, text)
 
 
 def _lists(console: Console, result: SearchResult) -> None:
@@ -484,16 +461,16 @@ def _lists(console: Console, result: SearchResult) -> None:
 def _title(
     console: Console, title: str, sources: Sequence[Source], *, estimated: bool, synthetic: bool
 ) -> None:
-    print_line(console, title, style="bold")
+    print_plain(console, title, style="bold")
     if synthetic:
-        print_line(
+        print_plain(
             console,
             f"rests on SYNTHETIC timings{_whose(s.role for s in sources if s.synthetic)}, which "
             "exercise the code and describe no machine",
             style="bold red",
         )
     if estimated:
-        print_line(
+        print_plain(
             console,
             f"rests on ESTIMATES{_whose(s.role for s in sources if s.estimated)} from datasheets, "
             "not on measurements",
@@ -502,7 +479,7 @@ def _title(
     times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
     counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
     if times and counted:
-        print_line(console, "memory counted exactly, times estimated", style="yellow")
+        print_plain(console, "memory counted exactly, times estimated", style="yellow")
 
 
 def _whose(roles: Iterable[str]) -> str:
