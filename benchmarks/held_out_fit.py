@@ -248,7 +248,7 @@ def counted(
     import torch
 
     from profiler.model.layers.sharding import Sharding
-    from profiler.model.timing import time_layer, time_outer
+    from profiler.model.timing import time_layer, time_vocab
 
     (layer,) = spec.layers
     device = torch.device("cpu")
@@ -266,7 +266,7 @@ def counted(
                 optimizer=False,
                 timer=CpuTimer(),
             )
-            other = time_outer(
+            other = time_vocab(
                 spec,
                 batch=batch,
                 seq_lengths=(seq_length,),

@@ -21,7 +21,7 @@ from autopar.units import MIB
 from benchmarks.metadata import ROOT, append
 from benchmarks.published_llama import llama_rows
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
-from profiler.model.counting import layer_memory, outer_memory
+from profiler.model.counting import layer_memory, vocab_memory
 from profiler.model.layers.sharding import Sharding
 
 __all__ = ["gpt_rows", "main"]
@@ -38,7 +38,7 @@ def gpt_rows(cases: Path) -> Iterator[Row]:
         layer = replace(spec.layers[0], seq_length=length)
         spec = replace(spec, layers=(layer,))
         counted = layer_memory(layer, Sharding())
-        around = outer_memory(spec, "only", batch=1)
+        around = vocab_memory(spec, "only", batch=1)
         at = f"gpt-6.7b, {length} tokens: "
         yield Row(
             quantity=at + "parameter_size",

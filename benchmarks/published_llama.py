@@ -17,9 +17,9 @@ from autopar.documents.spec import head_dim, load_spec, padded_vocab_size
 from autopar.model import ModelSpec
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
-from profiler.model.counting import ExactMemory, layer_memory, outer_memory
-from profiler.model.layers.outer import OuterPart
+from profiler.model.counting import ExactMemory, layer_memory, vocab_memory
 from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.vocab import VocabPart
 
 __all__ = ["TOKENS", "llama_rows"]
 
@@ -29,7 +29,7 @@ BATCH = 8
 """At which surroundings are counted, as `profile-model` does it."""
 States = Literal["model_states", "activation"]
 _SPLIT = "vocabulary not padded"
-_PARTS: dict[str, OuterPart] = {"off": "only", "on_first": "first", "on_last": "last"}
+_PARTS: dict[str, VocabPart] = {"off": "only", "on_first": "first", "on_last": "last"}
 
 
 def llama_rows(cases: Path) -> Iterator[Row]:
@@ -96,7 +96,7 @@ def _kept_around(published: Published, degree: int) -> Row:
     """Return what embedding, head and loss keep on a rank, for one sample of each of its group."""
     run = Run(pp=1, tp=degree, vtp=degree)
     spec = _llama()
-    ours = outer_memory(spec, "only", degree=degree, batch=degree)
+    ours = vocab_memory(spec, "only", degree=degree, batch=degree)
     tokens = TOKENS * degree
     small = tokens * (8 + 1 + 2) - tokens * 16 + 2 * BLOCK
     if degree == 1:
@@ -108,7 +108,7 @@ def _kept_around(published: Published, degree: int) -> Row:
         published_bytes=published.figure(run, "act", 1) - published.per_layer(run, "act"),
         ours_bytes=ours.activation_bytes,
         terms={
-            _SPLIT: outer_memory(
+            _SPLIT: vocab_memory(
                 _unpadded(spec), "only", degree=degree, batch=degree
             ).activation_bytes
             - ours.activation_bytes,
@@ -124,7 +124,7 @@ def _other(published: Published, where: str, kind: States) -> Iterator[Row]:
     terms_of = _state_terms if kind == "model_states" else _activation_terms
     before: Row | None = None
     for degree in (1, 2, 4, 8):
-        counted = _outer(part, degree)
+        counted = _counted_vocab(part, degree)
         ours = 16.0 * counted.num_parameters if kind == "model_states" else _in_file(counted)
         run = published.taken(where, kind, degree)
         if run is not None:
@@ -146,11 +146,12 @@ def _other(published: Published, where: str, kind: States) -> Iterator[Row]:
         yield before
 
 
-def _state_terms(run: Run, part: OuterPart) -> dict[str, float]:
+def _state_terms(run: Run, part: VocabPart) -> dict[str, float]:
     """Return what a table of states contains besides 16 bytes a parameter, in its unit."""
     to_table = DEVICES / run.pp / run.vtp
     padding = (
-        _outer(part, run.vtp, padded=False).num_parameters - _outer(part, run.vtp).num_parameters
+        _counted_vocab(part, run.vtp, padded=False).num_parameters
+        - _counted_vocab(part, run.vtp).num_parameters
     )
     samples = run.vocab_samples
     tokens = samples * TOKENS * 16 if samples > 1 else (TOKENS + 1) * 8
@@ -187,11 +188,11 @@ def _allocator_terms(published: Published, run: Run) -> dict[str, float]:
     return terms
 
 
-def _activation_terms(run: Run, part: OuterPart) -> dict[str, float]:
+def _activation_terms(run: Run, part: VocabPart) -> dict[str, float]:
     """Return what leads from our figure to the peak of a run, per sample of a vocabulary group."""
     spec = _llama()
     hidden, samples = spec.layers[0].hidden_size, run.vocab_samples
-    plain = _outer(part, run.vtp, padded=False)
+    plain = _counted_vocab(part, run.vtp, padded=False)
     layer = _layer("llama2-7b", TOKENS, run.tp)
     left = layer.num_parameters / run.dp + plain.num_parameters / (DEVICES / run.pp / run.vtp)
     gradients = {"gradients left at the end, taken off": -4.0 * left / samples}
@@ -207,7 +208,7 @@ def _activation_terms(run: Run, part: OuterPart) -> dict[str, float]:
         "two bf16 copies of the logits": 4.0 * logits - plain.peak_bytes / plain.batch,
         "the head's weights gathered": 2.0 * _vocab(spec) * hidden / run.vtp / samples,
     }
-    padding = _in_file(plain) - _in_file(_outer(part, run.vtp))
+    padding = _in_file(plain) - _in_file(_counted_vocab(part, run.vtp))
     return terms | ({_SPLIT: padding} if padding else {})
 
 
@@ -216,7 +217,7 @@ def _at_2048(folder: Path) -> Row:
     path = folder / "memory_profiling_bf16_llama2-7b_seqlen2048_all.json"
     published = Published.read(path, 2048)
     spec = load_spec("llama2-7b", seq_length=[2048])
-    around = outer_memory(spec, "only", batch=1).activation_bytes
+    around = vocab_memory(spec, "only", batch=1).activation_bytes
     return Row(
         quantity="2048 tokens: one layer and what is around it, kept",
         published_bytes=published.figure(Run(pp=1, tp=1, vtp=1), "act", 1),
@@ -244,9 +245,9 @@ def _layer(model: str, seq_length: int, degree: int = 1, *, full: bool = False) 
 
 
 @cache
-def _outer(part: OuterPart, degree: int, *, padded: bool = True) -> ExactMemory:
+def _counted_vocab(part: VocabPart, degree: int, *, padded: bool = True) -> ExactMemory:
     spec = _llama() if padded else _unpadded(_llama())
-    return outer_memory(spec, part, degree=degree, batch=BATCH)
+    return vocab_memory(spec, part, degree=degree, batch=BATCH)
 
 
 def _unpadded(spec: ModelSpec) -> ModelSpec:

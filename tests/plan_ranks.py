@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from profiler.model.layers.outer import build_stack
+from profiler.model.layers.vocab import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job
 from profiler.plan.exchange import fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult

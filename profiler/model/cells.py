@@ -130,7 +130,7 @@ def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 _PARTS: tuple[Part, ...] = ("only", "first", "last")
-_OUTER_BATCH = 8
+_VOCAB_BATCH = 8
 """Batch at which the surroundings of layers are counted, as the documented tables are: their peak
 has a part that no sample adds to, the second gradient of a tied table."""
 
@@ -279,7 +279,7 @@ def _memory_cells(
                     yield ModelCell(
                         quantity="memory",
                         part=part,
-                        batch=_OUTER_BATCH,
+                        batch=_VOCAB_BATCH,
                         seq_lengths=case,
                         degree=degree,
                         kind=kind,

@@ -32,9 +32,9 @@ from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.outer import OuterPart, build_outer, outer_inputs
 from profiler.model.layers.parallel import SoleRank
 from profiler.model.layers.sharding import Checkpoint, Sharding
+from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
 __all__ = [
     "DTYPES",
@@ -45,7 +45,7 @@ __all__ = [
     "count_step",
     "held_bytes",
     "layer_memory",
-    "outer_memory",
+    "vocab_memory",
 ]
 
 
@@ -528,9 +528,9 @@ def layer_memory(
     )
 
 
-def outer_memory(
+def vocab_memory(
     spec: ModelSpec,
-    part: OuterPart,
+    part: VocabPart,
     *,
     degree: int = 1,
     kind: TensorKind = "sp",
@@ -540,7 +540,7 @@ def outer_memory(
     """Return the memory of what surrounds the layers, on one rank of a vocabulary group."""
     torch_dtype = _torch_dtype(dtype)
     with FakeTensorMode():
-        module = build_outer(
+        module = build_vocab(
             spec,
             part,
             degree=degree,
@@ -549,7 +549,7 @@ def outer_memory(
             dtype=torch_dtype,
             device="cpu",
         )
-        inputs = outer_inputs(
+        inputs = vocab_inputs(
             spec, part, degree=degree, kind=kind, batch=batch, dtype=torch_dtype, device="cpu"
         )
         counted = count_memory(module, inputs)

@@ -25,9 +25,9 @@ from profiler.measure import Policy
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.outer import build_outer, outer_inputs
 from profiler.model.layers.parallel import SoleRank
 from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.vocab import build_vocab, vocab_inputs
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
 from profiler.model.options import Dtype, ModelOptions, Unit
 from profiler.model.sources import ModuleSource, rehearse
@@ -167,8 +167,8 @@ def cell_part(
     sized, part = with_seq_lengths(spec, cell.seq_lengths), cell.part
     how: dict[str, Any] = {"degree": cell.degree, "kind": cell.kind, **on}
     return CellPart(
-        build=lambda: build_outer(sized, part, group=group, **how),
-        make_inputs=lambda: outer_inputs(sized, part, batch=cell.batch, **how),
+        build=lambda: build_vocab(sized, part, group=group, **how),
+        make_inputs=lambda: vocab_inputs(sized, part, batch=cell.batch, **how),
         num_own=len(sized.layers) + 1,
     )
 
@@ -257,11 +257,11 @@ class SpecMeasurer(Measurer):
 
     def _time_whole(self, cell: ModelCell) -> Timed:
         """Return the times of what surrounds the layers, or of a whole forward."""
-        from profiler.model.timing import time_outer, time_stack
+        from profiler.model.timing import time_stack, time_vocab
 
         if cell.num_layers is None:
             # its optimizer step is the tables', which are not what a layer's step tells
-            return time_outer(
+            return time_vocab(
                 self.spec,
                 batch=cell.batch,
                 seq_lengths=cell.seq_lengths,
@@ -321,7 +321,7 @@ class SpecMeasurer(Measurer):
 
     def _counted(self, cell: ModelCell) -> ModelMeasurement:
         """Return the exact figures of a memory cell."""
-        from profiler.model.counting import layer_memory, outer_memory
+        from profiler.model.counting import layer_memory, vocab_memory
 
         dtype = self.options.dtype
         if cell.part == "layer":
@@ -335,7 +335,7 @@ class SpecMeasurer(Measurer):
                 encoder_seq_length=cell.encoder_seq_length,
             )
         else:
-            found = outer_memory(
+            found = vocab_memory(
                 with_seq_lengths(self.spec, cell.seq_lengths),
                 cell.part,
                 degree=cell.degree,
@@ -540,7 +540,7 @@ class ModuleMeasurer(Measurer):
         kind = cell.layer_type
         found: ExactMemory = blamed(
             self._source.text,
-            lambda: self._outer(cell) if kind is None else self._layers(cell)[kind],
+            lambda: self._vocab(cell) if kind is None else self._layers(cell)[kind],
         )
         found = replace(
             found,
@@ -591,7 +591,7 @@ class ModuleMeasurer(Measurer):
 
         return device_memory(build, lambda: made["inputs"], self.device)
 
-    def _outer(self, cell: ModelCell) -> ExactMemory:
+    def _vocab(self, cell: ModelCell) -> ExactMemory:
         # what an untypical first layer has beyond the others counts as not of the layers
         layers, whole = self._layers(cell) * self._source.num_typical, self._whole(cell)
         parameters = whole.num_parameters - sum(layer.num_parameters for layer in layers)

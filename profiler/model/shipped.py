@@ -139,7 +139,7 @@ def shipped_cells(spec: ModelSpec) -> tuple[ModelCell, ...]:
     found: dict[str, ModelCell] = {}
     for cell in planned:
         if cell.part != "layer" or cell.layer_type is None:
-            sharded = _sharded_outer(spec, cell)
+            sharded = _sharded_vocab(spec, cell)
         elif cell.seq_lengths == (own[cell.layer_type],):
             sharded = _sharded_layer(spec, cell)
         else:  # exactly proportional to the tokens
@@ -227,7 +227,7 @@ def _sharded_layer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
             yield sharded
 
 
-def _sharded_outer(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
+def _sharded_vocab(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
     own = {degree for layer in spec.layers for degree in tensor_degrees(layer)}
     for degree in sorted({*own, *VOCAB_DEGREES} - {1}):
         for kind in _KINDS:

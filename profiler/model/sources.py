@@ -213,7 +213,7 @@ class SpecSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return reference blocks with embedding, head and loss (`build_stack`)."""
-        from profiler.model.layers.outer import build_stack
+        from profiler.model.layers.vocab import build_stack
         from profiler.model.timing import torch_dtype
 
         layers = (

@@ -25,9 +25,9 @@ from profiler.measure import Policy, Timer, choose_loops, make_timer, next_block
 from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
-from profiler.model.layers.outer import OuterPart, build_outer, build_stack, outer_inputs
 from profiler.model.layers.parallel import timed_group
 from profiler.model.layers.sharding import Sharding
+from profiler.model.layers.vocab import VocabPart, build_stack, build_vocab, vocab_inputs
 
 __all__ = [
     "APART",
@@ -44,8 +44,8 @@ __all__ = [
     "sample",
     "time_layer",
     "time_module",
-    "time_outer",
     "time_stack",
+    "time_vocab",
     "torch_dtype",
 ]
 
@@ -540,10 +540,10 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
 # alone is checked against: the difference of two of them is a layer among others.
 
 
-def time_outer(
+def time_vocab(
     spec: ModelSpec,
     *,
-    part: OuterPart = "only",
+    part: VocabPart = "only",
     degree: int = 1,
     kind: TensorKind = "sp",
     batch: int,
@@ -563,7 +563,7 @@ def time_outer(
     sized = with_seq_lengths(spec, seq_lengths)
     element = torch_dtype(dtype)
     return time_module(
-        lambda: build_outer(
+        lambda: build_vocab(
             sized,
             part,
             degree=degree,
@@ -572,7 +572,7 @@ def time_outer(
             dtype=element,
             device=device,
         ),
-        lambda: outer_inputs(
+        lambda: vocab_inputs(
             sized, part, degree=degree, kind=kind, batch=batch, dtype=element, device=device
         ),
         policy,
@@ -611,7 +611,7 @@ def time_stack(
     counts = seqs_text(tuple(num_layers))
     return time_module(
         lambda: build_stack(sized, dtype=element, device=device).module,
-        lambda: outer_inputs(sized, "only", batch=batch, dtype=element, device=device),
+        lambda: vocab_inputs(sized, "only", batch=batch, dtype=element, device=device),
         policy,
         device,
         where=f"batch {batch}, sequence {seqs_text(seq_lengths)}, {counts} layers",

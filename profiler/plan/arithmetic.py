@@ -44,7 +44,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 # Parameters that a rank holds, exactly: the shapes of its tensors, and ZeRO's pieces of them.
 #
-# The shapes are those of `profiler.model.layers.blocks` and `outer`; ZeRO divides every tensor
+# The shapes are those of `profiler.model.layers.blocks` and `vocab`; ZeRO divides every tensor
 # along its first dimension (torch's FSDP2), so a rank has whole rows and the first ranks have the
 # most.
 

@@ -22,7 +22,7 @@ from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
 from profiler.environment import collect, launched_ranks
 from profiler.model.counting import count_step
-from profiler.model.layers.outer import build_stack
+from profiler.model.layers.vocab import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job, layer_layout, vocab_layout
 from profiler.plan.exchange import Batch, fill, global_tokens, local_batch, pieces_of, shapes
 from profiler.plan.job import PlanJob, RunResult

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
 from profiler.model.layers.blocks import build_layer
-from profiler.model.layers.outer import build_outer
 from profiler.model.layers.sharding import Checkpoint, Sharding
+from profiler.model.layers.vocab import build_vocab
 from profiler.plan.arithmetic import Cube, Layout, layer_layout, vocab_layout
 from profiler.plan.exchange import (
     Piece,
@@ -464,9 +464,9 @@ def build_stage(
         parts = [builder.ends(), *parts]
     else:
         if at_start:
-            parts = [builder.outer("first"), *parts]
+            parts = [builder.vocab_part("first"), *parts]
         if at_end:
-            parts = [*parts, builder.outer("last")]
+            parts = [*parts, builder.vocab_part("last")]
     before = layer_layout(job, groups.cube, first - 1) if first else builder.vocab
     return Stage(job, groups, parts, before)
 
@@ -498,25 +498,26 @@ class _Builder:
         )
         return self._part(f"layer{index}", (module,), module, layout, whole)
 
-    def outer(self, which: Any) -> Part:
-        module, whole = self._outer(which), self._whole(which, lambda: self._outer_whole(which))
+    def vocab_part(self, which: Any) -> Part:
+        module = self._vocab_module(which)
+        whole = self._whole(which, lambda: self._vocab_whole(which))
         name = "embedding" if which == "first" else "head"
         return self._part(name, (module,), module, self.vocab, whole)
 
     def ends(self) -> Part:
-        first, last = self._outer("first"), self._outer("last")
+        first, last = self._vocab_module("first"), self._vocab_module("last")
         last.head.weights[0] = first.table
 
         def make() -> nn.Module:
-            ends = _Ends(self._outer_whole("first"), self._outer_whole("last"))
+            ends = _Ends(self._vocab_whole("first"), self._vocab_whole("last"))
             ends.last.head.weights[0] = ends.first.table
             return ends
 
         whole = self._whole("ends", make)
         return self._part("ends", (first, last), _Ends(first, last), self.vocab, whole)
 
-    def _outer(self, which: Any) -> Any:
-        return build_outer(
+    def _vocab_module(self, which: Any) -> Any:
+        return build_vocab(
             self.spec,
             which,
             degree=self.vocab.degree,
@@ -526,8 +527,8 @@ class _Builder:
             device=self.device,
         )
 
-    def _outer_whole(self, which: Any) -> Any:
-        return build_outer(padded_spec(self.job), which, dtype=self.dtype, device="meta")
+    def _vocab_whole(self, which: Any) -> Any:
+        return build_vocab(padded_spec(self.job), which, dtype=self.dtype, device="meta")
 
     def _whole(self, key: Any, make: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
         if key not in self._shapes:

@@ -387,20 +387,20 @@ class CostModel:
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
         layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
-        outer_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
-        layouts = tuple(sorted(set(layer_layout) | set(outer_layout)))
+        vocab_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
+        layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
         number = {layout: i for i, layout in enumerate(layouts)}
 
         rows = [
             self.layer_rows(k, strategies, tables, price_illegal=price_illegal)
             for k in range(len(self._layers))
         ]
-        outer = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
+        vocab_costs = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
         token_bytes = (
             np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
             * self.recipe.element
         )
-        outer_activations, outer_transient = outer.memory(pipeline_type)
+        vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
         fixed = stage_fixed_bytes(
             stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
         )
@@ -416,7 +416,7 @@ class CostModel:
             layouts=layouts,
             strategy_layout=np.array([number[x] for x in layer_layout], dtype=np.int32),
             vocab=tuple(vocab),
-            vocab_layout=np.array([number[x] for x in outer_layout], dtype=np.int32),
+            vocab_layout=np.array([number[x] for x in vocab_layout], dtype=np.int32),
             table_stages=stages.astype(np.int32),
             table_microbatch=samples,
             table_dp=tuple(kind for _, _, kind in tables),
@@ -431,14 +431,14 @@ class CostModel:
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
             send_s=send_s(layouts, sharded_bytes, stages, self.groups),
-            vocab_valid=outer.valid,
-            vocab_forward_s=sum_of(outer.forward),
-            vocab_backward_s=sum_of(outer.backward),
-            vocab_tail_s=sum_of(outer.step),
-            vocab_static_bytes=outer.states,
-            vocab_activation_bytes=outer_activations,
-            vocab_transient_bytes=outer_transient,
-            vocab_shared_bytes=outer.shared,
+            vocab_valid=vocab_costs.valid,
+            vocab_forward_s=sum_of(vocab_costs.forward),
+            vocab_backward_s=sum_of(vocab_costs.backward),
+            vocab_tail_s=sum_of(vocab_costs.step),
+            vocab_static_bytes=vocab_costs.states,
+            vocab_activation_bytes=vocab_activations,
+            vocab_transient_bytes=vocab_transient,
+            vocab_shared_bytes=vocab_costs.shared,
             stage_fixed_bytes=calibrated_bytes(fixed, self.options),
             candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
             candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),

@@ -215,12 +215,12 @@ def evaluate(
     kinds = tables.layer_type.astype(np.int64)
     chosen = np.asarray(strategy_index, dtype=np.int64)
     layout = tables.strategy_layout[chosen].astype(np.int64)
-    outer = int(tables.vocab_layout[e])
-    before = np.concatenate(([outer], layout[:-1]))
+    vocab_layout = int(tables.vocab_layout[e])
+    before = np.concatenate(([vocab_layout], layout[:-1]))
     producer = np.concatenate((kinds[:1], kinds[:-1]))
     change_forward = tables.redistribute_forward_s[n, producer, before, layout]
     change_backward = tables.redistribute_backward_s[n, producer, before, layout]
-    head = (n, int(kinds[-1]), int(layout[-1]), outer)
+    head = (n, int(kinds[-1]), int(layout[-1]), vocab_layout)
 
     forward, backward, send, tail = [], [], [], []
     redistribute_forward, redistribute_backward = [], []

@@ -183,14 +183,14 @@ def test_peak_is_above_what_is_kept() -> None:
 @pytest.mark.parametrize("degree", DEGREES)
 def test_outer_parts(degree: int) -> None:
     """Head and loss keep the fp32 softmax, their norm and its output; the embedding its tokens."""
-    from profiler.model.counting import outer_memory
+    from profiler.model.counting import vocab_memory
 
     spec = ModelSpec(name="llama", layers=(LLAMA,), vocab_size=128256)
     s, h = 4096, 4096
     vocab = 128256 // (128 * degree) * 128 if 128256 % (128 * degree) == 0 else 0
     vocab = vocab or -(-128256 // (128 * degree)) * 128
     first, last, only = (
-        outer_memory(spec, part, degree=degree) for part in ("first", "last", "only")
+        vocab_memory(spec, part, degree=degree) for part in ("first", "last", "only")
     )
     assert first.activation_bytes == 8 * s
     head = 4 * s * vocab + 2 * 2 * s * h // degree + 4 * s // degree + 8 * s
@@ -204,12 +204,12 @@ def test_outer_parts(degree: int) -> None:
 
 def test_tied_tables_are_one_on_the_only_stage() -> None:
     """A tied table is counted once where both ends are, and on both of two stages."""
-    from profiler.model.counting import outer_memory
+    from profiler.model.counting import vocab_memory
 
     spec = ModelSpec(
         name="gpt", layers=(SMALL,), vocab_size=512, tied_embeddings=True, learned_positions=64
     )
-    first, last, only = (outer_memory(spec, part) for part in ("first", "last", "only"))
+    first, last, only = (vocab_memory(spec, part) for part in ("first", "last", "only"))
     assert first.num_parameters == (512 + 64) * 64
     assert last.num_parameters == 512 * 64 + 64
     assert only.num_parameters == (512 + 64) * 64 + 64
@@ -239,7 +239,7 @@ MANY = """
 import json, resource, sys, time
 started = time.perf_counter()
 from autopar.documents.spec import load_spec
-from profiler.model.counting import layer_memory, outer_memory
+from profiler.model.counting import layer_memory, vocab_memory
 from profiler.model.layers.sharding import Sharding
 import torch.distributed as dist
 spec = load_spec("llama3-8b")
@@ -249,7 +249,7 @@ for degree in (1, 2, 4, 8):
         layer_memory(spec.layers[0], Sharding(degree=degree, kind=kind, checkpoint=checkpoint))
         points += 1
     for part in ("only", "first", "last"):
-        outer_memory(spec, part, degree=degree)
+        vocab_memory(spec, part, degree=degree)
         points += 1
 json.dump({
     "points": points,

@@ -43,7 +43,7 @@ def real_counts() -> list[tuple[int, int, int]]:
 
     from profiler.model.counting import count_memory, layer_memory
     from profiler.model.layers.blocks import build_layer, layer_inputs
-    from profiler.model.layers.outer import build_outer, outer_inputs
+    from profiler.model.layers.vocab import build_vocab, vocab_inputs
 
     group, found = dist.group.WORLD, []
     on: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
@@ -59,8 +59,8 @@ def real_counts() -> list[tuple[int, int, int]]:
     spec = ModelSpec(name="small", layers=(SMALL,), vocab_size=1000)
     for kind, part in product(("tp", "sp", "ulysses"), ("only", "first", "last")):
         where: dict[str, Any] = {"degree": dist.get_world_size(), "kind": kind, **on}
-        outer = build_outer(spec, part, group=group, **where)
-        found.append(count_memory(outer, outer_inputs(spec, part, batch=2, **where)))
+        outer = build_vocab(spec, part, group=group, **where)
+        found.append(count_memory(outer, vocab_inputs(spec, part, batch=2, **where)))
     # counting leaves the process's own groups alone
     layer_memory(SMALL, Sharding(degree=4))
     ones = torch.ones(1)
@@ -72,7 +72,7 @@ def real_counts() -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.ranks)])
 def test_counts_are_those_of_real_ranks(degree: int) -> None:
     """Shapes alone give what real tensors on real ranks give, to the byte."""
-    from profiler.model.counting import layer_memory, outer_memory
+    from profiler.model.counting import layer_memory, vocab_memory
 
     spec = ModelSpec(name="small", layers=(SMALL,), vocab_size=1000)
     expected = [
@@ -81,7 +81,7 @@ def test_counts_are_those_of_real_ranks(degree: int) -> None:
         )
         for kind, checkpoint, experts in REAL
     ] + [
-        outer_memory(spec, part, degree=degree, kind=kind, batch=2)
+        vocab_memory(spec, part, degree=degree, kind=kind, batch=2)
         for kind, part in product(("tp", "sp", "ulysses"), ("only", "first", "last"))
     ]
     for counts in run_ranks(real_counts, degree):

@@ -60,12 +60,12 @@ def test_operations_agree_with_torch() -> None:
 
 def test_loss_is_that_of_torch() -> None:
     """The last stage's loss is the mean cross-entropy of its logits, with its gradient."""
-    from profiler.model.layers.outer import build_outer, outer_inputs
+    from profiler.model.layers.vocab import build_vocab, vocab_inputs
 
     torch.manual_seed(0)
     spec = dataclasses.replace(MODEL, layers=(LLAMA,), tied_embeddings=False)
-    module = build_outer(spec, "last", **F64)
-    x, labels = outer_inputs(spec, "last", batch=3, **F64)
+    module = build_vocab(spec, "last", **F64)
+    x, labels = vocab_inputs(spec, "last", batch=3, **F64)
     loss = module(x, labels)
     logits = module.norm(x) @ module.head.weights[0].t()
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -78,7 +78,7 @@ def test_loss_is_that_of_torch() -> None:
 def test_parameters_are_those_of_the_spec(name: str) -> None:
     """Every layer and both outer parts have as many parameters as the spec counts."""
     from profiler.model.layers.blocks import build_layer
-    from profiler.model.layers.outer import build_outer
+    from profiler.model.layers.vocab import build_vocab
 
     def count(module: Any) -> int:
         return sum(p.numel() for p in module.parameters())
@@ -90,9 +90,9 @@ def test_parameters_are_those_of_the_spec(name: str) -> None:
     vocab = padded_vocab_size(spec)
     first, last = embedding_parameter_counts(spec, vocab)
     copy = vocab * spec.layers[-1].hidden_size if spec.tied_embeddings else 0
-    assert count(build_outer(spec, "first", **on)) == first
-    assert count(build_outer(spec, "last", **on)) == last + copy
-    assert count(build_outer(spec, "only", **on)) == first + last
+    assert count(build_vocab(spec, "first", **on)) == first
+    assert count(build_vocab(spec, "last", **on)) == last + copy
+    assert count(build_vocab(spec, "only", **on)) == first + last
 
 
 def test_dropout_drops() -> None:
@@ -141,11 +141,11 @@ def test_what_cannot_be_built_is_said(
 
 def test_sequences_beyond_the_position_table_are_refused() -> None:
     """Positions that have no row are a sentence with both numbers, not an index error."""
-    from profiler.model.layers.outer import build_outer
+    from profiler.model.layers.vocab import build_vocab
 
     spec = dataclasses.replace(MODEL, learned_positions=15)
     with pytest.raises(InputError, match="16 is beyond the 15 learned positions"):
-        build_outer(spec, "first", **F64)
+        build_vocab(spec, "first", **F64)
 
 
 def test_a_group_of_another_size_is_refused() -> None:

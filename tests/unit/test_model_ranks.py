@@ -100,7 +100,7 @@ def outer_gaps() -> dict[str, float]:
     """Return the largest difference between divided and whole embedding and head."""
     import torch.distributed as dist
 
-    from profiler.model.layers.outer import build_outer, outer_inputs
+    from profiler.model.layers.vocab import build_vocab, vocab_inputs
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     found = {}
@@ -108,12 +108,12 @@ def outer_gaps() -> dict[str, float]:
         torch.manual_seed(2)
         # 300 would be padded differently for two ranks
         spec = dataclasses.replace(MODEL, vocab_size=512)
-        whole = build_outer(spec, part, **F64)
-        inputs = outer_inputs(spec, part, batch=2, **F64)
+        whole = build_vocab(spec, part, **F64)
+        inputs = vocab_inputs(spec, part, batch=2, **F64)
         if part == "first":  # two sequences come out as one, which ranks divide one by one
             inputs = inputs[:1]
         for kind in KINDS:
-            own = build_outer(spec, part, degree=ranks, kind=kind, group=dist.group.WORLD, **F64)
+            own = build_vocab(spec, part, degree=ranks, kind=kind, group=dist.group.WORLD, **F64)
             split = kind in ("sp", "dtensor_sp", "ulysses")
             own_inputs = []
             for x in inputs:

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from profiler.model.layers.blocks import build_layer, layer_inputs  # noqa: E402
 from profiler.model.layers.parallel import LocalGroup, SoleRank, timed_group  # noqa: E402
-from profiler.model.timing import time_layer, time_outer, time_stack  # noqa: E402
+from profiler.model.timing import time_layer, time_stack, time_vocab  # noqa: E402
 
 CPU = torch.device("cpu")
 LLAMA = LayerSpec(
@@ -173,7 +173,7 @@ def test_what_surrounds_the_layers_is_timed(degree: int, kind: TensorKind) -> No
     """Embedding, head and loss have a forward, a backward and an optimizer step."""
     spec = ModelSpec(name="tiny", layers=(LLAMA,), vocab_size=200)
 
-    found = time_outer(
+    found = time_vocab(
         spec,
         degree=degree,
         kind=kind,

@@ -90,14 +90,14 @@ def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
     pytest.importorskip("torch")
     import torch
 
-    from profiler.model.layers.outer import build_outer
     from profiler.model.layers.parallel import SoleRank
+    from profiler.model.layers.vocab import build_vocab
 
     spec = MODELS[name]
     group = SoleRank(degree) if degree > 1 else None
     how: dict[str, Any] = {"dtype": torch.float32, "device": "meta"}
     first, last, only = (
-        build_outer(spec, part, degree=degree, group=group, **how)
+        build_vocab(spec, part, degree=degree, group=group, **how)
         for part in ("first", "last", "only")
     )
     ahead, behind = first_shapes(spec, degree), last_shapes(spec, degree, own_table=True)

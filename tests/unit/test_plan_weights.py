@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from autopar.model import ModelSpec  # noqa: E402
 from profiler.model.layers.blocks import build_layer  # noqa: E402
-from profiler.model.layers.outer import build_outer  # noqa: E402
 from profiler.model.layers.parallel import SoleRank  # noqa: E402
 from profiler.model.layers.sharding import Sharding  # noqa: E402
+from profiler.model.layers.vocab import build_vocab  # noqa: E402
 from profiler.plan.arithmetic import Cube, Layout  # noqa: E402
 from profiler.plan.exchange import Piece, fill, pieces_of, shapes  # noqa: E402
 from tests.plan_cases import GPT, LLAMA, MOE, MQA, TIED  # noqa: E402
@@ -155,7 +155,7 @@ def _check_piece(piece: Piece, divided: str, case: _Case, kv_heads: int, rank: i
 def test_pieces_of_embedding_and_head_put_together_are_the_whole_one(which: Any, kind: Any) -> None:
     def build(rank: int | None) -> Any:
         group = {} if rank is None else {"degree": 4, "kind": kind, "group": _Rank(4, rank)}
-        return build_outer(GPT, which, **group, dtype=torch.float32, device="cpu")
+        return build_vocab(GPT, which, **group, dtype=torch.float32, device="cpu")
 
     case = _Case(spec=GPT, kind=kind, degree=4)
     where = "embedding" if which == "first" else "head"
@@ -211,7 +211,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def test_tied_tables_are_equal_wherever_they_are() -> None:
     def table(which: Any, name: str, where: str, tied: bool) -> Any:
-        module = build_outer(TIED, which, dtype=torch.float32, device="cpu")
+        module = build_vocab(TIED, which, dtype=torch.float32, device="cpu")
         pieces = pieces_of(module, shapes(module), _ONE, 0)
         fill(module, pieces, seed=3, where=where, tied=tied)
         return dict(module.named_parameters())[name].detach()

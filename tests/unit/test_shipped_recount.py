@@ -16,7 +16,7 @@ from autopar.documents.spec import load_spec  # noqa: E402
 from autopar.estimate import estimate_model  # noqa: E402
 from profiler.model import shipped  # noqa: E402
 from profiler.model.cells import with_seq_lengths  # noqa: E402
-from profiler.model.counting import layer_memory, outer_memory  # noqa: E402
+from profiler.model.counting import layer_memory, vocab_memory  # noqa: E402
 from profiler.model.layers.sharding import Sharding  # noqa: E402
 
 
@@ -94,7 +94,7 @@ def test_embedding_and_head_are_never_counted_too_small(
     for part in ("only", "first", "last"):
         table = profile.other_memory[part][lengths].activation_bytes_per_sample
         for degree in (1, 8):
-            found = outer_memory(short, part, degree=degree, batch=8)  # type: ignore[arg-type]
+            found = vocab_memory(short, part, degree=degree, batch=8)  # type: ignore[arg-type]
             needed = found.activation_bytes + (found.peak_bytes if part != "first" else 0)
             assert needed / 8 * 0.999999 <= table[degree] <= needed / 8 * (1 + above)
 

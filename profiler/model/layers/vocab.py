@@ -28,19 +28,19 @@ from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import Built
 
 __all__ = [
-    "OuterPart",
-    "build_outer",
+    "VocabPart",
     "build_stack",
-    "outer_inputs",
+    "build_vocab",
+    "vocab_inputs",
 ]
 
 
-OuterPart = Literal["only", "first", "last"]
+VocabPart = Literal["only", "first", "last"]
 
 
-def build_outer(
+def build_vocab(
     spec: ModelSpec,
-    part: OuterPart,
+    part: VocabPart,
     *,
     degree: int = 1,
     kind: TensorKind = "sp",
@@ -48,7 +48,7 @@ def build_outer(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> nn.Module:
-    """Return what surrounds the layers on one rank of a vocabulary group; takes `outer_inputs`.
+    """Return what surrounds the layers on one rank of a vocabulary group; takes `vocab_inputs`.
 
     first: tokens -> activations; last: activations, labels -> loss; only: tokens, labels -> loss,
     the layers between left out. `group` is as in `build_layer`. Encoder-decoder models have a
@@ -70,12 +70,12 @@ def build_outer(
                 f"{spec.learned_positions} learned positions; give a shorter one"
             )
     with made_of(dtype, device):
-        return _Outer(spec, part, on)
+        return _Vocab(spec, part, on)
 
 
-def outer_inputs(
+def vocab_inputs(
     spec: ModelSpec,
-    part: OuterPart,
+    part: VocabPart,
     *,
     degree: int = 1,
     kind: TensorKind = "sp",
@@ -83,7 +83,7 @@ def outer_inputs(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> tuple[torch.Tensor, ...]:
-    """Return random inputs of `build_outer`'s module on one rank.
+    """Return random inputs of `build_vocab`'s module on one rank.
 
     Tokens and labels are whole sequences where the vocabulary is divided (every rank looks all of
     them up) and a piece with Ulysses; activations are what the rank holds between layers. In
@@ -195,8 +195,8 @@ def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
 # --- the module ----------------------------------------------------------------------------
 
 
-class _Outer(nn.Module):
-    def __init__(self, spec: ModelSpec, part: OuterPart, on: TensorGroup) -> None:
+class _Vocab(nn.Module):
+    def __init__(self, spec: ModelSpec, part: VocabPart, on: TensorGroup) -> None:
         super().__init__()
         self.on, self.part = on, part
         first, last = spec.layers[0], spec.layers[-1]
@@ -274,12 +274,12 @@ def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | s
     built.
     """
     whole = Sharding()
-    first = build_outer(spec, "first", dtype=dtype, device=device)
+    first = build_vocab(spec, "first", dtype=dtype, device=device)
     layers = [
         [build_layer(layer, whole, dtype=dtype, device=device) for _ in range(layer.num_layers)]
         for layer in spec.layers
     ]
-    last = build_outer(spec, "last", dtype=dtype, device=device)
+    last = build_vocab(spec, "last", dtype=dtype, device=device)
     if spec.tied_embeddings:
         last.head.weights[0] = first.table
 
@@ -289,7 +289,7 @@ def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | s
                 f"model {spec.name!r} was built for {spec.layers[-1].seq_length} tokens and is "
                 f"called with {seq_length}; build it for them"
             )
-        return outer_inputs(spec, "only", batch=batch, dtype=dtype, device=device)
+        return vocab_inputs(spec, "only", batch=batch, dtype=dtype, device=device)
 
     crosses = [layer.cross_attention for layer in spec.layers]
     return Built(_Stack(first, layers, crosses, last), make_batch, layers)
