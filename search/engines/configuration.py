@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import load_object
 from autopar.errors import DocumentError
 from autopar.plans import Plan
 
@@ -26,19 +27,33 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------------
-# Finds the command that a launch script would run, without running it.
-#
-# Understood are assignments, arrays, `+=`, continuation lines, quotes, comments, `${NAME:-default}`
-# and whole-number arithmetic. Nothing is executed: what a command would print stays unknown, and of
-# an `if` both branches are read, which a note says.
+# The command that a launch script would run, found without running it.
 
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_BLOCKS = frozenset({"if", "elif", "case", "while", "until", "for", "select"})
-_KEYWORDS = frozenset({"then", "else", "do", "done", "fi", "esac", "{", "}", "!", "time", "exec"})
-_DECLARE = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_NAME = r"[A-Za-z_]\w*"
+_BRACES = r"\$\{(?:[^{}$]|\$(?!\{)|\$\{[^{}]*\})*+\}"
+_QUOTES = rf"""'[^']*'|"(?:{_BRACES}|\\.|[^"\\])*+\""""
+_PIECE = rf"""{_QUOTES}|\\.|{_BRACES}|\$(?![{{(])|[^\s'"\\$;&|<>()#`]"""
+_WORD = rf"(?:{_PIECE})(?:{_PIECE}|\#)*+"
+_ITEMS = re.compile(rf"(?:\s|\\\n|\#[^\n]*|{_WORD})*+", re.DOTALL)
+_TOKEN = re.compile(
+    rf"(?P<blank>(?:[^\S\n]|\\\n)+|\#[^\n]*)"
+    rf"|(?P<redirect>[\d&]?(?:>[>&|]?|<&?)[ \t]*{_WORD})"
+    rf"|(?P<end>[\n;&|])"
+    rf"|(?P<array>{_NAME}\+?=\({_ITEMS.pattern}\))"
+    rf"|(?P<word>{_WORD})",
+    re.DOTALL,
+)
+_ASSIGN = re.compile(rf"({_NAME})(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(rf"{_QUOTES}|\\.|{_BRACES}|\${_NAME}", re.DOTALL)
+_IN_QUOTES = re.compile(rf"\\.|{_BRACES}|\${_NAME}", re.DOTALL)
+_PARAMETER = re.compile(rf"({_NAME}|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_SUBSTITUTION = re.compile(r"\\.|(\$\(|`)", re.DOTALL)
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
+_DECLARE = frozenset({"export", "declare", "readonly", "typeset"})
+_FLOW = frozenset(
+    {"if", "for", "while", "until", "case", "select", "function", "{", "[", "[[", "test"}
+)
 _MOST = 1 << 16
 
 
@@ -49,9 +64,7 @@ class Command:
     before: tuple[str, ...]
     """Words in front of the program: torchrun and its options; empty where none was found."""
     arguments: tuple[str, ...]
-    """Words behind the program; those of all arrays where the script runs none."""
-    branches: bool
-    """The script has branches, and all of them were read."""
+    """Words behind the program; those of the longest array where the script runs none."""
 
 
 @dataclass
@@ -64,36 +77,29 @@ class _Shell:
 def script_command(text: str, path: object) -> Command:
     """Return the launch in a shell script: the last command that runs a `.py` file with flags.
 
+    Read are assignments, arrays, `+=`, quotes, comments, continuation lines and `${NAME:-default}`.
+    What the environment says stays `$NAME`.
+
     Raises
     ------
-    DocumentError : a quote or bracket is not closed.
+    DocumentError : a quote or bracket is not closed, or the script has anything else.
     """
     shell = _Shell(str(path))
     found: Command | None = None
-    branches = False
-    for statement in _statements(text, shell.path):
+    for line, statement in _statements(text + "\n", shell.path):
         words = list(statement)
-        while words and words[0] in _KEYWORDS:
-            words.pop(0)
-        if words and words[0] in _BLOCKS:
-            branches = True
-            continue
-        if words and words[0] in _DECLARE:
-            words.pop(0)
-            words = [word for word in words if not word.startswith("-")]
+        if words[0] in _FLOW:
+            raise _unread(shell.path, line, words[0])
+        if words[0] in _DECLARE:
+            words = [word for word in words[1:] if not word.startswith("-")]
         while words and (match := _ASSIGN.fullmatch(words[0])) is not None:
             _assign(shell, match[1], bool(match[2]), match[3])
             words.pop(0)
-        if not words:
-            continue
-        expanded = [part for word in words for part in _expand(shell, word)]
-        command = _program(expanded)
-        if command is not None:
-            found = command
+        found = _program([part for word in words for part in _expand(shell, word)]) or found
     if found is not None:
-        return Command(before=found.before, arguments=found.arguments, branches=branches)
-    joined = max(shell.arrays.values(), key=len, default=[])
-    return Command(before=(), arguments=tuple(joined), branches=branches)
+        return found
+    longest: list[str] = max(shell.arrays.values(), key=len, default=[])
+    return Command(before=(), arguments=tuple(longest))
 
 
 def _program(words: list[str]) -> Command | None:
@@ -103,126 +109,72 @@ def _program(words: list[str]) -> Command | None:
         return None
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
-    return Command(before=tuple(words[:at]), arguments=tuple(words[at + 1 :]), branches=False)
+    return Command(before=tuple(words[:at]), arguments=tuple(words[at + 1 :]))
 
 
-# --- lexing -----------------------------------------------------------------------------------
-
-
-def _statements(text: str, path: str) -> list[list[str]]:
-    """Return the words of every statement, quotes and variables kept in the words."""
-    statements: list[list[str]] = [[]]
-    word, at, line = "", 0, 1
+def _statements(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield line and words of every statement, quotes and variables kept in the words."""
+    words: list[str] = []
+    at, line, first = 0, 1, 1
     while at < len(text):
-        character = text[at]
-        if character == "\\":
-            if text[at + 1 : at + 2] == "\n":
-                line += 1
-                if word:
-                    statements[-1].append(word)
-                    word = ""
-            else:
-                word += text[at : at + 2]
-            at += 2
-            continue
-        if character == "#" and not word:
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-            continue
-        if character in "'\"`" or text.startswith(("$(", "${"), at):
-            end = _closing(text, at, path, line)
-            word += text[at:end]
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _unreadable(text, at, line, path)
+        if match.lastgroup in ("word", "array"):
+            for item in _items(match[0]) if match.lastgroup == "array" else (match,):
+                within = text.count("\n", at, at + item.start()) if item is not match else 0
+                _refuse_substitution(item[0], line + within, path)
+            first = first if words else line
+            words.append(match[0])
+        elif match.lastgroup == "end" and words:
+            yield first, words
+            words = []
+        line += match[0].count("\n")
+        at = match.end()
+
+
+def _items(array: str) -> Iterator[re.Match[str]]:
+    """Yield the words of `NAME=(...)`, its comments left out."""
+    for match in _TOKEN.finditer(array, array.index("(") + 1, len(array) - 1):
+        if match.lastgroup == "word":
+            yield match
+
+
+def _refuse_substitution(word: str, line: int, path: str) -> None:
+    for piece in _VARIABLE.finditer(word):
+        for match in _SUBSTITUTION.finditer(piece[0] if piece[0][0] != "'" else ""):
+            if match[1]:
+                at = piece.start() + match.start()
+                raise _unread(path, line + word.count("\n", 0, at), match[1])
+
+
+def _unreadable(text: str, at: int, line: int, path: str) -> DocumentError:
+    """Return what is wrong where no word begins: something is not closed, or not read."""
+    what = text[at : at + 2] if text.startswith(("$(", "${"), at) else text[at]
+    if what == "(" and at and text[at - 1] == "=":
+        items = _ITEMS.match(text, at + 1)
+        end = items.end() if items is not None else len(text)
+        if end < len(text):
             line += text.count("\n", at, end)
-            at = end
-            continue
-        if character == "(" and re.fullmatch(r"[A-Za-z_]\w*\+?=", word):
-            end = _array_end(text, at, path, line)
-            word += text[at:end]
-            line += text.count("\n", at, end)
-            at = end
-            continue
-        if character in " \t\n;|&<>":
-            if word:
-                statements[-1].append(word)
-                word = ""
-            if character in "\n;|&":
-                statements.append([])
-                line += character == "\n"
-        else:
-            word += character
-        at += 1
-    if word:
-        statements[-1].append(word)
-    return [statement for statement in statements if statement]
+            nested = text[end] == "("
+            return _unread(path, line, "(") if nested else _unreadable(text, end, line, path)
+    elif what not in ("'", '"', "${"):
+        return _unread(path, line, what)
+    return DocumentError(path, f"the {what} on line {line} is not closed, expected a shell script")
 
 
-def _closing(text: str, at: int, path: str, line: int) -> int:
-    """Return where a quote or `$(` or `${` that begins at `at` is over."""
-    start = at
-    if text[at] in "'`":
-        end = text.find(text[at], at + 1)
-        if end < 0:
-            raise _open(path, line, text[start])
-        return end + 1
-    if text[at] == '"':
-        at += 1
-        while at < len(text):
-            if text[at] == "\\":
-                at += 2
-            elif text.startswith(("$(", "${"), at):
-                at = _closing(text, at, path, line)
-            elif text[at] == '"':
-                return at + 1
-            else:
-                at += 1
-        raise _open(path, line, '"')
-    opening, closing = ("(", ")") if text[at + 1] == "(" else ("{", "}")
-    depth, at = 0, at + 1
-    while at < len(text):
-        if text[at] in "'\"" and depth:
-            at = _closing(text, at, path, line)
-            continue
-        depth += (text[at] == opening) - (text[at] == closing)
-        at += 1
-        if depth == 0:
-            return at
-    raise _open(path, line, "$" + opening)
-
-
-def _array_end(text: str, at: int, path: str, line: int) -> int:
-    at += 1
-    fresh = True
-    while at < len(text):
-        if text[at] == "#" and fresh:
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-        elif text[at] in "'\"`" or text.startswith(("$(", "${"), at):
-            at = _closing(text, at, path, line)
-            fresh = False
-        elif text[at] == ")":
-            return at + 1
-        else:
-            fresh = text[at] in " \t\n"
-            at += 2 if text[at] == "\\" else 1
-    raise _open(path, line, "(")
-
-
-def _open(path: str, line: int, what: str) -> DocumentError:
-    where = f" on line {line}" if line else ""
-    return DocumentError(path, f"the {what}{where} is not closed, expected a shell script")
-
-
-# --- expansion --------------------------------------------------------------------------------
+def _unread(path: str, line: int, what: str) -> DocumentError:
+    return DocumentError(
+        path,
+        f"line {line} has {what!r}, and of scripts only assignments, arrays and the command are "
+        "read",
+        remedy="give the arguments in a plain script, YAML or JSON",
+    )
 
 
 def _assign(shell: _Shell, name: str, append: bool, value: str) -> None:
-    if value.startswith("(") and value.endswith(")"):
-        items = [
-            part
-            for statement in _statements(value[1:-1], shell.path)
-            for word in statement
-            for part in _expand(shell, word)
-        ]
+    if value.startswith("("):
+        items = [part for match in _items(value) for part in _expand(shell, match[0])]
         shell.arrays[name] = (shell.arrays.get(name, []) if append else []) + items
         _limited(shell, len(shell.arrays[name]))
         return
@@ -239,158 +191,75 @@ def _limited(shell: _Shell, size: int) -> None:
         raise DocumentError(shell.path, f"a variable grows beyond {_MOST} words or characters")
 
 
-def _text(shell: _Shell, word: str) -> str:
-    """Return a word expanded and unquoted, as the right side of an assignment is."""
-    return "".join(text for text, _ in _pieces(shell, word))
-
-
 def _expand(shell: _Shell, word: str) -> list[str]:
     """Return the words that a word becomes: unquoted variables are split at blanks."""
-    match = re.fullmatch(r'"?\$\{([A-Za-z_]\w*)\[[@*]\]\}"?', word)
+    match = re.fullmatch(rf'"?\$\{{({_NAME})\[[@*]\]\}}"?', word)
     if match is not None:
         items = shell.arrays.get(match[1], [])
         # Elements such as "--fp8-format hybrid" are meant to fall apart, and unquoted they do.
         return list(items) if word.startswith('"') else [p for item in items for p in item.split()]
-    parts = [""]
-    for text, quoted in _pieces(shell, word):
-        if quoted:
-            parts[-1] += text
-            continue
-        split = re.split(r"\s+", text)
-        parts[-1] += split[0]
-        parts += split[1:]
-    return [part for part in parts if part]
+    return [part for part in _split(_replaced(shell, word, apart=True)) if part]
 
 
-def _pieces(shell: _Shell, word: str, quoted: bool = False) -> list[tuple[str, bool]]:
-    """Return a word's pieces, variables replaced, with whether blanks in them are kept."""
-    pieces: list[tuple[str, bool]] = []
-    at = 0
-    while at < len(word):
-        character = word[at]
-        if character == "\\":
-            pieces.append((word[at + 1 : at + 2], True))
-            at += 2
-        elif character == "'" and not quoted:
-            end = word.find("'", at + 1)
-            if end < 0:  # inside ${NAME:-...}, where it stands for itself
-                end = len(word)
-            pieces.append((word[at + 1 : end], True))
-            at = end + 1
-        elif character == '"' and not quoted:
-            end = _closing(word, at, shell.path, 0)
-            inner = word[at + 1 : end - 1].replace("\\\n", " ")
-            pieces += [(text, True) for text, _ in _pieces(shell, inner, quoted=True)]
-            at = end
-        elif character == "`":
-            end = _closing(word, at, shell.path, 0)
-            pieces.append((word[at:end], True))
-            at = end
-        elif character == "$":
-            end, value = _variable(shell, word, at)
-            pieces.append((value, quoted or value.startswith("$")))
-            at = end
-        else:
-            pieces.append((character, True))
-            at += 1
-    return pieces
+def _text(shell: _Shell, word: str) -> str:
+    """Return a word expanded and unquoted, as the right side of an assignment is."""
+    return " ".join(_split(_replaced(shell, word, apart=False)))
 
 
-def _variable(shell: _Shell, word: str, at: int) -> tuple[int, str]:
-    """Return where a variable ends and its value; what is unknown stays as it is written."""
-    if word.startswith("$((", at):
-        end = _closing(word, at, shell.path, 0)
-        return end, _arithmetic(shell, word[at + 3 : end - 2], word[at:end])
-    if word.startswith("$(", at):
-        end = _closing(word, at, shell.path, 0)
-        return end, word[at:end]
-    if word.startswith("${", at):
-        end = _closing(word, at, shell.path, 0)
-        inner = word[at + 2 : end - 1]
-        match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(:?[-=?+])?(.*)", inner, re.DOTALL)
-        if match is None:
-            return end, word[at:end]
-        name, mark, default = match[1], match[2] or "", match[3]
-        value = _known(shell, name)
-        if value is not None and (value or not mark.startswith(":")):
-            return end, value if "+" not in mark else _text(shell, default)
-        if mark.endswith(("-", "=")):
-            return end, _text(shell, default)
-        return end, word[at:end]
-    match = _NAME.match(word, at + 1)
-    if match is None:
-        return at + 2, word[at : at + 2]
-    value = _known(shell, match[0])
-    return match.end(), "$" + match[0] if value is None else value
-
-
-def _known(shell: _Shell, name: str) -> str | None:
-    if name in shell.arrays:
-        return " ".join(shell.arrays[name])
-    return shell.scalars.get(name)
-
-
-def _arithmetic(shell: _Shell, expression: str, written: str) -> str:
-    """Return the value of sums and products of whole numbers, left to right by rank."""
-
-    def value(match: re.Match[str]) -> str:
-        known = _known(shell, match[1])
-        return known if known is not None and known.strip().isdigit() else match[0]
-
-    text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, expression)
-    tokens = re.findall(r"\d{1,9}|[-+*/()%]", text)
-    if "".join(tokens) != re.sub(r"\s", "", text) or not tokens:
-        return written
+def _split(word: str) -> list[str]:
     try:
-        result, rest = _sum(tokens)
-    except (ValueError, ZeroDivisionError, IndexError, RecursionError):
+        return shlex.split(word)
+    except ValueError:  # a quote inside ${NAME:-...}, where it stands for itself
+        return [word]
+
+
+def _replaced(shell: _Shell, word: str, *, apart: bool) -> str:
+    """Return a word with values in place of variables, quoted as shlex has to see them."""
+
+    def quoted(match: re.Match[str]) -> str:
+        if match[0][0] == "\\":
+            character = match[0][1]
+            # shlex leaves a backslash in front of these two
+            return "" if character == "\n" else character if character in "$`" else match[0]
+        return re.sub(r'(["\\])', r"\\\1", _value(shell, match[0]))
+
+    def bare(match: re.Match[str]) -> str:
+        if match[0][0] == "'":
+            return match[0]
+        if match[0][0] == "\\":
+            return match[0].replace("\\\n", "")
+        if match[0][0] == '"':
+            return '"' + _IN_QUOTES.sub(quoted, match[0][1:-1]) + '"'
+        value = _value(shell, match[0])
+        if value == match[0] or not apart:
+            return shlex.quote(value) if value else ""
+        return re.sub(r"\S+", lambda part: shlex.quote(part[0]), value)
+
+    return _VARIABLE.sub(bare, word)
+
+
+def _value(shell: _Shell, written: str) -> str:
+    """Return the value of `$NAME` or `${NAME...}`; what is unknown stays as it is written."""
+    match = _PARAMETER.fullmatch(written[2:-1] if written[1] == "{" else written[1:])
+    if match is None:
         return written
-    return str(result) if not rest else written
-
-
-def _sum(tokens: list[str]) -> tuple[int, list[str]]:
-    left, tokens = _product(tokens)
-    while tokens and tokens[0] in "+-":
-        right, rest = _product(tokens[1:])
-        left, tokens = left + right if tokens[0] == "+" else left - right, rest
-    return left, tokens
-
-
-def _product(tokens: list[str]) -> tuple[int, list[str]]:
-    left, tokens = _atom(tokens)
-    while tokens and tokens[0] in "*/%":
-        right, rest = _atom(tokens[1:])
-        left = left * right if tokens[0] == "*" else divmod(left, right)[tokens[0] == "%"]
-        tokens = rest
-    return left, tokens
-
-
-def _atom(tokens: list[str]) -> tuple[int, list[str]]:
-    if tokens[0] == "(":
-        inner, rest = _sum(tokens[1:])
-        if rest[0] != ")":
-            raise ValueError
-        return inner, rest[1:]
-    return int(tokens[0]), tokens[1:]
+    name, mark, default = match[1], match[2] or "", match[3]
+    value = shell.scalars.get(name)
+    if name in shell.arrays:
+        value = " ".join(shell.arrays[name])
+    if value is not None and (value or not mark.startswith(":")):
+        return value if "+" not in mark else _text(shell, default)
+    return _text(shell, default) if mark.endswith(("-", "=")) else written
 
 
 # --------------------------------------------------------------------------------------------------
-# The part of YAML that launch configurations use: mappings, lists, scalars, comments.
-#
-# Written and read here so that no command needs a YAML package. What is outside (anchors, tags,
-# block texts, flow mappings over several lines) is refused with its line, never guessed.
+# YAML. PyYAML reads it; it is written here, since the engines' own files have lists on one line and
+# mappings below their keys, which no one style of PyYAML gives.
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./${][A-Za-z0-9_./${}:@+\-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./${}:@+\-]*")
+_BRACE = re.compile(r"[{}]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_PAIR = re.compile(
-    r"""("[^"]*"|'[^']*'|[^\s"'\[\]{}&*!|>%@`#][^\n]*?)\s*:(?:\s+(.*))?""", re.DOTALL
-)
-_WORDS: Mapping[str, Any] = {
-    **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
 
 
 def dump_yaml(document: Mapping[str, Any], indent: int = 0) -> str:
@@ -400,13 +269,13 @@ def dump_yaml(document: Mapping[str, Any], indent: int = 0) -> str:
         if isinstance(value, Mapping):
             lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1))
         elif isinstance(value, list | tuple):
-            lines.append(f"{pad}{key}: [{', '.join(_scalar(item) for item in value)}]\n")
+            lines.append(f"{pad}{key}: [{', '.join(_scalar(item, True) for item in value)}]\n")
         else:
             lines.append(f"{pad}{key}: {_scalar(value)}\n")
     return "".join(lines)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: Any, in_list: bool = False) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -418,8 +287,20 @@ def _scalar(value: Any) -> str:
         mantissa, mark, exponent = repr(value).partition("e")
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
-    plain = _PLAIN.fullmatch(text) and ": " not in text and not text.endswith(":")
-    return text if plain and isinstance(_value(text), str) else json.dumps(text)
+    return text if _is_plain(text) and not (in_list and _BRACE.search(text)) else json.dumps(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether every reader takes a text for itself without quotes.
+
+    1e5 is a text in YAML 1.1 and a number in 1.2, `no` the other way round.
+    """
+    import yaml
+
+    if not _PLAIN.fullmatch(text) or text.endswith(":") or _NUMBER.fullmatch(text):
+        return False
+    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    return bool(tag == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG)
 
 
 def load_yaml(text: str, path: object) -> dict[str, Any]:
@@ -427,123 +308,64 @@ def load_yaml(text: str, path: object) -> dict[str, Any]:
 
     Raises
     ------
-    DocumentError : it is none, or uses a part of YAML that is not read here; names the line.
+    DocumentError : it is none, gives a key twice, or has anchors or tags; names the line.
     """
-    lines = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        bare = _without_comment(line)
-        if bare.strip() and bare.strip() != "---":
-            if "\t" in bare[: len(bare) - len(bare.lstrip())]:
-                raise _fail(path, number, "is indented with a tab")
-            lines.append((number, len(bare) - len(bare.lstrip()), bare.strip()))
-    if not lines:
-        raise DocumentError(str(path), "is empty, expected keys and values")
-    value, rest = _block(lines, 0, lines[0][1], path)
-    if rest < len(lines):
-        raise _fail(path, lines[rest][0], "is indented less than the keys above it")
-    if not isinstance(value, dict):
-        raise DocumentError(str(path), "is a list, expected keys and values")
-    return value
+    import yaml  # only where a file is YAML
+
+    try:
+        for token in yaml.scan(text):
+            # An alias can hold itself, and no launch needs one.
+            if isinstance(token, yaml.AnchorToken | yaml.AliasToken | yaml.TagToken):
+                problem = f"uses {text[token.start_mark.index]!r}, a part of YAML that is not read"
+                raise _fail(path, token.start_mark.line, problem + " here")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            raise DocumentError(str(path), "is empty, expected keys and values")
+        if isinstance(root, yaml.SequenceNode):
+            raise DocumentError(str(path), "is a list, expected keys and values")
+        if isinstance(root, yaml.ScalarNode):
+            line = root.start_mark.line
+            raise _fail(path, line, f"is no `key: value`: {root.value[:40]!r}")
+        built: dict[str, Any] = _built(root, path)
+        return built
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position)
+        raise _fail(path, line, f"has the character {chr(error.character)!r}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(error.problem or error.context).split())
+        raise _fail(path, mark.line, f"is not YAML: {problem}") from None
+    except RecursionError:
+        raise DocumentError(str(path), "is nested too deeply", remedy="give JSON") from None
 
 
-def _fail(path: object, number: int, problem: str) -> DocumentError:
-    return DocumentError(
-        str(path), f"line {number} {problem}", remedy="simplify the YAML, or give JSON"
-    )
+def _built(node: Any, path: object) -> Any:
+    """Return what a node of PyYAML holds; keys are texts."""
+    import yaml
 
-
-def _without_comment(line: str) -> str:
-    quote = ""
-    for at, character in enumerate(line):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character == "#" and (at == 0 or line[at - 1] in " \t"):
-            return line[:at].rstrip()
-    return line.rstrip()
-
-
-_Lines = Sequence[tuple[int, int, str]]
-
-
-def _block(lines: _Lines, at: int, indent: int, path: object) -> tuple[Any, int]:
-    """Return the mapping or list that begins at a line, and the line behind it."""
-    if lines[at][2] == "-" or lines[at][2].startswith("- "):
-        return _list(lines, at, indent, path)
-    result: dict[str, Any] = {}
-    while at < len(lines) and lines[at][1] == indent:
-        number, _, text = lines[at]
-        key, value = _pair(text, number, path)
-        if key in result:
-            raise _fail(path, number, f"gives the key {key!r} a second time")
-        at += 1
-        deeper = at < len(lines) and (
-            lines[at][1] > indent or (lines[at][1] == indent and lines[at][2].startswith("- "))
-        )
-        if value == "" and deeper:
-            result[key], at = _block(lines, at, lines[at][1], path)
-        else:
-            result[key] = _parsed(value, number, path)
-    if at < len(lines) and lines[at][1] > indent:
-        raise _fail(path, lines[at][0], "is indented more than the key above it allows")
-    return result, at
-
-
-def _list(lines: _Lines, at: int, indent: int, path: object) -> tuple[list[Any], int]:
-    items = []
-    while at < len(lines) and lines[at][1] == indent and f"{lines[at][2]} ".startswith("- "):
-        number, _, text = lines[at]
-        item = text[1:].strip()
-        if re.match(r"""[^"'\[{]*:(\s|$)""", item):
-            raise _fail(path, number, "is a list of mappings, which is not read here")
-        items.append(_parsed(item, number, path))
-        at += 1
-    return items, at
-
-
-def _pair(text: str, number: int, path: object) -> tuple[str, str]:
-    match = _PAIR.fullmatch(text)
-    if match is None:
-        raise _fail(path, number, f"is no `key: value`: {text[:40]!r}")
-    key = match[1]
-    return (key[1:-1] if key[0] in "\"'" else key), (match[2] or "").strip()
-
-
-def _parsed(text: str, number: int, path: object) -> Any:
-    if text[:1] in ("&", "*", "!", "|", ">", "%", "@", "`"):
-        raise _fail(path, number, f"uses {text[:1]!r}, a part of YAML that is not read here")
-    if text.startswith("["):
-        if not text.endswith("]"):
-            raise _fail(path, number, "begins a list that does not end on the line")
-        inner = text[1:-1].strip().rstrip(",")
-        return [_parsed(item.strip(), number, path) for item in _items(inner)] if inner else []
-    if text == "{}":
-        return {}
-    if text.startswith("{"):
-        raise _fail(path, number, "holds a mapping in braces, which is not read here")
-    return _value(text)
-
-
-def _items(text: str) -> list[str]:
-    """Return the items of a flow list, commas in quotes kept."""
-    return [m[0] for m in re.finditer(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\[[^\]]*\]|[^,])+""", text)]
-
-
-def _value(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    if len(text) > 1 and text[0] == text[-1] == '"':
+    if isinstance(node, yaml.SequenceNode):
+        return [_built(item, path) for item in node.value]
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
+            return node.value
         try:
-            return json.loads(text)
-        except ValueError:
-            return text[1:-1]
-    if len(text) > 1 and text[0] == text[-1] == "'":
-        return text[1:-1].replace("''", "'")
-    if _NUMBER.fullmatch(text) and len(text) < 30:
-        digits = text.lstrip("+-")
-        return int(text) if digits.isdigit() else float(text)
-    return text
+            return yaml.SafeLoader("").construct_object(node)
+        except ValueError:  # 0x_, or a number of thousands of digits
+            return node.value
+    result: dict[str, Any] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _fail(path, key.start_mark.line, "has a key that is no text")
+        if key.value in result:
+            raise _fail(path, key.start_mark.line, f"gives the key {key.value!r} a second time")
+        result[key.value] = _built(value, path)
+    return result
+
+
+def _fail(path: object, line: int, problem: str) -> DocumentError:
+    return DocumentError(
+        str(path), f"line {line + 1} {problem}", remedy="simplify the YAML, or give JSON"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -571,7 +393,6 @@ class Configuration:
     document: Mapping[str, Any]
     world_size: int | None = None
     """Where the launch says it."""
-    notes: tuple[str, ...] = ()
 
 
 def read_configuration(path: Path | str) -> Configuration:
@@ -596,13 +417,11 @@ def read_configuration(path: Path | str) -> Configuration:
             "holds no command that runs a .py file with --flags and no array of them",
             remedy="give the launch script, a .yaml or a .json",
         )
-    notes = ["both branches of its conditions were read"] if command.branches else []
     return Configuration(
         path=path,
-        flags=flags_of(command.arguments, path, unique=command.branches),
+        flags=flags_of(command.arguments),
         document={},
         world_size=_world(command.before),
-        notes=tuple(notes),
     )
 
 
@@ -621,15 +440,8 @@ def _read(path: Path) -> str:
         raise DocumentError(path, f"the file cannot be read ({error.strerror})") from None
 
 
-def flags_of(
-    words: Sequence[str], path: Path | str, *, unique: bool = False
-) -> dict[str, tuple[str, ...]]:
-    """Return the flags of a command line: name with hyphens -> words; the last one counts.
-
-    Raises
-    ------
-    DocumentError : with `unique`, a flag is given twice with different words.
-    """
+def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of a command line: name with hyphens -> words; the last one counts."""
     flags: dict[str, tuple[str, ...]] = {}
     at = 0
     while at < len(words):
@@ -643,20 +455,13 @@ def flags_of(
         while not equals and at < len(words) and not words[at].startswith("--"):
             given.append(words[at])
             at += 1
-        if unique and flags.get(name, tuple(given)) != tuple(given):
-            raise DocumentError(
-                path,
-                f"gives --{name} twice, as {shorten(' '.join(flags[name]))} and as "
-                f"{shorten(' '.join(given))}, in branches that are not followed",
-                remedy="give a script without the branch that is not taken",
-            )
         flags[name] = tuple(given)
     return flags
 
 
 def _world(before: Sequence[str]) -> int | None:
     """Return nodes times processes of a torchrun line, where it says both."""
-    flags = flags_of(before, "")
+    flags = flags_of(before)
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]
     if not nodes or not processes or not (nodes[0].isdigit() and processes[0].isdigit()):

@@ -110,7 +110,7 @@ def import_galvatron(
     """
     world = world_size or source.world_size
     if any(key in source.document for key in _LAYERS):
-        return _strategy(source.path, source.document, world, list(source.notes))
+        return _strategy(source.path, source.document, world, [])
     values, from_shell = _values(source), source.flags is not None
     named = values.get("galvatron_config_path")
     if named not in (None, "None", ""):
@@ -122,7 +122,7 @@ def import_galvatron(
                 remedy="give the strategy file itself",
             )
         path = source.path.parent / str(named)
-        return _strategy(path, load_object(path).data, world, list(source.notes))
+        return _strategy(path, load_object(path).data, world, [])
     return _global(source, values, world, num_layers, from_shell=from_shell)
 
 
@@ -191,7 +191,7 @@ def _global(
             "global_tp_deg",
             remedy="give Galvatron's strategy file, train_dist.yaml or launch script",
         )
-    notes = list(source.notes)
+    notes = list[str]()
     if world is None:
         raise DocumentError(
             source.path,

@@ -64,7 +64,7 @@ def import_megatron(
             "does not say the number of GPUs",
             remedy="give --num-nodes and --num-gpus-per-node",
         )
-    notes = list(source.notes)
+    notes = list[str]()
     plan = _plan(arguments, world, num_layers, notes)
     return Imported(plan=plan, notes=tuple(notes))
 

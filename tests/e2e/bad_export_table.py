@@ -155,7 +155,7 @@ def cases() -> Iterator[Case]:
         ("all-to-all beside tensor", "--bf16", "--context-parallel-size 2 --cp-comm-type a2a"),
         ("recomputation without a method", "--bf16", "--bf16 --recompute-granularity full"),
         (
-            "two values in branches",
+            "script with a condition",
             "torchrun",
             "if true; then\nARGS+=(--num-layers 8)\nfi\ntorchrun",
         ),

@@ -36,7 +36,7 @@ UNIFORM = Plan(
 
 def arguments(lowered: Lowered) -> Arguments:
     """Return the flags in the script of an export."""
-    return flags_of(script_command(lowered.files["megatron_args.sh"], "x").arguments, "x")
+    return flags_of(script_command(lowered.files["megatron_args.sh"], "x").arguments)
 
 
 def read(lowered: Lowered, world_size: int) -> Plan:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings, strategies as st
 
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, VocabStrategy
-from search.engines.configuration import dump_yaml, load_yaml, read_configuration, script_command
+from search.engines.configuration import dump_yaml, load_yaml, script_command
 from search.engines.registry import lower_for
 from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
@@ -23,12 +24,16 @@ SCRIPTS = {
     "arrays": 'X=(--a 1\n  # comment )\n  --b "2 3")\nX+=(--c)\npython x.py "${X[@]}" --d\n',
     "falling apart": 'X=("--a 1" --b)\npython x.py ${X[@]}\n',
     "continued": "python \\\n  x.py --a \\\n  1 # end\n",
-    "arithmetic": "N=2\nG=8\npython x.py --w $((N * G)) --v $(( (N + 1) * $G / 2 - 1 ))\n",
     "text of flags": 'ARGS="\n  --a 1 \\\n  --b two"\npython x.py $ARGS\n',
     "quotes": "python x.py --a 'one two' --b \"it's\" --c a\\ b\n",
     "export": "export A=4 B=5\npython x.py --a $A --b $B\n",
     "several": "python y.py --z 1; A=1 && python x.py --a $A\n",
     "defaults": 'A=${A:-7}\npython x.py --a $A --b "${B-}" --c "${A:+set}"\n',
+    "quotes in defaults": 'A=${1:-"x y"}\npython x.py --a "$A" --b ${C:-${A}z} "${C:-"$A"}"\n',
+    "quotes in values": 'A=\'a"b\\c $B\'\npython x.py --a "$A" --b $A "\\$A \\x" \\$A\n',
+    "blanks in values": 'A=" 1 2 "\nB=$A\npython x.py --a x${A}y "$B" x\'$A\'\n',
+    "without blanks": 'X=(--a "x"#1);python x.py --c\\\nd "${X[@]}" a#b;A=1\n',
+    "redirected": "python x.py --a 2 --b 1>log 2>&1 | cat; echo x </dev/null >> log\n",
 }
 
 
@@ -61,17 +66,51 @@ def test_launcher_in_variables() -> None:
 
 
 def test_what_is_unknown_stays() -> None:
-    """Output of commands and variables of the environment are not guessed."""
-    command = script_command("python x.py --a $(nproc) --b $HOSTS --c `date`\n", "x.sh")
+    """Variables of the environment are not guessed."""
+    text = 'python x.py --a $HOSTS --b "${A:?set it}" --c ${B%.py} --d "$1"\n'
+    command = script_command(text, "x.sh")
 
-    assert command.arguments == ("--a", "$(nproc)", "--b", "$HOSTS", "--c", "`date`")
+    expected = "--a $HOSTS --b", "${A:?set it}", "--c ${B%.py} --d $1"
+    assert command.arguments == (*expected[0].split(), expected[1], *expected[2].split())
 
 
-@pytest.mark.parametrize("text", ["A='x\n", 'A="x\n', "A=(1 2\n", "A=$(x\n", "A=${x\n", "A=`x\n"])
+@pytest.mark.parametrize("text", ["A='x\n", 'A="x\n', "A=(1 2\n", "A=(1 'x\n", "A=${x\n"])
 def test_unclosed_texts_are_refused(text: str) -> None:
     """One sentence with the line."""
     with pytest.raises(DocumentError, match="line 1 is not closed"):
         script_command(text, "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("if [ $B = 1 ]; then\nA=2\nfi", "if"),
+        ("[[ -z $B ]] && A=2", "[["),
+        ("for A in 1 2; do echo; done", "for"),
+        ("while true; do A=2; done", "while"),
+        ("case $B in 1) A=2;; esac", ")"),
+        ("launch() {\n  A=2\n}", "("),
+        ("function launch {\nA=2\n}", "function"),
+        ("(A=2)", "("),
+        ("A=$(nproc)", "$("),
+        ("A=$((1 + 1))", "$("),
+        ("echo \"it's $(date) it's\"", "$("),
+        ("A=(1 # it's\n)\nB=`date`", "`"),
+        ("A=(1\n  $(nproc))", "$("),
+        ('A=(1\n  "$(nproc)")', "$("),
+        ("A=${B:-$(nproc)}", "$("),
+        ("cat <<END\nA=2\nEND", "<"),
+    ],
+)
+def test_what_only_running_tells_is_refused(text: str, what: str) -> None:
+    """One sentence with the line, and what to give."""
+    with pytest.raises(DocumentError) as caught:
+        script_command(f"A=1\n{text}\npython x.py --a $A\n", "x.sh")
+
+    problem = str(caught.value)
+    line = 2 + text[: text.find(what)].count("\n")
+    assert problem.startswith(f"x.sh: line {line} has {what!r}, ")
+    assert problem.endswith("; give the arguments in a plain script, YAML or JSON")
 
 
 @given(st.text(alphabet="aA=$(){}[]'\"`\\ \n#;|&-+*:@x.py", max_size=40))
@@ -88,16 +127,6 @@ def test_growing_variables_are_stopped() -> None:
     """A script that doubles a variable a hundred times ends in a sentence."""
     with pytest.raises(DocumentError, match="grows beyond"):
         script_command("A=aaaaaaaa\n" + "A=$A$A\n" * 100, "x.sh")
-
-
-def test_branches_that_differ_are_refused(tmp_path: Path) -> None:
-    """Both are read, so a flag must not have two values."""
-    script = tmp_path / "x.sh"
-    text = "if [ $A = 1 ]; then\nX=(--a 1)\nelse\nX+=(--a 2)\nfi\npython x.py ${X[@]}\n"
-    script.write_text(text, encoding="utf-8")
-
-    with pytest.raises(DocumentError, match="gives --a twice, as '1' and as '2'"):
-        read_configuration(script)
 
 
 SCALARS = st.one_of(
@@ -122,16 +151,23 @@ DOCUMENTS = st.dictionaries(
 
 @given(DOCUMENTS)
 def test_yaml_is_read_back(document: dict[str, Any]) -> None:
-    """What is written is read, by us and by PyYAML."""
+    """What is written is read, by us and by others."""
     text = dump_yaml(document)
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
     assert load_yaml(text, "x") == document
     assert yaml.safe_load(text) == document
 
 
+@pytest.mark.parametrize("text", ["no", "1_0", "2026-01-02", "1:30", "1e5", "{}", "}", "${A}", ""])
+def test_texts_stay_texts(text: str) -> None:
+    """Also those that YAML 1.1 takes for something else."""
+    document = {"a": text, "b": [text, "x"]}
+
+    assert yaml.safe_load(dump_yaml(document)) == document
+
+
 def test_yaml_of_others() -> None:
-    """Comments, quotes, lists over lines, keys with hyphens; as PyYAML reads them."""
+    """Comments, quotes, lists over lines, keys with hyphens."""
     text = """---
 # a comment
 ENV_VARS:
@@ -147,9 +183,13 @@ MODEL_ARGS:
   - two
   --empty:
   --flag: true
+  --pairs: {a: 1, b: [2,
+    3]}
+  --text: |
+    two
+    lines
 last: 'it''s'
 """
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
     assert load_yaml(text, "x") == yaml.safe_load(text)
 
@@ -160,14 +200,17 @@ last: 'it''s'
         ("", "is empty"),
         ("- 1\n- 2\n", "is a list"),
         ("a: &x 1\n", "line 1 uses '&'"),
-        ("a: |\n  text\n", "line 1 uses '|'"),
-        ("a: {b: 1}\n", "line 1 holds a mapping in braces"),
-        ("a: [1,\n  2]\n", "line 1 begins a list"),
+        ("a: 1\nb: *a\n", "line 2 uses '*'"),
+        ("a: !!python/name:os.system\n", "line 1 uses '!'"),
         ("a: 1\na: 2\n", "line 2 gives the key 'a' a second time"),
-        ("a: 1\n   b: 2\n", "line 2 is indented more"),
-        ("  a: 1\nb: 2\n", "line 2 is indented less"),
-        ("a:\n\tb: 1\n", "line 2 is indented with a tab"),
-        ("a:\n- b: 1\n", "line 2 is a list of mappings"),
+        ("a:\n  b: {c: 1, c: 2}\n", "line 2 gives the key 'c' a second time"),
+        ("[a]: 1\n", "line 1 has a key that is no text"),
+        ("a: 1\n   b: 2\n", "line 2 is not YAML: mapping values are not allowed here"),
+        ("  a: 1\nb: 2\n", "line 2 is not YAML: expected '<document start>'"),
+        ("a: 1\n---\nb: 2\n", "line 2 is not YAML: but found another document"),
+        ("a:\n\tb: 1\n", "line 2 is not YAML: found character '\\t'"),
+        ("a: 1\nb: \0\n", "line 2 has the character '\\x00'"),
+        ("a: " + "[" * 1500, "is nested too deeply"),
         ("just words\n", "line 1 is no `key: value`"),
     ],
 )
@@ -177,6 +220,17 @@ def test_other_yaml_is_refused(text: str, problem: str) -> None:
         load_yaml(text, "x.yaml")
 
     assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(alphabet="ab01_-: \n\t[]{},&*!|>'\"#%@`?<=~.\\", max_size=30))
+@settings(max_examples=300)
+def test_no_yaml_is_an_internal_error(text: str) -> None:
+    """Every text is a mapping or is refused."""
+    try:
+        assert isinstance(load_yaml(text, "x"), dict)
+    except DocumentError as error:
+        assert "\n" not in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(
