@@ -74,6 +74,7 @@ OPERATIONS = {
 
 
 # --------------------------------------------------------------------------------------------------
+# What is known of a cluster: curves of operations over group and size.
 
 
 COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")

@@ -337,6 +337,7 @@ def _design(batches: Sequence[int], lengths: Sequence[int], terms: tuple[Term, .
 
 
 # --------------------------------------------------------------------------------------------------
+# Times over batch and length, fitted, and how far such a fit may be used.
 
 
 USABLE_SPREAD = 0.5

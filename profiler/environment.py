@@ -234,6 +234,7 @@ def first_line(path: Path) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
+# What this process finds of machine, device and software.
 
 
 _OLDEST_TORCH = (2, 6)

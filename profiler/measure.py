@@ -171,6 +171,7 @@ def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
 
 
 # --------------------------------------------------------------------------------------------------
+# How many repetitions: enough that the median is known, no more than the time allows.
 
 
 BLOCK = 8

@@ -196,6 +196,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+# The session: this rank, its device, its groups, and an end in order.
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

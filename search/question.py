@@ -90,6 +90,7 @@ def evaluate_file(
 
 
 # --------------------------------------------------------------------------------------------------
+# The question.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -407,6 +407,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
 
 
 # --------------------------------------------------------------------------------------------------
+# What a plan file of ours says about the question that it answers.
 
 
 def stored_request(path: str, document: PlanDocument) -> dict[str, object]:
@@ -632,7 +633,7 @@ class Request:
     """Option name -> value as typed, for all options that shape the result; a plan file keeps
     them, so that the same question can be asked again."""
     engine: Engine | None = None
-    """Whose plans alone are wanted; what that means is in `for_engine`."""
+    """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
 
 
 # Options that choose where results go or how fast they come, never what they are; what an engine

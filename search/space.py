@@ -225,6 +225,7 @@ def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The space: strategies, stages, micro-batches.
 
 
 Table = tuple[int, int, ZeroDefault]

@@ -165,6 +165,7 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# What is shipped, and where it lies: packaged data first, then the repository.
 
 
 _PACKAGE = Path(__file__).resolve().parent.parent

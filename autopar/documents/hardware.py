@@ -451,6 +451,7 @@ def _sentence(path: Path, differences: Iterable[_Difference]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+# The four files together: one profile in base units, from files or folders.
 
 
 BandwidthUnit = Literal["GB/s", "MiB/ms"]

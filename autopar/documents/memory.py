@@ -152,6 +152,7 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
 
 
 # --------------------------------------------------------------------------------------------------
+# The documented tables: read with what is missing derived, written as they are documented.
 
 
 MAKE_MEMORY = "`profile-model --profile-type memory` makes this file"

@@ -263,6 +263,7 @@ def _check_version(path: Path | str, document: Mapping[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# The documented strategy file: all spellings are read, the documented one is written.
 
 
 _PIPELINE_NAMES: dict[str, PipelineType] = {

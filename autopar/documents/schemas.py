@@ -304,6 +304,7 @@ class MemoryDocument(PatternDocument):
 
 
 # --------------------------------------------------------------------------------------------------
+# Every document by its role, and its JSON Schema.
 
 
 DOCUMENTS: dict[str, type[BaseModel]] = {

@@ -331,6 +331,7 @@ class TimeFit(StrictObject):
 
 
 # --------------------------------------------------------------------------------------------------
+# The sidecar itself: runs are appended, never changed.
 
 
 # History of the format; a reader upgrades older versions in `read_sidecar`.

@@ -481,6 +481,7 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
 
 
 # --------------------------------------------------------------------------------------------------
+# A spec by name or path, written again, and what follows from it by counting.
 
 
 _LAYER_FIELDS = {f.name: f for f in dataclasses.fields(LayerSpec)}

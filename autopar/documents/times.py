@@ -281,6 +281,7 @@ def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
+# The documented computation file: times of layers, and of embedding, head and loss.
 
 
 MAKE_COMPUTATION = "`profile-model --profile-type computation` makes this file"

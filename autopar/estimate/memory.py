@@ -144,6 +144,7 @@ def _mixture(
 
 
 # --------------------------------------------------------------------------------------------------
+# What layers and vocabulary keep until their backward, by the operations that keep it.
 
 
 Kernels = Literal["eager", "fused"]

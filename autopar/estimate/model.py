@@ -227,6 +227,7 @@ def _element_bytes(precision: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
+# A whole profile: layer times, vocabulary times, memory tables.
 
 
 VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -262,6 +262,7 @@ def transfer(sends: bool, receives: bool, layout: Layout) -> Buffers:
 
 
 # --------------------------------------------------------------------------------------------------
+# The table: one row for each operation.
 
 
 def _no_preparation(buffers: Buffers, layout: Layout, loops: int) -> None:

@@ -106,6 +106,7 @@ def requested_kinds(options: HardwareOptions, cluster: Cluster) -> frozenset[Doc
 
 
 # --------------------------------------------------------------------------------------------------
+# Files from cells: what of them each documented key holds.
 
 
 _MAX_OVERLAP = 10.0

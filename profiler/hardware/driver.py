@@ -116,6 +116,7 @@ def combined(
 
 
 # --------------------------------------------------------------------------------------------------
+# The measurement of a cell: its operation is bound, timed and checked.
 
 
 OVERLAP_PREFIX = "overlap_"

@@ -204,6 +204,7 @@ def slowdowns(samples_s: Mapping[str, Sequence[float]]) -> Slowdowns:
 
 
 # --------------------------------------------------------------------------------------------------
+# The measurement: windows of computation and communication, alone and together.
 
 
 OVERLAP_WINDOW_S = {"cuda": 0.02, "cpu": 0.05}

@@ -225,6 +225,7 @@ def differences(
 
 
 # --------------------------------------------------------------------------------------------------
+# The record of a run: cells as they come, files after each.
 
 
 _PATIENCE_S = 10.0

@@ -225,6 +225,7 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
 
 
 # --------------------------------------------------------------------------------------------------
+# The run: every rank walks through the same cells.
 
 
 _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}

@@ -127,6 +127,7 @@ def _default_cases(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The plan of cells: what is measured for which file.
 
 
 _PARTS: tuple[Part, ...] = ("only", "first", "last")

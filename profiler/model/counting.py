@@ -290,6 +290,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The count of a module: what is kept, and the most that is there at once.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -353,6 +353,7 @@ def unsteady_times(cells: list[ModelMeasurement]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The two documented files, from the cells that were measured.
 
 
 STATE_BYTES_PER_PARAMETER = 16

@@ -174,6 +174,7 @@ def cell_part(
 
 
 # --------------------------------------------------------------------------------------------------
+# Layers of a spec: one function of the library for each kind of cell.
 
 
 OUT_OF_MEMORY = "out of memory"

@@ -136,6 +136,7 @@ def replace_tensors(module: nn.Module, device: torch.device | str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# A model that somebody built: its layers, their calls, and whose fault an error is.
 
 
 class Built(NamedTuple):

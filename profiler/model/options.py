@@ -123,6 +123,7 @@ def _range(option: str, text: str, example: str) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The options, and the checks that need more than one of them.
 
 
 Mode = Literal["static", "batch", "sequence"]

@@ -128,6 +128,7 @@ def _only_exact(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The record of a run: cells as they come, files after each.
 
 
 Kind = Literal["computation", "memory"]

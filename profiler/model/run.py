@@ -249,6 +249,7 @@ def _cell_seconds(
 
 
 # --------------------------------------------------------------------------------------------------
+# The run: cells are planned, measured, recorded and told.
 
 
 def run(options: ModelOptions, argv: Sequence[str]) -> int:

@@ -107,6 +107,7 @@ def _has_keys(there: object, wanted: object) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# Counting again: which files are shipped, and whether they are today's count.
 
 
 _KINDS: tuple[TensorKind, TensorKind] = ("sp", "tp")

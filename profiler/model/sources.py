@@ -89,6 +89,7 @@ def _mesh(degree: int, device_type: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
+# Whatever `--model` names, as one kind of source.
 
 
 Factory = Callable[[int, int, Any], Any]

@@ -373,6 +373,7 @@ def _rounded(num_bytes: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
+# One part timed: layers, vocabulary, optimizer, and modules of others.
 
 
 _LOG = logging.getLogger(__name__)

@@ -336,6 +336,7 @@ def _first_axes(cube: Cube, degree: int) -> Axes:
 
 
 # --------------------------------------------------------------------------------------------------
+# The examination of a plan: per stage what a rank holds, and whether it can run.
 
 
 class Weights(NamedTuple):

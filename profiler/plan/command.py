@@ -168,6 +168,7 @@ def _backend(options: PlanOptions) -> Backend:
 
 
 # --------------------------------------------------------------------------------------------------
+# The command line: options, ranks, and how a failure on one rank is said once.
 
 
 _NAME = "profile-plan"

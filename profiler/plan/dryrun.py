@@ -65,6 +65,7 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The count itself: each asked rank is built and stepped on tensors without contents.
 
 
 def dry_run(job: PlanJob, *, ranks: Sequence[int]) -> tuple[DryRunRank, ...]:

@@ -291,6 +291,7 @@ def local_batch(
 
 
 # --------------------------------------------------------------------------------------------------
+# Between layers: which block of an activation goes to which rank.
 
 
 Block = tuple[int, int, int, int]

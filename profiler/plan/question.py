@@ -142,6 +142,7 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 
 
 # --------------------------------------------------------------------------------------------------
+# One question: the plan, the model, and what was predicted, in whatever way they were given.
 
 
 _RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16"}

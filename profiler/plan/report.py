@@ -642,6 +642,7 @@ def _plain(value: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
+# On the terminal: the plan, what is counted, what ran.
 
 
 def show_head(console: Console, question: Question) -> None:

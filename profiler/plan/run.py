@@ -394,6 +394,7 @@ def _say(trouble: Trouble, rank: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# The run: steps that are checked, then steps that are timed.
 
 
 _NO_REFERENCE = (

@@ -216,6 +216,7 @@ def _reduce_by_sum(unit: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# The stage of a rank: its layers in order, with what lies between them.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,7 @@ def _row(fit: TimeFit) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Where a profile comes from, by key of its metadata.
 
 
 _LABELS: dict[str, dict[str, str]] = {

@@ -269,6 +269,7 @@ def _legend(styled: Sequence[tuple[Series, str]], marks: Marks) -> list[Text]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The picture: curves by operation, written to a file.
 
 
 _SUFFIXES = (".png", ".svg")

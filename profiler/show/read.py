@@ -128,6 +128,7 @@ def finding(severity: Severity, path: Path, key: str | None, problem: str, remed
 
 
 # --------------------------------------------------------------------------------------------------
+# Reading leniently: units, keys and curves, problems kept beside them.
 
 
 _FACTORS = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}

@@ -91,6 +91,7 @@ def show_model(console: Console, path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Sections of hardware.
 
 
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")

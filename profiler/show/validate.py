@@ -189,6 +189,7 @@ def _coefficient(file: HardwareFile) -> Iterator[Finding]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Findings, file by file.
 
 
 _FEWEST_SP_TIMES = 8

@@ -149,6 +149,7 @@ def _robust(design: F64, target: F64, base: F64) -> F64:
 
 
 # --------------------------------------------------------------------------------------------------
+# Factors from measured plans: priced, fitted, drawn again, and refused where they say nothing.
 
 
 FEWEST = 4

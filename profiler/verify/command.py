@@ -246,6 +246,7 @@ def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
 
 
 # --------------------------------------------------------------------------------------------------
+# The command line.
 
 
 COMMAND = Command(

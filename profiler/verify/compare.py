@@ -173,6 +173,7 @@ def _is_time(value: object) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# The comparison: errors, order, intervals.
 
 
 NUM_RESAMPLES = 1000

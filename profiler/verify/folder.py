@@ -91,6 +91,7 @@ class Usage:
 
 
 # --------------------------------------------------------------------------------------------------
+# Commands: written, started, waited for, and what they said when they failed.
 
 
 _GRACE_S = 10.0

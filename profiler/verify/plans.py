@@ -192,6 +192,7 @@ def _powers(batch: int) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Which plans: the best, and others that differ from them in one way.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,7 @@ def _calibration(found: Calibrated, path: Path | None) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
+# On the terminal.
 
 
 _WITHIN = 0.05

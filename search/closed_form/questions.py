@@ -292,6 +292,7 @@ def _present(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Sweeps: one number of a document over many values.
 
 
 Each = Callable[[NDArray[Any], NDArray[Any]], None]

@@ -49,6 +49,7 @@ def quirk_texts(quirks: type[Any]) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The published figures, and the comparison with them.
 
 
 SOURCE = "arXiv 2205.05198"

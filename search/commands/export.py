@@ -134,6 +134,7 @@ def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# The command line, both ways.
 
 
 _NAME = "autopar-export"

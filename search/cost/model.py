@@ -276,6 +276,7 @@ def _backward_defaults(fits: Sequence[ComputeFits], other: OtherFits) -> list[st
 
 
 # --------------------------------------------------------------------------------------------------
+# The model: fits once, then prices rows.
 
 
 class CostModel:

@@ -143,6 +143,7 @@ def _order(j: int, p: int, m: int, pipeline_type: PipelineType) -> list[tuple[in
 
 
 # --------------------------------------------------------------------------------------------------
+# The objective: a step from its stages, and their memory.
 
 
 @dataclass(frozen=True, kw_only=True)

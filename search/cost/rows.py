@@ -120,6 +120,7 @@ def _legal(spec: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) ->
 
 
 # --------------------------------------------------------------------------------------------------
+# Rows of tables: what is legal, and what is priced.
 
 
 Table = tuple[int, int, ZeroDefault]

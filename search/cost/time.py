@@ -325,6 +325,7 @@ def send_s(layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, groups: G
 
 
 # --------------------------------------------------------------------------------------------------
+# A layer: forward, backward and tail, by category.
 
 
 BACKWARD_FACTOR = 2.0

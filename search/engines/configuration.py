@@ -369,6 +369,7 @@ def _fail(path: object, line: int, problem: str) -> DocumentError:
 
 
 # --------------------------------------------------------------------------------------------------
+# A configuration, whatever it is written in.
 
 
 _MAX_BYTES = 4 << 20

@@ -250,6 +250,7 @@ def _chunks(batch: int, world: int, stages: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
+# Export: the strategy file and its launch.
 
 
 ENGINE_VERSION = "newest (June 2026); v2.4 by the shell script"

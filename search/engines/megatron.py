@@ -395,6 +395,7 @@ def _data(arguments: Arguments) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Export: arguments in a script and in YAML.
 
 
 ENGINE_VERSION = "main of September 2026"

@@ -176,6 +176,7 @@ def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Export: the recipe.
 
 
 VERSION = "0.3.0"

@@ -45,6 +45,7 @@ if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the install
 
 
 # --------------------------------------------------------------------------------------------------
+# Calls of the core: arrays made contiguous, ticks made seconds.
 
 
 _LARGEST = 1e150

@@ -117,6 +117,7 @@ def finite(tables: PlanTables) -> PlanTables:
 
 
 # --------------------------------------------------------------------------------------------------
+# The planner.
 
 
 FRONTIER_STEPS = 64

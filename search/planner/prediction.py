@@ -124,9 +124,6 @@ class SearchResult:
 
 
 # --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
 # The spread of a plan's step time: measured computation drawn again, and priced for one plan.
 #
 # Source: cost-model.md "Spread of computation". The same replicas serve every plan of a cost model,
@@ -216,6 +213,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
 
 # --------------------------------------------------------------------------------------------------
+# The prediction of a plan.
 
 
 def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:

@@ -243,6 +243,7 @@ def _percent(share: float) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+# The report, from its head to its inputs.
 
 
 _NAMED = 6

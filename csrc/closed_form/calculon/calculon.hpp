@@ -53,8 +53,8 @@ struct System {
   std::vector<Tier> tiers;
 };
 
-// Defects to reproduce; search/closed_form/calculon/engine.py says what each is, and has two more that
-// change no figure here: a null for a number, and the kind of a refusal.
+// Defects to reproduce; search/closed_form/calculon/engine.py says what each is, and has two more
+// that change no figure here: a null for a number, and the kind of a refusal.
 struct Quirks {
   bool running_recompute_totals = false, pipe_tile_twice = false, edge_overlaps_as_base = false,
        recommunication_as_forward = false, attention_input_dropped = false,

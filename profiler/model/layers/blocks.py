@@ -489,6 +489,7 @@ class Experts(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
+# A layer of a spec, put together on one rank.
 
 
 _ROTARY_BASE = 10000.0

@@ -199,6 +199,7 @@ def timed_group(degree: int) -> LocalGroup | None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Where an activation enters and leaves a tensor group, forward and backward.
 
 
 class _Enter(torch.autograd.Function):

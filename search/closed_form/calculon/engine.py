@@ -298,6 +298,7 @@ def refusal(
 
 
 # --------------------------------------------------------------------------------------------------
+# Documents packed for the engine, and its answers unpacked.
 
 
 EXECUTION: np.dtype[Any] = native.calculon.EXECUTION

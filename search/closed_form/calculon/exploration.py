@@ -65,6 +65,7 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The search of all executions.
 
 
 Objective = Literal["rate", "time", "memory"]

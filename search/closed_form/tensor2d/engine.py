@@ -183,6 +183,7 @@ def _fields(tp1: str) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Candidates packed for the engine, and its answers unpacked.
 
 
 CANDIDATE: np.dtype[Any] = native.tensor2d.CANDIDATE

@@ -63,6 +63,7 @@ def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The search of all candidates.
 
 
 Objective = Literal["rate", "time", "memory"]

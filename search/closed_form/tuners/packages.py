@@ -99,6 +99,7 @@ def price_with_smac(
 
 
 # --------------------------------------------------------------------------------------------------
+# Ray Tune.
 
 
 RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}

@@ -108,6 +108,7 @@ def _knock(address: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Domains of a space, as its file says them.
 
 
 _DEGREES = ("tensor_par", "pipeline_par", "data_par")
