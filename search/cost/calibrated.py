@@ -69,6 +69,7 @@ def calibrated(
     communication = options.calibration.communication.value
     if computation != 1.0:
         model = _longer_model(model, computation)
+    # optimizer step and look-up run at the rate of the memory, and count as computation
     if (computation, communication) != (1.0, 1.0):
         hardware = _longer_hardware(hardware, computation, communication)
     return model, hardware
@@ -84,6 +85,7 @@ def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
     """Return the rows of a layer type with their bytes multiplied."""
     if options.calibration is None:
         return rows
+    # what fills memory; parameters stay as they are, since messages are counted from them
     names = ("states", "activations", "transient", "backward_peak", "shared")
     changes: dict[str, Any] = {
         name: calibrated_bytes(getattr(rows, name), options) for name in names
@@ -107,6 +109,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     seconds = options.calibration.fixed_s.value
     if seconds == 0.0:
         return rows
+    # rows without a price hold zeros in every category
     everywhere = np.broadcast_to(rows.priced[:, None, :], rows.activations.shape)
     return dataclasses.replace(
         rows, step={**rows.step, "fixed": np.where(everywhere, seconds, 0.0)}
@@ -120,6 +123,7 @@ def _longer_hardware(
     rate = hardware.memory_bytes_per_s
     return dataclasses.replace(
         hardware,
+        # a factor on times divides rates
         allreduce_bytes_per_s={
             key: value / communication for key, value in hardware.allreduce_bytes_per_s.items()
         },
@@ -133,6 +137,7 @@ def _longer_hardware(
         p2p_curves={
             key: _curve(value, communication) for key, value in hardware.p2p_curves.items()
         },
+        # not the links: the optimizer step and the look-up are computation
         memory_bytes_per_s=None if rate is None else rate / computation,
     )
 
@@ -152,6 +157,7 @@ def _curve(curve: Curve, factor: float) -> Curve:
     return Curve(
         sizes_bytes=curve.sizes_bytes,
         times_s=curve.times_s * factor,
+        # percentiles move with their median: the spread stays the same share
         low_s=longer(curve.low_s),
         high_s=longer(curve.high_s),
         latency_s=None if curve.latency_s is None else curve.latency_s * factor,
@@ -171,6 +177,7 @@ def _times(time: _Time, factor: float) -> _Time:
     changes = {
         field.name: value * factor
         for field in dataclasses.fields(time)
+        # the name of a field says its unit
         if field.name.endswith("_s") and (value := getattr(time, field.name)) is not None
     }
     return dataclasses.replace(time, **changes)

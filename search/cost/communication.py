@@ -27,8 +27,10 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
     """
     sizes, times = curve.sizes_bytes, curve.times_s
     inside = np.exp(np.interp(np.log(num_bytes), np.log(sizes), np.log(times)))
+    # messages that large are bandwidth alone
     above = times[-1] * num_bytes / sizes[-1]
     empty = curve.empty_s
+    # a line through two noisy points may fall below 0
     below = np.maximum(empty + (times[0] - empty) / sizes[0] * num_bytes, 0.0)
     result: F64 = np.where(
         num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside)
@@ -40,6 +42,7 @@ def half_allreduces(hardware: HardwareProfile) -> list[str]:
     """Return where all-gather and reduce-scatter take half an all-reduce, one sentence each."""
     taken = "take half an all-reduce"
     halves = {"allgather", "reducescatter"}
+    # timed nowhere: one sentence instead of one for every group
     if not halves & {operation for operation, _ in hardware.curves}:
         return [f"all-gather and reduce-scatter {taken}"]
     found = []
@@ -74,8 +77,10 @@ class Groups:
         self._hardware = hardware
         self._note = note
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
+        # infinite bandwidth and slope 0: messages of a single rank are free without a branch
         self._bus_bytes_per_s: list[float] = [np.inf]
         self._slope_s_per_byte: dict[str, list[float]] = {op: [0.0] for op in COLLECTIVES}
+        # -1: without a curve the slope prices a message
         self._curve: dict[str, list[int]] = {op: [-1] for op in COLLECTIVES}
         self._curves: list[tuple[Curve, float, str]] = []
         self._curve_index: dict[tuple[str, int, bool], int] = {}
@@ -85,6 +90,7 @@ class Groups:
 
     def index(self, size: int, stride: int) -> int:
         """Return the number of the group of `size` ranks with this stride."""
+        # a group of one rank has no stride
         key = (size, stride) if size > 1 else (1, 1)
         found = self._index.get(key)
         return self._add(size, stride) if found is None else found
@@ -105,6 +111,7 @@ class Groups:
         num_bytes and group have the same shape (n,).
         """
         slope, curve_of = self._table(operation)
+        # stays where there is no curve
         result: F64 = num_bytes * slope[group]
         curve_ids = curve_of[group]
         for number in set(curve_of.tolist()) - {-1}:
@@ -172,17 +179,22 @@ class Groups:
     def _add(self, size: int, stride: int) -> int:
         number = len(self._bus_bytes_per_s)
         self._index[(size, stride)] = number
+        # its own or derived bandwidth first: which kind of entry it came from decides on the curves
         bandwidth, consecutive = self._find_bandwidth(size, stride)
         self._bus_bytes_per_s.append(bandwidth)
         self._bus = np.array(self._bus_bytes_per_s)
         kinds = self._curve_kinds(size, stride, consecutive)
         for operation in COLLECTIVES:
+            # traffic of a ring per byte: (g-1)/g of the message, for an all-reduce twice
             slope = OPERATIONS[operation].bus_factor(size) / bandwidth
+            # nan would pass through comparisons unseen, an infinite time never wins
             self._slope_s_per_byte[operation].append(np.inf if np.isnan(slope) else slope)
             found = (self._find_curve(operation, size, kind) for kind in kinds)
             self._curve[operation].append(next((n for n in found if n >= 0), -1))
+        # made of shorter lists
         self._arrays.clear()
         timed = self._curve["allreduce"][number] >= 0
+        # documented files time neighbours only: nothing lacks until strided groups are timed
         if self._hardware.strided_curves and not timed and not np.isnan(bandwidth):
             self._note(
                 f"without latency: {_name(size, stride)} has no measured times and is priced by "
@@ -202,8 +214,10 @@ class Groups:
         kinds = []
         if stride == 1:
             kinds.append(True)
+        # strided entries are measured at stride W/size
         if stride * size == hardware.world_size or consecutive is False:
             kinds.append(False)
+        # in one node all links are alike, whatever the stride
         if one_node or (consecutive and hardware.strided_curves):
             kinds.append(True)
         return kinds
@@ -214,6 +228,7 @@ class Groups:
             curves = self._hardware.curves if consecutive else self._hardware.strided_curves
             curve, scale = curves.get((operation, size)), 1.0
             if curve is None and operation in ("allgather", "reducescatter"):
+                # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
                 curve, scale = curves.get(("allreduce", size)), 0.5
             if curve is None:
                 self._curve_index[key] = -1
@@ -238,6 +253,7 @@ class Groups:
             starts = range(0, self._hardware.world_size - size + 1, size)
             parts = [_split(start, size, node) for start in starts]
             return min(map(min, parts), default=size), max(map(len, parts), default=1)
+        # of node // stride ranks at most: the others of a strided group are on other nodes
         per_node = max(1, min(size, node // stride))
         return per_node, -(-size // per_node)
 
@@ -253,6 +269,7 @@ class Groups:
         if stride * size == world and (size, False) in measured:
             return measured[size, False], False
         per_node, nodes = self._shape(size, stride)
+        # an entry of the group's own kind before one of the same shape alone
         for consecutive in (True, False) if stride == 1 else (False, True):
             entry_stride = 1 if consecutive else world // size
             if (size, consecutive) in measured and (
@@ -268,11 +285,13 @@ class Groups:
             self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")
             return measured[stand_in, True], None
         if nodes > 1 and across:
+            # all groups work at once: each has its ranks' share of a node's way out
             wide = measured[across[-1], True] * per_node / hardware.gpus_per_node
             self._note(
                 f"derived: bandwidth of {name} ({nodes} nodes, {per_node} ranks on each) "
                 f"from allreduce_size_{across[-1]} and the bandwidth inside a node"
             )
+            # no group is faster across nodes than inside one
             return (min(wide, measured[inside[-1], True]) if inside else wide), None
         self._note(
             f"left out: no all-reduce bandwidth is measured or derivable for {name}; "

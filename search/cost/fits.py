@@ -135,6 +135,7 @@ def _fit(
         )
     if mode == "sequence":
         return _fit_sequence(name, points, seq_lengths, options, note, quadratic=quadratic)
+    # only mode sequence moves between lengths
     here = [point for point in points if point[1] == seq_lengths]
     if not here:
         measured = sorted({lengths for _, lengths, _ in points})
@@ -173,6 +174,7 @@ def _fit_sequence(
 ) -> ComputeFit:
     length = sum(seq_lengths)
     measured = {sum(lengths) for _, lengths, _ in points}
+    # times at one length do not say how they grow with it
     if len(measured) == 1 and length not in measured:
         raise InputError(
             f"{name}: only sequence length {max(measured)} was measured, "
@@ -190,6 +192,7 @@ def _fit_sequence(
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(length),
+        # the term in S^2 is attention, all others are linear in tokens
         attention_s=squared * length**2 if "s_per_token_squared" in fitted.terms else None,
         largest_batch=max(batch for batch, _, _ in points),
     )
@@ -351,6 +354,7 @@ class ComputeFits:
 
     def base(self, what: Pass, ulysses: bool, degree: int) -> tuple[int, ComputeFit] | None:
         """Return the largest measured degree that divides `degree`, and its fit; None without."""
+        # a divisor, so that a rank's matrices are a whole fraction of the measured ones
         degrees = [d for w, u, d in self.measured if (w, u) == (what, ulysses) and degree % d == 0]
         if degrees:
             return max(degrees), self.measured[what, ulysses, max(degrees)]
@@ -367,6 +371,7 @@ class ComputeFits:
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
         for at, degree, fit in self.used(what, rows):
+            # measured at this degree: of t*c shards the others divide what is no launch
             result[at] = fit.sharded_forward_s(rows.batch[at], rows.shards[at] / degree)
         return result
 
@@ -385,6 +390,7 @@ class ComputeFits:
             mine = rows.ulysses == ulysses
             for degree in np.unique(rows.tensor[mine]).tolist():
                 found = self.base(what, ulysses, int(degree))
+                # the documented forward is priced by its rule already
                 if found is not None and found[1] is not self.whole:
                     yield np.flatnonzero(mine & (rows.tensor == degree)), *found
 
@@ -432,6 +438,7 @@ def fit_computation(
         except InputError as error:
             note(f"not used: {error}")
             continue
+        # an unsharded layer is the same under both kinds
         for each in (False, True) if degree == 1 else (ulysses,):
             measured[what, each, degree] = fit
     return ComputeFits(whole=whole, measured=measured)
@@ -517,6 +524,7 @@ def measured_cells(
                 if (time_s := getattr(p, f"{what}_s")) is not None
             ]
             if cells:
+                # a sidecar's forward of whole layers does not replace the documented one
                 result.setdefault((what, ulysses, degree), cells)
     return result
 
@@ -532,14 +540,19 @@ def attention_share(spec: LayerSpec) -> float | None:
     head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
     query = spec.num_heads * head_dim
     key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
+    # two products of S x S scores, two FLOP a multiply-add; a causal mask hides half
     attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
+    # a token visits so many MLPs
     ffn = spec.ffn_hidden_size * (spec.experts_per_token or 1)
     matrices = spec.hidden_size * (
+        # query and output, key and value, then up, down and gate
         2.0 * query + 2.0 * key_value + (3 if spec.gated_mlp else 2) * ffn
     )
     if spec.cross_attention:
+        # a second attention with projections of its own
         attention *= 2.0
         matrices += spec.hidden_size * (2.0 * query + 2.0 * key_value)
+    # two FLOP a parameter and token
     return attention / (attention + 2.0 * spec.seq_length * matrices)
 
 
@@ -554,6 +567,7 @@ def _by_shard(
     for point in profile.sharded_times:
         ulysses = point.degree > 1 and point.kind == "ulysses"
         if point.degree > 1 and not ulysses:
+            # another kind stands in only at degrees that the own one lacks
             if point.kind != own and (point.kind != second or point.degree in exact):
                 continue
             if point.kind == second:

@@ -56,13 +56,16 @@ class Recipe:
     def of(options: SearchOptions) -> Recipe:
         """Return the recipe of the options: fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 grads 4)."""
         if options.mixed_precision == "fp32":
+            # optimizer: two moments of 4 bytes; the weight is its own master copy
             return Recipe(weight=4.0, gradient=4.0, optimizer=8.0, element=4.0)
         gradient = 4.0 if options.fp32_gradients else 2.0
+        # optimizer: master weight and two moments, 4 bytes each
         return Recipe(weight=2.0, gradient=gradient, optimizer=12.0, element=2.0)
 
     @property
     def step_bytes(self) -> float:
         """Memory traffic of the optimizer per parameter: gradient and states read and written."""
+        # three states of 4 bytes are read and written, the gradient is read
         return self.gradient + 24.0
 
 
@@ -87,6 +90,7 @@ def state_bytes(
     """
     sharded = np.where(zero3 | zero2, group_size, 1.0)
     weights = recipe.weight / np.where(zero3, group_size, 1.0)
+    # sums over several micro-batches stay whole until the one reduction of a step
     gradients = recipe.gradient / (sharded if shard_gradients else 1.0)
     result: F64 = parameters * (weights + gradients + recipe.optimizer / sharded)
     return result
@@ -106,6 +110,7 @@ def zero_transient_bytes(
     ZeRO-3: two gathered layers (2*w*N) and the reduce-scatter buffer (N*e_g); where gradients are
     sharded at once, one layer's unsharded gradients (N*e_g).
     """
+    # a group of one gathers and scatters nothing
     sharded = group_size > 1.0
     gathered = np.where(zero3 & sharded, 2.0 * recipe.weight + recipe.gradient, 0.0)
     whole = np.where((zero3 | zero2) & sharded, recipe.gradient if shard_gradients else 0.0, 0.0)
@@ -130,6 +135,7 @@ def gathered_bytes(
     It lies in the shared buffer, or without `global_memory_buffer` in memory of its own for as
     long as it is used.
     """
+    # Ulysses exchanges heads, and one tensor rank has its whole input
     gathers = ~rows.ulysses & (rows.tensor > 1.0) & options.sequence_parallel
     token_bytes = float(seq_length) * hidden_size * recipe.element
     result: F64 = np.where(gathers, rows.batch * token_bytes / rows.context, 0.0)
@@ -157,10 +163,14 @@ def layer_shared_bytes(
     elif not options.sequence_parallel:
         tensor_parallel = ~rows.ulysses & (rows.tensor > 1.0)
         token_bytes = float(seq_length) * hidden_size * recipe.element
+        # X, the activation of a micro-batch fully sharded over its stage
         base = rows.samples * token_bytes / rows.ranks
+        # a stage's fixed buffers hold one shard a side; t copies are t - 1 more on both sides
         replicated = tensor_parallel & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0)
+    # of measured hardware they are in the context that is reserved
     if estimated:
+        # all ranks of a stage are one group then, which needs one communicator
         same = rows.ulysses & (rows.zero_size == rows.tensor)
         count = (
             (rows.tensor > 1.0).astype(np.float64)
@@ -183,12 +193,14 @@ def stage_fixed_bytes(
     base = samples * stages / world_size * token_bytes
     fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0])
     if estimated:
+        # one for the world, one more for the pipeline
         fixed = fixed + COMMUNICATOR_BYTES * (1.0 + (stages > 1))[:, None]
     return to_bytes(fixed)
 
 
 def reserved_bytes(allocated_bytes: int, options: SearchOptions) -> int:
     """Return what the allocator reserves for `allocated_bytes`, context included, in bytes."""
+    # fragments are a share of what is allocated, the context is there before
     reserved = allocated_bytes * (1.0 + options.reserve_fraction) + options.context_bytes
     return int(np.ceil(reserved))
 
@@ -238,6 +250,7 @@ def activation_bytes(
     derived: dict[tuple[bool, int], str] = {}
     ruled: dict[tuple[bool, int], str] = {}
     for k, s in enumerate(strategies):
+        # whether a rank keeps a share of the tokens, and so of a checkpoint
         split = s.ulysses or sequence_parallel
         if s.ulysses:
             full, source = ulysses_bytes(memory, s.tp, spec, recipe)
@@ -245,6 +258,7 @@ def activation_bytes(
             full, source = tensor_bytes(
                 memory, s.tp, spec, recipe, sequence_parallel=sequence_parallel
             )
+        # nan marks a strategy that cannot be priced
         if full is None:
             continue
         name = "ulysses" if s.ulysses else "tp"
@@ -254,11 +268,14 @@ def activation_bytes(
         peak, rule = layer_backward_bytes(memory, s.tp, kind, spec, recipe, full)
         if rule:
             ruled[s.ulysses, s.tp] = rule
+        # context ranks have 1/c of the tokens, of whatever is kept
         backward[k] = peak / s.cp
         if not s.checkpoint:
             kept[k] = full / s.cp
         elif memory.checkpoint_bytes_per_sample is not None:
+            # a checkpoint is the input of the layer, which tensor ranks without SP have whole
             kept[k] = memory.checkpoint_bytes_per_sample / ((s.tp if split else 1) * s.cp)
+            # there for one layer at a time, so transient and not kept
             recomputed[k] = full / s.cp
     return ActivationBytes(
         kept=kept,
@@ -289,6 +306,7 @@ def ulysses_bytes(memory: LayerMemory, degree: int, spec: LayerSpec, recipe: Rec
     table[1]/t, which leaves out what the all-to-alls keep.
     """
     table, counted = memory.activation_bytes_per_sample, memory.ulysses_activation_bytes_per_sample
+    # degree 1 is the unsharded layer under either name
     if degree == 1 or not counted:
         whole = table.get(1)
         known = whole is None or degree == 1
@@ -314,6 +332,7 @@ def layer_backward_bytes(
     As counted; at another degree the rule of `autopar.estimate.memory`, raised by what the nearest
     counted degree is above it.
     """
+    # degree 1 is the unsharded layer under either name
     counted = (
         memory.ulysses_backward_bytes_per_sample
         if kind == "ulysses" and degree > 1
@@ -333,7 +352,9 @@ def layer_backward_bytes(
         return rule(degree), text
     if not counted:
         return rule(degree), text
+    # of two as near the smaller degree, so that the order of the file does not matter
     nearest = min(counted, key=lambda t: (abs(t - degree), t))
+    # upwards only: where the rule is above the count it stays so
     return rule(degree) * max(1.0, counted[nearest] / rule(nearest)), text
 
 
@@ -349,6 +370,7 @@ def _derived(
     """
     if not counted:
         return None, ""
+    # t*A(t) never falls with t, so a larger counted degree bounds this one from above
     larger = [t for t in counted if t > degree]
     if larger:
         above = min(larger)
@@ -360,16 +382,20 @@ def _derived(
         return counted[below], f"those at {name}={below} (an upper bound)"
     key_value = spec.num_kv_heads or heads
     attentions = 2.0 if spec.cross_attention else 1.0
+    # copies begin where t is above kv_heads; those of the counted degree are in its count
     more = max(key_value, degree) - max(key_value, below)
     element = spec.seq_length * recipe.element
+    # k and v of all ranks together, which the degree divides again below
     copies = attentions * 2.0 * more * head_dim(spec) * element
     text = f"those at {name}={below} times {below}/{degree}"
     if name == "ulysses" or more:
         text += ", and copies of k and v"
     if name == "tp" and spec.num_experts is not None:
         visited = spec.experts_per_token or spec.num_experts
+        # the tokens that experts see are whole on every rank: once more for each further rank
         copies += (degree - below) * visited * spec.hidden_size * element
         text += ", and the tokens of its experts"
+    # a larger degree never keeps more on a rank
     return min(counted[below], (counted[below] * below + copies) / degree), text
 
 

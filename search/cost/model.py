@@ -306,6 +306,7 @@ class CostModel:
         self.options = options
         self.recipe = Recipe.of(options)
         self._said = Assumptions()
+        # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
         self.model, self.hardware = model, hardware = calibrated(model, hardware, options)
         self.groups = Groups(hardware, self._said.note)
@@ -389,6 +390,7 @@ class CostModel:
         sp = self.options.sequence_parallel
         layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
         vocab_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
+        # in a fixed order, so that equal inputs give equal tables
         layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
         number = {layout: i for i, layout in enumerate(layouts)}
 
@@ -397,6 +399,7 @@ class CostModel:
             for k in range(len(self._layers))
         ]
         vocab_costs = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
+        # S*h*e of a sample, by layer type
         token_bytes = (
             np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
             * self.recipe.element
@@ -405,6 +408,7 @@ class CostModel:
         fixed = stage_fixed_bytes(
             stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
         )
+        # X, the activation of a micro-batch on a rank where all ranks of a stage share it
         sharded_bytes = (samples * stages / world)[:, None] * token_bytes
         change_forward, change_backward = redistribution_s(
             layouts, sharded_bytes, stages, world, self.groups
@@ -473,10 +477,12 @@ class CostModel:
         for name, largest in layer.fits.extrapolated(rows):
             self._said.note_batch(f"layer type {layer_type}, {name}", largest)
         seconds = self._layer_time(layer, rows, layer.fits)
+        # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
         states = np.zeros((2, *rows.shape), dtype=np.int64)
         transient = np.zeros_like(states)
         prefetched = prefetched_bytes(parameters, rows.zero_size, rows.zero3, recipe)
+        # weights gathered early may lie beside another layer's peak: moved to the shared bytes
         passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy] - prefetched
         backward_peak = np.zeros(rows.shape, dtype=np.int64)
         backward_peak[rows.table, rows.strategy] = to_bytes(
@@ -486,6 +492,7 @@ class CostModel:
             passing = passing + gathered_bytes(
                 rows, spec.seq_length, spec.hidden_size, recipe, options
             )
+        # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
         for now, shard in enumerate((True, not options.async_grad_reduce)):
             args = (parameters, rows.zero_size, rows.zero3, rows.zero2, recipe)
             states[now][rows.table, rows.strategy] = to_bytes(
@@ -508,6 +515,7 @@ class CostModel:
                 estimated=self.hardware.estimated,
             )
         )
+        # one infinite category of a sum is enough to keep a row from being chosen
         base = {"forward", "backward", "tail"}
         parts = [
             {
@@ -594,18 +602,21 @@ class CostModel:
             self.groups,
             legal=legal_strategies(layer.spec, strategies, sequence_parallel=sp),
             priceable=~np.isnan(kept.kept),
+            # plans made elsewhere have an interval too
             price_illegal=True,
         )
         fits = DrawnFits(
             whole=layer.fits.whole,
             measured=layer.fits.measured,
             draws=self.draws[layer_type],
+            # without a priced row nothing is divided by it
             rows_per_replica=max(1, len(rows.batch)),
         )
         seconds = self._layer_time(layer, repeated(rows), fits)
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
+            # replicas outermost, as `repeated` lays rows out
             full[:, rows.strategy] = sum_of(part).reshape(NUM_REPLICAS, len(rows.batch))
             result.append(full)
         return result[0], result[1], result[2]
@@ -621,6 +632,7 @@ class CostModel:
             return None
         fits = self._vocab.fits
         drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
+        # one table per replica, whose number tells the fits the replica
         found = self._vocab_rows(
             replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
         )
@@ -681,6 +693,7 @@ class CostModel:
         attention = fits.whole.attention_s
         if attention is None:
             share = attention_share(spec)
+            # a share of what grows with samples, the launch is none of it
             attention = 0.0 if share is None else share * fits.whole.sample_s
         return LayerModel(
             spec=spec,

@@ -88,12 +88,14 @@ def replay(
         raise ValueError(f"a step has at least one micro-batch, not {m}")
     orders = [_order(j, p, m, pipeline_type) for j in range(p)]
     arrival = [[[0.0] * m, [0.0] * m] for _ in range(p)]  # stage, direction, micro-batch
+    # micro-batches come in order, so a count says which are there; the ends wait for nobody
     arrived = [[m if j == 0 else 0, m if j == p - 1 else 0] for j in range(p)]
     link_free = [[0.0, 0.0] for _ in range(p)]  # of the sender, by direction
     clock = [0.0] * p
     position = [0] * p
     duration = (forward_s, backward_s)
     events: list[Event] = []
+    # the first stage is popped first
     waiting = list(range(p - 1, -1, -1))
     while waiting:
         j = waiting.pop()
@@ -111,6 +113,7 @@ def replay(
                 events.append(Event(stage=j, kind=name, microbatch=i, start_s=start, end_s=end))
             to = j - 1 if kind else j + 1
             if 0 <= to < p:
+                # one message at a time in each direction: it waits for the one before
                 link_free[j][kind] = max(end, link_free[j][kind]) + send_s[min(j, to)]
                 arrival[to][kind][i] = link_free[j][kind]
                 arrived[to][kind] = i + 1
@@ -135,6 +138,7 @@ def _order(j: int, p: int, m: int, pipeline_type: PipelineType) -> list[tuple[in
     """Return the (direction, micro-batch) sequence of stage j of p."""
     if pipeline_type == "gpipe":
         return [(kind, i) for kind in (_FORWARD, _BACKWARD) for i in range(m)]
+    # as many forwards as stages follow, so that a gradient meets its micro-batch without waiting
     warm_up = min(m, p - 1 - j)
     order = [(_FORWARD, i) for i in range(warm_up)]
     for i in range(m - warm_up):
@@ -212,15 +216,19 @@ def evaluate(
     p = len(stage_sizes)
     assert p == int(tables.table_stages[n]), "stages of the plan and of the table"
     assert sum(stage_sizes) == len(tables.layer_type) == len(strategy_index)
+    # index of [m == 1, m > 1]
     now = 0 if m == 1 else 1
     kinds = tables.layer_type.astype(np.int64)
     chosen = np.asarray(strategy_index, dtype=np.int64)
     layout = tables.strategy_layout[chosen].astype(np.int64)
     vocab_layout = int(tables.vocab_layout[e])
+    # in front of a layer: from the layout of the one before it, of the embedding for the first
     before = np.concatenate(([vocab_layout], layout[:-1]))
+    # what is sent has the size of the producing layer's output
     producer = np.concatenate((kinds[:1], kinds[:-1]))
     change_forward = tables.redistribute_forward_s[n, producer, before, layout]
     change_backward = tables.redistribute_backward_s[n, producer, before, layout]
+    # from the last layer to the head, charged to the last stage
     head = (n, int(kinds[-1]), int(layout[-1]), vocab_layout)
 
     forward, backward, send, tail = [], [], [], []
@@ -237,6 +245,7 @@ def evaluate(
         g = float(tables.backward_s[n, k, s].sum())
         end = float(tables.tail_s[n, k, s].sum())
         flight = in_flight(tables.pipeline_type, j, p, m)
+        # peaks of two layers are not there at once: the largest counts
         transient = int(tables.transient_bytes[now, n, k, s].max(initial=0))
         shared = int(tables.shared_bytes[n, k, s].max(initial=0))
         vocab_states = vocab_activations = 0
@@ -306,9 +315,11 @@ def _step_parts(
     stage = [f + g for f, g in zip(forward, backward, strict=True)]
     if pipeline_type == "gpipe":
         slowest = max(*forward, *send, 0.0) + max(*backward, *send, 0.0)
+        # an activation there and a gradient back, on every link
         transfer = 2.0 * sum(send)
     else:
         slowest = max(stage)
+        # 2*cbar*(p-1)/p of every s_j: p times in the sum, m - 1 times in the maximum
         transfer = (p + m - 1) * (2.0 * max(send) * (p - 1) / p)
     return {
         "first_microbatch": sum(stage),

@@ -110,11 +110,14 @@ def _legal(spec: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) ->
     heads, kv_heads, ffn = spec.num_heads, spec.num_kv_heads, spec.ffn_hidden_size
     if heads is not None and heads % t:
         return False
+    # fewer kv heads than ranks are copied, evenly
     if kv_heads is not None and kv_heads % t and t % kv_heads:
         return False
+    # Ulysses leaves the MLP whole
     if not strategy.ulysses and ffn is not None and ffn % t:
         return False
     shards = t if strategy.ulysses or sequence_parallel else 1
+    # zigzag: a context rank has a chunk of the front and one of the back, so causal work is even
     pieces = 2 * c * shards if c > 1 else shards
     return spec.seq_length % pieces == 0
 
@@ -196,9 +199,11 @@ def build_rows(
     ulysses = np.array([s.ulysses for s in strategies], dtype=np.bool_)
     zero3 = np.array([s.zero3 for s in strategies], dtype=np.bool_)
     checkpoint = np.array([s.checkpoint for s in strategies], dtype=np.bool_)
+    # groups depend on p alone, so tables of other batches share them
     distinct, stage_index = np.unique(stages, return_inverse=True)
 
     size = (len(distinct), len(strategies))
+    # rows that do not fit keep degrees of 1: no remainder divides by 0
     fits = np.zeros(size, dtype=np.bool_)
     data = np.ones(size, dtype=np.int64)
     zero_size = np.ones(size, dtype=np.int64)
@@ -211,17 +216,22 @@ def build_rows(
             d, rest = divmod(ranks, s.tp * s.cp)
             if rest or not priceable[k]:
                 continue
+            # context and Ulysses ranks have the weights of data ranks: they reduce together
             z = d * s.cp * (s.tp if s.ulysses else 1)
+            # neighbours first: tensor, context, data; strided: context, data, tensor
             group[0, i, k] = groups.index(s.tp, d * s.cp if s.strided else 1)
             group[1, i, k] = groups.index(s.cp, 1 if s.strided else s.tp)
             group[2, i, k] = groups.index(z, 1 if s.ulysses or s.strided else s.tp)
             fits[i, k], data[i, k], zero_size[i, k] = True, d, z
+    # without a bandwidth a row has no price
     fits &= groups.known(group).all(axis=0)
 
     priced = fits[stage_index]
     data = data[stage_index]
+    # b is a whole number of samples, never rounded
     whole = samples[:, None] % data == 0
     sharded = zero_size[stage_index]
+    # ZeRO-3 of one rank shards nothing: a second name for the plan without it
     allowed = whole & (~zero3 | (sharded > 1)) & legal
     if not price_illegal:
         priced = priced & allowed
@@ -244,6 +254,7 @@ def build_rows(
         zero_size=sharded[table, strategy].astype(np.float64),
         ulysses=ulysses[strategy],
         zero3=zero3[strategy],
+        # the default is of layers that ZeRO-3 does not shard already
         zero2=zero2[table] & ~zero3[strategy],
         checkpoint=checkpoint[strategy],
         tensor_group=group[0][at, strategy],

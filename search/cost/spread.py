@@ -60,6 +60,7 @@ class DrawnFits(ComputeFits):
 
     def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
         """Return the time of every row of every replica; as `ComputeFits.seconds`."""
+        # rows are repeated replica by replica
         replica = np.arange(len(rows.batch)) // self.rows_per_replica
         if what == "forward":
             launch, sample = self.draws.coefficients(("forward", False, 1))
@@ -68,9 +69,11 @@ class DrawnFits(ComputeFits):
             assert otherwise is not None, "only forwards are always measured"
             result = otherwise.copy()
         for at, degree, _ in self.used(what, rows):
+            # whole layers have one fit for both kinds, under this name
             ulysses = bool(rows.ulysses[at[0]]) and degree > 1
             launch, sample = self.draws.coefficients((what, ulysses, degree))
             r = replica[at]
+            # cells are of this degree already: only the shards beyond it divide
             result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
         return result
 
@@ -99,6 +102,7 @@ class Draws(ABC):
     def __init__(self, place: int, cells: Mapping[_Key, Sequence[Cell]]) -> None:
         """Draw the cells; `place` is where they stand in the profile."""
         self._cells = cells
+        # seeded by place: draws of one layer type do not depend on the others
         generator = np.random.default_rng((_SEED, place))
         self._times: dict[_Key, F64] = {
             key: np.stack([_draw(cell, generator) for cell in group])
@@ -200,7 +204,9 @@ def repeated(rows: Rows) -> Rows:
 
 def _draw(cell: Cell, generator: np.random.Generator) -> F64:
     """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
+    # nothing is known of what lies outside the percentiles
     quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
+    # a percentile that was not measured stays at the median
     low = cell.time_s if cell.low_s is None else cell.low_s
     high = cell.time_s if cell.high_s is None else cell.high_s
     drawn: F64 = np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
@@ -210,6 +216,7 @@ def _draw(cell: Cell, generator: np.random.Generator) -> F64:
 def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
     launch = np.array([fit.launch_s for fit in fits])
     sample = np.array([fit.sample_s for fit in fits])
+    # one fit stands for all replicas where cells have no spread
     return (
         np.broadcast_to(launch, NUM_REPLICAS).copy(),
         np.broadcast_to(sample, NUM_REPLICAS).copy(),

@@ -59,7 +59,9 @@ def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
 
     min(k*min(x, y) + |x - y|, x + y): the shorter runs wholly beside the longer, k times slower.
     """
+    # the shorter is slowed down by k while both run, the rest of the longer runs alone
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
+    # k above 2 would make overlap slower than one after the other
     result: F64 = np.minimum(both, window_s + comm_s)
     return result
 
@@ -78,8 +80,10 @@ def overlapped_backward_s(
     separate = compute_s
     together = other_comm_s
     for window_s, comm_s in windows:
+        # the window is a part of B already: only its excess lengthens the backward
         separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
         together = together + comm_s
+    # two limits on what hides, each in its own window and all under B: the tighter one counts
     result: F64 = np.maximum(separate, overlap_s(compute_s, together, coefficient))
     return result
 
@@ -108,6 +112,7 @@ class OptimizerCurve:
         inside = np.interp(parameters, self.parameters, self.times_s)
         beyond = parameters * (self.times_s[-1] / self.parameters[-1])
         known = np.where(parameters > self.parameters[-1], beyond, inside)
+        # the curve begins at its launch, but a rank without parameters launches nothing
         result: F64 = np.where(parameters > 0.0, known, 0.0)
         return result
 
@@ -128,8 +133,11 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
                 found.setdefault(parameters / share, []).append(cell.optimizer_s)
     if not found:
         return None
+    # length and batch do not change a step: the cells of one size differ by noise alone
     sizes = sorted(found)
+    # a larger step that was timed faster is noise, and no plan may win by it
     times = rising_fit(np.array([float(np.median(found[size])) for size in sizes]))
+    # the smallest step contains its launch, so none can be longer
     launch = min(latency_bandwidth_fit(sizes, list(times)).latency_s, float(times[0]))
     return OptimizerCurve(
         parameters=np.array([0.0, *sizes]), times_s=np.array([launch, *times], dtype=np.float64)
@@ -145,11 +153,13 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
 
 def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Layout:
     """Return the layout of a layer's input and output."""
+    # without SP every tensor rank holds the whole activation: replicas instead of shards
     sharded = strategy.ulysses or sequence_parallel
     return Layout(
         sequence_shards=strategy.cp * (strategy.tp if sharded else 1),
         cp=strategy.cp,
         replicas=1 if sharded else strategy.tp,
+        # a tensor group of one rank has no neighbours to be apart from
         strided=strategy.strided and strategy.tp > 1,
     )
 
@@ -189,14 +199,19 @@ def plan_exchange(source: Layout, target: Layout) -> tuple[Way, Way]:
         source.replicas,
         target.replicas,
     )
+    # where one number of shards divides the other, ranks that far apart hold
+    # the same shard of other samples
     stride = math.gcd(q1, q2) if source.cp == target.cp else 1
     if r1 == r2 == 1:
         moves = []
         if q1 != q2:
+            # other shards regroup samples, another c reorders their zigzag chunks:
+            # where both happen the slower counts
             moves.append(_all_to_all(q1, q2, stride, 1))
         if source.cp != target.cp:
             ring = max(source.cp, target.cp)
             moves.append(Exchange(operation="all2all", size=ring, stride=1, multiple=1))
+        # the gradient goes back the way that the activation came
         both: Way = (tuple(moves),) if moves else ()
         return both, both
     forward: list[tuple[Exchange, ...]] = []
@@ -204,6 +219,7 @@ def plan_exchange(source: Layout, target: Layout) -> tuple[Way, Way]:
     w1, w2 = q1 * r1, q2 * r2
     if q1 != q2 and w1 != w2:
         stride = math.gcd(w1, w2) if source.cp == target.cp else 1
+        # copies are made by the all-gather behind it: only those that both sides have move here
         move = (_all_to_all(w1, w2, stride, min(r1, r2)),)
         forward.append(move)
         backward.append(move)
@@ -212,8 +228,10 @@ def plan_exchange(source: Layout, target: Layout) -> tuple[Way, Way]:
         stride = stride if source.cp == target.cp else 1
         small, large = sorted((r1, r2))
         gather = (
+            # the message of an all-gather is what it gathers: X times the larger number of copies
             Exchange(operation="allgather", size=-(-large // small), stride=stride, multiple=large),
         )
+        # Copies are dropped for free: forward only growth communicates, backward the reverse.
         # Degrees that do not divide each other leave samples to fetch in both directions.
         if r2 > r1 or large % small:
             forward.append(gather)
@@ -240,6 +258,7 @@ def redistribution_s(
     """
     count = len(layouts)
     plans = [[plan_exchange(a, b) for b in layouts] for a in layouts]
+    # many pairs of layouts share one way: each is priced once
     ways: dict[Way, int] = {(): 0}
     index = np.zeros((2, count, count), dtype=np.int64)
     for i, row in enumerate(plans):
@@ -251,6 +270,7 @@ def redistribution_s(
     cost = np.zeros((flat.size, len(ways)))
     known: dict[Exchange, F64] = {}
     for way, number in ways.items():
+        # collectives follow one another, and members of one run at once until the slowest ends
         for slowest in way:
             times = [_exchange_s(e, flat, world_size, groups, known) for e in slowest]
             cost[:, number] += np.maximum.reduce(times)
@@ -258,6 +278,7 @@ def redistribution_s(
     forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
     if any(layout.strided for layout in layouts):
         across = _reorder_s(layouts, sharded_bytes, stages, world_size, groups)
+        # changing the order moves every sample and carries the ordinary exchange with it
         forward, backward = np.maximum(forward, across), np.maximum(backward, across)
     return forward, backward
 
@@ -271,6 +292,7 @@ def _reorder_s(
     depends on the strided degree; a tensor group of the whole stage has one order only.
     """
     replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
+    # the side with more copies has the larger tensor on a rank
     copies = np.maximum.outer(replicas, replicas)
     degree = np.array([x.sequence_shards // x.cp * x.replicas for x in layouts], dtype=np.int64)
     strided = np.array([layout.strided for layout in layouts], dtype=np.bool_)
@@ -278,7 +300,9 @@ def _reorder_s(
     for p in sorted(set(stages.tolist())):
         ranks, rest = divmod(world_size, p)
         if rest or ranks == 1:
+            # such a table is not valid, and a single rank has no order
             continue
+        # a strided group of the whole stage has stride 1: it is in the order of neighbours
         order = np.where(strided & (degree < ranks), degree, 1)
         tables = np.flatnonzero(stages == p)
         local = sharded_bytes[tables].ravel()
@@ -364,7 +388,9 @@ def tensor_parallel_s(
     and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR beside the
     weight-gradient GEMMs. A layer with cross attention has three such blocks instead of two.
     """
+    # attention and MLP are a block each, and so is cross attention
     blocks = 3.0 if spec.cross_attention else 2.0
+    # one tensor rank exchanges nothing, and Ulysses exchanges heads
     megatron = np.flatnonzero(~rows.ulysses & (rows.tensor > 1.0))
     count = np.zeros_like(rows.batch)
     zero = np.zeros_like(count)
@@ -372,25 +398,32 @@ def tensor_parallel_s(
         return TensorParallelTime(
             forward_s=zero, exposed_backward_s=zero, input_gradient_s=zero, weight_gradient_s=zero
         )
+    # V: the group's b samples, of whose tokens a context rank has 1/c
     token_bytes = float(spec.seq_length) * spec.hidden_size * recipe.element
     message = (rows.batch[megatron] / rows.context[megatron]) * token_bytes
     group = rows.tensor_group[megatron]
     if not options.sequence_parallel:
         reduce = count
+        # a row-parallel product is a partial sum that every tensor rank needs whole
         reduce[megatron] = blocks * groups.seconds("allreduce", message, group)
         return TensorParallelTime(
             forward_s=reduce,
             exposed_backward_s=zero,
             input_gradient_s=zero,
+            # gradients of the inputs are partial sums too; weight gradients do not wait for them
             weight_gradient_s=reduce,
         )
     gather, scatter = count, np.zeros_like(count)
+    # before the column-parallel product tokens are gathered, behind the row-parallel one scattered
     gather[megatron] = blocks * groups.seconds("allgather", message, group)
     scatter[megatron] = blocks * groups.seconds("reducescatter", message, group)
     return TensorParallelTime(
         forward_s=gather + scatter,
+        # the gradient of a block's output is gathered before anything is computed with it
         exposed_backward_s=gather,
+        # inputs are kept scattered, and gathered again for the backward
         input_gradient_s=gather,
+        # what the forward gathered is scattered in the backward
         weight_gradient_s=scatter,
     )
 
@@ -408,13 +441,17 @@ def ulysses_s(rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe) -> F6
         heads = spec.num_heads
         width = spec.hidden_size
         if heads is not None:
+            # heads times their width may differ from the hidden size
             width = heads * (spec.head_dim or spec.hidden_size // heads)
         token_bytes = float(spec.seq_length) * width * recipe.element
+        # the message of an all-to-all is the tensor of one rank, 1/(t*c) of the group's
         query = rows.batch[at] * token_bytes / rows.shards[at]
         key_value = query
         if heads is not None:
+            # a rank computes with whole heads: below t heads of k and v are copied to t
             key_value = query * (np.maximum(spec.num_kv_heads or heads, rows.tensor[at]) / heads)
         group = rows.tensor_group[at]
+        # q and the output have one size, k and v the other
         result[at] = (2.0 * attentions) * (
             groups.seconds("all2all", query, group) + groups.seconds("all2all", key_value, group)
         )
@@ -442,13 +479,20 @@ def ring_s(
     width = np.full_like(t, float(spec.hidden_size)) / t
     if spec.num_heads is not None:
         head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
+        # a rank computes with whole heads, so it holds one of k and v at least
         width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim / t
+    # 2.0: k and v travel together
     message = 2.0 * b * (spec.seq_length / c) * width * recipe.element
+    # every rank sends to the next at once, the whole message: a ring's bandwidth without (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
+    # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
     step = b * attention_sample_s / rows.shards[at] / c
+    # cross attention has a ring of its own
     rings = 2.0 if spec.cross_attention else 1.0
+    # the last step has its keys already: c - 1 exchanges in c steps
     forward[at] = rings * (c - 1.0) * (overlap_s(step, exchange, coefficient) - step)
     back = BACKWARD_FACTOR * step
+    # k and v travel with their gradients; in the last step only the gradients go on
     backward[at] = rings * (
         (c - 1.0) * (overlap_s(back, 2.0 * exchange, coefficient) - back)
         + (overlap_s(back, exchange, coefficient) - back)
@@ -468,7 +512,9 @@ def gradient_sync_s(
     ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g). The gathering AG(w*N) is 0 without ZeRO.
     """
     gradients = parameters * recipe.gradient
+    # a shard of the optimizer needs its share of the sum only, a whole one needs all of it
     reduce = np.zeros_like(parameters)
+    # ZeRO-3 gathers before each use and ZeRO-2 once behind the optimizer: the message is the same
     gather = np.zeros_like(parameters)
     yes, no = np.flatnonzero(sharded), np.flatnonzero(~sharded)
     if yes.size:
@@ -494,6 +540,7 @@ def optimizer_s(
     bandwidth, 0 when that is unknown.
     """
     if measured is not None:
+        # the curve knows the launch, so it is asked at the shard and not divided
         return measured.step_s(parameters / np.where(sharded, group_size, 1.0))
     if memory_bytes_per_s is None:
         return np.zeros_like(parameters)
@@ -523,6 +570,7 @@ def layer_time(
     """
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
+    # a checkpointed layer runs its forward again, exposed messages included
     again = np.where(rows.checkpoint, 1.0, 0.0)
     recompute = again * fits.seconds("recompute", rows, compute)
     tensor = tensor_parallel_s(rows, spec, groups, recipe, options)
@@ -530,25 +578,30 @@ def layer_time(
     ring_forward, ring_backward = ring_s(
         rows, spec, attention_sample_s, groups, recipe, coefficient
     )
+    # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
     parameters = parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
     sharded = rows.zero3 | rows.zero2
     reduce, gather = gradient_sync_s(parameters, sharded, rows.zero_group, groups, recipe)
+    # ZeRO-3 drops what it gathered after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
     # Exposed part of what the windows hide, then of the parameters, then of the reduction.
     exposed = tensor.exposed_backward_s
     windows: tuple[tuple[F64, F64], ...] = ()
     if options.tp_overlap:
+        # input and weight gradients are half of it each, windows their column-parallel parts
         window = backward / 2.0 * options.column_parallel_share
         windows = ((window, tensor.input_gradient_s), (window, tensor.weight_gradient_s))
     else:
         exposed = exposed + tensor.input_gradient_s + tensor.weight_gradient_s
     busy = backward + recompute
     nothing = np.zeros_like(busy)
+    # with one message more each time, so that a category is what its message adds
     with_tensor = overlapped_backward_s(busy, windows, nothing, coefficient)
     with_gather = overlapped_backward_s(busy, windows, gather3, coefficient)
     with_reduce = overlapped_backward_s(busy, windows, gather3 + reduce, coefficient)
     sync = np.maximum(with_reduce - with_gather, 0.0)
+    # gathered behind the optimizer, ZeRO-2's weights hide only under the next step's forward
     gather_tail = np.where(rows.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
 
     backward_parts = {
@@ -558,6 +611,7 @@ def layer_time(
         "ulysses": ulysses * (1.0 + again),
         "cp": ring_backward + again * ring_forward,
         "zero3": with_gather - with_tensor,
+        # asynchronous reduction runs in the last micro-batch only: then it is part of the tail
         "sync": nothing if options.async_grad_reduce else sync,
     }
     return LayerTime(

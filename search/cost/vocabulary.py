@@ -123,6 +123,7 @@ def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
         states = model.memory["first"].model_state_bytes.get(degree, 0.0)
         return states / _STATE_BYTES_DOCUMENTED
     multiple = spec.make_vocab_size_divisible_by * degree
+    # every vocabulary rank holds as many rows as the others
     padded = -(-spec.vocab_size // multiple) * multiple
     return padded * spec.layers[0].hidden_size / degree
 
@@ -151,6 +152,7 @@ def vocab_rows(
     degree = np.array([v.tp for v in vocab], dtype=np.int64)
     ulysses = np.array([v.ulysses for v in vocab], dtype=np.bool_)
     zero3 = np.array([v.zero3 for v in vocab], dtype=np.bool_)
+    # both split the sequence, which then has to divide over the ranks
     split = ulysses | options.sequence_parallel
     whole = np.array(
         [all(layer.seq_length % v.tp == 0 for layer in model.spec.layers) for v in vocab],
@@ -158,11 +160,14 @@ def vocab_rows(
     )
     ranks = world_size // stages
     rest = (world_size % stages != 0)[:, None] | (ranks[:, None] % degree != 0)
+    # 1 where the degree does not fit, so that no remainder divides by 0
     data = np.where(rest, 1, ranks[:, None] // degree)
+    # ranks of Ulysses have whole weights, so all of a stage reduce them
     zero_size = np.where(ulysses, ranks[:, None], data)
     priced = ~rest
     states, activations = _measured(model, vocab)
     has = ~np.isnan(states) & ~np.isnan(activations)
+    # a pipeline needs the tables of both its ends, a single stage one of its own
     pipelined = (stages > 1)[:, None]
     measured = np.where(pipelined, has[1] & has[2], has[0])
     lacking = np.flatnonzero((priced & ~measured).any(axis=0)).tolist()
@@ -191,6 +196,7 @@ def vocab_rows(
         shared=np.zeros(shape, dtype=np.int64),
     )
     for number, position in enumerate(POSITIONS):
+        # one stage has position `only`, several have `first` and `last`
         table, which = np.nonzero(priced & (pipelined if number else ~pipelined))
         if not table.size:
             continue
@@ -206,6 +212,7 @@ def vocab_rows(
             zero_group=zero_group[table, which],
         )
         at = (table, np.full_like(table, number), which)
+        # the file counts states of 16 bytes a parameter, whatever recipe is planned
         parameters = states[number][which] / _STATE_BYTES_DOCUMENTED
         gathered = _at_once(position, states, model)[which] / _STATE_BYTES_DOCUMENTED
         _time(
@@ -221,11 +228,14 @@ def vocab_rows(
             coefficient,
             memory_bytes_per_s,
         )
+        # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
         for now, shard in enumerate((True, not options.async_grad_reduce)):
             args = (parameters, part.zero_size, part.zero3, part.zero2, recipe)
             peak = zero_transient_bytes(gathered, *args[1:], shard_gradients=shard)
+            # logits are where the loss is
             if position != "first":
                 logits = model.logits_peak_bytes_per_sample
+                # of the columns of the vocabulary, or with Ulysses of the tokens, a rank has 1/vtp
                 peak = peak + part.batch * logits / part.degree
             if not options.global_memory_buffer:
                 peak = peak + _gathered(position, part, model, recipe, options)
@@ -233,6 +243,7 @@ def vocab_rows(
             out.transient[now][at] = to_bytes(peak)
         stays = part.batch * _staying(position, activations)[which]
         out.activations[at] = to_bytes(stays)
+        # what does not stay beside the layers belongs to the loss
         out.loss[at] = to_bytes(part.batch * activations[number][which]) - out.activations[at]
         out.shared[at] = to_bytes(_shared(position, part, model, recipe, options, estimated))
     if model.spec.tied_embeddings:
@@ -250,6 +261,7 @@ def _at_once(position: str, states: F64, model: VocabModel) -> F64:
     if position != "only" or model.spec.tied_embeddings:
         whole: F64 = states[POSITIONS.index(position)]
         return whole
+    # fmin and fmax pass over nan: an end that was not measured says nothing
     larger: F64 = np.fmin(only, np.fmax(first, last))
     return larger
 
@@ -263,6 +275,7 @@ def _staying(position: str, activations: F64) -> F64:
     only, first, last = activations
     if position == "last":
         return np.zeros_like(last)
+    # fmin passes over nan: without a first stage's table all stays
     stays: F64 = first if position == "first" else np.fmin(first, only)
     return stays
 
@@ -279,6 +292,7 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
         if memory is None:
             continue
         for k, v in enumerate(vocab):
+            # Ulysses replicates the weights, so its states are those of degree 1
             entry = 1 if v.ulysses else v.tp
             states[i, k] = memory.model_state_bytes.get(entry, np.nan)
             kept = memory.activation_bytes_per_sample.get(entry, np.nan)
@@ -300,6 +314,7 @@ def _groups(
         for k, v in enumerate(vocab):
             ranks = world_size // p
             if ranks % v.tp == 0 and priced[tables[0], k]:
+                # ranks of Ulysses have the same weights and reduce over the whole stage
                 tensor[tables, k] = groups.index(v.tp, 1)
                 zero[tables, k] = (
                     groups.index(ranks, 1) if v.ulysses else groups.index(ranks // v.tp, v.tp)
@@ -329,6 +344,7 @@ def _time(
     assert total is not None, "forwards are always measured"
     total = total / part.degree
     measured = model.fits.seconds("backward", part.batch, part.table)
+    # the part of the last stage's measurement that runs on the first
     shared = np.zeros_like(total)
     if position == "only":
         compute = total
@@ -348,14 +364,18 @@ def _time(
         )
     backward = BACKWARD_FACTOR * compute
     if measured is not None and position != "first":
+        # measured with the look-up's backward, which runs on the first stage; 0 on the only one
         backward = np.maximum(measured / part.degree - BACKWARD_FACTOR * shared, 0.0)
     tp_forward, tp_backward = _communication(position, part, model, groups, recipe, options)
 
     sharded = part.zero3 | part.zero2
     reduce, gather = gradient_sync_s(parameters, sharded, part.zero_group, groups, recipe)
+    # ZeRO-3 gathers in both passes
     gather3 = np.where(part.zero3, gather, 0.0)
     with_gather = overlap_s(backward, gather3, coefficient)
+    # what the reduction takes beside the gather
     sync = np.maximum(overlap_s(backward, gather3 + reduce, coefficient) - with_gather, 0.0)
+    # behind the optimizer ZeRO-2's gather hides only under the next forward
     tail = np.where(part.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
     if options.async_grad_reduce:
         tail = tail + sync
@@ -388,6 +408,7 @@ def _communication(
     of 4*b*S bytes forward.
     """
     forward, backward = np.zeros_like(part.batch), np.zeros_like(part.batch)
+    # with Ulysses a rank has the whole table, and tokens of its own
     rows = np.flatnonzero(~part.ulysses & (part.degree > 1.0))
     if not rows.size:
         return forward, backward
@@ -399,20 +420,25 @@ def _communication(
 
     if position != "last":
         size = message(model.spec.layers[0])
+        # a rank looks up its own words, others are 0 there: partial sums
         if options.sequence_parallel:
             forward[rows] += groups.seconds("reducescatter", size, group)
             backward[rows] += groups.seconds("allgather", size, group)
         else:
+            # backward is free: every rank has the whole gradient of the sum
             forward[rows] += groups.seconds("allreduce", size, group)
     if position != "first":
         last = model.spec.layers[-1]
         size = message(last)
         if options.sequence_parallel:
+            # columns of a rank need all tokens, again in the backward since they are kept scattered
             gather = groups.seconds("allgather", size, group)
             forward[rows] += gather
             backward[rows] += gather + groups.seconds("reducescatter", size, group)
         else:
+            # every rank has the whole input; its gradient is a partial sum over columns
             backward[rows] += groups.seconds("allreduce", size, group)
+        # 4 bytes a token: the largest logit, the sum of exponentials, the logit of the target
         per_token = 4.0 * batch * last.seq_length
         forward[rows] += 3.0 * groups.seconds("allreduce", per_token, group)
     return forward, backward
@@ -442,6 +468,7 @@ def _shared(
     if options.global_memory_buffer:
         shared = _gathered(position, part, model, recipe, options)
     if estimated:
+        # all ranks of a stage are one group then, which needs one communicator
         same = part.ulysses & (part.zero_size == part.degree)
         count = (part.degree > 1.0).astype(np.float64) + ((part.zero_size > 1.0) & ~same)
         shared = shared + count * COMMUNICATOR_BYTES
@@ -462,10 +489,12 @@ def _tie(
     for p in sorted(set(stages.tolist()) - {1}):
         if world_size % p:
             continue
+        # a rank of the first stage and its peer on the last are p - 1 stages of W/p ranks apart
         group = np.array([groups.index(2, world_size - world_size // p)], dtype=np.int64)
         tables = np.flatnonzero(stages == p)
         for k, v in enumerate(vocab):
             gradients = np.array([tied_parameters(model, v) * recipe.gradient])
             time_s = float(groups.seconds("allreduce", gradients, group)[0])
+            # both ends wait for the sum
             for number in (1, 2):
                 out.step["tied"][tables, number, k] = np.where(priced[tables, k], time_s, 0.0)
