@@ -189,6 +189,7 @@ def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
         hardware=None if inputs.hardware == DEFAULT_HARDWARE else inputs.hardware,
         calibration=None,  # it changes what is made of the files, not which
     )
+    # the shipped times are those of bf16
     return named == InputSpec() and options.mixed_precision == "bf16"
 
 
@@ -219,6 +220,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
 
     name = inputs.hardware
     if inputs.uses_default_hardware:
+        # a default device would say nothing of times that were measured on another
         if inputs.time_profiling_path or inputs.memory_profiling_path:
             raise OptionError(
                 "--hardware: is missing; a measured model needs CARD:NxG such as a100-80gb:1x8, a "
@@ -226,6 +228,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
             )
         name = DEFAULT_HARDWARE
     match: re.Match[str] | None = (
+        # a folder may have a colon in its name
         _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
     )
     given = [option for option, path in inputs.hardware_paths if path]
@@ -259,6 +262,7 @@ def _measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
     num_nodes, gpus_per_node = _shape(inputs, _shapes_of(folder, inputs))
     sp_time = given.get("--sp-time-path")
     if sp_time is None:
+        # collective times are optional, so those beside the other files are taken if they are there
         beside = folder / hardware_file_name("sp_time", num_nodes, gpus_per_node)
         sp_time = beside if beside.is_file() else None
     return read_hardware(
@@ -400,6 +404,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
         changes["vocab_size"] = inputs.vocab_size
     if inputs.make_vocab_size_divisible_by is not None:
         changes["make_vocab_size_divisible_by"] = inputs.make_vocab_size_divisible_by
+    # without a name the bare spec has its heads already
     if inputs.num_heads is not None and name is not None:
         layers = tuple(dataclasses.replace(x, num_heads=inputs.num_heads) for x in spec.layers)
         spec = dataclasses.replace(spec, layers=layers)
@@ -431,6 +436,7 @@ def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[st
     changed = []
     for source in sources:
         old = digests.get(source.role)
+        # estimates and older files have no digest to compare
         if old and source.sha256 and old != source.sha256:
             changed.append(Path(source.path).name)
     return changed
@@ -491,6 +497,7 @@ def _several_batches(profile: ModelProfile) -> bool:
         for point in layer.times:
             batches.setdefault((k, point.seq_length), set()).add(point.batch)
     for other in profile.other_times:
+        # a launch cost takes two batches at every length
         batches.setdefault(other.seq_lengths, set()).add(other.batch)
     return bool(batches) and min(map(len, batches.values())) > 1
 
@@ -523,6 +530,7 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
             names = (*known, *_GIB_KEYS)
             hint = did_you_mean(name, names, 0.5, otherwise="see search.SearchOptions")
             raise OptionError(f"unknown option {name!r}{hint}")
+        # GiB of the keyword, bytes inside
         if name in _GIB_KEYS:
             value = float(value) * GIB
         if key in _TUPLES:
@@ -562,6 +570,7 @@ def open_documents(
         spec, profile = model
     if not isinstance(hardware, str):
         cluster = hardware
+    # fields carry a unit, options do not
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
     chosen, _ = fill_options(chosen, given, profile, cluster)
     return spec, profile, cluster, chosen
@@ -665,8 +674,10 @@ def build_request(raw: Mapping[str, object]) -> Request:
         values.setdefault("time-profile-mode", mode)
         # Memory has no batch mode: it is per sample already.
         values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
+    # before the dataclass checks the range: an end that was not given follows the other
     _check_batches(values)
     options = make(SearchOptions, values)
+    # here and not in the search: a mistake is found before any input is read
     _check_rules(options)
     if values.get("output-config-path") == "none":
         values["output-config-path"] = None
@@ -696,6 +707,7 @@ def extended(request: Request, changes: Mapping[str, Any]) -> Request:
     return replace(
         request,
         options=replace(request.options, **chosen),
+        # in the order of the help, as plan files have them
         given={row.name: given[row.name] for row in ROWS if row.name in given},
     )
 

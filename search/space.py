@@ -72,6 +72,7 @@ _SYNONYMS = {
     "embed_sdp": "vzero3",
     "vocab_sdp": "vzero3",
 }
+# nine digits at most: what is counted fits into 32 bits
 _SCOPE = re.compile(r"(?:layers?\s+(\d{1,9})(?:\s*-\s*(\d{1,9}))?|stage\s+(\d{1,9}))")
 _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*(\d{1,9})")
 
@@ -168,6 +169,7 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
     scope, colon, body = text.strip().partition(":")
     layers: tuple[int, int] | None = None
     stage: int | None = None
+    # without a colon all of it is conditions
     if not colon:
         scope, body = "", scope
     else:
@@ -200,13 +202,16 @@ def _parse(text: str, *, forbid: bool) -> list[Rule]:
             raise fail(f"expected {key}=0 or {key}=1, got {value}")
         if key not in _FLAGS and value < 1:
             raise fail(f"expected a positive integer for {key!r}, got {value}")
+        # the same twice is harmless, two values can never hold
         known = dict(groups.get(_KIND[key], ()))
         if known.get(key, value) != value:
             raise fail(f"{key!r} cannot be both {known[key]} and {value}")
         groups.setdefault(_KIND[key], []).append((key, value))
+    # each predicate sees one kind of subject, so a pair of kinds cannot be told
     if forbid and len(groups) > 1:
         keys = ", ".join(key for pairs in groups.values() for key, _ in pairs)
         raise fail(f"one rule cannot forbid a combination of layers and the plan ({keys})")
+    # pins of several kinds hold one by one: a rule for each predicate
     return [
         Rule(
             text=text.strip(),
@@ -275,6 +280,7 @@ PRESETS = {
 
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors in increasing order."""
+    # divisors come in pairs, one of them up to the root
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
 
@@ -308,6 +314,7 @@ def build_space(
             f"no number of pipeline stages is left for {world_size} GPUs and {num_layers} layers; "
             "check --max-pp-deg, --disable-pp, --pp-division and --pin pp="
         )
+    # of any number of stages: what does not divide the ranks of one has no row there
     degrees = sorted({d for p in stages for d in divisors(world_size // p)})
     strategies = _strategies(options, preset, degrees)
     vocab = tuple(v for v in _vocab(options, preset, degrees) if rules.allows_vocab(v))
@@ -332,9 +339,11 @@ def build_space(
         for batch in batches:
             for m in _microbatches(options, batch, p):
                 g = batch // m
+                # some strategy has whole samples; the others are refused row by row
                 if not any(g % d == 0 for d in data) or not rules.allows_batch(batch, m):
                     continue
                 for kind in types:
+                    # batches of equal p and g share a table, which is priced once
                     at = index.setdefault((p, g, kind), len(index))
                     candidates.append((at, m))
     if not candidates:
@@ -352,6 +361,7 @@ def build_space(
 def _stages(
     options: SearchOptions, preset: _Preset, world_size: int, num_layers: int, rules: Rules
 ) -> list[int]:
+    # a stage has one layer at least
     most = min(num_layers, options.max_pp_deg or world_size)
     stages = [p for p in divisors(world_size) if p <= most]
     if options.disable_pp or preset.stages == "one":
@@ -383,6 +393,7 @@ def _tensor(
     options: SearchOptions, preset: _Preset, degrees: Sequence[int]
 ) -> list[tuple[int, bool]]:
     """Return the (degree, ulysses) pairs of a layer."""
+    # degree 1 is the same under either kind, so it is there once
     pairs = [(1, False)]
     for ulysses in _kinds(options):
         most = options.max_sp_deg if ulysses else options.max_tp_deg
@@ -412,6 +423,7 @@ def _strategies(
             for z in zero3
             for k in checkpoint
             for r in strided
+            # one rank has no stride, and only Megatron's tensor groups can have one
             if not (r and (t == 1 or u))
         )
     )
@@ -443,6 +455,7 @@ def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
         choices = [options.settle_chunk] if batch % options.settle_chunk == 0 else []
     else:
         choices = list(divisors(batch))
+    # 1F1B has a micro-batch in flight for every stage
     fills = 1 if options.pipeline_type == "gpipe" or stages == 1 else stages
     return [m for m in choices if m >= fills]
 

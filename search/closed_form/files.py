@@ -49,6 +49,7 @@ def calculon_system(name: str) -> CalculonSystem:
     Raises InputError (DocumentError: file, key, value, remedy; also where a card lacks a number).
     """
     document = load_object(catalog.find_document("cards", "system", name))
+    # a card says its format, a system is any other file
     if document.data.get("format") == FORMAT:
         return calculon_from_card(read_card(document))
     return validate_document(CalculonSystem, document.path, document.data)
@@ -150,6 +151,7 @@ def load_application(name: str) -> Known:
     path = Path(name)
     if path.is_file():
         data = load_object(path).data
+        # `hidden` is of applications alone; what is neither is refused as one
         if "hidden" in data or not _is_spec(data):
             return Known(name=path.stem, application=validate_document(Application, path, data))
     spec = load_spec(name)
@@ -180,6 +182,7 @@ def _only_layer(spec: ModelSpec) -> LayerSpec:
         what = "is an encoder-decoder model"
     elif any(layer.num_experts for layer in spec.layers):
         what = "is a mixture of experts"
+    # alike in all but how many there are
     elif any(
         vars(layer) != {**vars(first), "num_layers": layer.num_layers} for layer in spec.layers
     ):

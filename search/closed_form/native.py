@@ -99,9 +99,11 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
     InputError: a value is something else; the sentence has the first one.
     """
     array = np.asarray(values)
+    # an empty list is of floats to NumPy
     if array.size == 0:
         return array.astype(np.int64)
     fits = array.dtype.kind in kinds
+    # words cannot be compared with a number
     wrong = (array < 0) | (array > largest) if fits else np.ones(array.shape, dtype=np.bool_)
     if wrong.any():
         raise InputError(
@@ -144,6 +146,7 @@ tensor2d: Any = core.tensor2d
 
 def check_threads(threads: object) -> None:
     """Raise InputError where a number of threads is none that can be started."""
+    # True is an int to Python and no number of threads
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
         raise InputError(
             f"threads: the value is {shorten(threads)}, expected 1 to {MOST_THREADS} threads"

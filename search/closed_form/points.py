@@ -54,6 +54,7 @@ class PointFile:
         self._names: list[str] | None = None
         self.rows = 0
         try:
+            # found only when the search is over, this would lose all of its points
             if self._path.is_dir():
                 raise IsADirectoryError(21, "it is a directory")
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +79,7 @@ class PointFile:
                 return
             if self._names is None:
                 self._names, rows = names, [",".join(names), *rows]
+                # the line of names is no point
                 self.rows -= 1
             assert names == self._names, (names, self._names)
             try:
@@ -104,6 +106,7 @@ class PointFile:
             elif kind is not None and not issubclass(kind, KeyboardInterrupt):
                 self.part.unlink(missing_ok=True)
         except OSError as problem:
+            # an error on the way out must not hide the one that led there
             if kind is None:
                 raise self._unwritable(problem) from None
 
@@ -192,4 +195,5 @@ def _looked_up(words: Sequence[str], codes: NDArray[Any]) -> list[str]:
 
 
 def _numbers(values: NDArray[Any]) -> list[str]:
+    # the shortest text that reads back as the same number
     return [repr(value) for value in values.tolist()]

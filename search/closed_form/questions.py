@@ -85,6 +85,7 @@ def parse_axis(text: str) -> Axis:
         factor = parts[2].strip().startswith("x")
         step = _number(parts[2].strip().removeprefix("x"), text)
         values = _range(first, last, step, factor=factor, text=text)
+    # a value that is met twice is priced once
     return Axis(path=path.strip(), values=tuple(dict.fromkeys(values)))
 
 
@@ -104,6 +105,7 @@ def variants(
     plain = {name: document.model_dump() for name, document in documents.items()}
     _check(axes, list(_fields(plain)))
     for values in itertools.product(*(axis.values for axis in axes)):
+        # what one combination sets must not stay in the next
         changed = copy.deepcopy(plain)
         for axis, value in zip(axes, values, strict=True):
             *folders, last = axis.path.split(".")
@@ -162,6 +164,7 @@ def _number(word: str, text: str) -> float:
         value = float(word)
     except ValueError:
         value = math.nan
+    # float also reads inf, nan, 1_000 and spaces
     if not math.isfinite(value) or re.search("[^0-9eE.+-]", word):
         raise OptionError(f"--sweep: {word!r:.40} of {text!r:.80} is not a number")
     return value
@@ -179,6 +182,7 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(
             f"--sweep: {text!r:.80} never ends; its step does not lead {way} to {last:g}"
         )
+    # an end that only rounding misses is met
     if factor:
         count = math.floor(math.log(last / first) / math.log(step) + _ROUNDING)
     else:
@@ -187,6 +191,7 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(f"--sweep: {text!r:.80} has {count + 1} values, expected {MOST} at most")
     steps = range(count + 1)
     values = [first * step**n if factor else first + step * n for n in steps]
+    # powers and sums leave binary noise in the last digits
     return [float(f"{value:.12g}") for value in values]
 
 
@@ -245,10 +250,12 @@ def calculon_memory(
     s = statistics
 
     def size(name: str, offloaded: bool) -> float:
+        # B16: published figures of inference have a null
         return float(s[f"{name}_with_offload" if offloaded else name] or 0.0)
 
     parts = (
         Part(name="weights", amount=size("weight_space", weights)),
+        # gradients go where the optimizer reads them
         Part(name="weight gradients", amount=size("weight_grad_space", optimizer)),
         Part(name="optimizer states", amount=size("optimizer_space", optimizer)),
         Part(name="activations", amount=size("act_space", activations)),
@@ -283,6 +290,7 @@ def tensor2d_memory(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
         "acts_mem": "activations",
     }
     return _present(
+        # the model answers in 1e9 bytes
         tuple(Part(name=text, amount=statistics[key] * 1e9) for key, text in names.items())
     )
 
@@ -501,6 +509,7 @@ def search_tensor2d(
         # in the order of the degrees before it
         inside = "/".join(str(placement[name]) for name in sorted(placement, key=_by_degree))
         panels = [f"nb{config['nb']}"] if "nb" in config else []
+        # only the best come with all statistics
         whole = "t_comp" in statistics
         return Point(
             execution={
@@ -514,6 +523,7 @@ def search_tensor2d(
             switches=", ".join([f"mbs{config['mbs']}", *panels, f"domain {inside}"]),
             time_s=statistics["t"],
             rate_per_s=batch / statistics["t"],
+            # 1e9 bytes of the model are bytes here
             memory_bytes=statistics["mem"] * 1e9,
             statistics=dict(statistics),
             time=tensor2d_time(statistics) if whole else (),
@@ -536,6 +546,7 @@ def search_tensor2d(
         considered=found.candidates,
         feasible=found.feasible,
         rejected=found.rejected,
+        # documented in 1e9 bytes
         capacity_bytes=system.hbm_capacity * 1e9,
     )
 
@@ -546,7 +557,9 @@ def _by_degree(name: str) -> int:
 
 def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
     """Return the places of what nothing beats in both time and memory, fastest first."""
+    # lexsort sorts by its last key first: time, then memory
     order = np.lexsort((rows["memory_gb"], rows["time_s"]))
     memory = rows["memory_gb"][order]
     least = np.minimum.accumulate(np.concatenate(([np.inf], memory[:-1])))
+    # less memory than everything faster
     return order[memory < least]

@@ -52,11 +52,13 @@ def calculon_from_card(card: Card) -> CalculonSystem:
     # a ring inside a node is a hop shorter than it has GPUs; between nodes one hop is counted
     inside_s = card.collective_base_s + (card.max_gpus_per_node - 1) * card.intra_node.hop_s
     between_s = card.collective_base_s + card.inter_node.hop_s
+    # the document is in TFLOP/s, GFLOP, GB/s, MB and GiB, the card in base units
     return CalculonSystem.model_validate(
         {
             "matrix": {
                 datatype: {
                     "tflops": matrix / 1e12,
+                    # peak in the unit of the sizes, per second
                     "gflops_efficiency": _curve(
                         _MATRIX_STEPS_GFLOP, matrix / 1e9, card.gemm_efficiency, card
                     ),
@@ -106,6 +108,7 @@ def tensor2d_from_card(card: Card) -> Tensor2dSystem:
     Raises DocumentError: the card lacks a number; names it.
     """
     vector_fp16 = card.need("device.vector_fp16_flop_per_s", "a system of tensor2d")
+    # the document is in 1e12 FLOP/s and 1e9 bytes, the card in base units
     return Tensor2dSystem(
         matrix_flops_fp16=card.flop_per_s["fp16"] / 1e12,
         vector_flops_fp16=vector_fp16 / 1e12,
@@ -143,6 +146,7 @@ def _curve(steps: tuple[float, ...], peak_per_s: float, share: float, card: Card
     """
     curve = []
     for step in (*steps, 0.0):
+        # the geometric middle of a decade; the step from 0 stands for the decade below the last
         middle = (step or steps[-1] / 10) * math.sqrt(10)
         work_s = middle / peak_per_s
         curve.append([step, _digits(work_s / (card.kernel_launch_s + work_s / share), 3)])

@@ -189,6 +189,7 @@ def validate(system: System, *, compat: bool = False) -> tuple[Check, ...]:
     compat : with the published defects, and without vocabulary, as the published model has none.
     The memory of the system is not tested.
     """
+    # figures of runs that do not fit are wanted too
     room = {**system.model_dump(), "mem1": {**system.mem1.model_dump(), "GiB": _ROOM_GIB}}
     machine = System.model_validate(room)
     return tuple(
@@ -214,6 +215,7 @@ def errors_of(checks: tuple[Check, ...]) -> dict[str, Errors]:
 def _answers(case: _Case, machine: System, *, compat: bool) -> dict[str, dict[str, Any]]:
     application = Application(
         hidden=case.hidden,
+        # GPT blocks, as all models of the paper are
         feedforward=4 * case.hidden,
         seq_size=2048,
         attn_heads=case.heads,
@@ -231,6 +233,7 @@ def _answers(case: _Case, machine: System, *, compat: bool) -> dict[str, dict[st
 def _execution(case: _Case, mode: str) -> Execution:
     communication, recompute, again = _MODES[mode]
     return Execution(
+        # as in table 5: tensor groups of a node, no data parallelism
         num_procs=8 * case.pipeline,
         tensor_par=8,
         pipeline_par=case.pipeline,
@@ -291,6 +294,7 @@ def _checks(name: str, case: _Case, answers: dict[str, dict[str, Any]]) -> Itera
         )
     whole = answers["none"]["act_space"]
     for mode, share in case.share_percent.items():
+        # with full recomputation checkpoints are what is kept
         kept = answers[mode]["act_space"] + answers[mode]["act_checkpoint_size"]
         yield Check(
             group="activation shares",

@@ -191,7 +191,7 @@ class Groups:
             self._slope_s_per_byte[operation].append(np.inf if np.isnan(slope) else slope)
             found = (self._find_curve(operation, size, kind) for kind in kinds)
             self._curve[operation].append(next((n for n in found if n >= 0), -1))
-        # made of shorter lists
+        # arrays were made for fewer groups
         self._arrays.clear()
         timed = self._curve["allreduce"][number] >= 0
         # documented files time neighbours only: nothing lacks until strided groups are timed

@@ -168,7 +168,7 @@ def layer_shared_bytes(
         # a stage's fixed buffers hold one shard a side; t copies are t - 1 more on both sides
         replicated = tensor_parallel & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0)
-    # of measured hardware they are in the context that is reserved
+    # communicators of measured hardware are in the context that is reserved
     if estimated:
         # all ranks of a stage are one group then, which needs one communicator
         same = rows.ulysses & (rows.zero_size == rows.tensor)

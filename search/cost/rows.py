@@ -203,8 +203,8 @@ def build_rows(
     distinct, stage_index = np.unique(stages, return_inverse=True)
 
     size = (len(distinct), len(strategies))
-    # rows that do not fit keep degrees of 1: no remainder divides by 0
     fits = np.zeros(size, dtype=np.bool_)
+    # rows that do not fit keep degrees of 1: no remainder divides by 0
     data = np.ones(size, dtype=np.int64)
     zero_size = np.ones(size, dtype=np.int64)
     group = np.zeros((3, *size), dtype=np.int64)

@@ -141,6 +141,7 @@ def solve_stage(
     layers, strategies = times.shape
     times = _matrix("time_s", times, (layers, strategies))
     memory = _matrix("memory_bytes", memory_bytes, (layers, strategies))
+    # a copy, since its first row is overwritten below
     moves = _matrix("transition_s", transition_s, (layers, strategies, strategies)).copy()
     transient = None
     if transient_bytes is not None:
@@ -161,6 +162,7 @@ def solve_stage(
         raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
     if np.isnan(budget):
         raise InputError("budget_bytes is NaN; expected a number of bytes")
+    # not charged and not checked, so it may hold anything
     moves[0] = 0.0
     feasible, choice, _ = core.solve_stage(times, memory, moves, budget, transient)
     if not feasible:
@@ -168,6 +170,7 @@ def solve_stage(
         return StageSolution(
             status="infeasible", total_s=infinite, choice=(), memory_bytes=0.0, bound_s=infinite
         )
+    # the core sums ticks: the answer is summed again from the seconds that were given
     rows = np.arange(layers)
     total = float(times[rows, choice].sum())
     total += float(moves[rows[1:], choice[:-1], choice[1:]].sum())
@@ -190,11 +193,13 @@ def _arrays(tables: PlanTables, stage_allowed: NDArray[np.bool_] | None) -> dict
     arrays["vocab_valid"] = tables.vocab_valid.astype(np.uint8)
     arrays["table_group"] = np.array([_GROUPS[d] for d in tables.table_dp], dtype=np.int32)
     if stage_allowed is None:
+        # no rows restrict no stage
         stage_allowed = np.ones((0, len(tables.strategies)), dtype=np.bool_)
     arrays["stage_allowed"] = stage_allowed.astype(np.uint8)
     return arrays
 
 
+# above any memory, and far from where sums of bytes leave 63 bits
 _LARGEST_BUDGET = 2**60
 
 
@@ -239,6 +244,7 @@ def _check_tables(
         raise InputError(wrong[0])
 
 
+# a plan's layouts are bits of one 64-bit word in the core
 _MOST_LAYOUTS = 64
 
 
@@ -263,8 +269,10 @@ def solve_tables(
         _arrays(tables, stage_allowed),
         tables.pipeline_type == "gpipe",
         list(division),
+        # below 0 and above the largest nothing changes, but a larger integer would not fit the core
         int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
         max(1, threads),
+        # 0 is no limit
         0.0 if time_limit_s is None else float(time_limit_s),
         alternatives,
         uniform,
@@ -280,6 +288,7 @@ def solve_tables(
         strategy_index=tuple(best["strategies"]),
         vocab_index=best["vocab"],
         step_time_s=best["step_time_s"] if answer["found"] else float("inf"),
+        # candidates differ in batch, so the core bounds seconds per sample
         bound_step_time_s=answer["bound_s_per_sample"] * batch,
         bound_s_per_sample=answer["bound_s_per_sample"],
         alternatives=tuple(

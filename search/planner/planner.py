@@ -69,12 +69,14 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
     """Apply pins of layers and the data degree to `valid`; differently pinned layers get types."""
     valid = tables.valid
     if space.only_data_degree_1:
+        # d = 1 is where t*c takes all ranks of a stage
         ranks = tables.world_size // tables.table_stages
         shards = np.array([s.tp * s.cp for s in space.strategies])
         valid = valid & (ranks[:, None] == shards)[:, None, :]
         tables = _with(tables, valid=valid)
     if not rules.rules:
         return tables
+    # the core knows restrictions by type only, so layers with other rules become other types
     masks: dict[tuple[int, tuple[bool, ...]], int] = {}
     types = []
     for layer, kind in enumerate(tables.layer_type.tolist()):
@@ -99,6 +101,7 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
     return _with(
         tables,
         layer_type=np.array(types, dtype=np.int32),
+        # the core reads contiguous arrays, and indexing by lists leaves other orders
         **{name: np.ascontiguousarray(array) for name, array in arrays.items()},
     )
 
@@ -208,6 +211,7 @@ class Planner:
         built = self._tables(batches)
         solution = solve_tables(
             built.tables,
+            # the constraint is on what is reserved, tables hold what is allocated
             max(0, allocation_budget(memory, self.options)),
             threads=self.options.threads,
             alternatives=max(0, self.options.top if top is None else top),
@@ -235,6 +239,7 @@ class Planner:
         results = [self.solve()]
         most = self.options.memory_constraint_bytes
         while results[-1].prediction is not None and len(results) <= FRONTIER_STEPS:
+            # the fullest stage decides which constraint the plan no longer meets
             used = max(s.reserved_bytes for s in results[-1].prediction.stages)
             grid = most - most * len(results) / FRONTIER_STEPS
             results.append(self.solve(min(used - 1, grid), top=0))
@@ -243,6 +248,7 @@ class Planner:
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
         """Return the best plan that obeys one more pin, e.g. `tp=8`, at the baseline's batch."""
         options = replace(self.options, pin=(*self.options.pin, rule))
+        # at another batch the comparison would be one of batches
         batches = None if baseline.plan is None else (baseline.plan.global_batch,)
         pinned = Planner.from_documents(self.spec, self.profile, self.hardware, options)
         return pinned.solve(global_batch_sizes=batches)
@@ -297,12 +303,14 @@ class Planner:
     ) -> SearchResult:
         best: Plan | None = None
         prediction: Prediction | None = None
+        # the search's model has notes on every row, a result those on its plan
         cost = self._fresh_cost()
         bound = 0.0
         if solution.candidate >= 0:
             best = self._plan(built, solution)
             prediction = predict(cost, best, memory)
             bound = prediction.samples_per_s
+            # of a search that was stopped, nothing is faster than the lowest bound that is left
             if solution.status != "optimal":
                 bound = max(bound, 1.0 / solution.bound_s_per_sample)
         elif solution.status == "time_limit" and solution.bound_s_per_sample > 0:
@@ -341,6 +349,7 @@ class Planner:
             return ()
         found = []
         others = [self._plan(built, choice) for choice in solution.alternatives]
+        # the model that searched: all plans are priced with the same replicas
         faster = probabilities_faster(self._cost, best, others)
         for choice, other, probability in zip(solution.alternatives, others, faster, strict=True):
             speed = other.global_batch / choice.step_time_s

@@ -157,9 +157,11 @@ def drawn_step_times(
     vocab = cost.drawn_vocab_s(tables.vocab, table)
     times = np.empty(NUM_REPLICAS)
     for r in range(NUM_REPLICAS):
+        # only computation is drawn: redistribution, transfers and memory are those of the medians
         replica = replace(
             tables, forward_s=forward[r][None], backward_s=backward[r][None], tail_s=tail[r][None]
         )
+        # without spread the tables hold what every replica would
         if vocab is not None:
             replica = replace(
                 replica,
@@ -191,6 +193,7 @@ def interval_s(
     fast, slow = communication or (step_time_s, step_time_s)
     if drawn is not None:
         low, high = (float(x) for x in np.quantile(drawn, (0.05, 0.95)))
+        # replicas need not lie on both sides of the medians' T
         fast += min(low - step_time_s, 0.0)
         slow += max(high - step_time_s, 0.0)
     return min(fast, step_time_s), max(slow, step_time_s)
@@ -201,6 +204,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
     Cells are drawn independently, so the square of a cell's correlation with T is its share.
     """
+    # a T that never changes has no variance to explain, and no correlation
     if np.ptp(drawn) == 0.0:
         return None
     shares = {
@@ -218,6 +222,7 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
 def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:
     """Return the largest allocation whose reservation fits in `memory_bytes`."""
+    # two bytes more than rounding may have taken, then down to the largest that fits
     budget = int((memory_bytes - options.context_bytes) / (1.0 + options.reserve_fraction)) + 2
     while reserved_bytes(budget, options) > memory_bytes:
         budget -= 1
@@ -236,6 +241,7 @@ def strategy_label(strategy: LayerStrategy, data_degree: int, default_dp: str) -
         parts.append(f"dp{data_degree}")
     if strategy.zero3:
         parts.append("zero3")
+    # without a second rank to reduce with the default shards nothing
     elif default_dp == "zero2" and (data_degree > 1 or strategy.ulysses or strategy.cp > 1):
         parts.append("zero2")
     if strategy.checkpoint:
@@ -289,6 +295,7 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
             fits=False,
             problems=tuple(problems),
         )
+    # before memory adds its problems: a plan that does not fit is legal
     legal = not problems
     stages = tuple(_stages(cost, plan, priced, memory_bytes))
     for stage in stages:
@@ -363,6 +370,7 @@ def probabilities_faster(
     def speeds(plan: Plan) -> F64 | None:
         priced = _price(cost, plan, [])
         drawn = None if priced is None else _drawn(cost, plan, priced)
+        # by throughput, as an alternative may have another batch
         return None if drawn is None else plan.global_batch / drawn
 
     if not others or not cost.has_computation_spread:
@@ -379,6 +387,7 @@ def _without_idle_zero3(plan: Plan) -> Plan:
     ranks = plan.world_size // plan.num_stages
 
     def idle(tp: int, ulysses: bool) -> bool:
+        # tensor ranks share no ZeRO states, ranks of Ulysses do
         return ranks == (1 if ulysses else tp)
 
     layers = tuple(replace(s, zero3=s.zero3 and not idle(s.tp, s.ulysses)) for s in plan.layers)
@@ -395,7 +404,9 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         return None
     if sum(plan.stage_sizes) != len(plan.layers):
         return None
+    # where m does not divide the batch, its largest micro-batch is priced
     samples = -(-plan.global_batch // m)
+    # rows have no ZeRO-3 of one rank, which is what the plan without it is
     plan = _without_idle_zero3(plan)
     strategies = tuple(sorted(set(plan.layers)))
     table = (p, samples, plan.default_dp_type)
@@ -413,6 +424,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         if not layers[k].valid[0, s]:
             label = strategy_label(strategies[s], 0, "ddp")
             text = f"layer type {k} cannot use {label} here: no measured or legal row"
+            # a broken rule, found before, says it better
             if not problems:
                 problems.append(text)
     if not vocab.priced[0, 0]:
@@ -432,6 +444,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         strategy_index=index,
         vocab_index=0,
     )
+    # rows without a price hold infinite seconds
     if not np.isfinite(seen.step_time_s):
         if not problems:
             problems.append("the plan has no price: some layer has no measured or derivable row")
@@ -452,8 +465,10 @@ def _stages(
         time_s: dict[str, float] = {}
         for run in runs:
             for name, value in run.time_s.items():
+                # two are once a step, and redistribution is the stage's, in front of the head too
                 if name not in ("tail", "optimizer", "redistribution"):
                     time_s[name] = time_s.get(name, 0.0) + value
+        # embedding and head are in no run of layers
         position = vocab_position(j, plan.num_stages)
         if position is not None:
             time_s["vocab"] = float(
@@ -499,6 +514,7 @@ def _runs(
             else int(tables.strategy_layout[index[before]])
         )
         producer = kinds[max(before, 0)]
+        # within a run the layout stays, so only its first layer pays
         time_s["redistribution"] = float(
             tables.redistribute_forward_s[0, producer, source, here]
             + tables.redistribute_backward_s[0, producer, source, here]
@@ -516,6 +532,7 @@ def _runs(
                     "states": float(rows.states[now, 0, s]) * len(members),
                     "activations": float(rows.activations[0, s]) * len(members) * flight,
                     "backward": float(rows.backward_peak[0, s]),
+                    # shown apart, and a part of the transient bytes
                     "transient": float(rows.transient[now, 0, s] - rows.backward_peak[0, s]),
                     "shared": float(rows.shared[0, s]),
                 },
@@ -531,10 +548,12 @@ def _waterfall(
     m = plan.num_microbatches
     slowest = max(stages, key=lambda s: s.forward_s + s.backward_s)
     parts = {name: m * value for name, value in slowest.time_s.items()}
+    # T has every stage once and the slowest m - 1 times more: what is not its m passes is bubble
     passes = m * (slowest.forward_s + slowest.backward_s)
     compute = seen.parts_s["first_microbatch"] + seen.parts_s["steady"]
     parts["bubble"] = compute - passes
     parts["transfer"] = seen.parts_s["transfer"]
+    # T ends with the longest tail, so the parts are those of its stage
     last = max(stages, key=lambda s: s.tail_s)
     optimizer = sum(run.time_s.get("optimizer", 0.0) for run in last.runs)
     position = vocab_position(last.stage, plan.num_stages)
@@ -545,5 +564,7 @@ def _waterfall(
         fixed = float(priced.vocab.step["fixed"][0, position, 0])
     parts["optimizer"] = optimizer
     parts["fixed"] = fixed
+    # the rest of the tail: reduction, ZeRO-2's gather, tied weights
     parts["gradient_sync"] = seen.parts_s["tail"] - optimizer - fixed
+    # differences of sums leave a rest of rounding
     return {name: value for name, value in parts.items() if abs(value) > 1e-12}

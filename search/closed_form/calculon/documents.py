@@ -67,6 +67,7 @@ class Application(BaseModel):
     def num_parameters(self) -> int:
         """Return the parameters of the whole model, with 51,200 tokens and learned positions."""
         h, f, width = self.hidden, self.feedforward, self.attn_heads * self.attn_size
+        # matrices of MLP and attention, their biases, gain and bias of two norms
         block = 2 * h * f + 4 * h * width + h + f + 3 * width + h + 4 * h
         return self.num_blocks * block + (51200 + self.seq_size) * h
 
@@ -106,6 +107,7 @@ class Execution(StrictObject):
         if not isinstance(data, dict) or "num_procs" in data:
             return data
         degrees = [data.get(f"{name}_par") for name in ("tensor", "pipeline", "data")]
+        # a degree that is missing or no integer is refused by its own name
         if any(type(degree) is not int for degree in degrees):
             return data
         return {**data, "num_procs": math.prod(degrees)}
@@ -187,6 +189,7 @@ class System(StrictObject):
         """Return the networks in base units."""
         return tuple(
             Tier(
+                # GB/s are 1e9 bytes/s, of which the efficiency is reached
                 bytes_per_s=n.bandwidth * 1e9 * n.efficiency,
                 latency_s=n.latency,
                 size=n.size,
@@ -207,6 +210,7 @@ class System(StrictObject):
             None
             if engine is None
             else Rate(
+                # TFLOP/s are 1e12 FLOP/s, sizes of the curve are in GFLOP
                 peak_per_s=engine.tflops * 1e12,
                 curve=tuple((size * 1e9, share) for size, share in engine.gflops_efficiency),
             )
@@ -215,6 +219,7 @@ class System(StrictObject):
     def memory(self, tier: Literal[1, 2]) -> tuple[float, Rate]:
         """Return the bytes of a memory, and its rate in bytes/s."""
         memory = self.mem1 if tier == 1 else self.mem2
+        # GiB are 2^30 bytes, but GBps 1e9 bytes/s and sizes of the curve 1e6 bytes
         return memory.GiB * GIB, Rate(
             peak_per_s=memory.GBps * 1e9,
             curve=tuple((size * 1e6, share) for size, share in memory.MB_efficiency),

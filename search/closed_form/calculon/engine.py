@@ -279,6 +279,7 @@ def refusal(
     figures, kind = reason.figures, reason.kind
     if name == "datatype":
         figures = "Unsupported data type: {value}"
+    # B19: an error of the question in the published tool, not of this machine
     if code == _DATATYPE and quirks.unknown_datatype_ends_search:
         kind = "input"
     sentence = figures.format(
@@ -290,6 +291,7 @@ def refusal(
         num_tiers=len(system.tiers),
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
+        # multiquery has one head of keys and values, whatever the application says
         kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
         needed=[format_magnitude(size) for size in needed_bytes],
         has=[format_magnitude(system.memory(tier)[0]) for tier in (1, 2)],
@@ -362,6 +364,7 @@ def evaluate_one(
     names = statistic_names(application, compat)
     statistics: dict[str, Any] = dict(zip(names, table[0, : len(names)].tolist(), strict=True))
     if quirks.no_checkpoint_figure and not execution.training:
+        # B16: null in the published figures
         statistics["act_checkpoint_size_with_offload"] = None
     if layers:
         operations, figures = model.layers(row)
@@ -386,6 +389,7 @@ def _quirks(compat: bool | Quirks) -> Quirks:
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
     """Return what the model knows of an application: the published one lacks some fields."""
+    # defects that are named one by one are those of the model with all its fields
     if compat is not True:
         return application
     fields = ("attn_kv_heads", "vocab_size", "tied_embeddings", "causal")
@@ -409,6 +413,7 @@ def _fields_of(a: Application) -> dict[str, int]:
             "causal",
         )
     }
+    # without a number every head has keys and values of its own
     fields["attn_kv_heads"] = a.attn_kv_heads or a.attn_heads
     return fields
 
@@ -418,6 +423,7 @@ def _machine_of(system: System) -> dict[str, Any]:
     return {
         **{
             name: {
+                # codes are positions in the table of datatypes
                 code: _rate(engine)
                 for code, datatype in enumerate(DATATYPE_BYTES)
                 if (engine := system.engine(name, datatype)) is not None
@@ -473,6 +479,7 @@ def _pack_one(execution: Execution) -> NDArray[Any]:
     for name in _NAMES:
         value = getattr(execution, name)
         if name in CHOICES:
+            # a word without a code is refused in its turn among the checks
             value = CHOICES[name].index(value) if value in CHOICES[name] else _NO_CODE
         row[name] = max(value, 0)  # counts below 1 are all the same, and may be below any integer
     return row
@@ -500,6 +507,7 @@ def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
     given: dict[str, Any] = {**_DEFAULTS, **columns}
     degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
+    # three degrees say the processors, as they do in a document
     if "num_procs" not in given and all(name in given for name in degrees):
         t, p, d = (np.asarray(given[name]) for name in degrees)
         given["num_procs"] = t * p * d
@@ -521,6 +529,7 @@ def _column(name: str, values: Any) -> NDArray[Any]:
                 f"{', '.join(CHOICES[name])}"
             )
         array = np.array([codes[word] for word in array.ravel().tolist()]).reshape(array.shape)
+    # flags have a byte and two values
     most = 1 if kind == np.uint8 else int(np.iinfo(kind).max)
     largest = len(CHOICES[name]) - 1 if name in CHOICES else most
     return integers(f"executions.{name}", array, largest, "biu")

@@ -219,9 +219,11 @@ def _parts(
 
     def one(pair: tuple[int, int]) -> Any:
         nonlocal done
+        # between parts only, so that what is reported is whole
         if stop is not None and stop():
             return None
         with lock:
+            # skips what cannot be among the best of those before it; no answer changes
             bound = found.bound(want | {"bound": np.inf})
         part = model.explore(space, *pair, want | {"bound": bound})
         with lock:
@@ -232,6 +234,7 @@ def _parts(
         return part.all if each is not None else None
 
     with ThreadPoolExecutor(threads) as pool:
+        # one thread needs no queue
         for rows in map(one, pairs) if threads == 1 else _ahead(pool, one, pairs, 2 * threads):
             if each is not None and rows is not None:
                 each(*rows)

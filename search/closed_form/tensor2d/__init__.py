@@ -134,7 +134,9 @@ def evaluate_many(
     result["ok"] = found["ok"]
     result["reason"] = _TEXTS[found["reason"]]
     result["total_time_s"] = found["time_s"]
+    # the engine counts 1e9 bytes
     result["memory_bytes"] = found["memory_gb"] * 1e9
+    # what contradicts itself has no time to divide by
     priced = found["time_s"] > 0
     result["sample_rate_per_s"][priced] = global_batch_size / found["time_s"][priced]
     return result

@@ -250,6 +250,7 @@ def _engine(
         | {
             "kv_heads": model.kv_heads or 0,
             "gpt": model.structure == "gpt",
+            # as a multiple of the 2 bytes of a weight
             "gradients": model.gradient_bytes / 2,
         },
         system.model_dump(),
@@ -291,6 +292,7 @@ def price_candidate(
         _check_size(name, value, _MOST_SAMPLES if name == "global_batch_size" else LARGEST)
     wrong = _attention_fault(strategy, attention, recompute=recompute, published=published)
     packed = np.array([tuple(c[name] for name in _NAMES)], dtype=CANDIDATE)
+    # faults of sizes are named first, so the engine is asked with some attention
     way = 0 if wrong else ATTENTIONS.index(attention)
     # its number of GPUs is for searches
     engine = _engine(strategy, model, 1, int(batch), system, quirks)
@@ -406,6 +408,7 @@ def _counts(
         if name not in given:
             raise _contradiction(f"{where}.{name}: is missing, expected {', '.join(required)}")
     for name, value in given.items():
+        # True is an Integral too, and no count
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise _contradiction(
                 f"{where}.{name}: the value is {shorten(value)}, expected a positive integer"
@@ -470,6 +473,7 @@ def pack_candidates(
         for name in expected:
             if name not in row:
                 raise InputError(f"candidates[{n}].{name}: is missing")
+    # unknown names go along, to be refused by name
     names = dict.fromkeys(name for row in rows for name in row if name not in expected)
     return _pack_columns(
         strategy,
@@ -503,6 +507,7 @@ def _pack_columns(
     strategy: Strategy, expected: Mapping[str, str], columns: Mapping[str, Any]
 ) -> NDArray[Any]:
     given = dict(columns)
+    # tp follows from the other two; where it is given it has to agree
     if strategy != "1d" and "tp" in given and {"tp1", "tp2"} <= given.keys():
         tp = _column("tp", given.pop("tp"))
         if not np.all(tp == _column("tp1", given["tp1"]) * _column("tp2", given["tp2"])):
@@ -513,4 +518,5 @@ def _pack_columns(
 
 
 def _column(name: str, values: Any) -> NDArray[Any]:
+    # degrees are multiplied, and 32 bits would overflow
     return integers(f"candidates.{name}", values, LARGEST).astype(np.int64)

@@ -54,8 +54,10 @@ def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
         return [dims]
     found: list[tuple[int, ...]] = [()]
     for n, dim in enumerate(dims):
+        # what each choice leaves of the domain to the dimensions behind it
         rest = [(part, domain // math.prod(part)) for part in found]
         if n == len(dims) - 1:
+            # the last one has to take all that is left
             found = [(*part, left) for part, left in rest if dim % left == 0]
         else:
             found = [(*part, d) for part, left in rest for d in divisors(left) if dim % d == 0]
@@ -129,6 +131,7 @@ def explore_space(
     engine = native_engine(strategy, model, n_gpus, batch, system, quirks)
     # a batch is given: the fewest seconds are the most samples per second
     found = engine.explore(top, objective == "memory", keep_all, threads)
+    # searches keep candidates only: the best are priced again with all statistics
     packed = np.ascontiguousarray(found["best"]["candidate"])
     _, rows = engine.evaluate_many(packed, 1, True)
     best = []

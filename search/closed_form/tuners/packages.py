@@ -54,9 +54,11 @@ def price_with_smac(
     space = ConfigSpace.ConfigurationSpace(seed=seed)
     for domain in pricer.space.domains:
         last = len(domain.values) - 1
+        # one value is no choice: the parameter is left out, and its digit is 0
         if last == 0:
             continue
         if domain.ordered:
+            # positions, since steps between values need not be even
             space.add(ConfigSpace.Integer(domain.name, (0, last)))
         else:
             space.add(ConfigSpace.Categorical(domain.name, list(range(last + 1))))
@@ -69,9 +71,11 @@ def price_with_smac(
             progress(record.evaluations, evaluations)
         return float(pricer.costs(priced)[0])
 
+    # SMAC writes its history, which nothing here reads
     with tempfile.TemporaryDirectory() as folder:
         scenario = smac.Scenario(
             space,
+            # a point has one cost, so none is asked twice
             deterministic=True,
             n_trials=evaluations,
             seed=seed,
@@ -157,6 +161,7 @@ def price_with_ray_tune(
             def on_trial_complete(
                 self, iteration: int, trials: list[Any], trial: Any, **_: Any
             ) -> None:
+                # the record keeps executions and refusals too, a trial reports its cost alone
                 record.add(pricer.price(_digits(pricer, trial.config)))
                 if progress is not None:
                     progress(record.evaluations, evaluations)
@@ -170,6 +175,7 @@ def price_with_ray_tune(
                 search_alg=searcher,
                 num_samples=evaluations,
                 max_concurrent_trials=1,
+                # a worker takes longer to start than a point to price
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(

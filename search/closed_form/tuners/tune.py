@@ -87,7 +87,9 @@ def cluster(address: str, cpus: int) -> Iterator[Any]:
         where.update(num_cpus=cpus, include_dashboard=False)
     try:
         _knock(address)
+        # stdout is for the result, so workers keep their words
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    # OverflowError: the number of a port is above 65535
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
@@ -103,6 +105,7 @@ def _knock(address: str) -> None:
     """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
+        # addresses of IPv6 are written in brackets
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
             pass
 
@@ -191,6 +194,7 @@ class TuningSpace:
         """Return the digits of points by their number, a row each."""
         result = np.empty((len(points), len(self.domains)), np.int64)
         rest = points
+        # the last domain is the fastest
         for column in range(len(self.domains) - 1, -1, -1):
             rest, result[:, column] = np.divmod(rest, len(self.domains[column].values))
         return result
@@ -202,6 +206,7 @@ class TuningSpace:
         for column, domain in enumerate(self.domains):
             packed[domain.name] = domain.codes[digits[:, column]]
         if self.derived is not None:
+            # a product of degrees needs 64 bits
             given = [packed[name].astype(np.int64) for name in _DEGREES if name != self.derived]
             # Where the others do not divide num_procs, the product is wrong and the check says so.
             packed[self.derived] = np.maximum(self.num_procs // (given[0] * given[1]), 1)
@@ -294,6 +299,7 @@ def _values(path: str, name: str, written: Any) -> tuple[int | str | bool, ...]:
     if len(set(values)) < len(values):
         raise DocumentError(path, f"a value of {shorten(written)} appears twice", key=name)
     numbers = name not in CHOICES and name not in _FLAGS
+    # neighbours in order are alike, which tuners use; words have no order to bring them into
     return tuple(sorted(values, key=int) if numbers else values)
 
 
@@ -380,6 +386,7 @@ class Pricer:
     threads: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
+        # a compiled model cannot be sent: each process opens its own
         return {name: value for name, value in vars(self).items() if name != "_model"}
 
     @cached_property
@@ -395,9 +402,12 @@ class Pricer:
         if self.objective == "memory":
             return self.system.memory(1)[0] or 1.0
         peak_per_s = max(engine.tflops for engine in self.system.matrix.values()) * 1e12
+        # a backward pass counts as two forward ones
         passes = 3 if self.space.training else 1
+        # two FLOP a parameter and token
         flops = 2.0 * passes * self.application.num_parameters * self.application.seq_size
         sample_s = flops / (self.space.num_procs * peak_per_s)
+        # numbers ascend: the largest batch has the longest step
         batches = next(d.values for d in self.space.domains if d.name == "batch_size")
         return sample_s * (int(batches[-1]) if self.objective == "time" else 1)
 
@@ -424,6 +434,7 @@ class Pricer:
             lacks = outcomes["reason"] == code
             need = outcomes[f"tier{tier}_bytes"][lacks]
             has = self.system.memory(1 if tier == 1 else 2)[0]
+            # just above 1 where hardly anything lacks, 1.1 where nearly all does
             costs[lacks] = 1.0 + 0.1 * (1.0 - has / need)
         runs = outcomes["ok"] != 0
         costs[runs] = figures[runs] / (figures[runs] + self.scale)
@@ -451,6 +462,7 @@ class Record:
     def add(self, priced: Priced) -> None:
         """Take in points in their order; of equal ones the first is kept."""
         first = priced.scores[:, 0]
+        # only where the least so far falls, or ties with it, can a row be better
         least = np.minimum.accumulate(np.minimum(first, self.last[0]))
         better = None
         for row in np.flatnonzero((first == least) & np.isfinite(first)).tolist():
@@ -472,9 +484,11 @@ class Record:
 
     def join(self, part: Record) -> None:
         """Take in the record of the points that come after these."""
+        # a part counts from its own begin
         for count, *score in part.steps:
             if tuple(score) < self.last:
                 self.steps.append((self.evaluations + count, score[0], score[1]))
+                # the last step of a part is its best
                 self.best = part.best
         self.evaluations += part.evaluations
         self.counts += part.counts
@@ -529,11 +543,13 @@ def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDA
     """Return the digits of points drawn evenly and without repeats, a row each."""
     if space.size > _COUNTABLE:  # repeats are as good as impossible
         return np.stack([rng.integers(len(d.values), size=count) for d in space.domains], axis=1)
+    # of so small a space draws would mostly repeat: shuffled instead
     if space.size <= 4 * count:
         return space.digits(rng.permutation(space.size)[:count])
     points = np.empty(0, np.int64)
     while len(points) < count:
         drawn = np.concatenate([points, rng.integers(space.size, size=count - len(points))])
+        # unique sorts by value; first indices bring back the order of drawing
         points = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
     return space.digits(points)
 
@@ -560,6 +576,7 @@ def price_all_on_ray(
     with cluster(address, pricer.threads) as ray:
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
+        # a task has one CPU
         shared = ray.put(dataclasses.replace(pricer, threads=1))
         task = ray.remote(num_cpus=1)(price_range)
         record = Record()
@@ -620,6 +637,7 @@ def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Reco
     last = float("inf")
     for evaluations, score, _ in record.steps:
         if score < last:  # not only the tie
+            # the score of a rate is seconds per sample
             value = 1.0 / score if objective == "rate" else score
             trace.append(TraceStep(evaluations=evaluations, value=value))
             last = score
