@@ -126,9 +126,11 @@ def main() -> None:
         import_module("autopar.command.completion").complete()
         return
     arguments = sys.argv[1:]
+    # two words first: `profile show` is no command `profile`
     for words in (2, 1):
         name = " ".join(arguments[:words])
         if name in SUBCOMMANDS:
+            # a command reads the words behind this name, which also tells `models` from `cards`
             sys.argv[:] = [f"autopar {name}", *arguments[words:]]
             run_subcommand(name)
             return

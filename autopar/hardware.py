@@ -49,12 +49,14 @@ def _whole(num_ranks: int) -> float:
 
 
 def _others_share(num_ranks: int) -> float:
+    # of a tensor in n parts every rank passes on all but its own
     return (num_ranks - 1) / num_ranks
 
 
 OPERATIONS = {
     operation.name: operation
     for operation in (
+        # a reduce-scatter and an all-gather of the same tensor
         Operation(
             name="allreduce", message="the tensor", bus_factor=lambda n: 2.0 * _others_share(n)
         ),
@@ -115,8 +117,10 @@ class Curve:
         The fitted latency, else the line through the two smallest sizes; below 0 where times grow
         faster than sizes.
         """
+        # the fit rests on all sizes and is nearer than a line through two noisy points
         if self.latency_s is not None:
             return self.latency_s
+        # one time cannot be split: all of it counts as bandwidth
         if len(self.sizes_bytes) == 1:
             return 0.0
         first, second = (float(v) for v in self.sizes_bytes[:2])
@@ -133,6 +137,7 @@ class Curve:
         def risen(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
             return None if times_s is None else rising_fit(times_s)
 
+        # every row on its own: if low is nowhere above the median, its fit is not either
         times = rising_fit(self.times_s)
         return Curve(
             sizes_bytes=self.sizes_bytes,
@@ -150,12 +155,14 @@ class Curve:
         nowhere above this one and the slow one nowhere below.
         """
         curve = self.rising()
+        # without percentiles at this end the curve stays where it is
         if (curve.low_s if speed == "fast" else curve.high_s) is None:
             return replace(curve, low_s=None, high_s=None)
         ratio = curve.spread_ratio(speed)
         return Curve(
             sizes_bytes=curve.sizes_bytes,
             times_s=curve.times_s * ratio,
+            # the latency moves with the smallest size, so that fast and slow never cross below it
             latency_s=curve.empty_s * float(ratio[0]),
         )
 
@@ -164,6 +171,7 @@ class Curve:
         edge = self.low_s if speed == "fast" else self.high_s
         if edge is None:
             return np.ones_like(self.times_s)
+        # a fast curve is never above the median, a slow one never below
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
@@ -221,6 +229,7 @@ class HardwareProfile:
         """
 
         def moved(entry: float, curve: Curve | None, factor: float) -> float:
+            # a longer time is a smaller bandwidth
             return entry if curve is None else entry / _ratio(curve, speed, entry, factor)
 
         return replace(
@@ -253,6 +262,8 @@ class HardwareProfile:
 
 def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> float:
     """Time at a percentile over the median, at the size whose bandwidth is nearest to a value."""
+    # the documented value is a bus bandwidth, so the curve is turned into one
     rates = factor * curve.sizes_bytes / curve.times_s
+    # log: half and double of the entry are equally far from it
     nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
     return float(curve.spread_ratio(speed)[nearest])

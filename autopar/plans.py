@@ -179,10 +179,12 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
     where: dict[str, list[tuple[int, int]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
         texts = list(_degrees(plan, strategy))
+        # with another number of layers no strategy can be told its layer type
         if shape_known:
             texts += _shape(spec.layers[kind], strategy, sequence_parallel)
         for text in texts:
             ranges = where.setdefault(text, [])
+            # runs that touch read as one range
             if ranges and ranges[-1][1] == first - 1:
                 ranges[-1] = (ranges[-1][0], last)
             else:
@@ -207,6 +209,7 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
     if len(plan.stage_sizes) != p:
         yield f"entries of pp_division({len(plan.stage_sizes)}) != pp({p})"
     if sum(plan.stage_sizes) != num_layers:
+        # beyond 16 stages the sum written out is longer than what it proves
         terms = " + ".join(map(str, plan.stage_sizes)) if p <= 16 else "sum of pp_division"
         yield f"{terms} = {sum(plan.stage_sizes)} != layers({num_layers})"
     for stage, size in enumerate(plan.stage_sizes):
@@ -216,6 +219,7 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
         yield f"pp({p}) > layers({num_layers})"
     if plan.world_size % p:
         yield f"world_size({plan.world_size}) % pp({p}) = {plan.world_size % p} != 0"
+    # the first stage of 1F1B holds p micro-batches before the first backward arrives
     if plan.pipeline_type == "1f1b" and m < p:
         yield f"1F1B needs micro-batches({m}) >= pp({p})"
     if plan.global_batch % m:
@@ -242,6 +246,7 @@ def _degrees(plan: Plan, strategy: LayerStrategy) -> Iterator[str]:
     p, m, world = plan.num_stages, plan.num_microbatches, plan.world_size
     group = strategy.tp * strategy.cp
     d = world // (p * group)
+    # the product shows what the rounded degree leaves out
     if d * p * group != world:
         yield (
             f"tp({strategy.tp}) * cp({strategy.cp}) * dp({d}) * pp({p}) = {d * p * group} "
@@ -263,15 +268,19 @@ def _shape(layer: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) -
     t, c, s = strategy.tp, strategy.cp, layer.seq_length
     name = "ulysses" if strategy.ulysses else "tp"
     heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
+    # every rank has whole heads
     if heads is not None and heads % t:
         yield f"heads({heads}) % {name}({t}) = {heads % t} != 0"
+    # fewer key-value heads than ranks are copied, equally often on all of them
     if kv_heads is not None and kv_heads % t and t % kv_heads:
         yield (
             f"kv_heads({kv_heads}) % {name}({t}) = {kv_heads % t} "
             f"and {name}({t}) % kv_heads({kv_heads}) = {t % kv_heads}, where one must be 0"
         )
+    # Ulysses splits tokens and heads, never the width of the MLP
     if not strategy.ulysses and ffn is not None and ffn % t:
         yield f"ffn_hidden_size({ffn}) % tp({t}) = {ffn % t} != 0"
+    # only these two split the sequence over the tensor group
     shards = t if strategy.ulysses or sequence_parallel else 1
     if c > 1:
         # Zigzag: every rank of the ring holds one early and one late piece of the sequence.

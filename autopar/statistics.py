@@ -104,8 +104,10 @@ def rising_fit(times_s: F64) -> F64:
     Source: pool adjacent violators, Ayer et al., Ann. Math. Statist. 26 (1955) 641.
     """
     blocks: list[tuple[float, int]] = []
+    # logs, so that the mean of a run is geometric and a factor weighs the same up and down
     for value in np.log(times_s).tolist():
         mean, count = value, 1
+        # a joint mean may fall below the run before it in turn
         while blocks and blocks[-1][0] > mean:
             before, number = blocks.pop()
             mean = (before * number + mean * count) / (number + count)
@@ -114,6 +116,7 @@ def rising_fit(times_s: F64) -> F64:
     fitted = times_s.copy()
     first = 0
     for mean, count in blocks:
+        # a single value keeps its bits, which exp(log) would change
         if count > 1:
             fitted[first : first + count] = np.exp(mean)
         first += count
@@ -127,6 +130,7 @@ def relative_weights(target: F64) -> F64:
     target : (..., n) non-negative; values below a thousandth of the largest are weighted as that.
     """
     scale = target.max(axis=-1, initial=0.0, keepdims=True)
+    # without a floor a time near 0 would weigh more than all others together
     floor = np.where(scale > 0.0, 1e-3 * scale, 1.0)
     weights: F64 = 1.0 / np.maximum(target, floor)
     return weights
@@ -143,19 +147,23 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
     weights = relative_weights(target) if weights is None else weights
     matrix = design * weights[:, None]
     goal = target * weights
+    # unit columns: lstsq judges the rank by size, and tokens squared are far larger than 1
     scale = np.sqrt((matrix * matrix).sum(axis=0))
     scale[scale == 0.0] = 1.0
     matrix = matrix / scale
+    # no effect at all is the first candidate
     best = np.zeros(num_unknowns)
     best_residual = float(goal @ goal)
     for count in range(1, num_unknowns + 1):
         for active in combinations(range(num_unknowns), count):
             columns = matrix[:, active]
             solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)
+            # no negative effects; the set without that effect is tried as well
             if rank < count or (solution < 0.0).any():
                 continue
             error = columns @ solution - goal
             residual = float(error @ error)
+            # a margin for rounding: of equally good sets the smaller, which came first, stays
             if residual < best_residual * (1.0 - 1e-12):
                 best_residual = residual
                 best = np.zeros(num_unknowns)
@@ -171,6 +179,7 @@ def nonnegative_fits(design: F64, targets: F64) -> F64:
     """
     num_unknowns = design.shape[1]
     assert num_unknowns <= 3, "active sets are enumerated: at most three unknowns"
+    # the steps of `nonnegative_fit`, with every row's own weights
     weights = relative_weights(targets)
     matrix = design * weights[:, :, None]
     goal = targets * weights
@@ -186,12 +195,14 @@ def nonnegative_fits(design: F64, targets: F64) -> F64:
             if not usable.any():
                 continue
             solution = np.zeros((len(targets), count))
+            # numpy's lstsq takes no stacks; QR does, and the columns are independent here
             orthogonal, upper = np.linalg.qr(columns[usable])
             projected = orthogonal.transpose(0, 2, 1) @ goal[usable, :, None]
             solution[usable] = np.linalg.solve(upper, projected)[:, :, 0]
             error = (columns @ solution[:, :, None])[:, :, 0] - goal
             residual = (error * error).sum(axis=1)
             better = usable & (solution >= 0.0).all(axis=1)
+            # the margin of `nonnegative_fit`, so that both choose the same effects
             better &= residual < best_residual * (1.0 - 1e-12)
             best_residual[better] = residual[better]
             best[better] = 0.0
@@ -277,11 +288,14 @@ def terms_of(
     launch: tuple[Term, ...] = ("launch_s",)
     if form == "batch":
         return (*launch, "s_per_sample")
+    # one batch size cannot tell the launch from the work
     terms = launch if len(set(batches)) > 1 else ()
+    # one length cannot tell work per token from attention
     if len(set(lengths)) == 1:
         return (*terms, "s_per_token")
     if quadratic:
         return (*terms, "s_per_token", "s_per_token_squared")
+    # no attention around the layers, but something for each sample
     return (*terms, "s_per_sample", "s_per_token")
 
 
@@ -317,6 +331,7 @@ def bootstrap_times(
     open, not whether the form is right: that is in the errors of the fit.
     """
     design = _design(batches, lengths, terms)
+    # a fixed seed: the same cells have to give the same bytes
     generator = np.random.default_rng(_SEED)
     medians = np.stack(
         [
@@ -402,9 +417,11 @@ def median_half_width(samples: Sequence[float]) -> float:
     """
     values = np.sort(_values(samples))
     rank = _interval_rank(len(values))
+    # fewer than 6 samples: even smallest to largest holds the median less often than 95 %
     if rank == 0:
         return math.inf
     width = float(values[-rank] - values[rank - 1])
+    # before the division: equal samples of 0 s agree as well
     if width == 0.0:
         return 0.0
     median = float(np.median(values))
@@ -468,6 +485,7 @@ def _interval_rank(count: int) -> int:
     # 2 * P(B < rank + 1) <= 1 - confidence, in whole numbers
     while 2 * below <= (1.0 - _CONFIDENCE) * (1 << count):
         rank += 1
+        # C(n, k) from C(n, k-1), without a rest
         term = term * (count - rank + 1) // rank
         below += term
     return rank
@@ -477,17 +495,21 @@ def _clusters(values: NDArray[np.float64]) -> tuple[float, float] | None:
     """Return the medians of two clusters in seconds, None where there is one."""
     count = len(values)
     smallest = float(values.min())
+    # a time of 0 has no logarithm
     if count < _CLUSTER_SAMPLES or smallest <= 0.0:
         return None
+    # from the smallest on: sums of squares of small numbers lose no digits
     logs = np.sort(np.log(values) - math.log(smallest))
     fewest = max(3, math.ceil(0.15 * count))
     sizes = np.arange(fewest, count - fewest + 1)
     sums, squares = np.cumsum(logs), np.cumsum(logs * logs)
     low = sums[sizes - 1] / sizes
     high = (sums[-1] - sums[sizes - 1]) / (count - sizes)
+    # squared scatter inside both parts, sum of squares less n * mean^2, for every split at once
     inside = squares[-1] - sizes * low * low - (count - sizes) * high * high
     best = int(np.argmin(inside))
     distance = float(high[best] - low[best])
+    # n - 2: both means come from the same samples; rounding may end just below 0
     deviation = math.sqrt(max(0.0, float(inside[best])) / (count - 2))
     if distance <= math.log(_CLUSTER_RATIO) or distance <= (4.5 + 12.0 / count) * deviation:
         return None

@@ -143,10 +143,12 @@ def _rows(cls: type) -> tuple[Row, ...]:
 def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
     said = dict(field.metadata[_KEY])
     if get_origin(hint) in (Union, types.UnionType):
+        # None only says that the option may be absent
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     choices = said.pop("choices", get_args(hint) if get_origin(hint) is Literal else ())
     if not isinstance(choices, Mapping):
         choices = {str(choice): choice for choice in choices}
+    # what is on by default needs a form that turns it off
     has_no_form = said.pop("switch", field.default is not False)
     kind: Kind = "text"
     if hint is Path and "parse" not in said:
@@ -228,6 +230,7 @@ class Command:
         ------
         OptionError: an option is unknown or has no value.
         """
+        # before any check: help is for command lines that are not right yet
         if {"--help", "-h"} & set(arguments):
             sys.stdout.write(self.help_text)
             return None
@@ -302,6 +305,7 @@ def normalise(
 def _own_name(written: str, table: Mapping[str, Row]) -> str:
     """Return what the option is called here, or what is written where it is not known."""
     name = written.replace("_", "-").lower()
+    # a command's own name is no alias there
     targets = () if name in table else ALIASES.get(name, ())
     return next((target for target in targets if target.partition("=")[0] in table), name)
 
@@ -361,12 +365,14 @@ def _take_flag(
     if row.kind == "switch":
         result.append(f"--{row.name}" if on else f"--no-{row.name}")
     else:
+        # the last one counts
         result[:] = [item for item in result if item != f"--{row.name}"]
         result += [f"--{row.name}"] if on else []
 
 
 def _take_value(row: Row, written: str, value: str | None, queue: list[str]) -> str:
     if value is None:
+        # a single hyphen may begin a negative number
         if not queue or queue[0].startswith("--"):
             raise OptionError(f"--{written}: a value is missing; it takes: {row.help}")
         value = queue.pop(0)
@@ -487,6 +493,7 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
     fields = dict(more)
     for row in rows_of(cls):
         if row.name in values:
+            # what the caller gives wins over the command line
             fields.setdefault(row.field, values[row.name])
         elif row.default is MISSING and row.field not in fields:
             raise OptionError(f"--{row.name} is missing; it takes: {row.help}")
@@ -517,6 +524,7 @@ def validate(options: object) -> None:
                 raise OptionError(f"--{row.name}: expected 0 or 1, got {value!r:.60}")
         else:
             for number in value if row.kind == "ints" else (value,):
+                # bounds are in the unit of the command line, values in base units
                 _check_number(row, number / row.scale if row.scale != 1.0 else number, None)
 
 
@@ -567,6 +575,7 @@ def _check_number(row: Row, number: float, text: str | None) -> None:
         and (row.above is None or number > row.above)
         and (row.high is None or number <= row.high)
     )
+    # Python may hand in infinity as a default, nobody may type it
     if inside and (text is None or math.isfinite(number)):
         return
     is_read = text is None or (row.expects is not None and not math.isnan(number))

@@ -54,6 +54,7 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     """
     if isinstance(error, KeyboardInterrupt):
         return Failure(interrupted, INTERRUPTED)
+    # what ends the interpreter is no failure
     if not isinstance(error, Exception):
         raise error
     message = getattr(error, "format_message", None)
@@ -84,6 +85,7 @@ def guarded(
     """
     try:
         code = call()
+        # whoever left is noticed here, while it can still be answered
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_left()

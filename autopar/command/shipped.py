@@ -71,6 +71,7 @@ def model_rows() -> list[dict[str, Any]]:
         spec = load_spec(name)
         layer = spec.layers[0]
         layers = sum(kind.num_layers * parameter_count(kind) for kind in spec.layers)
+        # without a known vocabulary only positions and norms are counted
         vocab = sum(embedding_parameter_counts(spec, spec.vocab_size or 0))
         rows.append(
             {

@@ -94,8 +94,10 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     ------
     OptionError: the file cannot be written.
     """
+    # drawn in memory first, so that a failure leaves no half of a file
     content = io.BytesIO()
     kind = path.suffix.lower().removeprefix(".")
+    # the date of writing would make equal pictures differ
     undated = {"Date": None} if kind == "svg" else None
     figure.savefig(content, format=kind, dpi=130, metadata=undated)
     try:

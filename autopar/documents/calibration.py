@@ -203,6 +203,7 @@ class Calibration:
             ("precision", self.precision, precision),
         )
         differ = [f"{name} {then} then, {now} now" for name, then, now in pairs if then != now]
+        # world size 0: fitted on nothing, so nothing differs
         if self.world_size and differ:
             said.append(f"the calibration was fitted on another question ({'; '.join(differ)})")
         if self.world_size and self.estimated != estimated:
@@ -237,6 +238,7 @@ class Calibration:
 
 def device_of(name: str) -> str:
     """Return the device in the name of a hardware profile: `cpu` of `cpu_1x2`."""
+    # profiles are named DEVICE_NODESxGPUS, and factors may be used on another number of GPUs
     return re.sub(r"[_:]\d+x\d+$", "", name)
 
 
@@ -249,6 +251,7 @@ def read_calibration(path: Path | str) -> Calibration:
     """
     loaded = load_object(path, remedy="autopar-verify writes such a file")
     data = loaded.data
+    # a document of another kind is told so before its version is judged
     if data.get("format") != CALIBRATION_FORMAT:
         raise DocumentError(
             path,
@@ -257,6 +260,7 @@ def read_calibration(path: Path | str) -> Calibration:
             remedy="give the calibration.json of autopar-verify",
         )
     version = data.get("version")
+    # type() and not isinstance: true is an int in Python
     if type(version) is int and version > CALIBRATION_VERSION:
         raise DocumentError(
             path,

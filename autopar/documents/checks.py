@@ -255,6 +255,7 @@ def validate_document(
         if error.errors(include_url=False)[0]["type"] == "missing":
             expected = _expected(kind, location)
             problem = problem if expected is None else f"this key is missing, expected {expected}"
+    # outside the except, so that no pydantic error hangs behind ours
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
 
 

@@ -120,6 +120,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> Sidecar
     curves: dict[tuple[str, int], Curve] = {}
     strided: dict[tuple[str, int], Curve] = {}
     transfers: dict[int, Curve] = {}
+    # an ordered set
     unknown: dict[str, None] = {}
     groups: set[tuple[str, int, bool]] = set()
     for data in sidecar.curves:
@@ -141,6 +142,7 @@ def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> Sidecar
                 remedy="check the number of nodes and of GPUs per node",
             )
         if data.operation == "p2p":
+            # for transfers the size of the group is the number of stages
             transfers[data.group_size] = _curve(data)
         elif data.operation in COLLECTIVES:
             target = curves if data.consecutive else strided
@@ -161,6 +163,7 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
     Strided curves go beside the all-reduce bandwidths, transfers beside theirs, the rest beside
     the collective times unless the documented keys say all of it.
     """
+    # the coefficient is a ratio
     unit = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}[kind]
     curves: list[CurveData] = []
     if kind == "allreduce":
@@ -194,6 +197,7 @@ def _expressible(operation: str, curve: Curve) -> bool:
     """Return whether documented keys of the collective times hold all of a curve."""
     return (
         operation in ("allreduce", "all2all")
+        # documented keys name whole MiB
         and not np.any(curve.sizes_bytes % MIB)
         and not curve.has_spread
         and curve.latency_s is None
@@ -271,10 +275,12 @@ def _allreduce_keys(profile: HardwareProfile) -> dict[str, float]:
     table = profile.allreduce_bytes_per_s
     world = profile.world_size
     result = {}
+    # largest groups first, neighbours before strided ones, as in published files
     for size, consecutive in sorted(table, reverse=True):
         value = table[size, consecutive]
         if size == world and not consecutive and table.get((world, True)) == value:
             continue  # documented files leave the alias out
+        # bytes/s -> GB/s of 1e9 bytes
         result[f"allreduce_size_{size}_consec_{int(consecutive)}"] = value / GB
     return result
 
@@ -284,8 +290,10 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
     for operation, size in sorted(curves, key=lambda g: (g[0] != "allreduce", -g[1])):
         curve = curves[operation, size]
         for size_bytes, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
+            # what is not whole MiB has no documented key and is in the sidecar
             if size_bytes % MIB == 0:
                 key = f"{operation}_size_{size}_{int(size_bytes) // MIB}MB_time"
+                # s -> ms
                 result[key] = float(time_s) / MS
     return result
 
@@ -308,6 +316,7 @@ def falling_times(hardware: HardwareProfile) -> str | None:
     curves = dict(_named_curves(hardware))
     worst: dict[str, tuple[float, float]] = {}
     for name, curve in curves.items():
+        # above 0 where the next larger message was faster
         falls = curve.times_s[:-1] / curve.times_s[1:] - 1.0
         if falls.size and falls.max() > _FALL:
             at = int(falls.argmax())
@@ -318,6 +327,7 @@ def falling_times(hardware: HardwareProfile) -> str | None:
     fall, size_bytes = worst[name]
     return (
         f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
+        # a ratio of 1 + fall means that the larger one took fall / (1 + fall) less
         f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
         "priced by the nearest times that rise: measure again when the machine is quiet"
     )
@@ -344,6 +354,7 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
 
 def reference_bytes(sidecar: Sidecar | None) -> float | None:
     """Return the message size that the bandwidths of a document stand for, None if unknown."""
+    # the newest run wrote the documented values
     for run in reversed(sidecar.runs if sidecar is not None else []):
         size = run.metadata.get("reference_bytes")
         if isinstance(size, int | float) and size > 0:
@@ -413,12 +424,14 @@ def _bandwidth(
 ) -> _Difference | None:
     if curve is None:
         return None
+    # documented values are bus bandwidths: message times factor over time
     rates = factor * curve.sizes_bytes / curve.times_s
     below = np.flatnonzero(curve.sizes_bytes <= (reference or 0.0))
     if below.size:
         # of a size that was not measured the document holds the next smaller one
         expected = float(rates[below[-1]])
     else:
+        # size unknown: a value that occurs anywhere on the curve agrees with it
         expected = float(np.clip(entry, rates.min(), rates.max()))
     return _difference(key, entry / GB, expected / GB, "GB/s")
 
@@ -427,6 +440,7 @@ def _times(name: str, documented: Curve, curve: Curve) -> Iterator[_Difference |
     own = dict(zip(curve.sizes_bytes.tolist(), curve.times_s.tolist(), strict=True))
     for size_bytes, time_s in zip(documented.sizes_bytes, documented.times_s, strict=True):
         expected = own.get(float(size_bytes))
+        # a size that only one of them has cannot be compared
         if expected is not None:
             key = f"{name}_{int(size_bytes) // MIB}MB_time"
             yield _difference(key, float(time_s) / MS, expected / MS, "ms")
@@ -436,6 +450,7 @@ def _difference(key: str, value: float, expected: float, unit: str) -> _Differen
     if abs(value / expected - 1.0) <= _ROUNDING:
         return None
     words = f"{key} is {value:.4g} {unit}, but the times in the sidecars say {expected:.4g} {unit}"
+    # log: half and double are equally far off
     return abs(float(np.log(value / expected))), words
 
 
@@ -457,6 +472,7 @@ def _sentence(path: Path, differences: Iterable[_Difference]) -> str:
 BandwidthUnit = Literal["GB/s", "MiB/ms"]
 
 MAKE_HARDWARE = "`torchrun -m profiler.hardware` makes this file"
+# MiB/ms of the file are 2^20 / 1e-3 bytes/s
 _FACTORS: dict[str, float] = {"GB/s": GB, "MiB/ms": MIB / MS}
 _MAX_BYTES_PER_S = 1e14
 """A collective faster than this (100,000 GB/s) was timed in another unit."""
@@ -534,6 +550,7 @@ def read_hardware(
     p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
     p2p_factor = _bandwidth_factor(p2p_file, bandwidth_unit)
     links = {int(key[0]): v for key, v in _groups(p2p_file.path, p2p_doc, *shape).items()}
+    # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
             p2p_file.path,
@@ -545,6 +562,7 @@ def read_hardware(
     overlap_file, overlap_doc = _load("overlap", Path(overlap), OverlapDocument, *shape)
     coefficient = overlap_doc.overlap_coe
     overlap_notes: tuple[str, ...] = ()
+    # below 1 both would run faster together than alone, which is noise
     if coefficient < 1.0:
         overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
 
@@ -562,6 +580,7 @@ def read_hardware(
     strided: dict[tuple[str, int], Curve] = {}
     transfers: dict[int, Curve] = {}
     for file in files:
+        # a sidecar's curve replaces the documented one: more sizes, latency and spread
         curves.update(file.curves.curves)
         strided.update(file.curves.strided_curves)
         transfers.update(file.curves.p2p_curves)
@@ -580,6 +599,7 @@ def read_hardware(
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
         name=names[0] if names else "measured",
+        # one estimated file makes an estimate of the whole
         estimated=any(s.estimated for s in sidecars),
         synthetic=any(s.synthetic for s in sidecars),
         sources=tuple(source for file in files for source in file.sources),
@@ -640,6 +660,7 @@ def _bandwidth_factor(file: _Loaded, unit: BandwidthUnit | None) -> float:
             key="unit",
             remedy="leave the option out: the file says its unit",
         )
+    # documented files are in GB/s unless something says otherwise
     return _FACTORS[unit or recorded or "GB/s"]
 
 
@@ -650,6 +671,7 @@ def _groups(
     world = num_nodes * gpus_per_node
     result: dict[tuple[int | str, ...], float] = {}
     for key, value in document.root.items():
+        # validated before, so that every key has its rule
         match = next(m for r in document.rules if (m := r.regex.fullmatch(key)))
         found = match.groupdict()
         size = int(found.pop("size"))
@@ -675,6 +697,7 @@ def _allreduce(
             unnamed.append((int(size), value))
         else:
             values[int(size), consec[0] == "1"] = value
+    # after all named keys, so that a contradiction shows in whatever order they stand
     for size, value in unnamed:
         if values.get((size, True), value) != value:
             raise DocumentError(
@@ -685,6 +708,7 @@ def _allreduce(
                 remedy="remove one of them",
             )
         values[size, True] = value
+    # a single GPU has no groups
     if world > 1:
         if (world, True) not in values and (world, False) not in values:
             raise DocumentError(
@@ -706,8 +730,10 @@ def _curves(
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for key in document.root:
         match = next(m for r in document.rules if (m := r.regex.fullmatch(key)))
+        # the MB of these keys are MiB, their times ms
         size_bytes = float(int(match["mib"]) * MIB)
         time_s = document.root[key] * MS
+        # seconds written for ms look a thousand times too fast
         if size_bytes / time_s > _MAX_BYTES_PER_S:
             raise DocumentError(
                 path,
@@ -717,9 +743,11 @@ def _curves(
             )
         group = match["operation"], int(match["size"])
         points.setdefault(group, []).append((size_bytes, time_s))
+    # called for what it refuses: groups that do not fit the cluster
     _groups(path, document, num_nodes, gpus_per_node)
     return {
         group: Curve(
+            # curves are in order of size, keys in any
             sizes_bytes=np.array([size for size, _ in sorted(pairs)], dtype=np.float64),
             times_s=np.array([time for _, time in sorted(pairs)], dtype=np.float64),
         )
@@ -733,6 +761,7 @@ def _agreed(files: list[_Loaded], field: str) -> float | None:
     for file in files:
         value: float | None = getattr(file.sidecar, field, None)
         if value is not None:
+            # the first file that says it is the one that is named
             found.setdefault(value, file.path)
     if len(found) > 1:
         (value, path), (other, other_path) = list(found.items())[:2]

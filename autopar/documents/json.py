@@ -41,6 +41,7 @@ class _DuplicateKeyError(ValueError):
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    # json itself would keep the last of equal keys without a word
     for key, value in pairs:
         if key in result:
             raise _DuplicateKeyError(key)
@@ -90,6 +91,7 @@ def load_object(path: Path | str, *, remedy: str | None = None) -> JsonDocument:
 
 def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
     try:
+        # -sig: some editors begin files with a byte-order mark
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(
@@ -104,6 +106,7 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             path, "this key appears twice in one object", key=error.key, remedy="remove one of them"
         ) from None
     except json.JSONDecodeError as error:
+        # an error behind the last character: something is missing there
         end = " (the file seems truncated)" if error.pos >= len(text.rstrip()) else ""
         raise DocumentError(
             path,
@@ -127,8 +130,10 @@ def write_text(path: Path, text: str) -> None:
     """
     content = text.encode("utf-8")
     if path.suffix.lower() == ".gz":
+        # mtime=0: the header would hold the time of writing
         content = gzip.compress(content, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder, since a file is replaced atomically inside one file system only
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
@@ -136,10 +141,12 @@ def write_text(path: Path, text: str) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())  # else a power cut may keep the new name without content
+        # the umask can only be read by setting it
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; documents are shared
         temporary.replace(path)
+    # Ctrl-C must leave no temporary file either
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

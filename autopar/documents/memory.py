@@ -81,7 +81,9 @@ def read_cells(
     found: dict[tuple[int, int], _Counted] = {}
     for at, cell in _cells(path, sidecar, tables, sequence_parallel):
         counted = found.setdefault(at, _Counted())
+        # an unsharded layer is the same for every kind
         if cell.degree == 1 or cell.kind == "ulysses":
+            # cells count the whole batch, tables one sample
             counted.kept[cell.degree] = cell.bytes["activation"] / cell.batch
         peak = cell.bytes.get("peak")
         if peak:
@@ -92,6 +94,7 @@ def read_cells(
     for (kind, seq), counted in sorted(found.items()):
         memory = tables[kind][seq]
         documented = memory.activation_bytes_per_sample.get(1)
+        # degree 1 is what the documented table itself says
         whole = counted.kept.pop(1, None)
         ratio = 1.0 if documented is None or whole is None else documented / whole
         if abs(ratio - 1.0) > abs(worst - 1.0):
@@ -99,6 +102,7 @@ def read_cells(
         tables[kind][seq] = replace(
             memory,
             ulysses_activation_bytes_per_sample=_times(counted.kept, ratio),
+            # an edit downwards must not hide what a backward needs
             backward_bytes_per_sample=_times(counted.backward, max(1.0, ratio)),
             ulysses_backward_bytes_per_sample=_times(counted.ulysses_backward, max(1.0, ratio)),
         )
@@ -132,6 +136,7 @@ def _cells(
             continue
         if cell.layer_type is None or (cell.degree != 1 and cell.kind not in (*kinds, "ulysses")):
             continue
+        # layer types count from 0, everything else from 1
         sizes = (cell.batch, cell.degree, cell.layer_type + 1, *cell.seq_lengths)
         if min(*sizes, len(cell.seq_lengths)) < 1:
             raise _damaged(path, cell, "has no positive batch, degree and sequence length")
@@ -246,6 +251,7 @@ class _Reader:
             default = tuple(layer.seq_length for layer in self.spec.layers)
             seqs = seqs_of(text) if text else self._unnamed_seqs(*default)
             if len(seqs) == 1:
+                # one number stands for all layer types
                 seqs = seqs * count
             key = f"{name}{self.suffix}.{text}".rstrip(".")
             if len(seqs) != count:
@@ -318,6 +324,7 @@ class _Reader:
                 remedy=MAKE_MEMORY,
             )
         return LayerMemory(
+            # MiB of weights -> how many they are
             parameter_count=entry.parameter_size * MIB / self.parameter_bytes,
             activation_bytes_per_sample=_bytes(table),
             checkpoint_bytes_per_sample=None if checkpoint is None else checkpoint * MIB,
@@ -333,6 +340,7 @@ class _Reader:
                     remedy=MAKE_MEMORY,
                 )
         states = _bytes(entry.model_states.root)
+        # 16 bytes per parameter inside; with fp32 gradients the file counts 18
         scale = _MODEL_STATE_BYTES[4] / _MODEL_STATE_BYTES[self.parameter_bytes]
         return OtherMemory(
             model_state_bytes={degree: value * scale for degree, value in states.items()},
@@ -341,6 +349,7 @@ class _Reader:
 
 
 def _bytes(table: Mapping[str, float]) -> dict[int, float]:
+    # by number: as texts 16 would come before 2
     return {int(degree): value * MIB for degree, value in sorted(table.items(), key=_degree)}
 
 
@@ -373,6 +382,7 @@ def _layer_entry(memory: LayerMemory) -> dict[str, Any]:
     if memory.checkpoint_bytes_per_sample is not None:
         activations["checkpoint"] = memory.checkpoint_bytes_per_sample / MIB
     return {
+        # the documented size is that of fp32 weights, whatever the precision
         "parameter_size": memory.parameter_count * 4 / MIB,
         "tp_activation_per_bsz_dict": activations,
     }

@@ -159,6 +159,7 @@ def _runs(
                         vocab_tp="vtp" in flags,
                         counts=counts,
                         batch=batch,
+                        # a run of one rank has a first and no last
                         last=rank == last_rank and rank != 0,
                         states=values["ms"],
                         activation=values["act"],
@@ -184,9 +185,11 @@ class _SeqTable:
                 pair = _pair([r for r in plain if r.tp == tp and not r.vocab_tp], kind)
                 if pair is not None:
                     low, high = pair
+                    # the difference of two runs is layers alone, whatever else the rank holds
                     layers = high.counts[kind] - low.counts[kind]
                     self.states[kind][tp] = (high.states - low.states) / layers
                     more = (high.activation - low.activation) / layers
+                    # what the rank holds is of all samples of its tensor group
                     self.activations[kind][tp] = more / low.local_batch
             saved = [
                 (high.activation - low.activation)
@@ -200,6 +203,7 @@ class _SeqTable:
                 )
                 for low, high in [pair]
             ]
+            # with sequence parallelism higher degrees save a part: the largest is the whole input
             self.checkpoints[kind] = max(saved) if saved else None
         self.world = runs[0].pp * runs[0].tp * runs[0].dp
         self.complete = all(
@@ -211,6 +215,7 @@ class _SeqTable:
         self.zero3 = not self.complete or self._is_zero3()
         if self.complete and sequence_parallel:
             for table in self.activations:
+                # a degree that was not run keeps half of the one below: all is split
                 for degree in (2, 4, 8):
                     if degree not in table:
                         table[degree] = table[degree // 2] / 2
@@ -221,12 +226,14 @@ class _SeqTable:
         the profiler's default.
         """
         most = max(self.states[0])
+        # without ZeRO-3 the rank has 1/t of the whole, with it as much as at degree 1
         return most == 1 or self.states[0][most] > 2 * self.states[0][1] / most
 
     def _full(self, kind: int, tp: int) -> float:
         """Return model states of one layer on a tensor rank before data sharding, MiB."""
         known = self.states[kind]
         if tp in known:
+            # with ZeRO-3 a rank holds 1/world of a layer, and 1/tp before data sharding
             return known[tp] * (self.world / tp if self.zero3 else 1)
         return known[1] * (self.world if self.zero3 else 1) / tp
 
@@ -236,6 +243,7 @@ class _SeqTable:
         saved = self.checkpoints[kind]
         if saved is not None and saved > 0:
             table["checkpoint"] = saved
+        # states are 16 bytes per parameter, parameter_size 4
         size = max(self._full(kind, tp) * tp for tp in self.states[kind]) / 4
         return LayerEntry(
             parameter_size=size,
@@ -251,6 +259,7 @@ class _SeqTable:
             if any(n and run.tp not in self.activations[k] for k, n in enumerate(on_rank)):
                 continue
             layer_states = sum(n * self._full(k, run.tp) for k, n in enumerate(on_rank))
+            # ZeRO-3 leaves 1/dp of the layers here; the rest is shared by the vocabulary's ranks
             if self.zero3:
                 ranks = self.world / run.pp / run.vtp
                 rest = (run.states - layer_states / run.dp) * ranks
@@ -259,6 +268,7 @@ class _SeqTable:
             layer_acts = run.local_batch * sum(
                 n * self.activations[k][run.tp] for k, n in enumerate(on_rank) if n
             )
+            # samples of a vocabulary group: the batch over world / pp / vtp data ranks
             samples = run.batch / self.world * run.pp * run.vtp
             act = (max(run.peak, run.activation) - layer_acts) / samples
             for table, value in ((states, rest), (activations, act)):
@@ -286,6 +296,7 @@ class _SeqTable:
             if part == "off":
                 if run.pp == 1 and not run.last and run.counts == base:
                     yield run
+            # one layer per stage: what an end stage has beside it is the rest
             elif run.pp > 1 and sum(run.counts) == run.pp and run.last == (part == "on_last"):
                 yield run
 

@@ -165,6 +165,7 @@ def read_model_memory(
         spec,
         sequence_parallel=sequence_parallel,
         parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
+        # keys are a guess, to be made only where nothing is recorded
         detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
     )
     layer_memory, cell_notes = read_cells(
@@ -206,6 +207,7 @@ def _load(
     sidecar = read_sidecar(path, kind)
     sources = [Source(role=kind, path=str(path), sha256=loaded.sha256)]
     if sidecar is not None:
+        # what a sidecar says of itself holds for its document
         sources[0] = replace(sources[0], estimated=sidecar.estimated, synthetic=sidecar.synthetic)
         meta = load_object(sidecar_path(path))
         sources.append(
@@ -241,6 +243,7 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 
 def _parameter_bytes(file: _Loaded, option: Literal[4, 2]) -> Literal[4, 2]:
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
+    # 4 is the default, so only 2 was asked for
     if recorded is not None and option == 2 and recorded != option:
         raise DocumentError(
             sidecar_path(file.path),
@@ -281,6 +284,7 @@ def write_model_profile(
     out = Path(out_dir)
     tables: dict[str, Any] = memory_keys(profile)
     if other_variant is not None:
+        # keys of both variants differ by their suffix, so one file has room for them
         tables |= memory_keys(other_variant)
     documents: tuple[tuple[Literal["computation", "memory"], dict[str, Any]], ...] = (
         ("computation", computation_keys(profile)),
@@ -315,6 +319,7 @@ def _sidecar(
         )
     return common.model_copy(
         update={
+            # what `memory_keys` writes
             "parameter_bytes": 4,
             "logits_peak_bytes_per_sample": profile.logits_peak_bytes_per_sample or None,
         }
@@ -354,6 +359,7 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
         sequence_parallel=profile.sequence_parallel,
         precision=SHIPPED_PRECISION,
     )
+    # _obstacle has refused lengths of several factors
     factor = _factor(spec, shipped) or Fraction(1)
     notes = [*profile.notes, *memory.notes]
     if factor != 1:
@@ -399,6 +405,7 @@ def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: 
     if profile.precision not in _PRECISIONS:
         return f"the shipped file is of {SHIPPED_PRECISION}, not {profile.precision}"
     for key, there, asked in _differences(spec, shipped):
+        # the first difference is reason enough
         return f"the shipped file is of {key} {there}, not {asked}"
     if _factor(spec, shipped) is None:
         own, lengths = (
@@ -424,6 +431,7 @@ def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, An
 
 def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:
     """Return the one factor by which all lengths differ, None where there are several."""
+    # exact fractions, so that equal proportions are equal
     factors = {
         Fraction(new.seq_length, old.seq_length)
         for new, old in zip(spec.layers, shipped.layers, strict=True)
@@ -458,6 +466,7 @@ def _other_at(
     points: dict[int, list[tuple[float, float]]] = {}
     for lengths, memory in sorted(table.items()):
         states |= memory.model_state_bytes  # the same at every length
+        # all types are scaled by one factor, so the first length says it
         for degree, value in memory.activation_bytes_per_sample.items():
             points.setdefault(degree, []).append((lengths[0] / own[0], value))
     return OtherMemory(
@@ -476,6 +485,7 @@ def _on_line(points: list[tuple[float, float]], at: float) -> float:
     places = [place for place, _ in points]
     if at >= places[-1] or len(points) == 1:
         return points[-1][1] * (at / places[-1])
+    # at least 1: what lies before the first point is on the first line
     right = max(1, bisect_left(places, at))
     (x0, y0), (x1, y1) = points[right - 1 : right + 1]
     return y0 + (y1 - y0) * ((at - x0) / (x1 - x0))

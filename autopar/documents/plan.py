@@ -141,6 +141,7 @@ class PlanDocument(_Answer):
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
             return validate_document(ResultDocument, path, read, remedy=_REMEDY).as_plan_document()
+        # a strategy file is the plan alone
         return cls(plan=dict(data))
 
     def write(self, path: Path | str) -> None:
@@ -364,6 +365,7 @@ def strategy_file_name(
     disabled: Sequence[str] = (),
 ) -> str:
     """Return the documented file name; `disabled` are dimension names such as `tp`, `ckpt`."""
+    # a name may be a path, or hold blanks
     safe_name = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in model_name) or "model"
     batch = f"_bsz{settle_bsz}" if settle_bsz else ""
     off = f"_[{'_'.join((*disabled, 'off'))}]" if disabled else ""
@@ -434,6 +436,7 @@ class _Reader:
 
     def _integer(self, key: str, value: object, low: int, high: int, expected: str) -> int:
         number: int | None = None
+        # true is an answer to yes or no, and no degree
         if isinstance(value, bool) and (low, high) == (0, 1):
             number = int(value)
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -608,6 +611,7 @@ def _read_paddle(reader: _Reader, world_size: int | None) -> Plan:
             )
     sharding = reader.numbers("sharding_stage_list", 0, 3, "0, 2 or 3", n) or (0,) * n
     kinds = {stage for stage in sharding if stage != 3}
+    # stage 1 shards the optimizer alone, which no plan says
     if 1 in kinds or len(kinds) > 1:
         raise reader.fail(
             "sharding_stage_list",
@@ -696,4 +700,5 @@ def _plan(
 
 
 def _is_digits(text: str) -> bool:
+    # a limit before int(), which refuses thousands of digits
     return text.isascii() and text.isdigit() and len(text) <= 12

@@ -208,6 +208,7 @@ class StageEntry(Entry):
     @classmethod
     def of(cls, stage: StagePrediction, ranks: int) -> Self:
         """Return the entry of a stage with so many ranks."""
+        # ranks of a stage follow one another
         first = stage.stage * ranks
         content = plain(stage)
         interval = [content["allocated_bytes"], content["reserved_bytes"]]
@@ -381,6 +382,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    # bool first: it is an int in Python
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

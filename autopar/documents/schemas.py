@@ -57,6 +57,7 @@ _OPERATION_MS = Quantity(
 _LAYER_MS = Quantity(
     what="a time per sample", unit="ms", maximum=1e7, too_large="looks like nanoseconds"
 )
+# 0 is allowed: of a pass nothing may be left beside its layers
 _OTHER_MS = Quantity(
     what="a time per sample",
     unit="ms",
@@ -289,6 +290,7 @@ class MemoryDocument(PatternDocument):
             "Memory of embedding, head and loss without pipeline, on its first or last stage.",
         ),
         Rule(
+            # _True and _False end PaddleNLP's keys
             rf"(?P<pp>{INT})_(?P<tp>{INT})_(?P<dp>{INT})(?P<flags>(?:_[a-z]+)*|_True|_False)",
             "1_2_4_vtp_sp",
             RawRun,

@@ -452,6 +452,7 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
         return None
     data = load_object(path).data
     version = data.get("version")
+    # type() and not isinstance: true is an int in Python; other kinds are refused below
     if type(version) is int and not 1 <= version <= SIDECAR_VERSION:
         raise DocumentError(
             path,
@@ -474,6 +475,7 @@ def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:
     path = sidecar_path(document)
     old = read_sidecar(document)
     if old is not None:
+        # a document written again brings the runs along that it was read with
         new = [run for run in sidecar.runs if run not in old.runs]
         sidecar = sidecar.model_copy(update={"runs": [*old.runs, *new]})
     write_json(path, sidecar.model_dump(exclude_none=True))

@@ -91,6 +91,7 @@ _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
 
 def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Return type and default of a key, from the field of the dataclass that it fills."""
+    # annotations are texts here, so the kind is what they begin with
     kind, key = str(field.type), field.name
     if kind.startswith("bool"):
         value = Value("true or false", lambda x: isinstance(x, bool), {"type": "boolean"})
@@ -100,6 +101,7 @@ def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     elif kind.startswith("float"):
         value = Value(RATIO, is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12})
     else:
+        # 0 only where it stands for none of them
         least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
         value = Value(
             f"a whole number from {least} to {most}",
@@ -147,6 +149,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     try:
         document = validate_document(ModelDocument, path, data)
     except DocumentError as error:
+        # pydantic spells an item layers.0.key, users look for layers[0].key
         key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", error.key or "")
         raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
     content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
@@ -168,6 +171,7 @@ def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> Laye
     keys : what the file calls `num_heads`, `num_kv_heads`, `num_experts`, `experts_per_token`.
     """
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    # heads of a width of their own need not divide the hidden size
     if heads is not None and layer.head_dim is None and layer.hidden_size % heads:
         raise DocumentError(
             path,
@@ -230,6 +234,7 @@ class _Config:
         self.path, self.data = path, data
 
     def number(self, key: str, default: int | None = None) -> int:
+        # layers have a limit of their own, whatever a family calls their number
         value, most = self.data.get(key), largest("num_layers" if "layer" in key else key)
         expected = f"a whole number from 1 to {most}"
         if value is None and default is not None:
@@ -272,6 +277,7 @@ class _Config:
         """
         unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
         section: Mapping[str, Any] = {}
+        # transformers 4 calls the section rope_scaling, 5 rope_parameters
         for key in ("rope_scaling", "rope_parameters"):
             value = self.data.get(key)
             if value is not None and not isinstance(value, dict):
@@ -279,14 +285,17 @@ class _Config:
             section = value or section
         base = section.get("rope_theta")
         key = "rope_theta" if base is None else "rope_parameters.rope_theta"
+        # transformers 5 keeps the base in the section, 4 at the top
         base = self.data.get("rope_theta") if base is None else base
         if base is not None and not is_ratio(base):
             raise unexpected(self.path, key, base, RATIO)
         found: dict[str, float | None] = {"rotary_base": float(default if base is None else base)}
         parts = (self.data.get("partial_rotary_factor"), section.get("partial_rotary_factor"))
         kind = section.get("rope_type", section.get("type", "default"))
+        # positions that turn a part of every head cannot be said in a spec
         if any(part not in (None, 1) for part in parts):
             return unknown
+        # objects inside the section: one set of positions for each kind of layers
         if kind == "default" and not any(isinstance(value, dict) for value in section.values()):
             return found
         factor = section.get("factor")
@@ -296,6 +305,7 @@ class _Config:
         return unknown
 
     def name(self) -> str:
+        # files without a name lie in a folder that has it
         text = self.data.get("_name_or_path") or self.path.resolve().parent.name
         return str(text).rstrip("/").split("/")[-1]
 
@@ -504,6 +514,7 @@ def load_spec(
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
     if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+        # without `format` it is ours where it has layers and no family
         spec = parse_own(path, data)
     else:
         spec = parse_hugging_face(path, data)
@@ -615,8 +626,10 @@ def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
     embedding = vocab * first.hidden_size + spec.learned_positions * first.hidden_size
     head = 0 if spec.tied_embeddings else vocab * last.hidden_size
     stacks = {layer.cross_attention: layer for layer in spec.layers}
+    # one final norm per stack; encoder and decoder differ in cross-attention
     for layer in stacks.values():
         norms = 3 if layer.cross_attention else 2
+        # those of one norm: of a layer over the norms that it has
         head += layer.norm_parameters_per_hidden // norms * layer.hidden_size
     return embedding + spec.extra_embedding_parameters, head + spec.extra_head_parameters
 
@@ -643,6 +656,7 @@ def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
         single: dict[str, Any] = {option: value}
         return dataclasses.replace(layer, **single)
     changes: dict[str, Any] = {"hidden_size": value}
+    # head and MLP width grow along, so that as many heads divide them as before
     for key in ("head_dim", "ffn_hidden_size"):
         old = getattr(layer, key)
         if old is not None:

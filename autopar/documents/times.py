@@ -94,6 +94,7 @@ def read_layer_times(
         whole: dict[tuple[int, int], ShardedTime] = {}
         for cell_time in measured:
             if cell_time.degree == 1:
+                # at degree 1 all kinds are the same whole layer: the first in order stands for them
                 whole.setdefault((cell_time.batch, cell_time.seq_length), cell_time)
         points.append(
             tuple(_with_spread(p, whole.get((p.batch, p.seq_length))) for p in documented)
@@ -137,6 +138,7 @@ def read_other_times(
     ratios = []
     points = []
     for point in times:
+        # popped, so that what is left has no documented forward
         measured = found.pop((point.batch, point.seq_lengths), None)
         points.append(point if measured is None else _with_other(point, measured))
         if measured is not None:
@@ -163,6 +165,7 @@ def layer_times_of(layers: Sequence[LayerProfile]) -> list[LayerTimes]:
         }
         whole = {(t.batch, t.seq_length) for t in layer.sharded_times if t.degree == 1}
         for p in layer.times:
+            # an entry of the whole layer holds the spread already
             if (p.low_s, p.high_s) != (None, None) and (p.batch, p.seq_length) not in whole:
                 entries[p.seq_length, p.batch, 1, "sp"] = LayerTimes(
                     layer_type=kind,
@@ -227,9 +230,11 @@ def _percentiles(
     forward_s: float, measured: ShardedTime | OtherTimes
 ) -> tuple[float | None, float | None]:
     """Return the percentiles of a documented forward, in their ratio to the measured median."""
+    # an edited forward takes its percentiles along
     ratio = forward_s / measured.forward_s
     low, high = measured.forward_low_s, measured.forward_high_s
     return (
+        # rounding must not put a percentile on the other side of the median
         None if low is None else min(low * ratio, forward_s),
         None if high is None else max(high * ratio, forward_s),
     )
@@ -271,6 +276,7 @@ def _contradiction(
 
 def _farthest(path: Path, ratios: Sequence[tuple[float, str]]) -> str | None:
     """Return a sentence on the largest of (documented / sidecar, cell), None where all agree."""
+    # no cell in common: nothing is at odds
     worst, cell = max(ratios, key=lambda item: abs(item[0] - 1.0), default=(1.0, ""))
     if abs(worst - 1.0) <= _AGREE:
         return None
@@ -308,6 +314,7 @@ def computation_content(document: ComputationDocument) -> Content:
     ):
         return "processed"
     runs = {m["layers"] for key in keys if (m := _RAW.regex.fullmatch(key))}
+    # one layer is the difference of two runs, so one run says nothing
     return "raw" if len(runs) > 1 else "none"
 
 
@@ -356,6 +363,7 @@ class _Reader:
             self._put(self.others, (self._batch(match["batch"]), seqs), value, key)
         elif match := _RAW.regex.fullmatch(key):
             counts = seqs_of(match["layers"])
+            # a run of another number of layer types is of another model
             if len(counts) == len(self.layers):
                 batch = int(match["batch"] or 1)
                 seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs, note=False)
@@ -374,12 +382,14 @@ class _Reader:
             self._missing(f"layertype_other_bsz1_seq{_seq_text(self.seqs)}")
         layers = tuple(
             tuple(
+                # ms per sample of the file -> seconds of the whole batch
                 TimePoint(batch=b, seq_length=s, forward_s=ms * b * MS)
                 for (b, s), ms in sorted(points.items())
             )
             for points in self.layers
         )
         others = tuple(
+            # ms per sample of the file -> seconds of the whole batch
             OtherTime(batch=b, seq_lengths=s, forward_s=ms * b * MS)
             for (b, s), ms in sorted(self.others.items())
         )
@@ -405,6 +415,7 @@ class _Reader:
                 self.notes[f"keys without seq were read as the model's {named}"] = None
             return default
         seqs = seqs_of(text)
+        # one number stands for all layer types
         if len(seqs) == 1:
             return seqs * count
         if len(seqs) != count:
@@ -438,6 +449,7 @@ class _Reader:
         T(Lmin) minus its layers. Several layer types: one is varied at a time.
         """
         derived = False
+        # asked before the loop, which fills them
         need_others = not self.others
         for (batch, seqs), runs in sorted(self.raw.items()):
             slopes = self._slopes(runs)
@@ -445,11 +457,14 @@ class _Reader:
                 continue
             derived = True
             for kind in missing:
+                # a slope is of the whole batch, the file counts per sample
                 per_sample = slopes[kind] / batch
+                # what the file says itself wins over what is derived
                 self.layers[kind].setdefault((batch, seqs[kind]), per_sample)
             if need_others:
                 base = min(runs)
                 rest = runs[base][0] - sum(n * t for n, t in zip(base, slopes, strict=True))
+                # noise can leave less than nothing for the rest
                 self.others[batch, seqs] = max(0.0, rest / batch)
         if derived:
             self.notes["processed times were derived from the raw layernum entries"] = None
@@ -463,6 +478,7 @@ class _Reader:
             if not longer:
                 return None
             most = max(longer)
+            # the difference cancels what both passes have: embedding, head and loss
             slope = (runs[most][0] - runs[base][0]) / (most[kind] - base[kind])
             if slope <= 0:
                 raise DocumentError(
@@ -492,6 +508,7 @@ def computation_keys(profile: ModelProfile) -> dict[str, float]:
     def entries() -> Iterator[tuple[str, float]]:
         for kind, layer in enumerate(profile.layers):
             for p in layer.times:
+                # seconds of a batch -> ms per sample
                 yield f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}", p.forward_s / p.batch / MS
         for other in profile.other_times:
             key = f"layertype_other_bsz{other.batch}_seq{_seq_text(other.seq_lengths)}"

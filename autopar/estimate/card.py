@@ -112,6 +112,7 @@ class Card:
         return self.more[key]
 
 
+# sizes of memory are powers of 1024 on datasheets, rates and FLOP powers of 1000
 _BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _RATES = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _FLOPS = {"GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
@@ -154,11 +155,14 @@ class _Range:
         for key in entry:
             if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
                 near = nearest(key, _ENTRY_KEYS, 0.0)
+                # cut-off 0: of three keys the nearest is worth naming however far it is
                 raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
         if "value" not in entry:
             raise key_error(f"this key is missing, expected {self.expected}", "value")
         value = entry["value"]
+        # a bool is an int in Python, and true is no number of a card
         legal = not isinstance(value, bool) and isinstance(value, int | float)
+        # holds() before int(), which fails for NaN and infinity
         if not legal or not self.holds(value) or (self.whole and value != int(value)):
             guess = self.guess(value)
             problem = f"the value is {shorten(value)}, expected {self.expected}"
@@ -169,6 +173,7 @@ class _Range:
         """Return the unit that a value outside the range looks to be in, and what to write."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
+        # written as not <, so that NaN ends here as well
         if self.holds(value) or not abs(value) < _HUGE:
             return None
         fits = {u: value * f for u, f in self.mistaken.items() if self.holds(value * f)}
@@ -183,6 +188,7 @@ class _Range:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        # plain: an entry is an object, and pydantic's own check would expect a bare number
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
@@ -214,6 +220,7 @@ _GPUS = _Range(least=1, most=4096, mistaken={}, whole=True)
 _MANY_GPUS = _Range(least=1, most=1e7, mistaken={}, whole=True)
 _SMS = _Range(least=1, most=10_000, mistaken={}, whole=True)
 _TOKENS = _Range(least=1, most=1e6, unit="tokens", mistaken={})
+# a slow-down, so nothing below 1
 _OVERLAP = _Range(least=1.0, most=10.0, mistaken=_PERCENT)
 
 
@@ -242,6 +249,7 @@ class _Part(StrictObject):
             return read(data)
         except ValidationError as error:
             detail = error.errors(include_url=False)[0]
+            # only of a missing key pydantic cannot say what was expected
             if detail["type"] != "missing":
                 raise
             key = str(detail["loc"][0])
@@ -257,6 +265,7 @@ def _shape(field: FieldInfo) -> str:
 
 
 def _range(field: FieldInfo) -> _Range:
+    # unpacked: a number of a card without its range is our mistake
     (found,) = (item for item in field.metadata if isinstance(item, _Range))
     return found
 
@@ -378,6 +387,7 @@ _OPTIONAL = {
     f"{section}.{key}": _range(field)
     for section, part in _SECTIONS.items()
     for key, field in part.model_fields.items()
+    # a card may lack the whole host, so its required keys are optional here
     if section == "host" or not field.is_required()
 }
 """Every number that a card may lack, by section and key."""
@@ -399,6 +409,7 @@ def read_card(document: JsonDocument) -> Card:
         memory_bytes=device.memory_bytes,
         memory_bytes_per_s=device.memory_bytes_per_s,
         flop_per_s={
+            # other peaks, such as fp8, are in `more`: profiles know three precisions
             "bf16": device.bf16_flop_per_s,
             "fp16": device.fp16_flop_per_s,
             "fp32": device.fp32_flop_per_s,
@@ -418,6 +429,7 @@ def read_card(document: JsonDocument) -> Card:
         path=path,
         source=Source(
             role="hardware card",
+            # folder and name only: the same card must give the same document wherever it lies
             path=f"{path.parent.name}/{path.name}",
             sha256=document.sha256,
             estimated=True,
@@ -437,6 +449,7 @@ def _link(part: _IntraNode | _InterNode) -> Link:
 def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
     for key in _OPTIONAL:
         section, name = key.split(".")
+        # a card without a host has None here, and None has none of the keys
         value = getattr(getattr(card, section), name, None)
         if value is not None:
             yield key, value
@@ -485,6 +498,7 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
             f"got {gpus_per_node}; use more nodes or a card with a larger intra_node.max_gpus"
         )
     world = num_nodes * gpus_per_node
+    # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]
     allreduce: dict[tuple[int, bool], float] = {}
     curves: dict[tuple[str, int], Curve] = {}
@@ -492,8 +506,10 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
     for size in degrees:
         for consecutive in (True, False):
             shapes = _group_shapes(world, gpus_per_node, size, consecutive=consecutive)
+            # groups of a kind run at the same time and the slowest decides
             allreduce[size, consecutive] = min(_mean_busbw(device, size, shape) for shape in shapes)
         shapes = _group_shapes(world, gpus_per_node, size, consecutive=True)
+        # documented keys have these two; all-gather and reduce-scatter are half an all-reduce
         for operation, time_s in (("allreduce", allreduce_time_s), ("all2all", all2all_time_s)):
             times = [max(time_s(device, s, shape) for shape in shapes) for s in _CURVE_BYTES]
             curves[operation, size] = Curve(
@@ -503,6 +519,7 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
         # neighbouring stages always lie on different ones
         crosses = num_nodes > 1
         p2p[size] = float(
+            # message over the whole time: a documented bandwidth contains the latency
             np.mean([s / p2p_time_s(device, s, inter_node=crosses) for s in _REFERENCE_BYTES])
         )
     return HardwareProfile(
@@ -513,6 +530,7 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
         overlap_coefficient=device.overlap_coefficient,
         curves=curves,
         memory_bytes=device.memory_bytes,
+        # what kernels reach, as a measurement would say it
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         name=f"{device.name}_{num_nodes}x{gpus_per_node}",
         estimated=True,
@@ -530,14 +548,18 @@ def allreduce_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
     fewest, most, nodes = shape
     ranks = max(fewest * nodes, most)
     intra, inter = card.intra_node, card.inter_node
+    # twice around: once to reduce, once to gather; k - 1 of the n - 1 hops leave a node
     ring = 2 * (ranks - nodes) * intra.hop_s + 2 * (nodes - 1) * inter.hop_s
+    # up and down again: a chain inside the node, a binary tree over the nodes
     tree = 2 * (most - 1) * intra.hop_s + 2 * math.ceil(math.log2(nodes)) * inter.hop_s
     bandwidth = math.inf
     if most > 1:
         bandwidth = intra.bytes_per_s * intra.collective_efficiency
+    # every rank of a node brings its adapter, so the node with the fewest ranks is the narrowest
     if nodes > 1:
         bandwidth = min(bandwidth, fewest * inter.bytes_per_s * inter.collective_efficiency)
     steps_s = min(ring, tree) if nodes > 1 else ring
+    # a ring sends (n-1)/n of the tensor twice: the sums, then the gathered result
     return card.collective_base_s + steps_s + 2 * (ranks - 1) / ranks * size_bytes / bandwidth
 
 
@@ -552,10 +574,13 @@ def all2all_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
     ranks = max(fewest * nodes, most)
     intra, inter = card.intra_node, card.inter_node
     latency = card.collective_base_s + (most - 1) * intra.hop_s
+    # 1/n of the input goes to each of the most - 1 peers on the node
     local = size_bytes * (most - 1) / ranks / (intra.bytes_per_s * intra.p2p_efficiency)
     if nodes == 1:
         return latency + local
+    # ranks on the node with the fewest have the most peers elsewhere
     remote = size_bytes * (ranks - fewest) / ranks / (inter.bytes_per_s * inter.p2p_efficiency)
+    # links inside the node and adapters work at the same time: the slower part counts
     return latency + inter.hop_s + max(local, remote)
 
 
@@ -579,6 +604,7 @@ def _group_shapes(
     world: int, gpus_per_node: int, size: int, *, consecutive: bool
 ) -> Sequence[GroupShape]:
     """Return the distinct shapes of all groups of a kind (groups can straddle nodes unevenly)."""
+    # ranks are numbered node by node, so that their number says their node
     step = 1 if consecutive else world // size
     starts = range(0, world, size) if consecutive else range(world // size)
     shapes = set()

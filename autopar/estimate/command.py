@@ -73,6 +73,7 @@ def _execute(raw: dict[str, Any]) -> int:
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
     spec = load_spec(asked.model, seq_length=lengths)
     cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    # the documented memory file has tables of both variants
     with_sp, without_sp = (
         estimate_model(
             spec,

@@ -97,24 +97,32 @@ def backward_bytes(
     width are unknown: half of it, and at degrees above 1 one whole activation more.
     """
     unit = float(seq_length) * layer.hidden_size * element_bytes
+    # a mixture that does not say how many: a token visits all experts
     visited = float(layer.experts_per_token or layer.num_experts or 0)
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         return _UNKNOWN_SHARE * kept_bytes + unit * (2.0 * visited + (degree > 1))
     t, h = float(degree), float(layer.hidden_size)
     inner = layer.ffn_hidden_size / h
+    # n*F of the table above: gate and up each have a gradient
     gradients = (2.0 if layer.gated_mlp else 1.0) * inner
     width = head_dim(layer)
+    # at least one key-value head on every rank
     key_value = max(layer.num_kv_heads or layer.num_heads, degree) * width / h
+    # gradients of output and q are 2*A wide, those of k and v 2*K
     attention = 2.0 * layer.num_heads * width / h + 2.0 * key_value
     if visited:
         weights = {"sp": 4.0 / t, "tp": 2.0, "ulysses": 2.0 / t}[kind] * visited * seq_length
+        # of every visited expert 2 + 2*n*F is gone by then
         attention -= 2.0 * visited * (gradients + 1.0)
         return unit * _mixture(layer, visited, t, kind, inner, gradients, attention) + weights
+    # M = 2 + 2*n*F is gone; its 2 turns the 1 of the table into the - 1 of the lines below
     attention -= 2.0 * gradients
     if kind == "tp":
+        # without sp what lies outside the tensor-parallel region is whole on every rank
         return unit * max(1.0 + gradients / t, 2.0, attention / t - 1.0)
     moments = [(1.0 + gradients) / t, 2.0 / t, (attention - 1.0) / t]
     if kind == "sp" and degree > 1:
+        # in front of the row-parallel product sp gathers a whole gradient on every rank
         moments.append(1.0 + max(1.0 + inner, 2.0) / t)
     return unit * max(moments)
 
@@ -129,6 +137,7 @@ def _mixture(
     attention: float,
 ) -> float:
     """Return the peak of a mixture of experts in units of one activation, its weights left out."""
+    # with gates the outputs of the experts are gone when their gradients arrive
     gone = visited if layer.gated_mlp else 0.0
     if kind == "tp":
         return max(1.0 + visited * gradients / t - gone, 1.0 + 3.0 * visited, attention / t - 1.0)
@@ -138,6 +147,7 @@ def _mixture(
         (attention - 1.0) / t,
     ]
     if kind == "sp" and t > 1.0:
+        # sp: tokens sorted by expert are whole on every rank while they are routed
         moments.append(2.0 * visited + visited / t)
         moments.append(visited + (1.0 + visited * inner - visited) / t)
     return max(moments)
@@ -157,6 +167,7 @@ def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
     """Return the legal tensor degrees: they divide heads and MLP width and fit the k-v heads."""
     heads = layer.num_heads or 1
     kv_heads = layer.num_kv_heads or heads
+    # an unknown width restricts no more than the heads do
     ffn = layer.ffn_hidden_size or heads
     return tuple(
         t
@@ -191,7 +202,9 @@ def activation_bytes(
     layer_norm = layer.norm_parameters_per_hidden == 2 * num_norms
     eager = kernels == "eager"
 
+    # 4 bytes a token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm
     around = num_norms * (2.0 * s * h * e + 4 * s * (2 if layer_norm else 1))
+    # RMSNorm in steps keeps its input in fp32 beside the normalised value
     if eager and not layer_norm:
         around += num_norms * 4.0 * s * h
     query = s * heads * width * e / degree
@@ -199,9 +212,12 @@ def activation_bytes(
     inside = 0.0
     lengths = [s] + ([memory_seq_length or s] if layer.cross_attention else [])
     for index, kv_length in enumerate(lengths):
+        # q and the attention output are of the same width, k and v of the other
         inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
         if eager:
+            # the sequence-first copy of the output
             inside += query
+            # rotary positions turn q and k of self-attention; v is a view of the fused qkv
             if index == 0 and layer.gated_mlp:
                 inside += query + s * kv_share * e
     mlp = (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
@@ -209,9 +225,11 @@ def activation_bytes(
         inside += mlp
     else:
         visited = layer.experts_per_token or layer.num_experts
+        # the experts' input is whole on every rank, so not over the degree
         inside += visited * (mlp + s * h * e)
         around += 4.0 * s * layer.num_experts + 12.0 * s * visited
         around += (2 if eager else 1) * visited * s * h * e
+    # sequence parallelism splits what lies around the blocks; without it every rank has all of it
     return around / (degree if sequence_parallel else 1) + inside
 
 
@@ -244,6 +262,7 @@ def other_memory(
         norm = s_last * last.hidden_size * 2 * element_bytes
     states: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
     activations: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    # 0 rows of vocabulary leave what is never split by it
     embedding_rest, head_rest = embedding_parameter_counts(spec, 0)
     for v in degrees:
         vocab = padded_vocab_size(spec, v)
@@ -251,9 +270,11 @@ def other_memory(
             "first": vocab / v * first.hidden_size + embedding_rest,
             "last": vocab / v * last.hidden_size + head_rest,
         }
+        # the only stage has a tied table once; first and last stage need a copy each
         shared = vocab / v * first.hidden_size if spec.tied_embeddings else 0.0
         tables["only"] = tables["first"] + tables["last"] - shared
         kept = {
+            # token numbers are int64
             "first": 8.0 * sum(seq_lengths),
             "last": norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v,
         }

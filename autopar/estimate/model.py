@@ -94,14 +94,19 @@ def operation_time_s(card: Card, operation: Operation, precision: str) -> float:
         return operation.num_bytes / rate + operation.kernels * card.kernel_launch_s
     if isinstance(operation, Attention):
         length = operation.kv_length
+        # short rows leave tiles empty: attention_half_seq_length reaches half of the rate
         share = card.attention_efficiency * length / (length + card.attention_half_seq_length)
         return operation.flop / (peak * share) + card.kernel_launch_s
     m, n, k = operation.m, operation.n, operation.k
     count = operation.count
+    # a library takes the tile that is fastest for this shape
     fill = max(speed * _wave_fill(m, n, a, b, card.num_sms, count) for a, b, speed in _TILES)
+    # filling and draining the pipeline costs as much as _K_HALF of the depth
     rate = peak * card.gemm_efficiency * fill * k / (k + _K_HALF)
     element = _element_bytes(precision)
+    # every matrix moves once; thin ones are bound by that and not by FLOP
     traffic = element * (m * k + k * n + m * n) / (card.memory_bytes_per_s * card.memory_efficiency)
+    # 2 FLOP per multiply-add; compute and traffic overlap inside a kernel, so the slower counts
     return count * max(2.0 * m * n * k / rate, traffic) + card.kernel_launch_s
 
 
@@ -129,30 +134,37 @@ def layer_operations(
     rows, e = batch * seq_length, element_bytes
     h, width = layer.hidden_size, head_dim(layer)
     q = layer.num_heads * width
+    # without key-value heads of their own every head has its keys
     kv = (layer.num_kv_heads or layer.num_heads) * width
     eager = kernels == "eager"
     num_norms = 3 if layer.cross_attention else 2
+    # a LayerNorm (weight and bias) is one kernel in eager code, too; an RMSNorm is six steps
     eager_norm = eager and layer.norm_parameters_per_hidden < 2 * num_norms
     norm = Traffic(
         num_bytes=rows * h * (26 if eager_norm else 2 * e), kernels=6 if eager_norm else 1
     )
+    # both summands are read, the sum is written
     residual = Traffic(num_bytes=3.0 * rows * h * e)
 
     yield norm
     yield Gemm(m=rows, n=q + 2 * kv, k=h)
     if layer.gated_mlp:  # rotary positions
         per_element = 12 * e if eager else 2 * e
+        # ten in eager code: five steps each for q and for k
         yield Traffic(num_bytes=rows * (q + kv) * per_element, kernels=10 if eager else 1)
     yield _attention(layer, rows, seq_length, width, causal=layer.causal)
+    # eager attention copies its output back to sequence-first order
     if eager:
         yield Traffic(num_bytes=rows * 2.0 * q * e)
     yield Gemm(m=rows, n=h, k=q)
     yield residual
     if layer.cross_attention:
+        # keys and values come from the other sequence, whose length may differ
         keys = memory_seq_length or seq_length
         yield norm
         yield Gemm(m=rows, n=q, k=h)
         yield Gemm(m=batch * keys, n=2 * kv, k=h)
+        # every token of the other sequence is there already: nothing to mask
         yield _attention(layer, rows, keys, width, causal=False)
         yield Gemm(m=rows, n=h, k=q)
         yield residual
@@ -172,6 +184,7 @@ def other_operations(
     vocab, e = padded_vocab_size(spec), element_bytes
     for layer, length in zip(spec.layers, seq_lengths, strict=True):
         yield Traffic(num_bytes=3.0 * batch * length * layer.hidden_size * e, kernels=2)
+    # head and loss follow the last layer type only; an encoder in front has none
     rows, hidden = batch * seq_lengths[-1], spec.layers[-1].hidden_size
     yield Traffic(num_bytes=rows * hidden * 26.0, kernels=6)
     yield Gemm(m=rows, n=vocab, k=hidden)
@@ -186,11 +199,14 @@ def _mlp(layer: LayerSpec, rows: int, *, eager: bool, element_bytes: int) -> Ite
         visited = layer.experts_per_token or layer.num_experts
         copies = rows * visited
         groups = min(layer.num_experts, copies)  # few tokens leave experts idle
+        # the fullest expert sets the time: an equal share, rounded up
         tokens = math.ceil(copies / groups)
         yield Gemm(m=rows, n=layer.num_experts, k=h)
         yield Traffic(num_bytes=rows * layer.num_experts * 12.0, kernels=4)
         yield Traffic(num_bytes=2.0 * copies * h * e)
+    # eager code runs one expert after the other, grouped kernels run all at once
     kernels, count = (groups, 1) if eager else (1, groups)
+    # a bias that is not fused reads and writes every value once more
     bias_bytes = 2 * e if eager and layer.biases else 0
     activation = ((5 if eager else 3) if layer.gated_mlp else 2) * e + bias_bytes
     up = Gemm(m=tokens, n=ffn * (2 if layer.gated_mlp else 1), k=h, count=count)
@@ -258,16 +274,19 @@ def estimate_model(
         raise InputError("batches and sequence lengths must be whole numbers from 1")
     element = 4 if precision == "fp32" else 2
     own = tuple(layer.seq_length for layer in spec.layers)
+    # lengths that are asked for hold for all layer types; else every type has its own
     cases = [tuple(s for _ in spec.layers) for s in seq_lengths] if seq_lengths else [own]
 
     times: list[list[TimePoint]] = [[] for _ in spec.layers]
     memory: list[dict[int, LayerMemory]] = [{} for _ in spec.layers]
     other_times: list[OtherTime] = []
     others: dict[str, dict[tuple[int, ...], OtherMemory]] = {"only": {}, "first": {}, "last": {}}
+    # the vocabulary may be sharded as any layer is
     tensor = {t for layer in spec.layers for t in tensor_degrees(layer)}
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     for lengths in dict.fromkeys(cases):
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
+            # cross-attention reads what the layer type in front of it, the encoder, puts out
             source_length = lengths[index - 1] if layer.cross_attention and index else None
             for batch in batches:
                 seconds = sum(

@@ -119,6 +119,7 @@ def _load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution
 
     path, keys = execution_keys(name)
     added: dict[str, object] = {}
+    # the published model knows one structure only
     if known.spec is not None and "structure_type" not in keys and not compat:
         added["structure_type"] = structure_of(known.spec)
     execution = validate_document(Execution, path, {**keys, **added})
@@ -213,6 +214,7 @@ def _rates(known: Known, x: Execution, system: System, s: dict[str, Any]) -> lis
     engine = system.engine("matrix", x.datatype)
     assert engine is not None, "the execution was priced"
     tokens_per_s = s["sample_rate"] * known.application.seq_size
+    # FLOP/s -> TFLOP/s
     peak = engine.peak_per_s / 1e12
     achieved = s["total_efficiency"] * peak
     return [
@@ -235,6 +237,7 @@ def _required(x: Execution, system: System, s: dict[str, Any]) -> list[tuple[str
             has = system.mem2.GBps
         else:
             has = system.tiers[getattr(x, net)].bytes_per_s / 1e9
+        # bytes/s -> GB/s
         rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
     return rows
 

@@ -137,6 +137,7 @@ def execute(raw: dict[str, Any]) -> int:
     if priced.pop("_placed", False):
         placed = ",".join(f"{key}={priced[key]}" for key in priced if key.startswith("nv_"))
         assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
+    # both are GB of 1e9 bytes, as in the published documents
     if priced["mem"] > system.hbm_capacity:
         raise InfeasibleExecution(
             f"needs {priced['mem']:.4g} GB of memory per GPU but only has "
@@ -166,6 +167,7 @@ def _asked(given: Tensor2dSpec) -> dict[str, Any]:
                     path, f"this key is unknown; the nearest known key is {near!r}", key=key
                 )
             shape = {"strategy": str, "config": dict, "placement": dict}.get(key, int)
+            # type() and not isinstance: true is no count
             if type(value) is not shape or (shape is int and value < 1):
                 words = {str: "a text", dict: "an object", int: "a positive integer"}[shape]
                 raise DocumentError(
@@ -229,6 +231,7 @@ def _priced(
     found = [price(dict(zip(names, choice, strict=True))) for choice in inside]
     best = min([*found, alone], key=lambda statistics: float(statistics["t"]))
     if given.layers:
+        # operations are listed once, for the placement that is shown
         best = price({name: best[name] for name in names}, layers=True)
     return {**best, "_placed": True}
 
@@ -276,6 +279,7 @@ def _show(
         "rates",
         [
             ("samples per second", report.format_rate(rate)),
+            # l is the sequence length
             ("tokens per second", report.format_rate(rate * model.l)),
             ("tokens per second and GPU", report.format_rate(rate * model.l / asked["n-gpus"])),
             ("TFLOP/s per GPU", f"{achieved:.4g} of {system.matrix_flops_fp16:.4g}"),
@@ -284,6 +288,7 @@ def _show(
     )
     if given.layers:
         rows = [
+            # GB of the model -> bytes of the table
             {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
             for row in s["layers"]
         ]

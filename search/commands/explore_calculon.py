@@ -111,6 +111,7 @@ def _question(
             {**shared, "num_procs": count},
             asked,
             setting,
+            # pictures of one search show its frontier, those of a sweep do not
             frontier=asked.frontier or (files.plot is not None and not setting),
         )
         for setting, one in variants(documents, axes)
@@ -154,6 +155,7 @@ def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> di
         "attention_type": space.attention,
         "structure_type": space.structure or built,
         "fused_activation": space.fused_activation,
+        # the published space has the largest batch that divides, and equal stages
         "fixed_batch": not (space.any_batch or compat),
         "uneven": not (space.even_stages or compat),
         "tensor_overlap": space.tp_overlap,

@@ -127,6 +127,7 @@ class _Watch:
     error: BaseException | None = None
 
     def progress(self, done: int, parts: int) -> None:
+        # a search of no parts is done at once
         self.done = len(self.answers) + done / max(parts, 1)
 
 
@@ -152,6 +153,7 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
                 none_sentence(watch.answers, question.name, question.system, question.unit)
             )
         if points is not None:
+            # a search that was stopped leaves the part that was written
             points.keep = watch.stopped
     if watch.stopped:
         _say_stopped(watch, points)

@@ -91,6 +91,7 @@ def _question(space: Tensor2dSpaceSpec, asked: AskedSpec, files: AnswerSpec) -> 
             space.batch,
             asked,
             setting,
+            # pictures of one search show its frontier, those of a sweep do not
             frontier=asked.frontier or (files.plot is not None and not setting),
         )
         for setting, one in variants(documents, axes)

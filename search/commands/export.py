@@ -239,6 +239,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     lower = lower_for(engine)
     lowered = lower(job)
     if lowered.losses and not own.allow_approx:
+        # a refusal is about what is lost, not about what it costs
         return _refuse(choose(job, lower, lowered, None), own)
     price = None if session is None else _pricer(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
@@ -248,6 +249,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     written = _write(files, own.out or f"exports/{engine}", force=own.force)
     for line in overfull_lines(choice):
         say(f"{_NAME}: {line}")
+    # stdout holds the document and nothing else
     if own.json == "-":
         _emit("-", lambda: _document(choice, "exported", written))
         return 0
@@ -263,6 +265,7 @@ def _pricer(session: Session, request: Request) -> Price:
     """
     from search.question import open_session
 
+    # without changes it is the session's own
     planners = {frozenset[tuple[str, bool]](): session.planner}
 
     def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
@@ -299,6 +302,7 @@ def _job(path: str, document: PlanDocument, request: Request) -> tuple[Job, Sess
             "or a model.json"
         )
     session = None
+    # nothing names hardware: the export has no price then
     if inputs.uses_default_hardware:
         spec = model_spec(inputs)
         plan, num_nodes, gpus_per_node = _without_hardware(path, document, request, spec.num_layers)
@@ -344,6 +348,7 @@ def _without_hardware(
             remedy="give the plan's --model or --num-layers",
         )
     if gpus is None:
+        # 8 GPUs a node, the common size, where that comes out even
         gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
     if nodes is None:
         nodes = max(1, world // gpus)
@@ -362,6 +367,7 @@ def _world_of(request: Request) -> int | None:
         return inputs.world_size
     if inputs.num_gpus_per_node is not None:
         return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
+    # 8 GPUs a node, as where a plan says how many there are
     return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
 
 
@@ -386,6 +392,7 @@ def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
     try:
         if folder.exists() and not folder.is_dir():
             raise OptionError(f"--out {out}: is no folder; give another path, or none")
+        # all are looked at before any is written
         for name, text in files.items():
             target = folder / name
             if target.exists() and not force and target.read_bytes() != text.encode():
@@ -448,6 +455,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
         folder = target if target.is_dir() else target.parent
         written = _write({name: text}, str(folder), force=own.force)
         say(f"{_NAME}: wrote {written[0]}; autopar-search --evaluate prices it")
+    # stdout belongs to the document then
     elif own.json != "-":
         sys.stdout.write(text)
     _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))

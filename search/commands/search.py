@@ -94,6 +94,7 @@ def _execute(request: Request) -> int:
         limit = request.options.time_limit_s
         say(f"{_NAME}: no plan was found within --time-limit {limit:g}; give more seconds")
         return 3
+    # stdout holds the document and nothing else
     if request.output.json_path != "-":
         from autopar.command.show import make_console
         from search.report.plan import show_frontier, show_result

@@ -106,6 +106,7 @@ def _runs(job: Job, plan: Plan) -> dict[str, bool]:
     layer, kind = plan.layers[0], _kind(plan)
     replicas = kind in ("NO", "MULTI_GPU")
     return {
+        # its tensor parallelism keeps whole sequences between the blocks
         "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
         "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
         "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
@@ -121,6 +122,7 @@ def _document(job: Job, plan: Plan) -> _Section:
         "distributed_type": kind,
         "num_machines": job.num_nodes,
         "num_processes": plan.world_size,
+        # the launch overrides it on several nodes
         "machine_rank": 0,
         "main_training_function": "main",
         "mixed_precision": "no" if job.precision == "fp32" else job.precision,
@@ -174,6 +176,7 @@ def _parallelism(job: Job, plan: Plan) -> _Section:
     values: _Section = {
         "dp_replicate_size": 1,
         "dp_shard_size": plan.data_degree(0),
+        # Ulysses ranks are the sequence ranks below
         "tp_size": 1 if kind == "DEEPSPEED" else layer.tp,
         "cp_size": layer.cp,
     }

@@ -151,6 +151,7 @@ def choose(request: Request) -> Choice:
     tried: list[Mapping[str, object]] = []
     for changes, rules in _SPACES[engine]:
         for degree in divisors(session.hardware.world_size):
+            # divisors rise, so no further one is allowed either
             if degree > session.options.max_tp_deg:
                 break
             part = _added(request, changes, rules, degree, engine)
@@ -182,6 +183,7 @@ def choose(request: Request) -> Choice:
 
 def _short(error: InputError) -> str:
     """Return the problem of an error, without its remedy: options that nobody typed."""
+    # a remedy follows the first `; `
     text = str(error).partition("; ")[0]
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
@@ -203,6 +205,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
     options, result = _solved(sessions, request)
     if result.plan is None:
         why = result.infeasibility
+        # 0: no amount of memory would help
         is_illegal = why is not None and why.smallest_budget_bytes == 0
         return "the degree is not legal" if is_illegal else "nothing fits"
     rate = _rate(sessions, request, options, result.plan, engine)
@@ -214,6 +217,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
             continue
         if isinstance(_rate(sessions, request, options, plan, engine), str):
             continue
+        # as a search of its own, so that options lead to this plan
         narrow = _narrowed(request, plan)
         its_options, again = _solved(sessions, narrow)
         if again.plan is not None:
@@ -232,6 +236,7 @@ def _narrowed(request: Request, plan: Plan) -> Request:
         rules.append(f"layers {first}-{behind - 1}:ckpt={int(checkpoint)}")
         first = behind
     changes: _Part = {"pin": tuple(rules)}
+    # a single stage has all layers
     if plan.num_stages > 1:
         changes["pp_division"] = plan.stage_sizes
     return extended(request, changes)
@@ -240,6 +245,7 @@ def _narrowed(request: Request, plan: Plan) -> Request:
 def _solved(sessions: _Sessions, request: Request) -> tuple[SearchOptions, SearchResult]:
     session = sessions.of(request.options)
     options, _ = fill_options(request.options, request.given, session.profile, session.hardware)
+    # read when the session was opened; filled options do not have it
     options = replace(options, calibration=session.options.calibration)
     planner = session.rebuilt(options=options)
     return options, planner.solve(top=max(options.top, _ALTERNATIVES))
@@ -270,6 +276,7 @@ def _rate(
         return f"its best plan loses {', '.join(fields)}"
     changes: dict[str, Any] = dict(lowered.as_run)
     changed = replace(options, **changes)
+    # a change of sequence parallelism needs tables of its own
     prediction = sessions.of(changed).rebuilt(options=changed).evaluate(lowered.plan)
     if not prediction.fits:
         return "its best plan does not fit as the engine runs it"
@@ -282,6 +289,7 @@ def _typed(typed: Request, request: Request) -> str:
     for row in ROWS:
         value, known = request.given.get(row.name), typed.given.get(row.name)
         if isinstance(value, list):
+            # rules are added behind the typed ones
             words += words_of(row, value[len(known) if isinstance(known, list) else 0 :])
         elif value != known:
             words += words_of(row, value)

@@ -31,11 +31,13 @@ __all__ = [
 
 
 _NAME = r"[A-Za-z_]\w*"
+# `*+` gives nothing back: an open quote in a long script takes linear time
 _BRACES = r"\$\{(?:[^{}$]|\$(?!\{)|\$\{[^{}]*\})*+\}"
 _QUOTES = rf"""'[^']*'|"(?:{_BRACES}|\\.|[^"\\])*+\""""
 _PIECE = rf"""{_QUOTES}|\\.|{_BRACES}|\$(?![{{(])|[^\s'"\\$;&|<>()#`]"""
 _WORD = rf"(?:{_PIECE})(?:{_PIECE}|\#)*+"
 _ITEMS = re.compile(rf"(?:\s|\\\n|\#[^\n]*|{_WORD})*+", re.DOTALL)
+# tried in this order: a redirection may begin with a digit, an array with a word
 _TOKEN = re.compile(
     rf"(?P<blank>(?:[^\S\n]|\\\n)+|\#[^\n]*)"
     rf"|(?P<redirect>[\d&]?(?:>[>&|]?|<&?)[ \t]*{_WORD})"
@@ -54,6 +56,7 @@ _DECLARE = frozenset({"export", "declare", "readonly", "typeset"})
 _FLOW = frozenset(
     {"if", "for", "while", "until", "case", "select", "function", "{", "[", "[[", "test"}
 )
+# words or characters of a variable: `A=$A$A` doubles with every line
 _MOST = 1 << 16
 
 
@@ -88,6 +91,7 @@ def script_command(text: str, path: object) -> Command:
     found: Command | None = None
     for line, statement in _statements(text + "\n", shell.path):
         words = list(statement)
+        # what runs behind a condition only a shell can say
         if words[0] in _FLOW:
             raise _unread(shell.path, line, words[0])
         if words[0] in _DECLARE:
@@ -107,6 +111,7 @@ def _program(words: list[str]) -> Command | None:
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if at is None or not any(word.startswith("--") for word in words[at + 1 :]):
         return None
+    # a script as the command itself, or behind something that runs scripts
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
     return Command(before=tuple(words[:at]), arguments=tuple(words[at + 1 :]))
@@ -122,6 +127,7 @@ def _statements(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
             raise _unreadable(text, at, line, path)
         if match.lastgroup in ("word", "array"):
             for item in _items(match[0]) if match.lastgroup == "array" else (match,):
+                # word by word, so that an error names the line inside the array
                 within = text.count("\n", at, at + item.start()) if item is not match else 0
                 _refuse_substitution(item[0], line + within, path)
             first = first if words else line
@@ -142,6 +148,7 @@ def _items(array: str) -> Iterator[re.Match[str]]:
 
 def _refuse_substitution(word: str, line: int, path: str) -> None:
     for piece in _VARIABLE.finditer(word):
+        # single quotes keep everything as it is
         for match in _SUBSTITUTION.finditer(piece[0] if piece[0][0] != "'" else ""):
             if match[1]:
                 at = piece.start() + match.start()
@@ -183,6 +190,7 @@ def _assign(shell: _Shell, name: str, append: bool, value: str) -> None:
         text = shell.scalars.get(name, "") + text
     _limited(shell, len(text))
     shell.scalars[name] = text
+    # a name is one of both: the last assignment counts
     shell.arrays.pop(name, None)
 
 
@@ -233,6 +241,7 @@ def _replaced(shell: _Shell, word: str, *, apart: bool) -> str:
         value = _value(shell, match[0])
         if value == match[0] or not apart:
             return shlex.quote(value) if value else ""
+        # bash splits an unquoted value at blanks, and quotes inside it stand for themselves
         return re.sub(r"\S+", lambda part: shlex.quote(part[0]), value)
 
     return _VARIABLE.sub(bare, word)
@@ -247,7 +256,9 @@ def _value(shell: _Shell, written: str) -> str:
     value = shell.scalars.get(name)
     if name in shell.arrays:
         value = " ".join(shell.arrays[name])
+    # with a colon an empty value counts as none
     if value is not None and (value or not mark.startswith(":")):
+        # `+` is the other way round: its text stands in where there is a value
         return value if "+" not in mark else _text(shell, default)
     return _text(shell, default) if mark.endswith(("-", "=")) else written
 
@@ -287,6 +298,7 @@ def _scalar(value: Any, in_list: bool = False) -> str:
         mantissa, mark, exponent = repr(value).partition("e")
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
+    # in a list a brace would begin a mapping
     return text if _is_plain(text) and not (in_list and _BRACE.search(text)) else json.dumps(text)
 
 
@@ -346,6 +358,7 @@ def _built(node: Any, path: object) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_built(item, path) for item in node.value]
     if isinstance(node, yaml.ScalarNode):
+        # a date or `=` in a launch is a text
         if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"):
             return node.value
         try:
@@ -409,6 +422,7 @@ def read_configuration(path: Path | str) -> Configuration:
     text = _read(path)
     if path.suffix.lower() in (".yaml", ".yml"):
         return Configuration(path=path, flags=None, document=load_yaml(text, path))
+    # JSON without its suffix
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command = script_command(text, path)
@@ -451,6 +465,7 @@ def flags_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if not word.startswith("--") or len(word) == 2:
             continue
         name, equals, value = word[2:].partition("=")
+        # argparse programs spell a flag either way
         name = name.replace("_", "-")
         given = [value] if equals else []
         while not equals and at < len(words) and not words[at].startswith("--"):
@@ -465,6 +480,7 @@ def _world(before: Sequence[str]) -> int | None:
     flags = flags_of(before)
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]
+    # a variable or a range such as 1:4 is no number
     if not nodes or not processes or not (nodes[0].isdigit() and processes[0].isdigit()):
         return None
     return int(nodes[0]) * int(processes[0])

@@ -72,7 +72,9 @@ def lower(job: Job) -> Lowered:
     document = _document(job, plan)
     layer, sharded = plan.layers[0], zero_stage(plan) > 0
     runs = {
+        # its tensor parallelism keeps whole sequences between the blocks
         "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        # ZeRO of stages 2 and 3 reduces in every micro-batch
         "async_grad_reduce": not sharded,
         # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
         "fp32_gradients": job.fp32_gradients if sharded else job.precision == "bf16",
@@ -113,6 +115,7 @@ def _document(job: Job, plan: Plan) -> dict[str, object]:
         document["tensor_parallel"] = {"autotp_size": shape.tp, "vocab_parallel_lm_head": True}
     if shape.tp > 1 and shape.ulysses:
         document["sequence_parallel_size"] = shape.tp
+    # without ZeRO there is nothing to ask for: see `runs`
     if job.fp32_gradients and zero_stage(plan) > 0:
         document["data_types"] = {"grad_accum_dtype": "fp32"}
     return document

@@ -48,6 +48,7 @@ _SHELL_NAMES = {
 
 def _is_positive(value: object) -> bool:
     text = str(value)
+    # short before int(): a number of thousands of digits is not even read
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) < 9):
         return False
     return 0 < int(text) < 1 << 24
@@ -114,6 +115,7 @@ def import_galvatron(
     values, from_shell = _values(source), source.flags is not None
     named = values.get("galvatron_config_path")
     if named not in (None, "None", ""):
+        # what a variable holds is known at the launch only
         if "$" in str(named):
             raise DocumentError(
                 source.path,
@@ -207,6 +209,7 @@ def _global(
             key="num_layers",
             remedy="give --num-layers or --model",
         )
+    # plans have neither expert degrees nor a context degree of the vocabulary
     for key in ("global_ep_deg", "vocab_cp"):
         if getattr(mode, key) != 1:
             raise DocumentError(
@@ -219,6 +222,7 @@ def _global(
     if mode.global_batch_size is None:
         raise DocumentError(source.path, "is missing", key="global_batch_size", remedy="add it")
     default = str(mode.default_dp_type)
+    # zero3 as the default is ZeRO-3 of every layer, which plans say layer by layer
     zero3 = mode.sdp or default == "zero3"
     document: dict[str, object] = {
         "pp_deg": mode.pp_deg,
@@ -232,9 +236,11 @@ def _global(
         "global_bsz": mode.global_batch_size,
         "chunks": mode.chunks or _chunks(mode.global_batch_size, world, mode.pp_deg),
         "pipeline_type": str(mode.pipeline_type),
+        # the default of a plan is that of layers without ZeRO-3
         "default_dp_type": "ddp" if default == "zero3" else default,
         "vtp": mode.vocab_tp,
         "vsp": int(mode.use_ulysses),
+        # older releases read embed_sdp, the newest vocab_sdp
         "embed_sdp": int(mode.vocab_sdp),
         "vocab_sdp": int(mode.vocab_sdp),
     }
@@ -246,6 +252,7 @@ def _chunks(batch: int, world: int, stages: int) -> int:
     if stages == 1:
         return 1
     local = batch // max(1, world // stages)
+    # rounded up
     return max(1, -(-local // 4))
 
 
@@ -320,11 +327,13 @@ def _global_keys(plan: Plan) -> str | None:
     """Return the GLOBAL mode's options for a plan that it can express, None for others."""
     first = plan.layers[0]
     each, rest = divmod(len(plan.layers), plan.num_stages)
+    # the GLOBAL mode leaves the rest to the last stage
     even = (each,) * (plan.num_stages - 1) + (each + rest,)
     if (
         len(set(plan.layers)) > 1
         or first.strided  # the newest release takes neighbours whatever global_tp_consec says
         or plan.stage_sizes != even
+        # it has one use_ulysses for layers and vocabulary, which says nothing at degree 1
         or (plan.vocab.ulysses != first.ulysses and plan.vocab.tp > 1)
     ):
         return None
@@ -441,6 +450,7 @@ def _model(spec: ModelSpec) -> dict[str, object]:
         "activation_func": "torch.nn.functional." + ("silu" if gated else "gelu"),
         "gated_linear_unit": gated,
         "add_bias_linear": layer.biases,
+        # biases of all linear layers contain those of the QKV projection
         "add_qkv_bias": layer.biases or layer.qkv_biases,
         "untie_embeddings_and_output_weights": not spec.tied_embeddings,
     }

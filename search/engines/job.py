@@ -160,6 +160,7 @@ def torchrun(job: Job, script: Sequence[str] | str) -> str:
     NODE_RANK come from the environment.
     """
     tail = script if isinstance(script, str) else " ".join(map(shlex.quote, script))
+    # one node needs no address to meet at
     if job.num_nodes == 1:
         where = ["--standalone"]
     else:
@@ -226,7 +227,9 @@ def search_fields(
     more : options of the engine, which come first.
     """
     fields = list(more)
+    # defaults need not be typed
     fields += [item for item in runs.items() if item[1] != getattr(SearchOptions, item[0])]
+    # a nearest plan treats layers alike, so the first stands for all
     layer = plan.layers[0]
     rules = [f"tp={layer.tp}", f"vtp={plan.vocab.tp}"]
     if layer.tp > 1 and layer.ulysses:
@@ -238,6 +241,7 @@ def search_fields(
     if layer.zero3:
         rules += ["zero3=1", "vzero3=1"]
     else:
+        # otherwise the search shards the parameters again
         fields.append(("disable_sdp", True))
         if plan.default_dp_type == "zero2":
             fields.append(("default_dp_type", "zero2"))

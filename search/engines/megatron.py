@@ -56,6 +56,7 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
     ------
     InputError : the model is none that pretrain_gpt.py builds, or its description has gaps.
     """
+    # one kind of layers is left by the check, so that any of them speaks for all
     layer = spec.layers[-1]
     _check(spec)
     assert layer.num_heads is not None
@@ -64,6 +65,7 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
         ("hidden-size", (str(layer.hidden_size),)),
         ("ffn-hidden-size", (str(layer.ffn_hidden_size),)),
         ("num-attention-heads", (str(layer.num_heads),)),
+        # its default, hidden size over heads, is wrong for models with wider heads
         ("kv-channels", (str(head_dim(layer)),)),
     ]
     if layer.num_kv_heads not in (None, layer.num_heads):
@@ -72,6 +74,7 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
             ("num-query-groups", (str(layer.num_kv_heads),)),
         ]
     notes: list[str] = []
+    # it refuses a length above max-position-embeddings
     positions = max(spec.learned_positions, layer.seq_length)
     arguments += [
         ("seq-length", (str(layer.seq_length),)),
@@ -95,11 +98,13 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
         arguments += [
             ("num-experts", (str(layer.num_experts),)),
             ("moe-router-topk", (str(layer.experts_per_token or 1),)),
+            # plans have no expert parallelism
             ("expert-model-parallel-size", ("1",)),
         ]
     arguments += [
         ("vocab-size", (str(spec.vocab_size),)),
         ("make-vocab-size-divisible-by", (str(spec.make_vocab_size_divisible_by),)),
+        # its default is 0.1, and nothing is counted or measured with dropout
         ("attention-dropout", ("0.0",)),
         ("hidden-dropout", ("0.0",)),
     ]
@@ -146,6 +151,7 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
         )
         return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
     arguments: list[Argument] = [
+        # the flag takes whole numbers
         ("rotary-base", (str(int(base)) if base.is_integer() else repr(base),))
     ]
     if spec.rotary_scaling_factor is not None:
@@ -261,12 +267,14 @@ def _count(text: str, at: int) -> tuple[int | None, int]:
         end += 1
     if end == at + 1:
         raise LayoutError("a * is followed by no number")
+    # before int(): a number of thousands of digits is not even read
     if end - at > 7:
         raise LayoutError(f"repeats something more than {_MOST} times")
     return int(text[at + 1 : end]), end
 
 
 def _repeated(piece: str, count: int, before: int) -> str:
+    # before it is written out: `t*9999999` would fill the memory
     if before + len(piece) * count > _MOST:
         raise LayoutError(f"describes more than {_MOST} layers and stages")
     return piece * count
@@ -304,6 +312,7 @@ def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
     cp = number(arguments, "context-parallel-size", 1)
     if world % (tp * pp * cp):
         yield f"world size({world}) % (tp({tp}) * pp({pp}) * cp({cp})) != 0"
+        # every further rule needs a whole data degree
         return
     dp = world // (tp * pp * cp)
     micro = number(arguments, "micro-batch-size", 1)
@@ -322,9 +331,11 @@ def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
         yield f"query groups({groups}) is neither a multiple nor a divisor of tp({tp})"
     shift = _all_to_all(arguments, cp)
     for what, count in (("attention heads", heads), ("query groups", groups)):
+        # an all-to-all splits the heads that tensor parallelism has left on a rank
         if shift > 1 and count % (tp * shift):
             yield f"{what}({count}) % (tp({tp}) * a2a({shift})) = {count % (tp * shift)} != 0"
     length = number(arguments, "seq-length", 0)
+    # zigzag: every rank of the ring holds an early and a late piece
     if cp > 1 and length % (2 * cp):
         yield f"seq-length({length}) % (2 * cp({cp})) = {length % (2 * cp)} != 0"
     if "sequence-parallel" in arguments:
@@ -357,6 +368,7 @@ def _layers(arguments: Arguments) -> Iterator[str]:
             stage_sizes(layout[0], num_layers=layers, num_stages=pp)
         except LayoutError as error:
             yield f"--pipeline-model-parallel-layout {error}"
+    # without a layout all stages have the same number of layers
     elif layers % pp:
         yield f"layers({layers}) % pp({pp}) = {layers % pp} != 0 without a layout"
     kinds = arguments.get("cp-comm-type", ())
@@ -412,6 +424,7 @@ def lower(job: Job) -> Lowered:
     InputError : the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
     model, notes = model_arguments(job.spec)
+    # what differs from the priced plan is said at the end, this switch included
     priced = job
     if any(layer.num_experts for layer in job.spec.layers):
         job = replace(job, sequence_parallel=True)  # experts do not train without it
@@ -420,6 +433,7 @@ def lower(job: Job) -> Lowered:
     fully_sharded = "use-megatron-fsdp" in dict(parallel)
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
     runs = {"async_grad_reduce": not fully_sharded, "fp32_gradients": job.fp32_gradients}
+    # with one tensor rank it changes nothing, and is not written
     if near.degrees.tensor > 1:
         runs["sequence_parallel"] = job.sequence_parallel
     space = (*UNIFORM, *(ONE_STAGE if fully_sharded else ()))
@@ -432,6 +446,7 @@ def lower(job: Job) -> Lowered:
         "DATA": _DATA,
     }
     arguments = {flag: words for part in sections.values() for flag, words in part}
+    # refused on the cluster otherwise; the nearest plan keeps to all rules, so this is our mistake
     broken = violated_rules(arguments, near.plan.world_size)
     assert not broken, broken
     return Lowered(
@@ -489,22 +504,27 @@ def _parallel(job: Job, near: Nearest) -> tuple[list[Argument], dict[str, str | 
         arguments.append(("sequence-parallel", ()))
     if degrees.context > 1:
         kinds = dict.fromkeys(near.communication)
+        # one word stands for all layers, otherwise every layer has its own
         words = tuple(kinds) if len(kinds) == 1 else near.communication
         arguments.append(("cp-comm-type", words))
         if degrees.exchange > 1:
             inner, outer = degrees.exchange, degrees.context // degrees.exchange
             sizes = (str(inner), str(outer))
             arguments.append(("hierarchical-context-parallel-sizes", sizes))
+    # equal stages are its default
     if len(set(plan.stage_sizes)) > 1:
         layout = layout_string(plan.stage_sizes)
         arguments.append(("pipeline-model-parallel-layout", (layout,)))
     if near.recomputed:
         arguments += [
             ("recompute-granularity", ("full",)),
+            # block recomputes the first layers of every stage, uniform all of them
             ("recompute-method", ("block",)),
             ("recompute-num-layers", (str(near.recomputed),)),
         ]
     data, fully_sharded, notes = _data_parallel(job, near)
+    # tensor and context parallelism need kernels of one queue in their order of launch, and
+    # Megatron-FSDP must not have that, so that it is unset there
     connections = None if fully_sharded else "1" if degrees.tensor * degrees.context > 1 else ""
     environment = {} if connections == "" else {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
     return arguments + data, environment, notes
@@ -545,6 +565,7 @@ def _data_parallel(job: Job, near: Nearest) -> tuple[list[Argument], bool, list[
                 "the distributed optimizer keeps whole gradients until the end of the step: "
                 "more memory than predicted"
             )
+    # early gathering needs an overlapped reduction, by its own rule
     if overlap:
         overlap.append(("overlap-param-gather", ()))
     return arguments + overlap, "use-megatron-fsdp" in dict(arguments), notes
@@ -553,6 +574,7 @@ def _data_parallel(job: Job, near: Nearest) -> tuple[list[Argument], bool, list[
 def _batch(near: Nearest) -> list[Argument]:
     plan = near.plan
     data = plan.world_size // (plan.num_stages * near.degrees.tensor * near.degrees.context)
+    # its micro-batch is that of one data rank, a plan's of all of them
     micro = plan.global_batch // (plan.num_microbatches * data)
     return [
         ("micro-batch-size", (str(micro),)),
@@ -607,6 +629,7 @@ def _quoted(word: str) -> str:
 def _yaml(sections: _Sections, environment: Mapping[str, str | None]) -> str:
     """Return the arguments as Megatron-LM's functional tests spell them (model_config.yaml)."""
     document: dict[str, object] = {}
+    # YAML can set a variable, not unset it
     kept = {name: value for name, value in environment.items() if value is not None}
     if kept:
         document["ENV_VARS"] = {name: int(value) for name, value in kept.items()}

@@ -101,6 +101,7 @@ class _Arguments:
         return tuple(self._whole(flag, word) for word in self.words.get(flag, ()))
 
     def _whole(self, flag: str, text: str) -> int:
+        # short before int(), which refuses thousands of digits
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
             unknown = "$" in text or "`" in text
             raise self.fail(
@@ -128,8 +129,10 @@ def _words(source: Configuration) -> dict[str, tuple[str, ...]]:
         elif isinstance(value, list | tuple):
             words[flag] = tuple(str(item) for item in value)
         elif isinstance(value, float) and value.is_integer():
+            # YAML reads 5e3 as a float
             words[flag] = (str(int(value)),)
         elif flag == "cp-comm-type":
+            # one text with a word for each layer
             words[flag] = tuple(str(value).split())
         else:
             words[flag] = (str(value),)
@@ -159,6 +162,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
         )
     layers = arguments.number("num-layers", num_layers)
     micro = arguments.number("micro-batch-size")
+    # without it the batch is one micro-batch on every data rank
     batch = arguments.number("global-batch-size", micro * data)
     if batch % (micro * data):
         raise arguments.fail(
@@ -178,6 +182,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
             replace(strategy, zero3=zero3, checkpoint=again)
             for strategy, again in zip(strategies, recomputed, strict=True)
         ),
+        # a placeholder: it follows from the plan, below
         vocab=VocabStrategy(),
         global_batch=batch,
         num_microbatches=batch // (micro * data),
@@ -197,6 +202,7 @@ def _plan(arguments: _Arguments, world: int, num_layers: int | None, notes: list
 def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
     for flag in ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"):
         if arguments.has(flag):
+            # a single part per stage is not interleaved
             whole = layers // stages if flag.startswith("num-layers") else 1
             if arguments.number(flag) != whole:
                 raise arguments.fail(
@@ -214,7 +220,9 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
     last = arguments.number("decoder-last-pipeline-num-layers", 0)
     embedding = arguments.has("account-for-embedding-in-pipeline-split")
     loss = arguments.has("account-for-loss-in-pipeline-split")
+    # stages whose sizes are given take no part in the division
     middle = stages - bool(first) - bool(last)
+    # embedding and loss count as a layer each where the flags say so
     rest = layers - first - last + embedding + loss
     if rest < middle or (rest % middle if middle else rest):
         raise arguments.fail(
@@ -224,10 +232,12 @@ def _sizes(arguments: _Arguments, layers: int, stages: int) -> tuple[int, ...]:
         )
     each = rest // middle if middle else 0
     sizes = [each] * stages
+    # what was counted for the embedding is no layer
     sizes[0] = first or each - embedding
     if stages > 1:
         sizes[-1] = last or each - loss
     elif embedding or loss:
+        # nothing to even out on one stage, which has all layers
         sizes[0] = layers
     if min(sizes) < 1:
         raise arguments.fail(
@@ -240,6 +250,7 @@ def _data_type(arguments: _Arguments, notes: list[str]) -> tuple[bool, ZeroDefau
     """Return (ZeRO-3, what the layers do otherwise)."""
     if arguments.has("use-torch-fsdp2"):
         kept = arguments.has("torch-fsdp2-no-reshard-after-forward")
+        # weights that stay after the forward are those of ZeRO-2
         return not kept, "zero2" if kept else "ddp"
     if arguments.has("use-megatron-fsdp") or arguments.has("use-custom-fsdp"):
         flag = "data-parallel-sharding-strategy"
@@ -260,6 +271,7 @@ def _strategies(
     if context == 1:
         return [LayerStrategy(tp=tensor)] * layers, Degrees(tensor=tensor)
     flag = "cp-comm-type"
+    # its default is the ring
     kinds = arguments.words.get(flag, ("p2p",))
     if len(kinds) == 1:
         kinds = kinds * layers
@@ -289,7 +301,9 @@ def _strategies(
         inner = sizes[0]
     made = {
         "p2p": LayerStrategy(tp=tensor, cp=context),
+        # priced as the ring: a plan has one kind of context parallelism
         "allgather": LayerStrategy(tp=tensor, cp=context),
+        # heads exchanged over the whole context group are Ulysses of that degree
         "a2a": LayerStrategy(tp=context, ulysses=True),
         "a2a+p2p": LayerStrategy(tp=inner, ulysses=inner > 1, cp=context // inner),
     }

@@ -94,6 +94,7 @@ def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
         own = plan.layers[first : first + size]
         types = set(spec.layer_types[first : first + size])
         if len(types) == 1 and len({replace(s, checkpoint=False) for s in own}) == 1:
+            # sorted() is stable, so nothing but the recomputed layers moves
             own = tuple(sorted(own, key=lambda strategy: not strategy.checkpoint))
         layers += own
     return replace(plan, layers=tuple(layers))
@@ -109,6 +110,7 @@ def engine_vocab(degrees: Degrees, plan: Plan, *, zero3: bool) -> VocabStrategy:
     tensor, context = degrees.tensor, degrees.context
     if context == 1:
         return VocabStrategy(tp=tensor, zero3=zero3)
+    # context ranks have tokens of their own, as data ranks do
     data = plan.world_size // (plan.num_stages * tensor)
     if tensor > 1 and plan.global_batch % (plan.num_microbatches * data) == 0:
         return VocabStrategy(tp=tensor, zero3=zero3)
@@ -125,6 +127,7 @@ def _communication(strategy: LayerStrategy) -> Communication:
 
 
 def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
+    # one stage runs the same under either schedule
     if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
         return plan
     if plan.num_microbatches < plan.num_stages:
@@ -234,6 +237,7 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
     )
     contexts = sorted({strategy.cp for strategy in plan.layers} | {1}, reverse=True)
     tensors = [strategy.ulysses for strategy in plan.layers if strategy.tp > 1]
+    # the kind that most layers have is tried first
     first = 2 * sum(tensors) > len(tensors)
     for degree in degrees:
         for context in contexts:
@@ -246,6 +250,7 @@ def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ..
 
 def _shared_degrees(layers: Sequence[LayerStrategy]) -> Degrees | None:
     """Return the degrees that all layers have in common, None where they have not."""
+    # to the engine Ulysses is context parallelism by all-to-all
     shared = {(1, s.tp * s.cp) if s.ulysses else (s.tp, s.cp) for s in layers}
     exchanges = {s.tp for s in layers if s.ulysses and s.cp > 1}
     if len(shared) > 1 or len(exchanges) > 1:

@@ -81,9 +81,11 @@ _REASONS = {
 def kv_heads_problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
     """Return the rule that a tensor degree divides the key-value heads, where it is broken."""
     if shape.ulysses:
+        # Ulysses copies key-value heads where there are fewer than ranks
         return ()
     return tuple(
         f"kv_heads({heads}) % tp({shape.tp}) = {heads % shape.tp} != 0"
+        # an unknown number is taken for one that it divides
         for heads in sorted({layer.num_kv_heads or shape.tp for layer in spec.layers})
         if heads % shape.tp
     )
@@ -107,6 +109,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
             problems = violations(plan, job.spec, sequence_parallel=job.sequence_parallel)
             if not problems:
                 return plan, tuple(_losses(job.plan, plan, reach, refused))
+        # the first refusal is that of the nearest shape
         refused = refused or problems[0]
     wanted = f" of tp {job.tensor_degree}" if job.tensor_degree else ""
     raise InputError(
@@ -120,7 +123,9 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
     present = {_shape(layer, reach) for layer in plan.layers}
+    # most ranks first, so that weights and activations of a rank do not grow
     ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
+    # a plan of one degree keeps it, whatever is wished for
     if job.tensor_degree is not None and len({s.tp for s in present}) > 1:
         wanted = [s for s in ordered if s.tp == job.tensor_degree]
         tp, most = job.tensor_degree, ordered[0]
@@ -133,6 +138,7 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
     yield from ordered
     largest = ordered[0]
     kinds = (largest.ulysses, not largest.ulysses) if reach.ulysses else (False,)
+    # none of the plan's own degrees is legal: smaller ones are
     for tp in range(largest.tp * largest.cp, 0, -1):
         for cp in sorted({largest.cp, 1}, reverse=True):
             for ulysses in kinds:
@@ -142,6 +148,7 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
 
 
 def _shape(layer: LayerStrategy, reach: Reach) -> Shape:
+    # without context parallelism its ranks become tensor ranks
     tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
     return Shape(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
@@ -159,6 +166,7 @@ def _plans(job: Job, reach: Reach, shape: Shape) -> Iterator[Plan]:
             cp=shape.cp,
             zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
             checkpoint=layer.checkpoint if reach.layer_checkpoints else everywhere,
+            # one rank or all ranks are the same group, strided or not
             strided=layer.strided and shape.tp in (1, ranks) and layer.tp == shape.tp,
         )
         for layer in plan.layers
@@ -187,12 +195,14 @@ def _vocabularies(vocab: VocabStrategy, shape: Shape) -> list[VocabStrategy]:
 
 def _replicas(ranks: int, shape: Shape) -> int:
     """Ranks of a stage that hold the same parameters when nothing is sharded by ZeRO."""
+    # Ulysses splits no weights, so that every rank of the stage is a replica
     return ranks if shape.ulysses else ranks // shape.tp
 
 
 def _data_mode(plan: Plan) -> DataMode:
     """ZeRO-3 where any layer, embedding or head that has replicas is ZeRO-3, else the default."""
     ranks = plan.world_size // plan.num_stages
+    # cp=1: context ranks hold the same parameters, and count as replicas
     parts = [(Shape(tp=s.tp, ulysses=s.ulysses, cp=1), s.zero3) for s in plan.layers]
     vocab = plan.vocab
     parts.append((Shape(tp=vocab.tp, ulysses=vocab.ulysses, cp=1), vocab.zero3))

@@ -74,6 +74,7 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         except InputError:
             continue  # this degree is legal nowhere near the plan; others are
         _add(offers, degree, offer, price)
+    # last: a plan that a degree gives as well is called by the degree
     _add(offers, 0, first, price)
     if not offers:
         return _only(first, before, price)
@@ -138,6 +139,7 @@ def change_sentence(before: Prediction, after: Prediction) -> str:
     ]
     grown = max(changes, default=(0, 0))
     change, stage = grown if grown[0] > 0 else min(changes, default=(0, 0))
+    # less than the one digit behind the point shows
     if abs(change) < 0.05 * GIB:
         return f"{text}, same memory"
     return f"{text}, {change / GIB:+.1f} GiB on stage {stage}"
@@ -199,5 +201,6 @@ def _price(prediction: Prediction) -> dict[str, object]:
 def lowered_files(lowered: Lowered) -> dict[str, str]:
     """Return all files of an export, the launch command as a script behind the engine's own."""
     head = "#!/usr/bin/env bash\nset -euo pipefail\n"
+    # the command names its files without a folder
     home = 'cd "$(dirname "${BASH_SOURCE[0]}")"\n'
     return {**lowered.files, "launch.sh": head + home + lowered.launch}

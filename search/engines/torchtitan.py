@@ -309,6 +309,7 @@ def _imports(*tables: _Imports) -> str:
     for module in sorted(names):
         ordered = sorted(names[module], key=lambda name: (not name[0].isupper(), name))
         line = f"from {module} import {', '.join(ordered)}"
+        # the recipe is Python that formatters leave as it is
         if len(line) > 100:
             line = "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
         (standard if module in ("dataclasses", "functools", "os") else others).append(line)
@@ -365,10 +366,13 @@ def _int_set(numbers: list[int]) -> str:
 def _config(job: Job, plan: Plan, policy: str) -> str:
     layer = plan.layers[0]
     dp = plan.data_degree(0)
+    # samples of one data rank
     micro = plan.global_batch // (plan.num_microbatches * dp)
     piped = plan.num_stages > 1
     sharded = _sharded(plan)
+    # a mesh that shards holds all data ranks; ddp replicates over them
     replicate, shard = (1, dp) if sharded else (dp, 1)
+    # resharding after the forward is ZeRO-3; without it the weights stay, as in ZeRO-2
     reshard = "always" if _zero3(plan) else "never"
     parallelism = {
         "data_parallel_replicate_degree": replicate,
@@ -392,6 +396,7 @@ def _config(job: Job, plan: Plan, policy: str) -> str:
         "global_batch_size": plan.global_batch,
         "seq_len": "SEQ_LEN",
         "steps": 1000,
+        # fp16 becomes bf16, which is one of the losses
         "mixed_precision_param": '"float32"' if job.precision == "fp32" else '"bfloat16"',
     }
     if piped:

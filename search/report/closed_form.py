@@ -208,6 +208,7 @@ def show_sweep(
             format_seconds(best.time_s),
             format_bytes(best.memory_bytes),
             _percent(best.memory_bytes / answer.capacity_bytes),
+            # executions repeat over a sweep, so a letter stands for each
             names.setdefault(words, _letters(len(names))),
         )
     console.print(table)
@@ -275,6 +276,7 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
         }
         names = dict.fromkeys(part for shares in rows.values() for part in shares)
         room = console.width - max((len(part) for part in names), default=0)
+        # 5 columns for 100.0, 3 for the blanks around
         wide = max((max(len(head), 5) for head in rows), default=5) + 3
         heads = list(rows)
         if heads:
@@ -306,6 +308,7 @@ def _show_counts(console: Console, answer: Answer) -> None:
 
 def _letters(place: int) -> str:
     """Return A, B, ..., Z, AA, AB, ..."""
+    # letters have no zero: behind Z comes AA
     more, last = divmod(place, 26)
     return (_letters(more - 1) if more else "") + chr(ord("A") + last)
 
@@ -318,6 +321,7 @@ def _spread(points: Sequence[Point]) -> list[Point]:
     """Return at most so many points of a frontier, its ends among them."""
     if len(points) <= _SHOWN:
         return list(points)
+    # first and last are kept, so there is one gap less than points
     step = (len(points) - 1) / (_SHOWN - 1)
     return [points[round(n * step)] for n in range(_SHOWN)]
 
@@ -576,6 +580,7 @@ def _cell(value: object, unit: str) -> str:
         return format_seconds(value)
     if unit == "B":
         return format_bytes(value)
+    # FLOP -> GFLOP
     return f"{value / 1e9:.4g}" if unit == "GFLOP" else f"{value:.4g}"
 
 

@@ -63,6 +63,7 @@ def add_bandwidth(
 
     return dataclasses.replace(
         hardware,
+        # documented values are bus bandwidths already
         allreduce_bytes_per_s={
             key: value + collective for key, value in hardware.allreduce_bytes_per_s.items()
         },
@@ -78,6 +79,7 @@ def add_bandwidth(
 
 def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Curve:
     """Return a curve with more bus bandwidth at every size; `wire` is its bus traffic in bytes."""
+    # without a change the curve stays the same to the last bit
     if not bytes_per_s:
         return curve
 
@@ -91,6 +93,7 @@ def _quicker(curve: Curve, bytes_per_s: float, wire: NDArray[np.float64]) -> Cur
         times_s=times,
         low_s=None if curve.low_s is None else less(curve.low_s),
         high_s=None if curve.high_s is None else less(curve.high_s),
+        # an empty message takes no longer than the smallest
         latency_s=None if curve.latency_s is None else min(curve.latency_s, float(times[0])),
     )
 
@@ -108,6 +111,7 @@ def perturb(session: Session, baseline: SearchResult) -> tuple[Perturbation, ...
         ("+1 GB/s on every collective", add_bandwidth(session.hardware, collective=GB)),
         ("+1 GB/s between stages", add_bandwidth(session.hardware, p2p=GB)),
     ):
+        # other hardware needs other tables; another budget does not
         found.append((name, session.rebuilt(hardware=hardware).solve()))
     return tuple(
         Perturbation(
@@ -194,6 +198,7 @@ def show_best(
         return
     best = baseline.prediction.samples_per_s
     text = f"the best plan of the search space reaches {best:.5g} samples/s"
+    # a plan that cannot run has no speed to compare with
     if prediction.samples_per_s > 0:
         text += f", {(best / prediction.samples_per_s - 1) * 100:+.2f} % against this one"
     if not prediction.fits:
@@ -231,6 +236,7 @@ def show_why_not(
     if terms:
         name, delta = terms[0]
         verb = "makes the difference" if delta > 0 else "is the largest change"
+        # s -> ms; less than a microsecond is no reason
         rest = [f"{n.replace('_', ' ')} {d * 1e3:+.3g} ms" for n, d in terms[1:] if abs(d) >= 1e-6]
         _print(
             console,

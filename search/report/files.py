@@ -47,6 +47,7 @@ __all__ = [
     "write_outputs",
 ]
 
+# how it was searched, not what: the same answer has to give the same bytes
 _NOT_KEPT = frozenset({"threads", "time_limit_s"})
 # Names of dimensions in the documented file name, by the option that disables them.
 _OFF_NAMES = (
@@ -179,6 +180,7 @@ def write_outputs(
     if result.plan is None:
         return ()
     target = Path(config_path)
+    # a folder may be called anything, even x.json
     if target.suffix != ".json" or target.is_dir():
         target = target / strategy_file_name(
             model_name=spec.name,
@@ -190,6 +192,7 @@ def write_outputs(
             disabled=[name for field, name in _OFF_NAMES if getattr(options, field)],
         )
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
+    # the planner returns legal plans only
     assert not problems, problems
     write_strategy(result.plan, target)
     stem = target.name.removeprefix("galvatron_config_")
@@ -254,6 +257,7 @@ def _kept(options: Mapping[str, object]) -> OptionsEntry:
 
 
 def _typed(request: Mapping[str, object] | None) -> dict[str, Any]:
+    # by name, in whatever order they were typed
     return {key: plain(value) for key, value in sorted((request or {}).items())}
 
 

@@ -126,13 +126,16 @@ def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
 def show_waterfall(console: Console, prediction: Prediction) -> None:
     """Print the step time as its parts, each bar starting where the last one ended."""
     total = prediction.step_time_s
+    # a plan that cannot run has neither a time nor parts
     if not prediction.waterfall_s or not math.isfinite(total):
         return
     print_heading(console, "step time")
     table = make_table("part", "time", "share", "", words_last=True, spaced=True)
+    # the other columns and their blanks take 42
     width = min(_BAR, console.width - 42)
     start = 0.0
     parts = prediction.waterfall_s
+    # a part that has no name yet is shown, too, behind the others
     for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
         value = parts[name]
         table.add_row(
@@ -156,6 +159,7 @@ def show_memory(console: Console, prediction: Prediction) -> None:
         "stage", "allocated", "reserved", "budget", "used", "", left=0, words_last=True, spaced=True
     )
     for stage in prediction.stages:
+        # nothing has a share of a budget of 0
         budget = max(stage.budget_bytes, 1)
         share = stage.reserved_bytes / budget
         over = " !" if share > 1 else ""
@@ -222,7 +226,9 @@ print_heading = partial(show.print_heading, style="bold cyan")
 
 def _bar(console: Console, start: float, end: float, width: int, *, track: bool = False) -> str:
     """Return a bar from `start` to `end` (shares of the width); at least one cell when not 0."""
+    # plain characters where the stream cannot write blocks
     full, empty = ("█", "░") if "utf" in (console.encoding or "").lower() else ("#", ".")
+    # rounded, and never behind the last cell
     first = min(int(start * width + 0.5), width - 1)
     last = max(min(int(end * width + 0.5), width), first + (1 if end > start else 0))
     rest = (empty if track else " ") * (width - last)
@@ -298,6 +304,7 @@ def show_evaluation(
     notes : on the inputs. sources : the inputs, to say which of them are estimated or synthetic.
     """
     if path is not None:
+        # one line however long, so that it can be copied
         console.print(path, markup=False, soft_wrap=True)
     _title(console, title, sources, estimated=estimated, synthetic=synthetic)
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
@@ -350,6 +357,7 @@ def infeasible_sentence(
     subject : what was planned for, such as `gpt2-xl (25 heads) on 8 GPUs`.
     """
     smallest = infeasibility.smallest_budget_bytes
+    # 0: no budget helps
     if smallest <= 0:
         restricting = _restricting(options or {})
         what = (f" for {subject}" if subject else "") + (
