@@ -264,8 +264,8 @@ class _Preset:
     uniform: bool = False
 
 
-# Seed document 001: `full` is layer-wise over all dimensions, `3d` model-wise over (dp, tp, pp),
-# the others layer-wise over the named dimensions.
+# As Galvatron documents its search spaces: `full` is layer-wise over all dimensions, `3d`
+# model-wise over (dp, tp, pp), the others layer-wise over the named dimensions.
 PRESETS = {
     "full": _Preset(),
     "3d": _Preset(zero3=(False,), checkpoint=(False,), uniform=True),

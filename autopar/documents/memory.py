@@ -336,7 +336,7 @@ class _Reader:
                 raise DocumentError(
                     self.path,
                     "there is no vocabulary degree, expected at least '1'",
-                    key=f"{key}.{field}",
+                    key=f"{key}.{kind}",
                     remedy=MAKE_MEMORY,
                 )
         states = _bytes(entry.model_states.root)

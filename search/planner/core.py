@@ -45,7 +45,7 @@ if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the install
 
 
 # --------------------------------------------------------------------------------------------------
-# Calls of the core: arrays made contiguous, ticks made seconds.
+# Calls of the core: arrays made contiguous, statuses made words.
 
 
 _LARGEST = 1e150

@@ -195,6 +195,18 @@ def test_tables_without_sequence_level(tmp_path: Path) -> None:
     assert any("without a sequence length" in note for note in profile.notes)
 
 
+@pytest.mark.parametrize("kind", ["model_states", "activation"])
+def test_a_vocabulary_without_any_degree(tmp_path: Path, kind: str) -> None:
+    """The key names the table that is empty."""
+    memory = json.loads(json.dumps(PROCESSED))
+    memory["other_memory_pp_off_sp"]["2048"][kind] = {}
+
+    with pytest.raises(DocumentError) as error:
+        load(tmp_path, memory=memory)
+
+    assert f"other_memory_pp_off_sp.2048.{kind}': there is no vocabulary" in str(error.value)
+
+
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_the_other_variant_is_not_taken_in_silence(tmp_path: Path, sequence_parallel: bool) -> None:
     """With only the other variant there, the message says which option fits the file."""
