@@ -180,12 +180,15 @@ def gpu_clocks(uuid: str | None) -> Metadata:
     found: Metadata = dict.fromkeys(keys)
     if uuid is None:
         return found
+    # torch leaves out the prefix that nvidia-smi asks for
     selected = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     text = nvidia_smi(f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", selected)
     values = [part.strip() for part in (text or "").split(",")]
     if len(values) == len(keys):
         for key, value in zip(keys, values, strict=True):
+            # words such as [N/A] stand for what a GPU does not tell
             if re.fullmatch(r"\d+(\.\d+)?", value):
+                # nvidia-smi says MHz
                 found[key] = float(value) * (1e6 if key.endswith("_hz") else 1.0)
             elif key == "persistence":
                 found[key] = value
@@ -194,6 +197,7 @@ def gpu_clocks(uuid: str | None) -> Metadata:
 
 def driver_version() -> str | None:
     """Return the version of the GPU driver, None where there is none."""
+    # the file is there at once, nvidia-smi may have to start the driver
     known = first_line(Path("/sys/module/nvidia/version"))
     text = known or nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
     return text.splitlines()[0].strip() if text else None
@@ -389,6 +393,7 @@ def check_alike(infos: Sequence[RankInfo]) -> None:
             f"{total} = {len(infos)} is not {len(counts)} * {num}; start torchrun with the same "
             "--nproc-per-node on every host"
         )
+    # ranks of a host are taken for neighbours, so they must follow one another
     blocks = [host for host, _ in groupby(info.host for info in infos)]
     if len(blocks) != len(counts):
         again = next(host for i, host in enumerate(blocks) if host in blocks[:i])

@@ -117,7 +117,9 @@ class DeviceTimer:
                 for _ in range(loops):
                     run()
             ended.record(stream)
+            # elapsed_time asks for two events that are over
             ended.synchronize()
+            # events count milliseconds
             return float(begun.elapsed_time(ended)) * 1e-3 / loops
 
         return repetition
@@ -258,6 +260,7 @@ def next_block(samples: Sequence[float], spent_s: float, policy: Policy) -> int:
         return 0
     if count >= policy.fewest and median_half_width(samples) <= policy.half_width:
         return 0
+    # first to where the interval exists, then a block at a time
     wanted = policy.fewest - count if count < policy.fewest else BLOCK
     wanted = min(wanted, BLOCK, policy.iters - count)
     slowest = max(samples)
@@ -281,9 +284,11 @@ def expected_seconds(
     assert barrier_s >= 0.0, "a barrier takes time"
     assert variation >= 0.0, "a scatter is not negative"
     loops = choose_loops(operation_s, policy)
+    # a lognormal varies by sqrt(exp(sigma^2) - 1)
     sigma = math.sqrt(math.log1p(variation * variation))
     scattered = operation_s * np.exp(sigma * _normal_orders(policy.iters))
     total_s = 0.0
+    # without scatter all orders are the same, and one is played
     for samples in scattered.tolist() if sigma > 0.0 else scattered[:1].tolist():
         count, spent_s = 0, 0.0
         while block := next_block(samples[:count], spent_s, policy):
@@ -304,6 +309,7 @@ def _normal_orders(count: int) -> NDArray[np.float64]:
     the order that decides when an interval becomes narrow.
     """
     normal = NormalDist()
+    # midpoints of equal shares, since the quantiles of 0 and 1 are infinite
     quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
     return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
 

@@ -91,6 +91,7 @@ def introduce(
     token = secrets.token_hex(8)
     said = json.dumps({**own.to_dict(), "token": token})
     if own.rank == 0:
+        # before its name: whoever reads the name finds rank 0 there
         store.set(f"{token}/info/0", said)
         store.set("start", token)
         return _collected(store, token, world, timeout), token
@@ -104,6 +105,7 @@ def introduce(
                 store.set(f"{start}/info/{own.rank}", said)
             if store.check([f"{start}/infos"]):
                 entries = json.loads(store.get(f"{start}/infos"))
+                # an earlier start of as many ranks may have said as much: the token tells
                 if own.rank < len(entries) and entries[own.rank]["token"] == token:
                     return [RankInfo.from_dict(entry) for entry in entries], start
         time.sleep(_POLL_S)
@@ -125,6 +127,7 @@ def _collected(store: Any, start: str, world: int, timeout: timedelta) -> list[R
             f"rank{'s' if len(absent) > 1 else ''} {listed} of {world} did not start within "
             f"{timeout.total_seconds():g} s; {_REMEDY}"
         ) from None
+    # once for all, so that the others ask one question each
     entries = [json.loads(store.get(key)) for key in keys]
     store.set(f"{start}/infos", json.dumps(entries))
     return [RankInfo.from_dict(entry) for entry in entries]
@@ -151,11 +154,13 @@ def recipe(rank: int, host: str, *, one_host: bool = True) -> dict[str, str]:
         "NCCL_SHM_DISABLE": "1",
         "NCCL_IB_DISABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
+        # kernels of all ranks wait for each other, so all must run at once
         "NCCL_MAX_CTAS": "2",
         "NCCL_ALGO": "Ring",
         "NCCL_PROTO": "Simple",
     }
     if one_host:  # the ranks of several hosts do not meet on the loopback interface
+        # they meet on one host, whatever interfaces it has
         variables["NCCL_SOCKET_IFNAME"] = "lo"
     return variables
 
@@ -280,6 +285,7 @@ class Session:
 
         if self.device.type == "cuda":
             dist.barrier(device_ids=[self.device.index])
+            # NCCL's barrier is over for the host when it is queued
             torch.cuda.synchronize(self.device)
         else:
             dist.barrier()
@@ -315,9 +321,12 @@ class Session:
         import torch
 
         if self.device.type == "cuda":
+            # ranks of one GPU divide what is free of it
             sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
+            # a tenth is left for NCCL's buffers
             own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
         else:
+            # the ranks of a host share its memory
             own = available_bytes() * 0.7 / self.cluster.gpus_per_node
         return float(self.gather([own]).min())
 
@@ -337,9 +346,11 @@ class Session:
 
 def available_bytes() -> float:
     """Return the memory that this host, or its container, can give without swapping, in bytes."""
+    # half of all, where the system does not say what is free
     free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
+            # meminfo counts KiB
             free = float(line.split()[1]) * 1024
     return min(free, container_bytes(Path("/sys/fs/cgroup")))
 
@@ -417,6 +428,7 @@ def open_session(options: HardwareOptions) -> Session:
         store=dist.PrefixStore(f"{prefix}/groups", base),
         rank=rank,
         world_size=world,
+        # longer than our watch, which says who is missing
         timeout=timeout + timedelta(seconds=5),
     )
     dtype = options.dtype

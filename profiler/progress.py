@@ -35,6 +35,7 @@ def describe(measurement: Measurement) -> str:
             f"{100 * found.efficiency:.0f} % hidden"
         )
     summary = summarize(m.samples_s["time"])
+    # half of what 90 % of the samples lie in, as a share of the median
     spread = (summary.high_s - summary.low_s) / 2.0 / summary.median_s
     line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
     traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)

@@ -43,6 +43,7 @@ class Lock:
         """
         self.note: str | None = None
         """Why there is no lock."""
+        # refused at once instead of waiting for hours
         self._lock = FileLock(out / _LOCK_NAME, timeout=0, thread_local=False)
         try:
             self._lock.acquire()
@@ -68,6 +69,7 @@ def probe(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # a full disk, too, refuses a file only when something is written
         with tempfile.NamedTemporaryFile(dir=out, prefix=".profiler.") as stream:
             stream.write(b"\0" * 4096)
             stream.flush()

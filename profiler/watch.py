@@ -86,6 +86,7 @@ class Watch:
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._reader, self._writer = os.pipe()
+        # a signal handler must never wait for room in the pipe
         os.set_blocking(self._writer, False)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -126,9 +127,11 @@ class Watch:
             while not self._closed.is_set():
                 ready, _, _ = select.select([self._reader], [], [], self._beat_s)
                 numbers = os.read(self._reader, 64) if ready else b""
+                # close() wakes the thread by the same pipe
                 if self._closed.is_set():
                     return
                 self._beat()
+                # fail() and close() write zeros, signals their numbers
                 received = [n for n in numbers if n]
                 if self._error is not None:
                     self._end(self._on_error(self._error))
@@ -178,6 +181,7 @@ class Watch:
         if found := self._cause():
             return found
         steps = [step for _, step in self._read_beats()]
+        # ranks count their steps alike: who has begun fewer is not where the others wait
         behind = [rank for rank, step in enumerate(steps) if step < max(steps)]
         return self._trouble(
             f"{self._names(behind)} did not reach this operation, the others wait in it"
@@ -191,6 +195,7 @@ class Watch:
 
     def _report(self, text: str, exit_code: int) -> None:
         """Tell all ranks why this one cannot go on; exit code 0 is a signal and no error."""
+        # counted by the store, so that two reports have two names
         number = self._store.add("errors", 1)
         self._store.set(f"error/{number}", json.dumps([self._rank, text, exit_code]))
 
@@ -214,6 +219,7 @@ class Watch:
         ):
             time.sleep(self._beat_s / 5)
             self._beat()
+            # only ranks that advance are alive: clocks of hosts may differ
             last = self._read_beats()
         self._silent = [r for r, beat in enumerate(last) if beat[0] <= first[r][0]]
         if self._silent:
@@ -283,6 +289,7 @@ class Watch:
             if self._rank == 0:
                 self._store.set("end", json.dumps([trouble.exit_code, self._silent]))
                 time.sleep(2 * self._beat_s)  # the others read it before the launcher ends them
+            # after the report, which must not wait for it
             self._kill_silent()
         finally:
             os._exit(trouble.exit_code)
@@ -301,6 +308,7 @@ class Watch:
                 stat = Path(f"/proc/{self._pids[rank]}/stat").read_text(encoding="utf-8")
                 # the command's name, in brackets, may contain anything
                 parent = int(stat.rpartition(")")[2].split()[1])
+                # a process of this number on another host is somebody else's
                 local = self._hosts[rank] == self._hosts[self._rank]
                 if local and rank != self._rank and parent == os.getppid():
                     os.kill(self._pids[rank], signal.SIGKILL)

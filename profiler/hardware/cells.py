@@ -142,6 +142,7 @@ def rounds(
                 for s in range(first, group_size - 1, 2)
                 for i in range(count)
             )
+            # one round of even boundaries and one of odd ones; two stages have one boundary
             for first in range(min(2, group_size - 1))
         )
     elif consecutive:
@@ -171,13 +172,16 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
             continue
         for group_size in sorted(sizes, reverse=True):
             plan.append((operation, group_size, True, swept))
+            # a group of all ranks is the same ranks at any stride
             if operation in STRIDED and 1 < group_size < world:
                 plan.append((operation, group_size, False, swept))
     if "p2p" in options.operations and world > 1:
         for stages in sorted(sizes):
             plan.append(("p2p", stages, True, swept))
+            # no document has a key for it: one size shows what both directions cost
             plan.append(("p2p_bidirectional", stages, True, (options.reference_bytes,)))
     if "overlap" in options.operations:
+        # large, since caches hold small messages
         plan.append(("memcopy", 1, True, (max(options.reference_bytes, 64 << 20),)))
         # sizes of its own: a machine where even the smallest does not fit is left out with a reason
         largest = max(options.sizes_bytes[-1], OVERLAP_SIZES_BYTES[0])
@@ -187,6 +191,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         plan += [(f"overlap_{name}", world, True, chosen) for name in names]
 
     def waits(cell: Cell) -> bool:
+        # the one size that documented peers use: overlap_coe needs it
         overlap = cell.operation == "overlap_allreduce" and cell.size_bytes == 64 << 20
         return cell.size_bytes != options.reference_bytes and not overlap
 
@@ -195,6 +200,7 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
         for operation, group_size, consecutive, of_operation in plan
         for size in of_operation
     ]
+    # sorting is stable, so that both halves keep the order of the plan
     return tuple(sorted(cells, key=waits))
 
 
@@ -208,6 +214,7 @@ def _cell(
 ) -> Cell:
     arranged = rounds(operation, group_size, consecutive, cluster.world_size, isolated)
     scopes = {cluster.scope(group) for groups in arranged for group in groups}
+    # one group that crosses nodes makes it a cell of the network
     order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
     return Cell(
         operation=operation,

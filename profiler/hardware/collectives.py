@@ -64,12 +64,14 @@ def random_values(dtype: torch.dtype, device: torch.device, exponent: int = 0) -
 
     generator = torch.Generator().manual_seed(1)
     uniform = torch.rand(PERIOD, generator=generator, dtype=torch.float64) * 2 - 1
+    # sign + value has a magnitude of 1 to 2: one octave, so no denormals and no infinities
     values = (uniform.sign() + uniform) * 2.0**exponent
     return values.to(device=device, dtype=dtype)
 
 
 def tile(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
     """Fill a flat tensor with repetitions of a pattern."""
+    # only whole periods can be viewed as rows; what is left over is filled on its own
     whole = tensor.numel() // pattern.numel() * pattern.numel()
     tensor[:whole].view(-1, pattern.numel()).copy_(pattern)
     tensor[whole:].copy_(pattern[: tensor.numel() - whole])
@@ -102,6 +104,7 @@ def labelled(label: int | torch.Tensor, device: torch.device) -> torch.Tensor:
     at = torch.arange(PERIOD, device=device)
     weight = torch.tensor([1, _BASE, _BASE**2], device=device)[at % 3]
     digit = torch.div(label, weight, rounding_mode="floor")
+    # the place is shifted from run to run, so that values 251 places apart differ too
     return (at + _SPREAD * (at // _BASE) + digit) % _BASE - _BASE // 2
 
 
@@ -115,6 +118,7 @@ def summand(position: int, block: int, count: int, device: torch.device) -> torc
 
     at = torch.arange(PERIOD, device=device)
     own = labelled(position * count + block, device)
+    # at a place the ranks at % count and (at - 1) % count add: two, whatever the count
     return own.where((at - position) % count < 2, 0)
 
 
@@ -162,6 +166,7 @@ class Layout:
     def share_elements(self) -> int:
         """Elements of a message divided by the group size, rounded up."""
         element_bytes: int = self.dtype.itemsize
+        # rounded up, so that every rank of the group has an equal share
         return -(-self.size_bytes // (len(self.ranks) * element_bytes))
 
     @property
@@ -224,6 +229,7 @@ def summed_in_place(layout: Layout) -> Buffers:
     import torch
 
     info = torch.finfo(layout.dtype)
+    # frexp's mantissas are below 1: its exponents are one above those of 1.x * 2^e
     lowest, highest = (math.frexp(value)[1] - 1 for value in (info.tiny, info.max))
     tensor = torch.empty(layout.num_elements, dtype=layout.dtype, device=layout.device)
     buffers = Buffers(
@@ -232,6 +238,7 @@ def summed_in_place(layout: Layout) -> Buffers:
         values=random_values(layout.dtype, layout.device, lowest),
     )
     count = len(layout.ranks)
+    # a sum over one rank leaves the values as they are
     if count > 1:
         # four octaves are spare for the values themselves and the rounding of many sums
         buffers.limit = max(1, int((highest - lowest - 4) / math.log2(count)))
@@ -241,6 +248,7 @@ def summed_in_place(layout: Layout) -> Buffers:
 
 def make_room(buffers: Buffers, layout: Layout, loops: int) -> None:
     """Fill a tensor that is summed in place anew unless `loops` further sums are sure to fit."""
+    # replays are not counted: how much room is left is unknown, so it is made anew
     if buffers.replayed or buffers.room < loops:
         buffers.refill()
     if buffers.replayed:
@@ -253,6 +261,7 @@ def transfer(sends: bool, receives: bool, layout: Layout) -> Buffers:
 
     assert len(layout.ranks) == 2, f"a transfer has a sender and a receiver, got {layout.ranks}"
     peer = layout.ranks[1 - layout.position]
+    # a share is half of the message here, since the group is a sender and a receiver
     buffers = out_of_place(2 * sends, 2 * receives, layout)
     if sends:
         buffers.transfers.append(dist.P2POp(dist.isend, buffers.send, peer, layout.group))
@@ -300,6 +309,7 @@ class Collective:
         for index, block in _blocks(buffers.send, layout):
             tile(block, self.sent(layout, index).to(block))
         if buffers.receive is not buffers.send:
+            # nan equals no pattern, so that what was never written is found
             buffers.receive.fill_(math.nan)
         _synchronize(layout.device)
         self.run(buffers, layout)
@@ -316,6 +326,7 @@ class Collective:
                     f"expected {float(pattern[at % PERIOD]):g}"
                 )
                 break
+        # timed runs begin with random values, not with the labels of the check
         buffers.refill()
         return wrong
 
@@ -343,6 +354,7 @@ def _run_allreduce(buffers: Buffers, layout: Layout) -> None:
         # replays begin with what `prepare` leaves, not with what is in the tensor now
         buffers.replayed, buffers.room = True, buffers.limit
     buffers.capturing = capturing
+    # only where one repetition has more sums than the type has room for
     if buffers.room == 0:
         buffers.refill()
     buffers.room -= 1
@@ -420,30 +432,37 @@ _ROWS = (
     ),
     Collective(
         name="allgather",
+        # the whole tensor comes out, one share, rounded up as in the layout, goes in
         tensor_bytes=lambda size, n: size + -(-size // n),
         make=lambda layout: out_of_place(1, len(layout.ranks), layout),
         run=_run_allgather,
         sent=_from_me,
+        # block i is the only one that rank i sent
         expected=lambda layout, block: _from(block, layout, 0),
     ),
     Collective(
         name="reducescatter",
+        # the whole tensor goes in, one share comes out
         tensor_bytes=lambda size, n: size + -(-size // n),
         make=lambda layout: out_of_place(len(layout.ranks), 1, layout),
         run=_run_reducescatter,
         sent=_my_summand,
+        # a rank gets the sum of the block that has its own position
         expected=lambda layout, block: _total(layout.position, layout),
     ),
     Collective(
         name="all2all",
+        # every rank sends a whole message and receives one
         tensor_bytes=lambda size, n: 2 * size,
         make=lambda layout: out_of_place(len(layout.ranks), len(layout.ranks), layout),
         run=_run_all2all,
         sent=_from_me,
+        # block i came from rank i, where it was the block of this rank's position
         expected=lambda layout, block: _from(block, layout, layout.position),
     ),
     Collective(
         name="p2p",
+        # a rank sends or receives, never both
         tensor_bytes=lambda size, n: size,
         make=lambda layout: transfer(layout.position == 0, layout.position == 1, layout),
         run=_run_transfers,

@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         if raw is None:
             return 0
         options = build_options(**raw)
+        # said before torch is loaded, since torchrun's variables tell the number
         check_world(options, _launched(arguments))
         speaks = local_rank == 0
         # heavy imports stay out of --help and of bad options
@@ -63,6 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         return reader_left()
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)
+        # an internal error may be this rank's alone, so it speaks for itself
         if failure.internal:
             return end_of_rank(
                 f"rank {rank}: {failure.text}", failure.exit_code, command=_NAME, speaks=True

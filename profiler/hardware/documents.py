@@ -78,6 +78,7 @@ def kinds_of(measurement: Measurement) -> tuple[DocumentKind, ...]:
     """Return the documents whose numbers or curves rest on a measurement."""
     operation = family(measurement.operation)
     if operation == "allreduce":
+        # times are documented of neighbouring ranks only
         return ("allreduce", "sp_time") if measurement.consecutive else ("allreduce",)
     if operation == "p2p":
         return ("p2p",)
@@ -89,9 +90,11 @@ def newest_measurements(runs: Iterable[Run]) -> dict[str, Measurement]:
     found: dict[str, Measurement] = {}
     for run in runs:
         replaced = set(str(run.metadata.get(REPLACES, "")).split(","))
+        # a run replaces what came before it, and nothing that comes after
         found = {key: m for key, m in found.items() if family(m.operation) not in replaced}
         for measurement in run.measurements:
             earlier = found.get(measurement.key)
+            # a failure never hides a success of before
             if measurement.status == "ok" or earlier is None or earlier.status != "ok":
                 found[measurement.key] = measurement
     return found
@@ -111,8 +114,10 @@ def requested_kinds(options: HardwareOptions, cluster: Cluster) -> frozenset[Doc
 
 _MAX_OVERLAP = 10.0
 """The largest coefficient that readers take; a slow-down above it is noise or a broken host."""
+# the documented keys know these two; the others stand in the sidecar's curves alone
 _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
+# Galvatron refuses a file with fewer
 _MIN_SP_TIME_SIZES = 8
 _MODELS: dict[DocumentKind, type[BaseModel]] = {
     "allreduce": AllreduceDocument,
@@ -165,7 +170,9 @@ def derive(
         data["allreduce"], data["p2p"] = {}, {}
     warnings += _refused(data)
     copies = [m for m in measurements.values() if m.operation == "memcopy" and _median(m)]
+    # the largest copy, since caches hold small ones
     copy = max(copies, key=lambda m: m.size_bytes, default=None)
+    # a copy reads every byte and writes it: twice the size goes through memory
     factor = OPERATIONS["memcopy"].bus_factor(1)
     return Documents(
         data=data,
@@ -177,6 +184,7 @@ def derive(
                 curve
                 for name in ("allreduce", *_OTHERS)
                 for curve in curves[name]
+                # like its keys; curves of strided groups stand beside the bandwidths
                 if curve.consecutive
             ],
         },
@@ -279,7 +287,9 @@ def _allreduce(
         key = f"allreduce_size_{group_size}_consec_{int(consecutive)}"
         cell = _at_reference(key, cells, reference_bytes, warnings)
         if cell is not None:
+            # a ring sends 2(n-1)/n of the message: (n-1)/n to reduce it, (n-1)/n to gather it
             factor = OPERATIONS["allreduce"].bus_factor(group_size)
+            # bytes/s to GB/s of 10^9 bytes
             data[key] = factor * cell.size_bytes / _median(cell) / GB
     if data and f"allreduce_size_{world}_consec_1" not in data:
         warnings.append(
@@ -292,10 +302,12 @@ def _allreduce(
 def _p2p(series: _Series, reference_bytes: int, warnings: list[str]) -> dict[str, float] | None:
     """Return bandwidths of a message to the next stage in GB/s, fewest stages first."""
     data = {}
+    # large groups come first in a series, few stages first in this file
     for (stages, _), cells in reversed(series.items()):
         key = f"pp_size_{stages}"
         cell = _at_reference(key, cells, reference_bytes, warnings)
         if cell is not None:
+            # one way, so the message is all the traffic; bytes/s to GB/s of 10^9 bytes
             data[key] = cell.size_bytes / _median(cell) / GB
     return data or None
 
@@ -307,10 +319,12 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
         for (group_size, consecutive), cells in series[operation].items():
             if not consecutive:
                 continue
+            # keys name whole MiB; other sizes stand in the curves alone
             whole = {size: m for size, m in cells.items() if size % MIB == 0}
             group = f"sp_time: {operation} in groups of {group_size}"
             times = {size: time for size, m in whole.items() if (time := _median(m))}
             for size, time_s in times.items():
+                # seconds to the ms of the file, MB being 2^20 bytes
                 data[f"{operation}_size_{group_size}_{size // MIB}MB_time"] = time_s / MS
             left_out: dict[str, list[str]] = {}
             for size in sorted(set(whole) - set(times)):
@@ -334,6 +348,7 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
     for key, m in sorted(measurements.items()):
         if not m.operation.startswith("overlap_"):
             continue
+        # of GEMMs and of communication: the larger slow-down counts
         pairs = [(_median(m, f"{side}_alone"), _median(m, f"{side}_overlapped")) for side in _SIDES]
         if all(alone and overlapped for alone, overlapped in pairs):
             slowdowns[key] = max(overlapped / alone for alone, overlapped in pairs)
@@ -352,4 +367,5 @@ def _overlap(measurements: Mapping[str, Measurement], warnings: list[str]) -> fl
         warnings.append(
             "overlap_coe was measured on one device, with a copy in place of communication"
         )
+    # nothing is quicker beside something else: a value below 1 is noise
     return min(max(1.0, slowdowns[worst]), _MAX_OVERLAP)

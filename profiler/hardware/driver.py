@@ -73,6 +73,7 @@ def stragglers(
     """
     if len(groups) < 2:
         return []
+    # the median of two is their mean, beside which the slower one looks normal
     normal_s = float(np.median(medians_s) if len(groups) > 2 else medians_s.min())
     ratios: dict[int, list[float]] = {}
     for group, median_s in zip(groups, medians_s, strict=True):
@@ -81,6 +82,7 @@ def stragglers(
     return [
         Straggler(rank=rank, host=hosts[rank], ratio=max(of_rank))
         for rank, of_rank in sorted(ratios.items())
+        # a rank that is quick in another group is not what makes its slow group slow
         if min(of_rank) > STRAGGLER_RATIO
     ]
 
@@ -100,6 +102,7 @@ def combined(
     cell: Cell, found: Sequence[GroupTimes], hosts: Sequence[str], *, checked: bool
 ) -> Measurement:
     """Return the measurement of a cell: the samples of the slowest group, and what all took."""
+    # by rank and not by round, so that files list groups in one order
     ordered = sorted(found, key=lambda times: times.group)
     medians = np.array([np.median(times.samples_s) for times in ordered])
     worst = ordered[int(medians.argmax())]
@@ -186,6 +189,7 @@ class Driver:
         found: list[GroupTimes] = []
         for number, groups_at_once in enumerate(cell.rounds):
             buffers, layout = self._prepare(cell, row, groups_at_once)
+            # before anything is timed: the speed of a wrong operation says nothing
             wrong = self._verify(cell, row, number, buffers, layout)
             if wrong:
                 return unmeasured(cell, "failed", wrong)
@@ -201,9 +205,11 @@ class Driver:
         """Return this rank's buffers and place in a round, None if it only watches."""
         session = self._session
         alone = row.name == "memcopy"
+        # a copy has no group to connect
         if not alone:
             session.join(groups_at_once)
         mine = next((group for group in groups_at_once if session.rank in group), None)
+        # a rank outside of the round still takes part in every barrier and gather
         if mine is None:
             return None, None
         layout = Layout(
@@ -232,6 +238,7 @@ class Driver:
             session = self._session
             self._watch.step(f"the check of {cell.key}")
             found = row.check(buffers, layout) if buffers and layout else None
+            # only ranks of the round know, and all must take the same way on
             flags = session.gather([0.0 if found is None else 1.0])[:, 0]
             wrong = ""
             if flags.any():
@@ -259,6 +266,7 @@ class Driver:
             row.run(buffers, layout)
 
         session, policy = self._session, self._policy
+        # others report 0 s, which is no fast operation
         members = [rank for group in groups_at_once for rank in group]
 
         def block(loops: int, count: int, since_s: float) -> tuple[NDArray[np.float64], float]:
@@ -267,6 +275,7 @@ class Driver:
             own = []
             for _ in range(count):
                 self._watch.step(cell.key)
+                # before the barrier, so that filling buffers is in nobody's time
                 if buffers is not None and layout is not None:
                     row.prepare(buffers, layout, loops)
                 session.barrier()
@@ -279,9 +288,11 @@ class Driver:
         now_s = time.perf_counter()
         # the first use connects and faults pages in: an upper bound, unless it was slow anyway
         found, _ = block(1, 1, now_s)
+        # the block above was one of them
         further = warmups(float(found[members].max()), policy) - 1
         if further > 0:
             found, _ = block(1, further, now_s)
+        # the slowest rank decides how long an operation takes
         loops = choose_loops(float(np.median(found[members].max(axis=0))), policy)
 
         collected = np.zeros((session.world_size, 0))
@@ -290,6 +301,7 @@ class Driver:
             found, spent_s = block(loops, count, begun_s)
             if loops == 1 and collected.size == 0:
                 seen = choose_loops(float(np.median(found[members].max(axis=0))), policy)
+                # these samples are single operations, too short for the clock: they do not count
                 if seen >= _MISJUDGED:
                     loops = seen
                     continue
@@ -301,6 +313,7 @@ class Driver:
         """Return the samples of the group with the largest median."""
         if times_s.shape[1] == 0:
             return []
+        # the slowest group is the cell's value, so its interval says when to stop
         of_groups = [times_s[list(group)].max(axis=0) for group in groups_at_once]
         worst = max(of_groups, key=lambda samples: float(np.median(samples)))
         return [float(v) for v in worst]
@@ -308,6 +321,7 @@ class Driver:
     def _overlap(self, cell: Cell, row: Collective) -> Measurement:
         session = self._session
         emulated = session.world_size == 1
+        # nobody to communicate with: a copy takes memory bandwidth as communication does
         if emulated:
             row = COLLECTIVES["memcopy"]
         elif self._overlap_group is None:
@@ -341,6 +355,7 @@ class Driver:
             )
             return unmeasured(cell, "failed", reason)
         own = max(slowdowns(found.samples_s).compute, slowdowns(found.samples_s).communication)
+        # overlap_coe is the largest slow-down of all: the rank that has it gives the samples
         slowest = int(session.gather([own]).argmax())
         said = session.share(
             f"overlap/{cell.key}",

@@ -105,6 +105,7 @@ def interleaved(queues: Queues) -> Iterator[bool]:
     """
     blocks = communications = 0
     while blocks < queues.blocks or communications < queues.communications:
+        # as many blocks go first as take as long as the communications issued so far
         compute = communications == queues.communications or (
             blocks < queues.blocks and blocks < communications * queues.blocks_per_communication
         )
@@ -127,6 +128,7 @@ def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[fl
     before its end. Lanes that take turns share none of these. The most is what the lane with
     less of such time has while the other has not ended.
     """
+    # after the shorter lane's end nothing can be shared
     until_s = min(a.end_s, b.end_s)
     busy_a, busy_b = _busy(a, a_alone_s, until_s), _busy(b, b_alone_s, until_s)
     shared_s, i, j = 0.0, 0, 0
@@ -134,6 +136,7 @@ def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[fl
         start_s = max(busy_a[i][0], busy_b[j][0])
         end_s = min(busy_a[i][1], busy_b[j][1])
         shared_s += max(end_s - start_s, 0.0)
+        # the interval that ends first meets no later one of the other lane
         if busy_a[i][1] <= busy_b[j][1]:
             i += 1
         else:
@@ -143,6 +146,7 @@ def evidence(a: Track, a_alone_s: float, b: Track, b_alone_s: float) -> tuple[fl
 
 def _busy(track: Track, alone_s: float, until_s: float) -> list[tuple[float, float]]:
     intervals = (
+        # the last alone_s before the end, but not before the predecessor ended
         (max(before, end - alone_s), min(end, until_s))
         for before, end in pairwise((track.start_s, *track.ends_s))
     )
@@ -171,6 +175,7 @@ class ThreadLanes:
 
         def communicate() -> None:
             try:
+                # it ends on all ranks at about the same time, so that their windows begin together
                 if queues.lead:
                     self._communicate()
                 gate.wait()
@@ -180,6 +185,7 @@ class ThreadLanes:
                     ends.append(time.perf_counter())
             except BaseException as error:  # raised again in the calling thread
                 failures.append(error)
+                # else the calling thread waits at the gate for ever
                 gate.abort()
             communicated.set()
 
@@ -197,6 +203,7 @@ class ThreadLanes:
                 if communicated.is_set() and (queues.until_communicated or failures):
                     break
         except threading.BrokenBarrierError:
+            # the other lane failed before the gate; its error is raised below
             start_s = time.perf_counter()
         thread.join()
         if failures:
@@ -256,6 +263,7 @@ class StreamLanes:
             if queues.lead:
                 self._communicate()
             opened.record(self._communication_stream)
+        # both lanes are behind the same event, so that they start together
         self._compute_stream.wait_event(opened)
 
         blocks: list[Any] = []
@@ -272,6 +280,7 @@ class StreamLanes:
                 end = self._event()
                 end.record(stream)
                 (blocks if compute else communications).append(end)
+        # the next gate is as long as issuing took this time
         self._issue_s = (time.perf_counter() - began) / max(operations, 1)
         self._cuda.synchronize(self._device)
         return Played(compute=_track(opened, blocks), communication=_track(opened, communications))
@@ -287,8 +296,10 @@ class StreamLanes:
             action()
             end.record(self._compute_stream)
         self._cuda.synchronize(self._device)
+        # events count milliseconds; not 0, since the gate's length is divided by it
         return max(float(start.elapsed_time(end)) * 1e-3, 1e-6)
 
 
 def _track(zero: Any, ends: list[Any]) -> Track:
+    # events count milliseconds
     return Track(start_s=0.0, ends_s=tuple(float(zero.elapsed_time(end)) * 1e-3 for end in ends))

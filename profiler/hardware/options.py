@@ -258,5 +258,6 @@ def build_options(**given: object) -> HardwareOptions:
     raw = {name.replace("_", "-"): value for name, value in given.items()}
     options = make(HardwareOptions, read_values(rows_of(HardwareOptions), raw))
     check_out(options.out)
+    # documented bandwidths are those of the reference size: it is always measured
     sizes = {*options.sizes_bytes, options.reference_bytes}
     return replace(options, sizes_bytes=tuple(sorted(sizes)))

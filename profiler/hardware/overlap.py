@@ -46,6 +46,7 @@ __all__ = [
 # How many GEMMs and communications fill the windows of an overlap measurement.
 
 
+# an end is recorded for every communication and every block: both bound how many
 _MOST_OPERATIONS = 1024
 _MOST_BLOCKS = 256
 _LEAD_FROM = 4
@@ -84,11 +85,13 @@ class OverlapPlan:
 
     def covered(self, cover: float) -> Queues:
         """Return queues in which the communications outlast the blocks `cover` times."""
+        # rounded down: fewer blocks end earlier, and the cover is at least what was asked for
         blocks = int(self.communications * self.blocks_per_communication / cover)
         return self.queues(min(max(blocks, 1), self.blocks), self.communications)
 
     def covering(self, cover: float) -> Queues:
         """Return queues in which the blocks outlast the communications `cover` times."""
+        # the measured queue shrinks by the cover, so that the window grows little
         communications = max(int(self.communications / cover), 1)
         blocks = math.ceil(cover * communications * self.blocks_per_communication)
         return self.queues(max(blocks, 2), communications)
@@ -105,7 +108,9 @@ class OverlapPlan:
 def plan_overlap(gemm_s: float, communication_s: float, window_s: float) -> OverlapPlan:
     """Return how many operations fill a window, of times that are the same on every rank."""
     communications = min(max(math.ceil(window_s / communication_s), 1), _MOST_OPERATIONS)
+    # as many as take as long as the communications, both alone
     gemms = communications * communication_s / gemm_s
+    # several GEMMs in a block where single ones would be more than are recorded
     per_block = max(math.ceil(gemms / _MOST_BLOCKS), 1)
     return OverlapPlan(
         communications=communications,
@@ -279,6 +284,7 @@ def local_overlap(
         lanes,
         agree,
         gemm=f"{size}x{size}x{size} {name.get(spelt, spelt)}",
+        # a short budget shortens the window: it must hold repetitions of all five phases
         window_s=min(OVERLAP_WINDOW_S[kind], max_seconds / 40),
         repetitions=repetitions,
         max_seconds=max_seconds,
@@ -305,6 +311,7 @@ def measure_overlap(
         elapsed_s = agree(time.perf_counter() - began)
         done = phases.repetitions
         first_s = first_s or elapsed_s
+        # elapsed * (1 + 1/done) is where one more repetition would end
         if first_s > max_seconds or (done >= 2 and elapsed_s * (1 + 1 / done) > max_seconds):
             break
     return phases.result(f"{gemm} x {plan.gemms_per_communication:.3g}")
@@ -312,12 +319,14 @@ def measure_overlap(
 
 def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, float]:
     """Return seconds of one GEMM and of one communication: the quickest seen, slowest rank's."""
+    # whoever agrees waits for all ranks: they begin together
     agree(0.0)
     # CUDA loads a kernel on its first launch, and waits for the device to do so: were that device
     # at a communication whose peer is as far, neither would end. So the GEMMs come alone at first.
     lanes.play(Queues(blocks=1, communications=0))
     connected = lanes.play(Queues(blocks=3, communications=1))
     communication_s, spent_s = agree(connected.communication.window_s), 0.0
+    # the quickest of three, since what disturbs a GEMM only adds time
     gemm_s = agree(min(_mean(lanes.play(_GEMMS_ALONE).compute) for _ in range(3)))
     for _ in range(5):
         # several in a row where that costs nothing: one alone is measured with its launch
@@ -328,6 +337,7 @@ def _calibrate(lanes: Lanes, agree: Callable[[float], float]) -> tuple[float, fl
         spent_s += agree(track.window_s)
         if spent_s > _CALIBRATION_S:
             break
+    # both are divisors later, and a coarse clock may have seen nothing
     return max(gemm_s, 1e-7), max(communication_s, 1e-7)
 
 
@@ -370,6 +380,7 @@ class _Phases:
         }
         for lane in self.quickest_s:
             alone = found[f"{lane}_alone"]
+            # no operation beside the other lane was at work for less than this
             self.quickest_s[lane] = min(self.quickest_s[lane], *alone.durations_s)
         for lane in self.quickest_s:
             measured = self._covered(lane)
@@ -378,6 +389,7 @@ class _Phases:
             found[f"{lane}_overlapped"] = measured
         makespan_s = self._play(plan.equal).makespan_s
         for name, track in found.items():
+            # of GEMMs the mean block, times the blocks that go with one communication
             scale = plan.blocks / plan.communications if name.startswith("compute") else 1.0
             self.samples_s[name].append(_mean(track) * scale)
         self.samples_s["both"].append(makespan_s / plan.communications)
@@ -395,6 +407,7 @@ class _Phases:
         else:
             tries = [(cover, self.plan.covering(cover)) for cover in _COVERS]
         for cover, queues in tries:
+            # what was too short once stays too short: all ranks have agreed on that
             if cover < self.cover[lane]:
                 continue
             played = self._play(queues)
@@ -403,6 +416,7 @@ class _Phases:
                 inner, outer = outer, inner
             counted = inside(inner, outer)
             missed = 1.0 - len(counted.ends_s) / len(inner.ends_s)
+            # the worst rank's share, so that all ranks take the same try
             if self.agree(missed) <= 0.5:
                 self.cover[lane] = cover
                 self._weigh(played)
@@ -427,7 +441,9 @@ class _Phases:
 
     def result(self, gemm: str) -> OverlapSamples:
         """Return what was measured, with the verdict of all ranks."""
+        # where nothing could be shared nothing is proved
         own = self.shared_s / self.shareable_s if self.shareable_s > 0.0 else 0.0
+        # agree() returns the largest: of 1 - share that is the smallest share of any rank
         shared = max(1.0 - self.agree(1.0 - own), 0.0)
         if self.reason is None and shared < LEAST_SHARED:
             self.reason = (

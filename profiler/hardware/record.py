@@ -133,6 +133,7 @@ def is_damage(error: DocumentError) -> bool:
     """Return whether the content is at fault, and not its age or the rights of the reader."""
     if error.key == "version" and error.remedy is not None:
         return False  # a newer version wrote it
+    # a file that cannot be read at all may be whole
     try:
         Path(error.path).read_bytes()
     except OSError:
@@ -151,6 +152,7 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
         found = cells.setdefault(run.id, {})
         for measurement in run.measurements:
             earlier = found.get(measurement.key)
+            # of two copies the one that was measured counts
             if earlier is None or earlier.status != "ok":
                 found[measurement.key] = measurement
     return tuple(
@@ -174,6 +176,7 @@ def next_run_id(runs: Iterable[Run], token: str) -> str:
 
 def is_ours(path: Path, kind: DocumentKind, history: History) -> bool:
     """Return whether a document, or its sidecar, is the work of an earlier run of this command."""
+    # what is damaged, or was moved aside for it, was a sidecar of this command
     if kind in history.damaged or any(path.parent.glob(sidecar_path(path).name + DAMAGED + "*")):
         return True
     return bool(history.present.get(kind))
@@ -212,6 +215,7 @@ def differences(
     active = newest_measurements(history.runs)
     found: list[str] = []
     for run in history.runs:
+        # only cells that still count tie a document to their run
         cells = [m for m in run.measurements if active.get(m.key) is m and m.status == "ok"]
         rest_on_it = kinds & {kind for m in cells for kind in kinds_of(m)}
         if rest_on_it:
@@ -274,6 +278,7 @@ class Record:
         self._run = Run(id=next_run_id(history.runs, secrets.token_hex(4)), metadata=metadata)
         self._own: dict[str, Measurement] = {}
         self._written: dict[DocumentKind, dict[str, float]] = {}
+        # what another program wrote is copied before it is replaced
         self._to_keep = {
             kind: [path for path in (document, sidecar_path(document)) if path.exists()]
             for kind, document in self._paths.items()
@@ -307,10 +312,12 @@ class Record:
             synthetic=synthetic,
             name=name,
         )
+        # first, since the lock is a file in the directory too
         probe(out)
         lock = Lock(out)
         try:
             return cls._locked(out, about, metadata, lock)
+        # an interruption, too, must not leave the directory locked
         except BaseException:
             lock.release()
             raise
@@ -320,6 +327,7 @@ class Record:
         options = about.options
         kinds = requested_kinds(options, about.cluster)
         paths = document_paths(out, about.cluster)
+        # under the lock: no other run's file in the making is removed
         remove_leftovers(p for path in paths.values() for p in (path, sidecar_path(path)))
         history = read_history(paths)
         check_present(paths, kinds, history, options)
@@ -350,6 +358,7 @@ class Record:
                 replaced.update(name for kind in kinds for name in MEASURED_FOR[kind])
             described[REPLACES] = ",".join(sorted(replaced))
         record = cls(out, about, lock=lock, history=history, metadata=described, notes=notes)
+        # a killed run may have left sidecars that are newer than their documents
         if options.resume:
             record._repair()
         return record
@@ -377,6 +386,7 @@ class Record:
     def missing(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells that have no usable measurement yet, in their order."""
         found = self.measurements
+        # what failed or was left out is tried again
         return [cell for cell in cells if cell.key not in found or found[cell.key].status != "ok"]
 
     def put(self, measurement: Measurement) -> None:
@@ -456,10 +466,12 @@ class Record:
             old = self._to_keep[kind][0]
             with sentences(old):
                 self.notes.append(f"{old} was kept as {keep_copy(old).name}")
+            # after the copy, so that one that failed is tried again
             del self._to_keep[kind][0]
         sidecar = self._sidecar(kind, documents).model_dump(exclude_none=True)
         with sentences(sidecar_path(path)):
             write_json(sidecar_path(path), sidecar, number_rows=True)
+        # a document whose values stay the same is not replaced after every cell
         if data is not None and self._written.get(kind) != data:
             with sentences(path):
                 write_json(path, dict(data))

@@ -102,6 +102,7 @@ def probe_policy(policy: Policy) -> Policy:
         iters=min(policy.iters, _PROBE_ITERS),
         warmup=min(policy.warmup, 2),
         max_seconds=min(policy.max_seconds, _PROBE_SECONDS),
+        # never narrow enough: the scatter of all repetitions is wanted
         half_width=0.0,
     )
 
@@ -126,6 +127,7 @@ def forecast(
 
 
 def _barrier_seconds(barrier: Callable[[], None]) -> float:
+    # the first one connects and does not count
     barrier()
     begun_s = time.perf_counter()
     for _ in range(_BARRIERS):
@@ -158,8 +160,11 @@ def _collective_seconds(
     quick = [cell for cell in ordered if cell.size_bytes <= _PROBE_BYTES] or ordered[:1]
     first = driver.measure(quick[-1])  # creates groups and checks the result
     if first.status != "ok":
+        # the others of the kind will fail as quickly
         return first.elapsed_s * len(cells)
+    # once more, now that groups exist and the result is checked
     probes = [driver.measure(cell) for cell in dict.fromkeys((quick[0], quick[-1]))]
+    # what only the first measurement took is paid once for the kind
     once_s = max(0.0, first.elapsed_s - probes[-1].elapsed_s)
     # Large messages leave the caches: probe the largest one that is still quick.
     reached = quick[-1].size_bytes
@@ -179,6 +184,7 @@ def _collective_seconds(
         for probe, s in zip(probes, summaries, strict=True)
     ]
     times_s = np.array([s.median_s for s in summaries])
+    # larger buffers take no less: noise must not make them, and logs need positive values
     setups_s = np.maximum.accumulate(np.maximum(rest_s, 1e-4))
     variation = float(np.median([s.variation for s in summaries]))
     return once_s + sum(
@@ -192,6 +198,7 @@ def _collective_seconds(
 def _at(size_bytes: float, sizes: NDArray[np.float64], values_s: NDArray[np.float64]) -> float:
     """Return a probed quantity at a size: power laws between probes, above them proportional."""
     above = max(1.0, size_bytes / float(sizes[-1]))
+    # latency counts no more above the largest probe
     return above * float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(values_s))))
 
 
@@ -202,6 +209,7 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
     repetition alone longer than that.
     """
     smallest = min(cells, key=lambda cell: cell.size_bytes)
+    # the first connects and loads kernels; the second is what further cells take
     first = driver.measure(smallest)
     probe = driver.measure(smallest)
     once_s = max(0.0, first.elapsed_s - probe.elapsed_s)
@@ -218,8 +226,10 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
         longest_s = growth * repetition_s
         repetitions = min(
             policy.iters,
+            # two repetitions are taken in any case, one where it is too long alone
             max(2 if longest_s < policy.max_seconds else 1, int(policy.max_seconds / longest_s)),
         )
+        # calibration takes about as long as one more repetition
         total_s += (1 + repetitions) * longest_s
     return total_s
 
@@ -319,6 +329,7 @@ def _measure_all(
         missing = tuple(state.record.missing(cells))
         for note in state.record.notes:
             say(note)
+    # rank 0 alone knows what files hold, and all ranks must measure the same cells
     wanted = session.share("cells", " ".join(cell.key for cell in missing) if is_first else None)
     keys = set(wanted.split())
     chosen = [cell for cell in cells if cell.key in keys]
@@ -352,6 +363,7 @@ def _finish(state: _State, session: Session, options: HardwareOptions, trouble: 
     if state.progress is not None:
         state.progress.stop()
     if trouble.is_input_error:
+        # every rank has met the same mistake: one says it
         if session.rank == 0:
             say(f"autopar: {trouble.sentence}")
         return

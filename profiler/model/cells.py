@@ -81,6 +81,7 @@ def tensor_degrees(spec: ModelSpec, options: ModelOptions) -> tuple[int, ...]:
                 for layer in with_seq_lengths(spec, case).layers:
                     sharding.check(layer)
         except InputError:
+            # a default that does not fit is left out, what was asked for is refused
             if options.degrees is not None or degree == 1:
                 raise
         else:
@@ -100,6 +101,7 @@ def length_cases(spec: ModelSpec, options: ModelOptions) -> tuple[tuple[int, ...
     if options.seq_lengths is None:
         cases = _default_cases(own) if options.mode == "sequence" else (own,)
     else:
+        # one length stands for all layer types
         cases = tuple(case * types if len(case) == 1 else case for case in options.seq_lengths)
     for case in cases:
         if len(case) != types:
@@ -207,6 +209,7 @@ def stack_counts(
     """
     types = len(spec.layers)
     base = (options.layernum_min,) * types
+    # all types would grow together: their difference is no type's own
     if own_module and types > 1:
         return (base,)
     more = ((*base[:kind], options.layernum_max, *base[kind + 1 :]) for kind in range(types))
@@ -241,6 +244,7 @@ def plan_cells(
         *_memory_cells(spec, options, cases, degrees, own_module),
         *_time_cells(spec, options, cases, degrees, own_module),
     ):
+        # the order of the plan stays, and a cell is measured once
         found.setdefault(cell.key, cell)
     return tuple(found.values())
 
@@ -262,6 +266,7 @@ def _memory_cells(
         checkpoints = ("none",)
     for case in cases:
         for layer_type in range(len(case)):
+            # kept bytes grow with the batch exactly: one sample tells them
             whole = _layer_cell(spec, "memory", layer_type, 1, case)
             for degree in degrees:
                 own: TensorKind = (
@@ -331,6 +336,7 @@ def _layer_cell(
         layer_type=layer_type,
         batch=batch,
         seq_lengths=(case[layer_type],),
+        # the encoder is the first layer type
         encoder_seq_length=case[0] if crosses else None,
     )
 

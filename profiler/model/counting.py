@@ -115,11 +115,13 @@ def count_step(
         ledger.label([tensor], "activations")
         return tensor
 
+    # gradients that an earlier pass has left are there from the beginning
     ledger.label([parameter.grad for parameter in model.parameters()], "gradients")
     hooks = []
     for optimizer in optimizers:
         label_held(optimizer)
         hooks.append(optimizer.register_step_pre_hook(label_held))
+    # only once it is accumulated is a storage known as a gradient, not as a temporary
     hooks += [
         parameter.register_post_accumulate_grad_hook(label_gradient)
         for parameter in model.parameters()
@@ -143,6 +145,7 @@ def held_bytes(tensors: object) -> int:
 
     Distributed tensors count as what the rank holds of them; what is no tensor counts nothing.
     """
+    # tensors that view one storage share its address, and count once
     held = {s._cdata: s.nbytes() for s in _storages(tree_leaves(tensors))}
     return sum(held.values())
 
@@ -205,6 +208,7 @@ class _Ledger:
             self._foreign.remove(number)
             self._sizes[number] = storage.nbytes()
             self._before.append((number, storage.nbytes()))
+        # the first of PARTS wins, so that the order of labels does not matter
         self._parts[number] = min(self._parts[number], PARTS.index(part))
 
     def peak(self) -> tuple[int, Mapping[str, int]]:
@@ -236,6 +240,7 @@ class _Ledger:
             self._events.append((number, change))
 
     def _gone(self, address: int) -> None:
+        # popped, since another storage may soon have the address
         self._resize(self._numbers.pop(address), 0)
 
 
@@ -251,6 +256,7 @@ class _Watch(TorchDispatchMode):
             return NotImplemented  # a wrapper's own operators come here one by one
         kwargs = kwargs or {}
         ledger = self._ledger
+        # before the call, so that inputs that it returns are not taken for new
         for storage in _storages(tree_leaves((args, kwargs))):
             ledger.taken(storage)
         out = func(*args, **kwargs)
@@ -278,6 +284,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
         ledger.made(storage)
         return out
 
+    # put back as it was: an own attribute would shadow the inherited one for good
     inherited = "resize_" not in vars(torch.UntypedStorage)
     torch.UntypedStorage.resize_ = resize_and_tell
     try:
@@ -368,8 +375,10 @@ def count_memory(
     with tracker:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             end = End.apply(module(*inputs))
+        # between the passes: what autograd holds and is still alive, each storage once
         activation = sum(tracker.alive_bytes(number) for number in saved)
         end.backward(torch.empty_like(end))
+    # gradients of parameters belong to the states, which the cost model counts itself
     for parameter in parameters:
         if parameter.grad is not None:
             tracker.ignore(parameter.grad)
@@ -378,6 +387,7 @@ def count_memory(
         num_parameters=sum(p.numel() for p in own),
         parameter_bytes=sum(p.numel() * p.element_size() for p in own),
         activation_bytes=activation,
+        # what is kept counts for each micro-batch in flight, the rest of the peak once
         peak_bytes=tracker.peak_bytes() - activation,
     )
 
@@ -461,6 +471,7 @@ class _Tracker(TorchDispatchMode):
         alive = peak = 0
         for number, sign in self._changes.events:
             storage = self._changes.storages[number]
+            # asked at the end: gradients are known as such only after the backward
             if storage.counts:
                 alive += sign * storage.num_bytes
                 peak = max(peak, alive)
@@ -517,6 +528,7 @@ def layer_memory(
             device="cpu",
             encoder_seq_length=encoder_seq_length,
         )
+        # beyond the first there is the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
     return dataclasses.replace(
         counted,

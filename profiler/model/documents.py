@@ -107,12 +107,14 @@ def fit_cells(
     """
     series: dict[_Series, list[_Point]] = {}
     for m in cells:
+        # whole forwards only check layers, and a backward that recomputes is two passes
         if m.num_layers is not None or m.checkpoint != "none":
             continue
         for name in _PASSES:
             if samples := m.samples_s.get(name):
                 point = (tuple(m.seq_lengths), m.batch, tuple(samples))
                 series.setdefault((m.layer_type, m.degree, m.kind, name), []).append(point)
+    # of a difference the forward alone is known, of one rank
     for (lengths, batch), time_s in (rests or {}).items():
         series.setdefault((None, 1, "sp", "forward"), []).append((lengths, batch, (time_s,)))
     return [
@@ -175,6 +177,7 @@ def main_fits(fits: Sequence[TimeFit], mode: Mode) -> list[TimeFit]:
     """
     chosen: dict[tuple[int | None, str], list[TimeFit]] = {}
     for fit in fits:
+        # times of shards, and recomputation, have fits of their own
         if fit.degree == 1 and fit.time != "recompute":
             chosen.setdefault((fit.layer_type, fit.time), []).append(fit)
     found: list[TimeFit] = []
@@ -193,8 +196,10 @@ def _order(series: _Series) -> tuple[bool, int, int, str, int]:
 def _forms(points: list[_Point]) -> list[tuple[Form, list[_Point]]]:
     """Return the forms that these points can be fitted in, each with its points."""
     found: list[tuple[Form, list[_Point]]] = []
+    # several lengths tell the part that grows with the tokens
     if len({sum(lengths) for lengths, _, _ in points}) > 1:
         found.append(("sequence", points))
+    # several batch sizes of one length tell its launch cost
     for lengths in dict.fromkeys(lengths for lengths, _, _ in points):
         here = [point for point in points if point[0] == lengths]
         if len(here) > 1:
@@ -224,6 +229,7 @@ def _fit(series: _Series, form: Form, points: tuple[_Point, ...]) -> TimeFit:
             points, measured, fitted.fitted_s, fitted.errors, strict=True
         )
     ]
+    # a time without samples has no spread
     if min(map(len, samples)) > 1:
         coefficients, times = bootstrap_times(batches, tokens, samples, terms)
         for end, quantile in zip(("low", "high"), INTERVAL, strict=True):
@@ -315,6 +321,7 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
     for m in stacks:
         by_size.setdefault((m.batch, tuple(m.seq_lengths)), []).append(m)
     for (batch, lengths), runs in by_size.items():
+        # the forward with the fewest layers of all types: what is subtracted
         low = min(runs, key=lambda m: m.num_layers or [])
         for kind, seq in enumerate(lengths):
             direct = alone.get((kind, batch, seq))
@@ -323,6 +330,7 @@ def layer_differences(stacks: list[ModelMeasurement], alone: Mapping[Size, float
             if direct is None or count < 1:
                 continue
             checked += 1
+            # what the further layers took, each, over the same layer alone
             ratio = (forward_s(more) - forward_s(low)) / count / direct
             if abs(ratio - 1.0) > _APART:
                 name = f"layertype_{kind}_bsz{batch}_seq{seq}"
@@ -403,6 +411,7 @@ def derive_computation(
     rests: dict[tuple[tuple[int, ...], int], float] = {}
     for m in stacks:  # of a module of somebody's own, which does not say what its rest is
         rest, size = _rest(m, alone), (tuple(m.seq_lengths), m.batch)
+        # a cell of its own says more than a difference
         if rest is not None and size not in others:
             rests.setdefault(size, rest)
     others |= rests
@@ -419,6 +428,7 @@ def derive_computation(
     for m in stacks:
         counts = ",".join(map(str, m.num_layers or ()))
         seqs = seqs_text(tuple(m.seq_lengths))
+        # seconds to the ms of the file, of the whole batch
         data[f"layernum[{counts}]_bsz{m.batch}_seq{seqs}"] = forward_s(m) / MS
     fits = fit_cells(cells, rests)
     own = {key: m for key, m in found.items() if about is None or key in about}
@@ -579,6 +589,7 @@ def _other_memory(
                 },
                 activation_bytes_per_sample={
                     degree: (
+                        # the documented tables hold the loss's peak beside what is kept
                         m.bytes["activation"]
                         + (m.bytes.get("peak", 0.0) if part != "first" else 0.0)
                     )
@@ -605,4 +616,5 @@ def _rest(stack: ModelMeasurement, alone: Mapping[Size, float]) -> float | None:
         return None
     counts = stack.num_layers or []
     layers = sum(n * alone[size] for n, size in zip(counts, sizes, strict=True))
+    # noise may make the layers longer than the whole
     return max(0.0, forward_s(stack) - layers)

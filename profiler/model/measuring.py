@@ -95,6 +95,7 @@ def half_memory(spec: LayerSpec, cell: ModelCell, unit: Unit, dtype: str) -> Mod
             encoder_seq_length=cell.encoder_seq_length,
             **on,
         )
+        # beyond the first there is the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
     found = replace(
         counted,
@@ -162,6 +163,7 @@ def cell_part(
                 encoder_seq_length=cell.encoder_seq_length,
                 **on,
             ),
+            # beside the hidden state there is only the encoder's output, which all layers share
             num_own=1,
         )
     sized, part = with_seq_lengths(spec, cell.seq_lengths), cell.part
@@ -407,6 +409,7 @@ def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> flo
     total = 0.0
     for kind, seq in zip(types, cell.seq_lengths, strict=True):
         layer = replace(spec.layers[kind], seq_length=seq)
+        # weight and gradient, and what AdamW steps; the rest is timed without a step
         per_parameter = 2 * element + (ADAM_BYTES if cell.part == "layer" else 0)
         states = parameter_count(layer) * per_parameter
         kept = cell.batch * activation_bytes(layer, seq, 1, element_bytes=element)
@@ -414,8 +417,10 @@ def needed_bytes(spec: ModelSpec, cell: ModelCell, options: ModelOptions) -> flo
         total += count * (states + kept) / cell.degree
     if cell.part != "layer":
         vocab = padded_vocab_size(spec)
+        # a tied table is there once
         tables = 1 if spec.tied_embeddings else 2
         total += 2 * element * tables * vocab * spec.layers[-1].hidden_size
+        # logits of every token, the largest tensors of a head
         total += float(_LOGIT_BYTES) * cell.batch * cell.seq_lengths[-1] * vocab
     return total
 
@@ -451,6 +456,7 @@ def _reason(error: BaseException) -> str:
 # decided by class, since a module does not say it.
 
 
+# tokens are int64
 _TOKEN_BYTES = 8
 _SPLIT = "embeddings were taken as the first stage's and all else but layers as the last one's"
 
@@ -525,6 +531,7 @@ class ModuleMeasurer(Measurer):
         """Return roughly the bytes that timing a cell takes, from a count of one sample."""
         size = (cell.layer_type, cell.seq_lengths, cell.num_layers)
         if size not in self._counted:
+            # of one sample and unsharded: batch and degree scale it below
             one, kind = replace(cell, batch=1, degree=1, checkpoint="none"), cell.layer_type
             self._counted[size] = blamed(
                 self._source.text,
@@ -532,7 +539,9 @@ class ModuleMeasurer(Measurer):
             )
         counted = self._counted[size]
         per_sample = counted.activation_bytes + counted.peak_bytes
+        # weights and gradients
         states = 2.0 * counted.parameter_bytes
+        # whole models are run forward alone, without an optimizer
         if cell.layer_type is not None:
             states += ADAM_BYTES * counted.num_parameters
         return (states + cell.batch * per_sample) / cell.degree
@@ -570,6 +579,7 @@ class ModuleMeasurer(Measurer):
         else:
             layers = range(len(self._source.sizes.layers))
             figures = self._on_device(cell, None)
+            # the forward has so many layers of each type: what they keep is theirs
             kept = sum(self._on_device(cell, kind)["device_activation"] for kind in layers)
             figures["device_activation"] -= kept * self._source.num_typical
         measurement.bytes.update(figures)
@@ -606,6 +616,7 @@ class ModuleMeasurer(Measurer):
         if cell.part == "only":
             return found
         share, notes = self._embedding_parameters, (_SPLIT,)
+        # on average, since parts of a module may have types of their own
         element = max(1, found.parameter_bytes // max(1, parameters))
         tokens = cell.batch * sum(cell.seq_lengths) * _TOKEN_BYTES
         if cell.part == "first":
@@ -617,6 +628,7 @@ class ModuleMeasurer(Measurer):
                 peak_bytes=0,
                 notes=notes,
             )
+        # a tied table lies on the first stage and, as a copy, on the last
         rest = parameters - share + self._tied_parameters
         return replace(
             found,
@@ -667,6 +679,7 @@ class ModuleMeasurer(Measurer):
     def _split(self, built: Built) -> None:
         """Remember how many parameters embeddings have, and how many of them the head shares."""
         of_layers = {id(p) for of_type in built.layers for m in of_type for p in m.parameters()}
+        # modules with parameters of their own, not of their children
         outer = [m for m in built.module.modules() if next(m.parameters(False), None) is not None]
         tables = {
             id(p): p.numel()

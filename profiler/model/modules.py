@@ -95,6 +95,7 @@ def made_here(
         try:
             made = make("meta")
         except InputError as error:
+            # its code cannot work on meta tensors: it is built in earnest
             if "meta" not in str(error).lower():
                 raise
             made = make("cpu")
@@ -129,6 +130,7 @@ def replace_tensors(module: nn.Module, device: torch.device | str) -> None:
         held = [
             *owner.named_parameters(recurse=False, remove_duplicate=False),
             *owner.named_buffers(recurse=False, remove_duplicate=False),
+            # tensors that are neither parameters nor buffers
             *((name, x) for name, x in vars(owner).items() if isinstance(x, torch.Tensor)),
         ]
         for name, tensor in held:
@@ -295,6 +297,7 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kind = next(k for k, one in enumerate(chosen) if one is module)
+        # a layer that is called several times counts as it was called first
         found.setdefault(kind, (args, kwargs))
         if len(found) == len(chosen):
             raise _CapturedError
@@ -302,6 +305,7 @@ def capture_layers(built: Built, batch: int, seq_length: int, where: str) -> lis
     hooks = [one.register_forward_pre_hook(keep, with_kwargs=True) for one in chosen]
     data = built.make_batch(batch, seq_length)
     try:
+        # only so do arguments show which of them want gradients
         with torch.enable_grad():
             blamed(f"{where}: the forward", lambda: call(built.module, data))
     except _CapturedError:
@@ -350,6 +354,7 @@ def _bound(
     if not floating:
         raise InputError(f"{where} gets no tensor of floating point; it must get the hidden state")
     hidden = next(iter(floating))
+    # others that want gradients are encoder states; positions and masks want none
     free = [hidden, *(k for k, v in floating.items() if k != hidden and v.requires_grad)]
     fixed = {key: _detached(value) for key, value in values.items() if key not in free}
     shape = tuple(floating[hidden].shape)
@@ -498,11 +503,14 @@ class HubFactory:
             values[key] = num_layers
         for key, value in values.items():
             if isinstance(value, list) and len(value) == before and key.endswith("layer_types"):
+                # one entry for each layer: cut or repeated to as many as are built
                 values[key] = [value[k % before] for k in range(num_layers)]
+            # True is an int in Python, and no share
             share = isinstance(value, int | float) and not isinstance(value, bool)
             if share and key.endswith(_DROPOUTS):
                 values[key] = 0.0
         if "use_cache" in values:
+            # keys and values are cached for generating, which nothing here does
             values["use_cache"] = False
         if values.get("is_encoder_decoder") and values.get("decoder_start_token_id") is None:
             # labels become the decoder's tokens behind it; which one it is changes no size

@@ -66,6 +66,7 @@ def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
     """
     example = "512:32768:x2, 1024,2048 or [512,128]"
     found: set[tuple[int, ...]] = set()
+    # lengths in brackets have commas of their own
     for part in re.findall(r"\[[^\]]*\]?|[^,]+|,(?=,|$)", text) or [text]:
         if part.startswith("["):
             inner = part.removeprefix("[").removesuffix("]").split(",")
@@ -78,6 +79,7 @@ def parse_seq_lengths(text: str) -> tuple[tuple[int, ...], ...]:
             found.add(tuple(one[0] for one in numbers))
         else:
             found |= {(number,) for number in _range("--seq", part, example)}
+    # by mean length, so that cases of one length and of several stand in one order
     return tuple(sorted(found, key=lambda case: (sum(case) / len(case), case)))
 
 
@@ -108,6 +110,7 @@ def _range(option: str, text: str, example: str) -> list[int]:
             f"{option}: {shorten(text)} is out of order or range; numbers go from 1 to "
             f"{MAX_NUMBER}, the smaller one first"
         )
+    # a factor of 1 never grows, nor does a step of 0
     if by < 1 + factor:
         raise OptionError(
             f"{option}: the step of {shorten(text)} never reaches the end; write {example}"

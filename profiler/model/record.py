@@ -82,6 +82,7 @@ def describe_model(spec: ModelSpec) -> str:
         fields.pop(key)
     for layer in fields["layers"]:
         layer.pop("num_layers")
+        # cells have lengths of their own, and depth changes no layer
         layer.pop("seq_length")
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
@@ -179,6 +180,7 @@ class ModelRecord:
         self._kinds = kinds
         self._memory_bytes = memory_bytes
         self._locks = locks
+        # one number for both files, behind those of either
         runs = [run for file in files.values() for run in file.earlier]
         self._run = Run(id=next_run_id(runs, secrets.token_hex(4)), metadata=metadata)
 
@@ -204,6 +206,7 @@ class ModelRecord:
         """
         with ExitStack() as stack:
             notes = []
+            # both files may be in one folder, which can be locked once
             for folder in dict.fromkeys(path.parent for path in paths.values()):
                 probe(folder)
                 lock = Lock(folder)
@@ -223,6 +226,7 @@ class ModelRecord:
                 metadata=described,
                 kinds=kinds,
                 memory_bytes=memory_bytes,
+                # from here on the record releases them; before, an error does
                 locks=stack.pop_all(),
             )
         record.notes += notes
@@ -342,10 +346,12 @@ class ModelRecord:
             old = file.to_keep[0]
             with sentences(old):
                 self.notes.append(f"{old} was kept as {keep_copy(old).name}")
+            # after the copy, so that one that failed is tried again
             del file.to_keep[0]
         sidecar = self._sidecar(file, document).model_dump(exclude_none=True)
         with sentences(sidecar_path(file.path)):
             write_json(sidecar_path(file.path), sidecar, number_rows=True)
+        # a document whose values stay the same is not replaced after every cell
         if document.data and file.written != document.data:
             with sentences(file.path):
                 write_json(file.path, dict(document.data))
@@ -363,6 +369,7 @@ class ModelRecord:
             unit="MiB" if file.kind == "memory" else "ms",
             source=source,
             name=self._spec.name,
+            # documented parameter sizes are those of fp32, whatever was counted
             parameter_bytes=4 if file.kind == "memory" else None,
             memory_bytes=self._memory_bytes if file.kind == "computation" else None,
             layer_times=document.layer_times,
@@ -406,6 +413,7 @@ def _check_comparable(file: _File, metadata: Metadata, options: ModelOptions) ->
     if options.force:
         return
     found: dict[str, None] = {}
+    # runs before the last that replaced them count no more
     replacing = [n for n, run in enumerate(file.earlier) if run.metadata.get(REPLACES)]
     for run in file.earlier[replacing[-1] if replacing else 0 :]:
         if any(m.status == "ok" for m in run.model_measurements):

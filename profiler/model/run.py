@@ -101,6 +101,7 @@ def work(spec: ModelSpec, cell: ModelCell) -> float:
     )
     if cell.part != "layer":
         last = spec.layers[-1]
+        # the head multiplies every token with the whole table
         total += 2.0 * seqs[-1] * last.hidden_size * (spec.vocab_size or 1)
     return cell.batch * total / cell.degree
 
@@ -111,7 +112,9 @@ def _layer_work(layer: LayerSpec, seq: int) -> float:
     parameters = parameter_count(layer)
     if layer.num_experts is not None and layer.experts_per_token is not None:
         matrices = (3 if layer.gated_mlp else 2) * layer.hidden_size * layer.ffn_hidden_size
+        # a token visits few of the experts
         parameters -= (layer.num_experts - layer.experts_per_token) * matrices
+    # 2 products (scores, values) of 2 FLOP for S * width each; half of it is masked
     scores = 4.0 * seq * layer.num_heads * head_dim(layer) * (0.5 if layer.causal else 1.0)
     return seq * (2.0 * parameters + scores)
 
@@ -154,6 +157,7 @@ def _memory_seconds(cells: Sequence[ModelCell], measurer: Measurer) -> float:
     if not chosen:
         return 0.0
     measurer.measure(chosen[0])
+    # the second is what further ones take
     return measurer.measure(chosen[-1]).elapsed_s
 
 
@@ -170,6 +174,7 @@ def _probes(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) -> 
     found = _probe(short, spec, measurer)  # loads what all need
     if found and found[0].repetition_s < _LONG_PROBE_S:
         found = _probe(short, spec, measurer)
+    # time is taken as proportional to work: so much of it is still quick
     limit = found[0].work * _LONG_PROBE_S / found[0].repetition_s if found else math.inf
     if work(spec, ordered[0]) > limit:
         # no real cell is quick, as on a CPU: parts of the smallest stand in for it
@@ -214,6 +219,7 @@ def _probe(cell: ModelCell, spec: ModelSpec, measurer: Measurer) -> list[_Probe]
     # what disturbs a short probe makes it longer
     times = {name: min(samples) for name, samples in measured.samples_s.items()}
     optimizer_s = times.pop("optimizer", 0.0)
+    # what is left of the cell's time are modules, warm-ups and random numbers
     sampled_s = sum(sum(samples) for samples in measured.samples_s.values())
     return [
         _Probe(
@@ -238,6 +244,7 @@ def _cell_seconds(
     low, high = (p.forward_s if forward_only else p.repetition_s for p in (small, large))
     if large.work > small.work:
         slope = max(0.0, (high - low) / (large.work - small.work))
+        # below the smallest probe a line may fall under what a launch takes
         repetition_s = max(low + slope * (size - small.work), low * min(1.0, size / small.work))
     else:
         repetition_s = low * size / small.work
@@ -324,6 +331,7 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[K
         raise InputError(
             f"model {spec.name!r} has no number of heads, which the documented file names contain"
         )
+    # names become folders
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip("-.") or "model"
     folder = Path("models") / name / "configs"
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
@@ -346,6 +354,7 @@ def measure_cells(cells: Sequence[ModelCell], measurer: Measurer, record: ModelR
     with Progress(len(cells), enabled=True) as progress:
         for cell in cells:
             progress.begin(cell.key)
+            # cells that differ in nothing but their batch
             series = (cell.quantity, cell.part, cell.layer_type, cell.seq_lengths, cell.degree)
             before = too_large.get((*series, cell.num_layers))
             if before is not None and before.batch <= cell.batch:
@@ -445,6 +454,7 @@ def _uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
+        # put back first, so that a second Ctrl-C is not lost
         signal.signal(signal.SIGINT, before)
     if pending:
         raise KeyboardInterrupt

@@ -77,11 +77,13 @@ def is_counted(
     there = read_document(path)
     if sidecar is None or sidecar.estimated or not sidecar.runs or there is None:
         return False
+    # a release counts alike for every device that it was built for
     now = {**metadata, "torch": _release(metadata)}
     for run in sidecar.runs:
         earlier = {**run.metadata, "torch": _release(run.metadata)}
         if run.id is not None or model_differences("memory", earlier, now):
             return False
+    # figures do not matter: which keys the cells would give is what is asked
     made_up = {
         cell.key: cell.filled().model_copy(
             update={"bytes": {"activation": 1.0, "peak": 1.0}, "num_parameters": 1}
@@ -166,6 +168,7 @@ def count_shipped(spec: ModelSpec) -> ShippedMemory:
         counted = measurer.measure(cell)
         if counted.status != "ok":
             raise InputError(f"model {spec.name!r}: {cell.key} was not counted: {counted.reason}")
+        # durations would differ with every machine
         found[cell.key] = counted.model_copy(update={"elapsed_s": 0.0})
     document = derive_memory(dict(sorted(found.items())), spec, _KINDS)
     layers = [found[key] for key in sorted(found) if found[key].part == "layer"]
@@ -197,6 +200,7 @@ def write_shipped(name: str) -> Path:
     counted = count_shipped(load_spec(name))
     path = catalog.find_model(name).parent / "configs" / counted.file_name
     sidecar = counted.sidecar.model_dump(exclude_defaults=True)
+    # defaults are left out, but the tool says who wrote the file
     write_json(sidecar_path(path), {**sidecar, "tool": counted.sidecar.tool}, number_rows=True)
     write_json(path, counted.data)
     return path
@@ -232,6 +236,7 @@ def _sharded_vocab(spec: ModelSpec, cell: ModelCell) -> Iterator[ModelCell]:
     own = {degree for layer in spec.layers for degree in tensor_degrees(layer)}
     for degree in sorted({*own, *VOCAB_DEGREES} - {1}):
         for kind in _KINDS:
+            # only with sequence parallelism must degrees divide the lengths
             if kind == "tp" or all(length % degree == 0 for length in cell.seq_lengths):
                 yield replace(cell, degree=degree, kind=kind)
 

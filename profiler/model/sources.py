@@ -80,6 +80,7 @@ def _mesh(degree: int, device_type: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    # one world at a time, and its size is the degree
     if dist.is_initialized() and dist.get_world_size() != degree:
         assert dist.get_backend() == "fake", dist.get_backend()
         dist.destroy_process_group()
@@ -406,6 +407,7 @@ class ModuleSource(ModelSource):
             assert self.plan is not None, "only degrees in `degrees` can be built"
             what = f"{self.text}: parallelize_plan at degree {degree}"
             for one in calls:
+                # the plan names modules inside the layer, not inside what binds its arguments
                 blamed(what, partial(parallelized, one.module.layer, self.plan, degree))
         return calls
 
@@ -429,6 +431,7 @@ def module_source(
     if flaw is not None:
         assumed.append(f"{text}: memory is counted with contents, and takes that memory: {flaw}")
     assumed += _frozen(built, text)
+    # else a second layer must be made for one that is like most
     typical = all(typical_layer(of_type) is of_type[0] for of_type in built.layers)
     owners = (made, built.module, getattr(built.module, "config", None))
     heads = _number((*owners, *built.layers[0][0].modules()), _HEADS)
@@ -482,10 +485,12 @@ def _tried(
         if built is None or not isinstance(error.__cause__, RuntimeError):
             raise
         flaw = f"it does not run on tensors without contents ({first_line(error.__cause__)})"
+        # with contents it would end this process
         if not _fits(built):
             raise
     if built is not None and not _fits(built):
         raise InputError(f"{text}: {flaw}, and with contents it does not fit into memory here")
+    # shortest length: with contents a trial costs what a forward does
     made, built = _make(factory, text, num_layers, min(lengths), dtype, "cpu")
     return made, built, _run_once(built, min(lengths), text), flaw
 
@@ -499,6 +504,7 @@ def _run_once(built: Built, seq_length: int, text: str) -> list[int]:
         name = f"{text}: layer {type(layer.module.layer).__name__}"
         _check_gradient(blamed(name, partial(layer.module, *layer.inputs)), name)
         shapes = [tuple(one.inputs[0].shape) for one in (layer, double)]
+        # a batch that is not what was asked for makes times per sample wrong
         if double.inputs[0].numel() != 2 * layer.inputs[0].numel():
             raise InputError(
                 f"{name} gets a hidden state of shape {list(shapes[0])} for one sample and of "
@@ -530,6 +536,7 @@ def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: A
     import torch
 
     text = source.text
+    # longest length, so that tables of positions are large enough for all
     built = source.build(source.num_typical, seq_length=max(lengths), dtype=dtype, device=device)
     capture_layers(built, 1, max(lengths), text)  # ends at the last layer, before the head
     for layer in capture_layers(built, 1, min(lengths), text):
@@ -544,6 +551,7 @@ def rehearse(source: ModuleSource, lengths: Sequence[int], dtype: str, device: A
 
 def _fits(built: Built) -> bool:
     """Return whether the parameters of a model, twice, are less than the memory that is free."""
+    # weights and gradients
     needed: float = 2.0 * sum(p.nbytes for p in built.module.parameters())
     return needed < available_bytes()
 
@@ -597,6 +605,7 @@ def _make(
     stated = None if made is module else getattr(made, "layers", None)
     layers = find_layers(module, text) if stated is None else _checked_layers(stated, text)
     for of_type in layers:
+        # the first may hold what all share; the last has what layers have
         if next(of_type[-1].parameters(), None) is None:
             raise InputError(
                 f"{text}: layer {type(of_type[0]).__name__} has no parameters, so that there is "
@@ -681,6 +690,7 @@ def _check_dtype(layers: list[list[Any]], element: torch.dtype, text: str) -> No
             if parameter.is_floating_point():
                 total += parameter.numel()
                 right += parameter.numel() if parameter.dtype == element else 0
+    # norms may stay in fp32
     if total and 2 * right <= total:
         other = next(p.dtype for p in layers[0][0].parameters() if p.dtype != element)
         names = [str(t).removeprefix("torch.") for t in (other, element)]
@@ -695,6 +705,7 @@ def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
     for owner in owners:
         for name in names:
             value = getattr(owner, name, None)
+            # True is an int in Python
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None

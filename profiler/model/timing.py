@@ -83,8 +83,10 @@ class Passes:
         """Prepare passes; tensors of floating point among the inputs get gradients."""
         import torch
 
+        # evaluation would skip what training does, such as dropout
         self._module = module.train()
         self._inputs = tuple(
+            # leaves, so that gradients end here
             x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
             for x in inputs
         )
@@ -109,6 +111,7 @@ class Passes:
         import torch
 
         inputs = (
+            # a checkpoint recomputes from its input, not through it
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
             for x in self._inputs
         )
@@ -144,9 +147,11 @@ class Passes:
                         "backward to measure; give it parameters that do, or measure the forward"
                     )
                 scalar = output.dim() == 0
+                # a loss starts from 1, the middle of a model from any gradient
                 self._gradient = (torch.ones_like if scalar else torch.randn_like)(output.detach())
                 self.backward()
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            # missing memory is a matter of the size, not of the module
             if out_of_memory(error):
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -168,6 +173,7 @@ def optimizer_step(
 
     if not parameters:
         return None
+    # mixed precision steps float32 copies, whatever the weights are
     copies = [p.detach().to(torch.float32, copy=True).requires_grad_() for p in parameters]
     for copy in copies:
         copy.grad = torch.randn_like(copy)
@@ -175,6 +181,7 @@ def optimizer_step(
     adam = torch.optim.AdamW(copies, lr=1e-6, fused=cuda, foreach=not cuda)
     # into tensors of their own: what is measured keeps its weights
     pairs = [(torch.empty_like(p), c) for p, c in zip(parameters, copies, strict=True)]
+    # float32 weights are what is stepped: nothing is copied back
     pairs = [(own, copy) for own, copy in pairs if own.dtype != copy.dtype]
 
     def step() -> None:
@@ -211,10 +218,12 @@ def sample(
     probe = play(once)
     for _ in range(warmups(sum(probe.values()), policy) - 1):
         probe = play(once)
+    # the shortest stage needs most loops, and all stages take the same number
     loops = choose_loops(min(probe.values()), policy)
     repetitions = bound(loops)
     if loops > 1:
         try:
+            # whether so many activations fit shows before anything is timed
             play(repetitions)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -223,6 +232,7 @@ def sample(
         drop()
     samples_s: dict[str, list[float]] = {name: [] for name in stages}
     begun_s, spent_s = time.perf_counter(), 0.0
+    # until the least certain stage is certain, since all are played together
     while count := max(next_block(taken, spent_s, policy) for taken in samples_s.values()):
         for _ in range(count):
             for name, seconds in play(repetitions).items():
@@ -287,11 +297,13 @@ def allocated_by(
         inputs = make_inputs()
         for x in inputs:
             x.grad = None  # they may be those of the pass before
+        # the input belongs to what is kept, but was there before the count began
         own = sum(_rounded(x.nbytes) for x in inputs[:shared])
         asked = sum(x.nbytes for x in inputs[:shared])
         before = _allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         end = End.apply(module(*inputs))
+        # the output is gone: End has let go of it
         after = _allocated(device)
         end.backward(torch.empty_like(end))
         most = torch.cuda.max_memory_allocated(device)
@@ -334,6 +346,7 @@ def explain_difference(
         return None
     apart = device_bytes - exact_bytes
     if requested_bytes is not None:
+        # what was asked for is what was counted, so that only blocks differ
         rounded = abs(requested_bytes / exact_bytes - 1.0) <= APART
     else:
         rounded = 0.0 < apart <= _FEW_BYTES

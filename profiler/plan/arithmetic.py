@@ -68,6 +68,7 @@ def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
     h, heads = layer.hidden_size, layer.num_heads or 1
     kv_heads = layer.num_kv_heads or heads
     query, pair = heads // degree * width, max(1, kv_heads // degree) * width
+    # rows are output features, as in torch's linears: what ZeRO divides
     attention = [Shape(query, h), Shape(pair, h, 2), Shape(h, query)]
     if layer.biases or layer.qkv_biases:
         attention += [Shape(query, 1), Shape(pair, 1, 2)]
@@ -76,6 +77,7 @@ def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
     ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
     if layer.num_experts is not None:  # experts are stacked and have no biases
         e = layer.num_experts
+        # stacked by expert: ZeRO divides between experts, not inside of one
         mlp = [Shape(e, h), Shape(e, h * ffn, ups + 1)]
     else:
         mlp = [Shape(ffn, h, ups), Shape(h, ffn)]
@@ -100,8 +102,10 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape
     own_table : whether the output matrix is another tensor than the embedding's on this rank.
     """
     last = spec.layers[-1]
+    # every stack, encoder and decoder, ends with one norm
     stacks = {layer.cross_attention: layer for layer in spec.layers}
     norms = [
+        # of one norm: a layer has two, with cross-attention three
         Shape(layer.hidden_size, 1, layer.norm_parameters_per_hidden // (2 + cross))
         for cross, layer in stacks.items()
     ]
@@ -111,6 +115,7 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape
 
 def held(shapes: Iterable[Shape], pieces: int = 1) -> int:
     """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
+    # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
     return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
 
 
@@ -145,6 +150,7 @@ class Cube:
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank of the stage on every axis."""
         places = []
+        # the last axis counts neighbours, so it varies fastest
         for size in reversed(self.factors):
             rank, place = divmod(rank, size)
             places.append(place)
@@ -210,6 +216,7 @@ class Layout:
     @property
     def sync_axes(self) -> Axes:
         """Axes over which gradients are summed, and which ZeRO shards over."""
+        # Ulysses ranks hold whole weights too, and sum their gradients with all others
         if self.splits_weights:
             return self.data_axes
         return tuple(range(len(self.cube.factors)))
@@ -258,6 +265,7 @@ def cube_of(plan: Plan) -> Cube:
                 f"{names[before]} and {names[size]} do not fit on one mesh of {ranks} ranks "
                 f"({before} does not divide {size}); choose degrees that divide one another"
             )
+        # from neighbours outwards: each size is the one before times the axes put in front of it
         factors = [*reversed(_primes(size // before)), *factors]
         before = size
     return Cube(factors=tuple(factors) or (1,))
@@ -469,6 +477,7 @@ def examine(job: PlanJob) -> StaticReport:
         obstacle=obstacle,
         vocab_label=strategy_label(outer, ranks // vocab.tp, plan).replace("tp", "vtp", 1),
         vocab_samples=plan.global_batch // (m * (ranks // vocab.tp)),
+        # a stage works in m of the m + p - 1 turns
         bubble_share=(p - 1) / (m + p - 1),
     )
 
@@ -477,6 +486,7 @@ def micro_batches_in_flight(plan: Plan, stage: int) -> int:
     """Return how many micro-batches a stage keeps activations of at once."""
     if plan.pipeline_type == "gpipe":
         return plan.num_microbatches
+    # the first backward arrives after p - j forwards
     return min(plan.num_microbatches, plan.num_stages - stage)
 
 
@@ -534,6 +544,7 @@ def _vocab_weights(job: PlanJob, stage: int) -> Weights:
     plan, spec, vocab = job.plan, job.spec, job.plan.vocab
     degree = 1 if vocab.ulysses else vocab.tp
     at_start, at_end = stage == 0, stage == plan.num_stages - 1
+    # on the only stage a tied table is one tensor
     shared = spec.tied_embeddings and at_start and at_end
     shapes: tuple[Shape, ...] = first_shapes(spec, degree) if at_start else ()
     if at_end:
@@ -555,6 +566,7 @@ def _held(job: PlanJob, weights: Weights) -> Held:
     shapes, zero, z = weights
     whole, wide = held(shapes), job.precision == "bf16"
     if zero == "ddp" or z == 1:
+        # two moments of 4 bytes; bf16 weights have a copy in fp32 besides, 4 more
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
@@ -566,9 +578,11 @@ def _held(job: PlanJob, weights: Weights) -> Held:
     accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1
     return Held(
         num_parameters=own,
+        # shards are fp32 in both precisions, and are what the optimizer steps
         parameter_bytes=4 * own,
         gradient_bytes=4 * own,
         optimizer_bytes=8 * own,
+        # ZeRO-3 gives gathered weights back after every use
         gathered_bytes=(2 if wide else 4) * whole if zero == "zero2" else 0,
         accumulated_bytes=4 * whole if accumulates else 0,
     )

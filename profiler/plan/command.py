@@ -214,6 +214,7 @@ def run(arguments: Sequence[str]) -> int:
 
         launched = launched_ranks()
         mode: Mode = options.mode or ("static" if launched is None else "run")
+        # arithmetic and counting are the first rank's alone
         if rank and mode != "run":
             return 0
         for note in notes:
@@ -232,6 +233,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         failure = describe_failure(error)
         if failure.internal:
+            # an internal error may be this rank's alone, so it speaks for itself
             text = failure.text if rank == 0 else f"rank {rank}: {failure.text}"
             return end_of_rank(text, failure.exit_code, command=_NAME, speaks=True)
         if isinstance(error, KeyboardInterrupt):

@@ -101,6 +101,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
     shortened = replace(
         plan,
         num_microbatches=num_run,
+        # in proportion, so that a micro-batch keeps its samples
         global_batch=plan.global_batch // plan.num_microbatches * num_run,
     )
     job = replace(job, plan=shortened)
@@ -179,6 +180,7 @@ def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
                 else torch.empty(stage.entry_shape(), dtype=dtype, requires_grad=True)
             )
             out = stage(x)
+            # what goes to the next stage is not kept here
             waiting.append(out if stage.is_last else End.apply(out))
             del x, out  # the next stage has it now
         else:
@@ -202,6 +204,7 @@ def _optimizer_bytes(stage: Stage, optimizers: Sequence[torch.optim.Optimizer]) 
         if isinstance(value, torch.Tensor) and value.dim()
     ]
     own = list(stage.parameters())
+    # fp32 weights are stepped themselves, and are the model's
     return held_bytes([*moments, *stepped, *own]) - held_bytes(own)
 
 

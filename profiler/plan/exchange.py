@@ -81,6 +81,7 @@ class PlanGroups:
         self._meshes: dict[Axes, DeviceMesh] = {}
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         for axes in sorted({axes for axes in wanted if cube.size(axes) > 1}):
+            # the mesh has the groups of single axes already
             if len(axes) == 1:
                 self._groups[axes] = whole.get_group(names[axes[0]])
                 continue
@@ -99,6 +100,7 @@ class PlanGroups:
         """First and last stage at this place; None on the stages between."""
 
     def _ends(self, timeout: timedelta | None, own_only: bool) -> Any:
+        # of two stages the first and the last are the whole pipeline
         if self.num_stages == 2:
             return self.pipeline
         found = None
@@ -184,6 +186,7 @@ def pieces_of(
             whole=full,
             dim=dims[0] if dims else None,
             pieces=pieces,
+            # where there are fewer pieces than ranks, neighbours share one
             index=tensor_rank * pieces // t,
             is_partial=partial,
         )
@@ -225,7 +228,9 @@ def _key(where: str, name: str, tied: bool) -> str:
 
 def _value(shape: tuple[int, ...], *, seed: int, where: str, norm: bool) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}/{where}".encode()).digest()
+    # 7 bytes are within the range of a seed
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    # on the CPU in fp32, so that every device and precision begins with the same values
     value = torch.randn(shape, generator=generator, dtype=torch.float32)
     return value.mul_(_NORM_SPREAD).add_(1) if norm else value.mul_(_SPREAD)
 
@@ -235,6 +240,7 @@ def _key_value_names(module: Any) -> set[str]:
     names: set[str] = set()
     for name in shapes(module):
         parts = name.split(".")
+        # the linears of `query` are query, key and value in this order
         if "key_value" in parts or ("query" in parts and parts[-1] != "0"):
             names.add(name)
     return names
@@ -261,6 +267,7 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise InputError(
             f"model {job.spec.name!r}: the vocabulary size is unknown; give vocab_size"
         )
+    # so far apart that steps of one seed do not meet those of the next
     generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))
     shape = (2, job.plan.global_batch, job.spec.layers[0].seq_length)
     tokens, labels = torch.randint(0, vocab, shape, generator=generator)
@@ -280,6 +287,7 @@ def local_batch(
     at = layout.cube.index(place, layout.data_axes)
     held = []
     for values in global_tokens(job, step):
+        # (micro-batch, data rank, sample, token)
         own = values.view(m, layout.data_degree, samples, -1)[:, at]
         if layout.kind == "ulysses":
             own = own.chunk(layout.degree, -1)[layout.cube.index(place, layout.tensor_axes)]
@@ -323,6 +331,7 @@ def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> t
 
 def is_exchanged(old: Layout, new: Layout) -> bool:
     """Return whether ranks have to exchange anything between two layouts, either way."""
+    # any size that both layouts divide tells it
     size = (_splits(old)[0] * _splits(new)[0], _splits(old)[1] * _splits(new)[1])
     return not (_is_local(old, new, size) and _is_local(new, old, size))
 
@@ -388,6 +397,7 @@ def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int
 @lru_cache(maxsize=256)
 def _is_local(old: Layout, new: Layout, size: tuple[int, int]) -> bool:
     after = _blocks(new, size)
+    # local: every rank's new block lies in its old one
     return bool((_overlap(_blocks(old, size), after) == after).all())
 
 
@@ -398,6 +408,7 @@ def _moves(old: Layout, new: Layout, size: tuple[int, int], place: int) -> _Move
     same_copy = copies == copies[place]
     is_local = _is_local(old, new, size)
     if is_local:
+        # a rank that has all it needs takes it from itself
         same_copy = np.arange(len(copies)) == place
     own_before, own_after = before[place], after[place]
     return _Moves(
@@ -440,6 +451,7 @@ def _move(x: torch.Tensor, moves: _Moves, group: Any) -> torch.Tensor:
         return x.view_as(x)
     hidden = x.shape[-1]
     if moves.is_local:
+        # the only one is from the rank to itself
         (block,) = (block for block in moves.sent if block is not None)
         return _cut(x, block).contiguous()
     send = [_num_tokens(block) * hidden for block in moves.sent]

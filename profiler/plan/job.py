@@ -146,6 +146,7 @@ def _largest(values: Sequence[float], references: Sequence[float]) -> float:
 
 
 def _difference(value: float, reference: float) -> float:
+    # also where both are 0, which has no relative difference
     if value == reference:
         return 0.0
     return abs(value - reference) / abs(reference) if reference else math.inf

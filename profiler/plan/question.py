@@ -78,6 +78,7 @@ def chosen_layers(
     beyond = total - stages
     shares = [(size - 1) * free for size in stage_sizes]
     sizes = [1 + (share // beyond if beyond else 0) for share in shares]
+    # largest remainders first, of equal ones the earlier stage
     order = sorted(range(stages), key=lambda j: (-(shares[j] % beyond) if beyond else 0, j))
     for stage in order[: layers - sum(sizes)]:
         sizes[stage] += 1
@@ -337,6 +338,7 @@ def _job(
     )
 
     def flag(*said: bool | None) -> bool:
+        # the option, then the file; on where neither says it
         return next((value for value in said if value is not None), True)
 
     return PlanJob(
@@ -404,6 +406,7 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
         if then is not None and then != now:
             differences.append(f"{texts[then]} {word}, here {texts[now]}")
     then_precision = stored.options.mixed_precision
+    # fp16 has the sizes of bf16, and is run as such
     alike = {job.precision, "fp16"} if job.precision == "bf16" else {job.precision}
     if then_precision is not None and then_precision not in alike:
         differences.append(f"{then_precision}, here {job.precision}")

@@ -134,6 +134,7 @@ def book(
     """
     parts = rank.peak_parts
     gathered = parts["gathered parameters"]
+    # at the peak some of them may not be gathered
     kept = min(kept_bytes, gathered)
     counted = {
         "weights and optimizer": parts["parameters"] + parts["optimizer"] + kept,
@@ -171,6 +172,7 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
     if job.precision != "bf16":
         return None
     fullest = max(examine(job).stages, key=lambda stage: stage.held.accumulated_bytes)
+    # 4 bytes each, of which 2 are predicted
     accumulated = fullest.held.accumulated_bytes
     if not accumulated:
         return None
@@ -185,6 +187,7 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
 def _predicted(stage: StageEntry, gradient_share: float) -> dict[str, int]:
     of = stage.memory_bytes
     states = of.get("states", 0) + of.get("vocab_states", 0)
+    # a plan file has weights, gradients and optimizer in one figure
     gradients = round(states * gradient_share)
     return {
         "weights and optimizer": states - gradients,
@@ -636,6 +639,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    # JSON has no infinity
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

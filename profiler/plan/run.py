@@ -87,6 +87,7 @@ class Stopwatch:
         return event
 
     def _seconds(self, start: Any, end: Any) -> float:
+        # events count milliseconds
         return float(start.elapsed_time(end)) / 1e3 if self._is_cuda else float(end - start)
 
 
@@ -114,11 +115,13 @@ class Trainer:
             for tokens in batch.tokens.chunk(m):
                 with self.watch.span("forward_s"):
                     waiting.append(stage(tokens))
+                # 1F1B of one stage has one micro-batch in flight, GPipe has all of them
                 if self.job.plan.pipeline_type == "1f1b":
                     losses.append(self._backward(waiting.pop()))
             losses += [self._backward(loss) for loss in waiting]
         with self.watch.span("backward_s"):
             stage.finish_backward()
+        # only the last stage has losses; in the sum over ranks the others' are 0
         if not losses:
             return torch.zeros((), device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum()
@@ -127,6 +130,7 @@ class Trainer:
         """Run a step; return the loss of the global batch and the norm of its gradient."""
         loss = self.stage.loss_share(self.forward_backward(batch))
         share = self.stage.squared_gradient_norm().to(self.device)
+        # loss and squared norm are both sums over the ranks: one message
         both = torch.stack([loss.double(), share])
         dist.all_reduce(both)
         self.stage.step()
@@ -135,6 +139,7 @@ class Trainer:
 
     def timed_step(self, batch: Batch) -> float:
         """Run a step that begins on all ranks at once; return this rank's seconds."""
+        # else what is left of the step before would be in this one's time
         self._synchronize()
         dist.barrier(**({"device_ids": [self.device.index]} if self._is_cuda else {}))
         start = time.perf_counter()
@@ -184,6 +189,7 @@ def _schedule(trainer: Trainer) -> Any:
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
+        # the schedule asks for shapes and types alone
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if stage.is_first:
@@ -210,6 +216,7 @@ def _schedule(trainer: Trainer) -> Any:
     kind = ScheduleGPipe if plan.pipeline_type == "gpipe" else Schedule1F1B
     options: dict[str, Any] = {}
     if "scale_grads" in inspect.signature(kind).parameters:  # torch 2.6 never scales them
+        # losses are divided by the number of micro-batches already
         options["scale_grads"] = False
     return kind(
         timed,
@@ -245,6 +252,7 @@ def reference_steps(
         m = job.plan.num_microbatches
         for part, wanted in zip(tokens.chunk(m), labels.chunk(m), strict=True):
             sequences = (values.t().contiguous().to(device) for values in (part, wanted))
+            # the mean over micro-batches, as a stage scales its losses
             loss = module(*sequences) / m
             loss.backward()
             total += float(loss.detach())
@@ -262,6 +270,7 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
     whole = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
     tied = job.spec.tied_embeddings
     layers = [layer for of_type in module.layers for layer in of_type]
+    # named as the parts of a plan are, since values follow from names
     parts = [("embedding", module.first), ("head", module.last)]
     parts += [(f"layer{k}", layer) for k, layer in enumerate(layers)]
     for name, part in parts:
@@ -337,6 +346,7 @@ def met(
         watch.fail(error)
         raise
     watch.close()
+    # close() leaves the system's handler, which ends a process without a word
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -387,6 +397,7 @@ def _shortage(
 
 def _say(trouble: Trouble, rank: int) -> None:
     """Write why a run ends; called on the first rank that is left, while its main thread hangs."""
+    # every rank has met the same mistake: rank 0 says it
     if trouble.is_input_error and rank:
         return
     during = "" if trouble.is_input_error else f", during {trouble.during}"
@@ -480,6 +491,7 @@ def run_in_world(
     stage = build_stage(job, groups, device=device)
     trainer = Trainer(stage, job, device)
     vocab, place, at = stage.vocab, groups.place, groups.stage
+    # the trainer alone holds it, so that it goes with the trainer
     del stage
 
     def batch(step: int) -> Batch:
@@ -489,6 +501,7 @@ def run_in_world(
     for step in range(num_steps):
         begin(f"step {step + 1} of {num_steps}")
         checked.append(trainer.checked_step(batch(step)))
+    # spans of the checked steps belong to no timed one
     trainer.watch.take()
     times, spans = [], []
     for step in range(num_timed_steps):

@@ -78,6 +78,7 @@ class Replica:
                 parameter.grad = self._gradients[start:end].view_as(parameter)
                 start = end
             wide = precision == "bf16"
+            # in fp32 the buffer itself is stepped, without a copy
             self._master = nn.Parameter(self._weights.float() if wide else self._weights)
         self.optimizer = make_optimizer([self._master], learning_rate)
         self._work: Any = None
@@ -157,6 +158,7 @@ class Shard:
         self._size = mesh.size()
         for module in self.modules:
             for parameter in module.parameters():
+                # the optimizer steps fp32 shards; bf16 weights are gathered from them
                 parameter.data = parameter.data.float()
         fully_shard(
             self.modules if len(self.modules) > 1 else self.modules[0],
@@ -202,6 +204,7 @@ def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
 def _policy(precision: Precision) -> MixedPrecisionPolicy:
     if precision == "fp32":
         return MixedPrecisionPolicy()
+    # weights are gathered in bf16 and gradients summed in fp32
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -209,6 +212,7 @@ def _reduce_by_sum(unit: Any) -> bool:
     """Let a unit sum gradients over its group; return False where it can only average them."""
     if not sums_by_itself():
         return False
+    # sums, not means: the loss is divided by the number of ranks already
     unit.set_gradient_divide_factor(1.0)
     # otherwise the factor is NCCL's own kind of reduction, which gloo has not
     unit.set_force_sum_reduction_for_comms(True)
@@ -242,6 +246,7 @@ class Part:
 def padded_spec(job: PlanJob) -> ModelSpec:
     """Return the model with the vocabulary padded as the plan pads it, whatever the degree."""
     vocab = job.plan.vocab
+    # Ulysses has whole tables, which nothing divides
     times = 1 if vocab.ulysses else vocab.tp
     divisor = job.spec.make_vocab_size_divisible_by * times
     return replace(job.spec, make_vocab_size_divisible_by=divisor)
@@ -261,6 +266,7 @@ def open_groups(
     layouts.append(vocab_layout(job, cube))
     wanted = {axes for layout in layouts for axes in (layout.tensor_axes, layout.sync_axes)}
     distinct = set(layouts)
+    # an exchange between two layouts is an all-to-all over the whole stage
     if any(is_exchanged(one, other) for one in distinct for other in distinct):
         wanted.add(tuple(range(len(cube.factors))))
     return PlanGroups(
@@ -300,7 +306,9 @@ class Stage(nn.Module):
         self.held = nn.ModuleList(part.holder for part in parts)
         self._labels: Sequence[torch.Tensor] = ()
         self._forwards = self._backwards = 0
+        # ranks that see other tokens: of the data group, and of a Ulysses group
         copies = self.vocab.data_degree * (self.vocab.degree if self.vocab.kind == "ulysses" else 1)
+        # each loss is a mean: their sum over micro-batches and ranks becomes one too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
         self._body: Callable[[torch.Tensor], torch.Tensor] = self._run
         sharded = [m for p in parts if isinstance(p.unit, Shard) for m in p.modules]
@@ -359,6 +367,7 @@ class Stage(nn.Module):
         """Make the gradients of all micro-batches whole: over data, tensor group and both ends."""
         for part in self.parts:
             part.unit.finish_backward()
+        # after the sums over the data group, which write the same gradients
         for part in self.parts:
             self._sum_partial(part)
         self._sum_ends()
@@ -377,17 +386,20 @@ class Stage(nn.Module):
             for name, piece, grad in part.gradients():
                 if part.name == "head" and name == self._copied_table():
                     continue  # the embedding on the first stage counts it
+                # each rank that has these elements counts its share of them
                 copies = ranks / (piece.pieces * shards)
                 total = total + grad.double().square().sum() / copies
         return torch.as_tensor(total, dtype=torch.float64)
 
     def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of a loss: summed over all ranks it is that of the batch."""
+        # tensor ranks have the same loss, Ulysses ranks that of their own tokens
         return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
         groups, layout = self.groups, self._entry
         if self._embedding is not None:
+            # batches come (batch, sequence), layers work on (sequence, batch)
             x, layout = self._embedding(x.t().contiguous()), self.vocab
         for part in self._layers:
             x, layout = relayout(x, groups, layout, part.layout), part.layout
@@ -405,6 +417,7 @@ class Stage(nn.Module):
             return
         buffers = []
         for piece, grad in found:
+            # a row for each piece: one sum over the group adds only what belongs together
             buffer = grad.new_zeros((piece.pieces, grad.numel()))
             buffer[piece.index] = grad.flatten()
             buffers.append(buffer.flatten())
@@ -424,6 +437,7 @@ class Stage(nn.Module):
         name = "table" if self.is_first else "head.weights.0"
         part = next(p for p in self.parts if p.name in ("embedding", "head"))
         grad = next(grad for key, _, grad in part.gradients() if key == name)
+        # both copies of a tied table get the sum, and so stay equal
         dist.all_reduce(grad, group=self.groups.ends)
 
 
@@ -461,6 +475,7 @@ def build_stage(
     layers = range(first, first + plan.stage_sizes[groups.stage])
     parts = [builder.layer(k) for k in layers]
     at_start, at_end = groups.stage == 0, groups.stage == plan.num_stages - 1
+    # a tied table on one stage is one parameter, which one unit must own
     if at_start and at_end and job.spec.tied_embeddings:
         parts = [builder.ends(), *parts]
     else:

@@ -75,6 +75,7 @@ def pairs(old: Folder, new: Folder, *, anyway: bool) -> list[tuple[Profile, Prof
     """
     found = [(a, b) for b in new.profiles for a in old.profiles if a.shape == b.shape]
     if not found and len(old.profiles) == len(new.profiles) == 1:
+        # an unknown shape may be that of the other
         either = None in (old.profiles[0].shape, new.profiles[0].shape)
         if anyway or either:
             found = [(old.profiles[0], new.profiles[0])]
@@ -145,7 +146,9 @@ def compare(old: Profile, new: Profile, threshold: float) -> Comparison:
 
 
 def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdict:
+    # above 1 is worse, whatever the unit
     slower = new.value / old.value if new.kind != "bandwidth" else old.value / new.value
+    # from the better to the worse value, whichever is the new one
     size = max(slower, 1.0 / slower) - 1.0
     if size <= threshold:
         return "unchanged"
@@ -207,4 +210,5 @@ def _overlap_spread(profile: Profile) -> float:
         for side in ("compute", "communication")
         if cell.operation.startswith("overlap_") and (slowdown := _slowdown(cell, side))
     ]
+    # the coefficient is the largest slow-down
     return max(found)[1] if found else 0.0

@@ -159,6 +159,7 @@ def show_head(console: Console, folder: Folder, profile: Profile) -> None:
         tools = ", ".join(dict.fromkeys(sidecar.tool for sidecar in profile.sidecars))
         print_pair(console, "source", f"{source} ({tools})")
     data = dict(profile.metadata)
+    # the source says the command already
     if str(data.get("command")) in source:
         del data["command"]
     for label, keys in _LABELS.items():

@@ -105,6 +105,7 @@ def value_of(
     times = (point.time_s, point.low_s, point.high_s)
     if quantity == "time":
         return times
+    # the longest time is the lowest bandwidth: the ends of a bar change places
     middle, high, low = (
         None
         if time is None
@@ -156,6 +157,7 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
             if low is not None and high is not None and low > 0.0:
                 for row in range(math.ceil(up(low)), math.floor(up(high)) + 1):
                     put(across(point.size_bytes), row, marks.bar, style)
+    # points come last, so that neither lines nor bars hide them
     for index, (s, style) in enumerate(styled):
         mark = marks.points[index % len(marks.points)]
         for point in s.points:
@@ -180,6 +182,7 @@ def _range(values: Iterable[float]) -> tuple[float, float]:
     """Return the least and the largest value, apart enough for a logarithmic axis."""
     found = list(values)
     low, high = min(found), max(found)
+    # equal ends would have no length on a logarithmic axis
     return (low, high) if high > low * 1.05 else (low / 1.2, high * 1.2)
 
 
@@ -203,6 +206,7 @@ def _fitted(
     low, high = size_range
     first, last = (round(across(series.points[i].size_bytes)) for i in (0, -1))
     for column in range(first, last + 1):
+        # equal steps of columns are equal factors of size
         size = low * (high / low) ** (column / (columns - 1))
         time_s = latency + size * per_byte
         if time_s > 0.0:
@@ -347,6 +351,7 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
         bars = None
         if any(value[1] is not None for value in values):
             bars = [
+                # errorbar wants the lengths of bars, not their ends
                 [max(0.0, m - (m if low is None else low)) for m, low, _ in values],
                 [max(0.0, (m if high is None else high) - m) for m, _, high in values],
             ]

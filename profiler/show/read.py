@@ -131,6 +131,7 @@ def finding(severity: Severity, path: Path, key: str | None, problem: str, remed
 # Reading leniently: units, keys and curves, problems kept beside them.
 
 
+# MiB/ms: 2^20 bytes over 1e-3 s
 _FACTORS = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
 _DEFAULT_UNITS = {"allreduce": "GB/s", "p2p": "GB/s", "sp_time": "ms", "overlap": "1"}
 
@@ -182,6 +183,7 @@ class Profile:
         """Number of devices; without a shape the largest group that is known."""
         if self.shape is not None:
             return self.shape[0] * self.shape[1]
+        # without a shape the largest group is taken for the world
         groups = [entry.group_size for file in self.files for entry in file.entries]
         return max([1, *groups, *(cell.group_size for cell in self.cells.values())])
 
@@ -219,6 +221,7 @@ class Folder:
     @property
     def problems(self) -> tuple[DocumentError, ...]:
         """Everything that makes a file unusable, each once."""
+        # a file that belongs to several shapes has its problems once
         files = {file.path: file for profile in self.profiles for file in profile.files}
         return tuple(problem for file in files.values() for problem in file.problems)
 
@@ -259,6 +262,7 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
     return Folder(
         path=path,
         profiles=tuple(
+            # a name without a shape (overlap) belongs to every shape
             _profile(shape, [file for file in files if file.shape in (shape, None)])
             for shape in shapes or [None] * bool(files)
         ),
@@ -301,6 +305,7 @@ def _load(
         document = None
     recorded = sidecar.unit if sidecar is not None else None
     chosen = recorded or _DEFAULT_UNITS[kind]
+    # what a sidecar recorded counts more than the option
     if unit is not None and kind in ("allreduce", "p2p"):
         chosen = recorded or unit
     entries: tuple[Entry, ...] = ()
@@ -308,6 +313,7 @@ def _load(
         found = document_errors(DOCUMENTS[kind], path, document.data)
         problems += found
         wrong = {error.key for error in found}
+        # what is right is shown even beside what is not
         values = {key: value for key, value in document.data.items() if key not in wrong}
         entries = _entries(kind, path, values, _FACTORS[chosen])
     return HardwareFile(
@@ -358,8 +364,10 @@ def _entries(
                 key=key,
                 operation=found.get("operation") or kind,
                 group_size=int(found["size"]),
+                # only keys of all-reduce bandwidths say it; all others are of neighbours
                 consecutive=found.get("consec") != "0",
                 size_bytes=int(found["mib"]) * MIB if "mib" in found else None,
+                # documented units to bytes/s or seconds
                 value=value * factor,
                 written=value,
             )
@@ -377,6 +385,7 @@ def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
     for file in files:
         of_file = file.sidecar.runs if file.sidecar is not None else []
         for run in of_file:
+            # a run stands in several sidecars
             runs[run.id or tuple(sorted(run.metadata.items(), key=itemgetter(0)))] = run
         for key, cell in newest_measurements(of_file).items():
             # the overlap file names no shape: what it holds of other clusters is not of this one
@@ -470,6 +479,7 @@ class Series:
         """Bus bandwidth of ever larger messages, from the fit; bytes/s."""
         if self.fit is None or self.fit[1] <= 0.0:
             return None
+        # without its latency a byte takes the slope
         return bus_bytes_per_s(self.operation, self.group_size, 1.0, self.fit[1])
 
     def bus_bytes_per_s(self, point: Point) -> float:
@@ -559,6 +569,7 @@ def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
         return "intra-node"
     if operation.startswith("p2p") or not consecutive:
         return "inter-node"  # ranks i and i + W/g; of stages, some pair crosses
+    # neighbours stay in a node where their groups divide it
     return "intra-node" if gpus % group_size == 0 else "inter-node"
 
 
@@ -582,6 +593,7 @@ def reference_cell(profile: Profile, entry: Entry) -> Point | None:
 
     def distance(point: Point) -> float:
         rate = bus_bytes_per_s(entry.operation, entry.group_size, point.size_bytes, point.time_s)
+        # of ratios, so that half and double are equally far
         return abs(math.log(rate / entry.value))
 
     return min(chosen, key=distance, default=None)

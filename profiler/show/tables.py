@@ -189,6 +189,7 @@ def _line(series: Series | None) -> list[str]:
         return ["", ""]
     slope = series.slope_bytes_per_s
     return [
+        # three digits, since a fit knows no more
         format_seconds(float(f"{series.fit[0]:.3g}")),
         format_rate(slope) if slope is not None else "",
     ]
@@ -367,6 +368,7 @@ def show_comparison(
     listed = [
         change
         for change in comparison.changes
+        # points of curves are many, so only what changed is listed
         if change.kind != "time" or change.verdict in ("regression", "improvement")
     ]
     if listed:

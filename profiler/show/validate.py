@@ -57,6 +57,7 @@ def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
     for series in series_of(profile).values():
         for small, large in pairwise(series.points):
             drop = small.time_s / large.time_s - 1.0
+            # both scatter: independent spreads add like the sides of a right angle
             if drop > max(_DROP, math.hypot(small.spread, large.spread)):
                 path, key = _place(folder, profile, series, large)
                 yield finding(
@@ -108,6 +109,7 @@ def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
 def _faster_than_memory(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
     known = [s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None]
     for entry in file.entries if known else ():
+        # a message is read from memory and written to it, so no link is faster
         if entry.value > known[0]:
             yield finding(
                 "error",
@@ -124,6 +126,7 @@ def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Findin
     series = series_of(profile)
     for entry in file.entries:
         found = series.get((entry.operation, entry.group_size, entry.consecutive))
+        # where a cell tells the value they are compared exactly, below
         if found is None or reference_cell(profile, entry) is not None:
             continue
         rates = [found.bus_bytes_per_s(point) for point in found.points]
@@ -206,6 +209,7 @@ def validate(folder: Folder) -> list[Finding]:
     for profile in folder.profiles:
         for check in CHECKS:
             found += check(folder, profile)
+    # a file that belongs to several shapes is found several times
     once = dict.fromkeys(found)
     return sorted(once, key=lambda item: item.severity != "error")
 
@@ -243,6 +247,7 @@ def _missing_keys(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     if kind == "allreduce"
                     else f"pp_size_{group}"
                 )
+                # other groups can be derived from one another, the group of all ranks cannot
                 needed = group == world
                 yield finding(
                     "error" if needed else "warning",
@@ -283,8 +288,10 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
     if profile.shape is None or not profile.cells or not isinstance(reference, int):
         return
     nodes, gpus = profile.shape
+    # the documents depend on how many hosts there are, not on their names
     hosts = tuple(f"node{node}" for node in range(nodes) for _ in range(gpus))
     derived = derive(profile.cells, Cluster(hosts=hosts), reference).data
+    # documented units to those of entries
     factors = {"allreduce": GB, "p2p": GB, "overlap": 1.0, "sp_time": MS}
     for file in profile.files:
         expected = derived.get(file.kind)
@@ -355,6 +362,7 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
             sp_time=sp_time.path if sp_time is not None else None,
         )
     except DocumentError as error:
+        # missing keys have been said already
         if "this key is missing" not in error.problem:
             yield Finding(severity="error", sentence=str(error))
 
@@ -405,6 +413,7 @@ def _stragglers(folder: Folder, profile: Profile) -> Iterator[Finding]:
 
 def _cells_of(file: HardwareFile, profile: Profile) -> list[Measurement]:
     """Return the measurements that count and that this file, and none before it, holds."""
+    # a consecutive all-reduce stands in two sidecars, and is said once
     earlier: set[str] = set()
     for other in profile.files:
         if other is file:

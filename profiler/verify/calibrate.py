@@ -90,12 +90,14 @@ def fit_times(columns: TimeColumns, measured_s: F64) -> Fitted:
     What is above the most that a calibration holds is set to that.
     """
     communicates = bool((columns.communication > _SMALL * measured_s).any())
+    # no factor is below LEAST: fitted is what is above, which is never negative
     base = LEAST * columns.computation
     parts = [columns.computation]
     if communicates:
         base = base + LEAST * columns.communication
         parts.append(columns.communication)
     else:
+        # too little to tell its factor, which stays 1
         base = base + columns.communication
     if len(measured_s) > len(parts):
         parts.append(np.ones_like(measured_s))
@@ -138,10 +140,12 @@ def _robust(design: F64, target: F64, base: F64) -> F64:
     found = np.zeros(design.shape[1])
     for _ in range(_FIT_TURNS):
         before = found
+        # over the target, since errors are relative
         found = nonnegative_fit(design, target - base, weights / target)
         errors = np.abs((base + design @ found) / target - 1.0)
         # 1.4826 makes a deviation of normal errors of their median; below 1e-4 all are good
         limit = _HUBER * max(1.4826 * float(np.median(errors)), 1e-4)
+        # the root: residuals are multiplied by it, and their squares have Huber's weight
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
         if np.allclose(found, before, rtol=1e-6, atol=1e-12):
             break
@@ -234,6 +238,7 @@ def calibrate(
         times = fit_times(columns, measured)
         c, k = times.computation, 1.0 if times.communication is None else times.communication
         after = pricer.times_s(c, k) + times.fixed_s
+        # T is linear only piecewise: at the new factors other columns may hold
         if np.allclose(after, times.times_s(columns), rtol=_NEAR):
             break
     drawn, drawn_memory = _draws(comparison, columns)
@@ -382,6 +387,7 @@ class _Pricer:
 
     def times_s(self, computation: float, communication: float) -> F64:
         """Return the step times in seconds, (n,)."""
+        # these prices are there already
         if computation == communication == 1.0:
             return np.array([read_priced(plan)[1] for plan in self._plans])
         name = f"c{computation:.6g}-k{communication:.6g}"
@@ -399,9 +405,12 @@ class _Pricer:
     def columns(self, computation: float, communication: float) -> TimeColumns:
         """Return the derivatives of the step times at these factors."""
         here = self.times_s(computation, communication)
+        # a factor above MOST would be refused
         step = _STEP if communication * (1.0 + _STEP) <= MOST else -_STEP
         there = self.times_s(computation, communication * (1.0 + step))
+        # T never falls with communication: a slope below 0 is rounding
         slope = np.maximum((there - here) / (communication * step), 0.0)
+        # Euler: T = c*a + k*b, so that a follows from T and b
         rest = np.maximum((here - communication * slope) / computation, 0.0)
         return TimeColumns(computation=rest, communication=slope)
 
@@ -466,4 +475,5 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
 
 def _around(value: float, drawn: Sequence[float]) -> tuple[float, float]:
     low, high = interval_of(np.array(drawn)) if drawn else (value, value)
+    # few draws may all lie on one side of the fit itself
     return min(low, value), max(high, value)

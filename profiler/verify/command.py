@@ -103,6 +103,7 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
             folder.run(command)
     notes: list[str] = []
     candidates = choose_plans(options, lines, folder, notes)
+    # if this call ends early, it would stand beside other runs
     folder.drop_calibration()
     plans = _measure(options, candidates, lines, folder, notes)
     if len(plans) < MINIMUM_PLANS:
@@ -185,6 +186,7 @@ def _measure(
     rounds: dict[str, list[RunSamples]] = {candidate.name: [] for candidate in candidates}
     for turn in range(options.repeats):
         for candidate in candidates if turn % 2 == 0 else reversed(candidates):
+            # a plan that failed in one round is not started again
             if candidate.name not in rounds:
                 continue
             command = lines.run(candidate.name, candidate.label, candidate.path, turn)

@@ -76,6 +76,7 @@ class MeasuredPlan:
         if not columns:
             return ()
         by_rank = [max(values) for values in zip(*columns, strict=True)]
+        # ranks of a stage are consecutive
         each = len(by_rank) // len(self.predicted_bytes)
         return tuple(
             max(by_rank[stage * each : (stage + 1) * each])
@@ -245,6 +246,7 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
         Row(
             plan=plan,
             measured_s=float(measured[k]),
+            # resamples of few rounds may all miss the median of all steps
             interval_s=(min(float(low[k]), measured[k]), max(float(high[k]), measured[k])),
             error=float(errors[k]),
             predicted_rank=float(predicted_ranks[k]),
@@ -257,6 +259,7 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
     correlation = spearman(predicted, measured)
     others = [spearman(predicted, row) for row in drawn]
     known = [value for value in others if value is not None]
+    # in the order of predictions the first is the predicted best
     regret = float(measured[0] / measured.min() - 1.0)
     memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
     return Comparison(
@@ -283,6 +286,7 @@ def resampled_s(plans: Sequence[MeasuredPlan], count: int = NUM_RESAMPLES) -> F6
     """
     generator = np.random.default_rng(_SEED)
     found = np.empty((count, len(plans)))
+    # the same rounds are drawn of all plans, so all must have them
     fewest = min(len(plan.rounds) for plan in plans)
     for n in range(count):
         turns = generator.integers(0, fewest, fewest)
@@ -296,6 +300,7 @@ def resampled_s(plans: Sequence[MeasuredPlan], count: int = NUM_RESAMPLES) -> F6
 def ranks_of(values: F64) -> F64:
     """Return the ranks of values from 1, equal values sharing the mean of theirs."""
     below = (values[None, :] < values[:, None]).sum(axis=1)
+    # equal values have the places below + 1 to below + equal: their mean
     equal = (values[None, :] == values[:, None]).sum(axis=1)
     return np.asarray(below + (equal + 1) / 2.0, dtype=np.float64)
 
@@ -305,6 +310,7 @@ def spearman(first: F64, second: F64) -> float | None:
     left, right = (ranks_of(values) for values in (first, second))
     left, right = left - left.mean(), right - right.mean()
     scale = float(np.sqrt((left @ left) * (right @ right)))
+    # Pearson's correlation of ranks, which allows for equal ones
     return float(left @ right) / scale if scale > 0.0 else None
 
 

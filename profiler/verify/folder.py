@@ -85,6 +85,7 @@ class Usage:
 
     def others_since(self, before: Self) -> float:
         """Return the share of the processors' time that other processes took since then, 0 to 1."""
+        # the most that all processors can give
         time_s = (self.wall_s - before.wall_s) * self.num_processors
         others_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
         return min(max(others_s / time_s, 0.0), 1.0) if time_s > 0.0 else 0.0
@@ -200,6 +201,7 @@ class Folder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep every other call out of the folder; raises an OptionError where one is in it."""
+        # a second call is refused at once instead of waiting for minutes
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -240,10 +242,12 @@ class Folder:
             raise CommandError(
                 f"{program} failed (exit {code}): {sentence.rstrip('.')}; all that it said is in "
                 f"{log}",
+                # 2 and 3 mean something to callers; any other end is a failure
                 exit_code=code if code in (2, 3) else 1,
                 sentence=sentence,
             )
         others = None if before is None or after is None else after.others_since(before)
+        # last: only what has written its files is done
         write_json(stamp, {"command": list(command.words), "others": others})
 
     def others(self, folder: str) -> tuple[float, ...]:
@@ -271,6 +275,7 @@ def environment(options: VerifyOptions) -> Mapping[str, str]:
 def _is_done(stamp: Path, command: Command) -> bool:
     if not stamp.is_file() or not all(path.exists() for path in command.outputs):
         return False
+    # another command line under this name asks something else
     return bool(load_object(stamp).data.get("command") == list(command.words))
 
 

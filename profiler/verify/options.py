@@ -186,6 +186,7 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
 
 def require_own_inputs(options: VerifyOptions) -> None:
     """Raise an OptionError when given files lie where --no-resume deletes everything."""
+    # links are followed: what counts is where files are, not how they are called
     work = options.work.resolve()
     for name, given in (
         ("--hardware", options.hardware),
@@ -227,6 +228,7 @@ def question_of(options: VerifyOptions) -> dict[str, str]:
         for name, value in vars(options).items()
         if name not in _NOT_ASKED
     }
+    # another release may price the same plan differently
     found["autopar"] = __version__
     if options.model is not None:
         found["model_sha256"] = load_object(catalog.find_model(options.model)).sha256
@@ -264,5 +266,6 @@ def profile_sources(folder: str) -> tuple[Source, ...]:
 
 def _digest(sources: Sequence[Source]) -> str:
     """Return one hash of the names and contents of files."""
+    # names without folders: files that were moved are the same
     lines = sorted(f"{Path(source.path).name} {source.sha256}\n" for source in sources)
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -182,6 +182,7 @@ class Lines:
             *(() if options.layers is None else ("--num-layers", options.layers)),
             *(() if options.seq_length is None else ("--seq-length", str(options.seq_length))),
             *(() if memory is None else ("--memory-constraint", f"{memory:g}")),
+            # the plan goes to --json alone
             *("--output-config-path", "none"),
         )
 
@@ -323,6 +324,7 @@ def choose_plans(
         if len(kept) < options.plans and _runs(plan):
             why = "the best" if not place else f"alternative {place} of the search"
             kept.setdefault(plan, (f"best{place}" if place else "best", why))
+    # on top of the best plans, however many of them run
     wanted = len(kept) + options.contrast
     for contrast in contrasts(options, len(answer.layers)):
         if len(kept) >= wanted:
@@ -331,6 +333,7 @@ def choose_plans(
         try:
             folder.run(command)
         except CommandError as error:
+            # 2: the rule cannot be asked for here, 3: nothing obeys it
             if error.exit_code not in (2, 3):
                 raise
             notes.append(f"no plan for contrast {contrast.name!r}: {error.sentence}")

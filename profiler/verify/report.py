@@ -267,6 +267,7 @@ def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
 
 
 def _ms(time_s: float, digits: int = 4) -> str:
+    # seconds to ms
     value = time_s * 1e3
     return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 

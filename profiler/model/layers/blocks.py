@@ -54,6 +54,7 @@ __all__ = [
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
+    # fused kernels compute in fp32, whatever the type of x
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -86,6 +87,7 @@ def _rms_norm_backward(g: Any, x: Any, w: Any, rstd: Any) -> Any:
     wide, g_wide = _wide(x), _wide(g)
     normal = wide * rstd
     g_normal = g_wide * w
+    # through x itself, and through the mean square, which holds every element of the row
     g_x = rstd * (g_normal - normal * (g_normal * normal).mean(-1, keepdim=True))
     return [g_x.to(x.dtype), (g_wide * normal).flatten(0, -2).sum(0).to(w.dtype)]
 
@@ -122,6 +124,7 @@ def _layer_norm_backward(g: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
     g_wide = _wide(g)
     normal = (_wide(x) - mean) * rstd
     g_normal = g_wide * w
+    # through x itself, through the mean and through the variance
     g_x = rstd * (
         g_normal
         - g_normal.mean(-1, keepdim=True)
@@ -208,6 +211,7 @@ def _rotate(x: Any, cos: Any, sin: Any, sign: int) -> Any:
     out = torch.empty_like(x)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
+    # into the output: no temporary of the size of x is there beside it
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin, value=sign)
     return out
@@ -222,6 +226,7 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         cos, sin = ctx.saved_tensors
+        # the backward of a rotation is the rotation back
         return _rotate(g, cos, sin, -1), None, None
 
 
@@ -381,6 +386,7 @@ def open_attention(
     seq, batch, heads, width = q.shape
     flat_q = q.reshape(seq, batch * heads, width).transpose(0, 1)
     flat_k, flat_v = (_repeated(x, q).flatten(0, 1) for x in (k, v))
+    # a product of rows has the variance of their width: over its root it is 1 again
     scores = torch.bmm(flat_q, flat_k.transpose(1, 2)) * (1 / math.sqrt(width))
     if causal:
         # adding the mask keeps nothing, filling by it would keep it
@@ -431,6 +437,7 @@ class Experts(nn.Module):
                 "does"
             )
         self.on = on
+        # of this group only the exchange is used, which is the same for every kind
         self.across = TensorGroup(degree=degree, kind="ulysses", group=expert_group)
         self.count, self.visited = count, visited
         h, ffn = spec.hidden_size, (spec.ffn_hidden_size or 1) // on.weight_ranks
@@ -456,7 +463,9 @@ class Experts(nn.Module):
         order = torch.arange(places * self.count, device=x.device).view(places, self.count)
         order = order.t().flatten()
         length, batch = x.shape[:2]
+        # places that stay empty take the last token; their weight is 0 below
         token = (order // self.visited).clamp(max=length * batch - 1)
+        # visits are counted sample after sample, rows lie (sequence, batch)
         token = token % length * batch + token // length
         sent = tokens.index_select(0, token)
         returned = self._away_and_back(sent.view(self.count, places, -1))
@@ -472,6 +481,7 @@ class Experts(nn.Module):
         own, places = self.count // e, x.shape[1]
         x = self.across.exchange(x.view(e, own, places, -1))
         x = self.on.enter(x)  # (t * e, own, places, hidden)
+        # (own, t * e * places, hidden): a batch of the product for each expert
         x = x.transpose(0, 1).flatten(1, 2)
         inner = torch.bmm(x, self.ups[0])
         if self.gated:
@@ -485,6 +495,7 @@ class Experts(nn.Module):
     @property
     def _ranks(self) -> int:
         """Ranks of the tensor group whose tokens come together here."""
+        # without sequence parallelism every rank has all tokens before
         return self.on.degree if self.on.splits_weights and self.on.splits_sequence else 1
 
 
@@ -591,6 +602,7 @@ def has_norm_biases(spec: LayerSpec) -> bool:
 
     Raises InputError when its norm parameters are those of neither.
     """
+    # one before each: attention, cross-attention, MLP
     norms = 3 if spec.cross_attention else 2
     per_norm = spec.norm_parameters_per_hidden / norms
     if per_norm not in (1, 2):
@@ -615,6 +627,7 @@ class _Attention(nn.Module):
         self.width = head_dim(spec)
         heads = spec.num_heads or 1
         kv_heads = spec.num_kv_heads or heads
+        # ranks share key-value heads where there are more ranks than heads
         own, own_kv = heads // on.weight_ranks, max(1, kv_heads // on.weight_ranks)
         query, pair = own * self.width, [own_kv * self.width] * 2
         bias = spec.biases or spec.qkv_biases
@@ -631,11 +644,14 @@ class _Attention(nn.Module):
 
     def _tables(self, seq_length: int) -> tuple[Any, Any]:
         """Return cosines and sines of the positions whose heads this rank turns."""
+        # Ulysses turns heads before the exchange, while a rank has its own tokens alone
         ulysses = self.on.splits_sequence and not self.on.splits_weights
         length = seq_length // self.on.degree if ulysses else seq_length
         start = length * self.on.rank if ulysses else 0
+        # bf16 has no exact integers above 256
         places = torch.arange(start, start + length, dtype=torch.float32)
         powers = torch.arange(0, self.width, 2, dtype=torch.float32) / self.width
+        # frequencies of rotary positions: base^(-2i / width)
         angles = torch.outer(places, _ROTARY_BASE**-powers)[:, None, None, :]
         dtype = torch.get_default_dtype()
         return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -646,6 +662,7 @@ class _Attention(nn.Module):
         else:
             flat = (*self.query(x), *self.key_value(context))
         q, k, v = (part.view(*part.shape[:2], -1, self.width) for part in flat)
+        # else heads as they were before turning would be held until the end
         del flat
         if self.cos is not None:
             q, k = rotary(q, self.cos, self.sin), rotary(k, self.cos, self.sin)
@@ -731,4 +748,5 @@ class _Layer(nn.Module):
 
 
 def _recomputed(function: Any, *arguments: Any, dropout: float) -> Any:
+    # the second forward needs the dropout mask of the first; else nothing is drawn
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)

@@ -72,6 +72,7 @@ class SoleRank:
 
     def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the first of as many pieces of x as there are ranks, along `dim`."""
+        # a real group allocates its result, and a view would not be counted
         return x.narrow(dim, 0, x.shape[dim] // self._degree).clone(
             memory_format=torch.contiguous_format
         )
@@ -92,6 +93,7 @@ def _function(name: str, older: str) -> Any:
 
 def all_gather(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return the pieces of all ranks one after the other along dimension 0; not to be written."""
+    # process groups take contiguous tensors alone
     x = x.contiguous()
     if not _is_real(group):
         return x if group is None else group.all_gather(x, 0)
@@ -213,7 +215,9 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         if ctx.split:
+            # a shard was used by all ranks: its gradient is their sum
             return reduce_scatter(g, ctx.group), None, None
+        # the sum is in place, and g may be somebody else's too
         return all_reduce(g.clone(memory_format=torch.contiguous_format), ctx.group), None, None
 
 
@@ -225,10 +229,12 @@ class _Leave(torch.autograd.Function):
         ctx.group, ctx.split = group, split
         if split:
             return reduce_scatter(x, group)
+        # the sum is in place, and x may be somebody else's too
         return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
+        # the gradient of a sum is that of each of its terms: every rank needs all of it
         return (all_gather(g, ctx.group) if ctx.split else g), None, None
 
 
@@ -240,6 +246,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
+        # pieces go back to where they came from
         return all_to_all(g, ctx.group), None
 
 
@@ -258,15 +265,18 @@ class _Column(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, *weights = ctx.saved_tensors
+        # gathered again instead of kept: one more gather for 1/t of the memory
         full = (all_gather(x, ctx.group) if ctx.split else x).flatten(0, -2)
         flat = [grad.flatten(0, -2) for grad in grads]
         found: list[Any] = []
         for grad, has_bias in zip(flat, ctx.has_bias, strict=True):
             found += [grad.t() @ full, grad.sum(0) if has_bias else None]
         shape = full.shape
+        # freed before the gradient, which has its size, is made
         del full
         grad_x = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            # in place: no second gradient of this size is there
             grad_x.addmm_(grad, weight)
         assert grad_x.shape == shape
         grad_x = grad_x.view(*grads[0].shape[:-1], -1)
@@ -290,6 +300,7 @@ class _Row(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, weight = ctx.saved_tensors
+        # of this rank's tokens alone where the sequence is divided; a trainer sums it
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
         full = all_gather(grad, ctx.group) if ctx.split else grad
         grad_weight = full.flatten(0, -2).t() @ x.flatten(0, -2)

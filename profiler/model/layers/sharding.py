@@ -56,6 +56,7 @@ class Sharding:
         if t < 1:
             raise InputError(f"a tensor degree of {t} does not exist; give at least 1")
         numbers: list[tuple[str, int | None]] = [("attention heads", layer.num_heads)]
+        # Ulysses keeps weights whole, so that any width will do
         if self.is_tensor:
             numbers.append(("MLP width", layer.ffn_hidden_size))
         if self.shards_sequence:
@@ -67,6 +68,7 @@ class Sharding:
                     "does"
                 )
         kv_heads = layer.num_kv_heads
+        # ranks divide the heads, or share them; else some would have more than others
         if kv_heads is not None and kv_heads % t and t % kv_heads:
             raise InputError(
                 f"tensor degree {t} and the {kv_heads} key-value heads do not divide one another; "

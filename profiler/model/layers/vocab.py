@@ -130,6 +130,7 @@ class _Embed(torch.autograd.Function):
         if group is None:
             return nn.functional.embedding(tokens, table)
         places, foreign = _own(tokens, first, table.shape[0])
+        # rows of other ranks are 0 in the sum over the group
         out = nn.functional.embedding(places, table).masked_fill_(foreign[..., None], 0)
         return reduce_scatter(out, group) if split else all_reduce(out, group)
 
@@ -139,10 +140,12 @@ class _Embed(torch.autograd.Function):
         if ctx.group is None:
             places = tokens
         else:
+            # every rank has looked up all tokens, so its rows need all their gradients
             grad = all_gather(grad, ctx.group) if ctx.split else grad
             places, foreign = _own(tokens, ctx.first, ctx.rows)
             grad = grad.masked_fill(foreign[..., None], 0)
         table = grad.new_zeros(ctx.rows, grad.shape[-1])
+        # a token that occurs several times has the sum of its gradients
         table.index_add_(0, places.flatten(), grad.flatten(0, -2))
         return None, table, None, None, None
 
@@ -155,12 +158,16 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.first, ctx.dtype = first, logits.dtype
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         del logits
+        # less the largest logit of all ranks exp cannot overflow, and softmax is the same
         wide.sub_(all_reduce(wide.amax(-1, keepdim=True), group, largest=True))
         places, foreign = _own(labels, first, wide.shape[-1])
+        # the label's logit is on one rank, and 0 in the sum on all others
         chosen = wide.gather(-1, places[..., None]).squeeze(-1).masked_fill_(foreign, 0)
         chosen = all_reduce(chosen, group)
         total = all_reduce(wide.exp_().sum(-1, keepdim=True), group)
+        # in place: the copy of the logits becomes their softmax
         ctx.save_for_backward(wide.div_(total), labels)
+        # -log softmax of the label = log of the sum - its logit
         return (total.squeeze(-1).log_() - chosen).mean()
 
     @staticmethod
@@ -168,6 +175,7 @@ class _CrossEntropy(torch.autograd.Function):
         softmax, labels = ctx.saved_tensors
         places, foreign = _own(labels, ctx.first, softmax.shape[-1])
         hit = (~foreign).to(softmax.dtype)[..., None]
+        # softmax, less 1 at the label, is the gradient of a token; the loss is their mean
         softmax.scatter_add_(-1, places[..., None], -hit).mul_(grad / labels.numel())
         return softmax.to(ctx.dtype), None, None, None
 
@@ -189,6 +197,7 @@ def _own(numbers: Any, first: int, count: int) -> tuple[Any, Any]:
     """Return places among `count` rows from row `first`, and which numbers have none there."""
     places = numbers - first
     foreign = (places < 0) | (places >= count)
+    # any row that exists: what comes of it is masked
     return places.masked_fill_(foreign, 0), foreign
 
 
@@ -200,6 +209,7 @@ class _Vocab(nn.Module):
         super().__init__()
         self.on, self.part = on, part
         first, last = spec.layers[0], spec.layers[-1]
+        # padded, so that every rank has as many rows
         vocab = padded_vocab_size(spec, on.weight_ranks)
         self.rows = vocab // on.weight_ranks
         self.start = self.rows * on.rank if on.splits_weights else 0
@@ -216,6 +226,7 @@ class _Vocab(nn.Module):
         bias = has_norm_biases(last)
         self.norm = Norm(last.hidden_size, bias=bias)
         self.encoder_norm = None
+        # an encoder ends with a norm of its own, before all decoder layers read it
         if last.cross_attention and not first.cross_attention:
             self.encoder_norm = Norm(first.hidden_size, bias=has_norm_biases(first))
         self.head = ColumnParallel(last.hidden_size, [self.rows], bias=False, on=on)
@@ -241,8 +252,10 @@ class _Vocab(nn.Module):
         x = _Embed.apply(tokens, self.table, group, split, self.start)
         if self.positions is None:
             return x
+        # behind the embedding a rank has its own tokens alone
         start = len(x) * on.rank if on.splits_sequence else 0
         places = torch.arange(start, start + len(x), device=x.device)
+        # every rank has the whole table of positions, so there is no group
         return x + _Embed.apply(places, self.positions, None, False, 0)[:, None]
 
     def _loss(self, x: Any, labels: Any, encoder: Any = None) -> Any:
@@ -280,6 +293,7 @@ def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | s
         for layer in spec.layers
     ]
     last = build_vocab(spec, "last", dtype=dtype, device=device)
+    # on one device a tied table is one tensor
     if spec.tied_embeddings:
         last.head.weights[0] = first.table
 
@@ -311,6 +325,7 @@ class _Stack(nn.Module):
             x, context = x.split([len(tokens), len(encoder_tokens[0])])
         for of_type, crosses in zip(self.layers, self.crosses, strict=True):
             for layer in of_type:
+                # beside a decoder, layers without cross-attention are the encoder's
                 if encoder_tokens and not crosses:
                     context = layer(context)
                 else:
