@@ -6,8 +6,8 @@ threads or opens a device: processes are copies of the one that imported this.
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import importlib.util
 
 import hypothesis
 import numpy as np
@@ -20,7 +20,7 @@ import typer
 import autopar.documents.model
 import autopar.documents.spec
 
-with contextlib.suppress(ImportError):  # planning is tested without torch as well
+if importlib.util.find_spec("torch") is not None:  # planning is tested without it as well
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel

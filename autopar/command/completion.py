@@ -41,7 +41,7 @@ _NAMES: Mapping[str, Literal["models", "cards"]] = {
 
 def complete() -> None:
     """Answer the question of a shell's script; it ends the process."""
-    # bash and fish say the line so far, zsh too: typer's scripts of all three set this variable
+    # the line so far: the script of bash says it in the second variable, the others in the first
     asked = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", ""))
     tree(asked.split()[1:])(prog_name="autopar", complete_var=VARIABLE)
 

@@ -128,6 +128,22 @@ def test_words_that_a_shell_completes(line: str, expected: set[str]) -> None:
     assert set(done.stdout.split()) == expected, done.stderr
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_words_that_other_shells_complete(shell: str) -> None:
+    """They say the line in another variable, and show what a word means."""
+    done = door(
+        **{
+            completion.VARIABLE: f"complete_{shell}",
+            "_TYPER_COMPLETE_ARGS": "autopar search --mod",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--mod",
+        }
+    )
+
+    assert "--model" in done.stdout, done.stderr
+    assert "shipped name" in done.stdout
+
+
 def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     """Every model and card is a row, with figures that are known."""
     models = {row["name"]: row for row in shipped.model_rows()}
