@@ -7,7 +7,7 @@ converted here and in `hardware_write`, and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -36,18 +36,15 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.sources import Source
-from autopar.units import GB, MIB, MS, format_message
+from autopar.units import GB, MIB, MS
 
 __all__ = [
     "MAKE_HARDWARE",
     "BandwidthUnit",
     "SidecarCurves",
-    "at_odds",
-    "falling_times",
     "hardware_file_name",
     "hardware_shapes",
     "hardware_sidecar",
-    "partial_spread",
     "read_hardware",
     "read_hardware_dir",
     "reference_bytes",
@@ -248,9 +245,10 @@ def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
     """
     out = Path(out_dir)
     shape = (profile.num_nodes, profile.gpus_per_node)
+    timed = {("allreduce", size): curve for size, curve in profile.sequence_curves.items()}
     expressible = {
         group: curve
-        for group, curve in profile.curves.items()
+        for group, curve in {**timed, **profile.curves}.items()
         if group[0] in ("allreduce", "all2all")
     }
     documents: list[tuple[DocumentKind, dict[str, float]]] = [
@@ -261,7 +259,7 @@ def write_hardware(profile: HardwareProfile, out_dir: Path | str) -> list[Path]:
         ),
         ("overlap", {"overlap_coe": profile.overlap_coefficient}),
     ]
-    if profile.curves:
+    if expressible or profile.curves:
         documents.append(("sp_time", _sp_time_keys(expressible)))
     paths = []
     for kind, data in documents:
@@ -299,131 +297,145 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a planner's user should know of measured communication: times that fall, files at odds.
+# Documented values beside measured times of the same groups: which of them prices what.
 #
-# Neither is refused: medians of a busy machine scatter, and a person may edit a documented value to
-# see what it changes. Both are said in words.
+# Neither is refused: a person may edit a documented value to see what it changes, and files of two
+# runs may lie in one folder. What differs is said in words.
 
 
-_FALL = 0.05
-"""Larger messages may be this much faster before it is said."""
 _ROUNDING = 0.01
 """People round documented values; what differs by more has another origin."""
+_CONFLICT = 0.10
+"""Two runs may differ by this much before it is said."""
 
 
-def falling_times(hardware: HardwareProfile) -> str | None:
-    """Return a sentence on curves whose times fall as messages grow, None if none does."""
-    curves = dict(_named_curves(hardware))
-    worst: dict[str, tuple[float, float]] = {}
-    for name, curve in curves.items():
-        # above 0 where the next larger message was faster
-        falls = curve.times_s[:-1] / curve.times_s[1:] - 1.0
-        if falls.size and falls.max() > _FALL:
-            at = int(falls.argmax())
-            worst[name] = float(falls[at]), float(curve.sizes_bytes[at + 1])
-    if not worst:
-        return None
-    name = max(worst, key=lambda name: worst[name][0])
-    fall, size_bytes = worst[name]
-    return (
-        f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
-        # a ratio of 1 + fall means that the larger one took fall / (1 + fall) less
-        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
-        "priced by the nearest times that rise: measure again when the machine is quiet"
-    )
-
-
-def _named_curves(hardware: HardwareProfile) -> Iterator[tuple[str, Curve]]:
-    for consecutive, kind in ((1, hardware.curves), (0, hardware.strided_curves)):
-        for (operation, size), curve in kind.items():
-            yield f"{operation}_size_{size}_consec_{consecutive}", curve
-    for stages, curve in hardware.p2p_curves.items():
-        yield f"pp_size_{stages}", curve
-
-
-def partial_spread(hardware: HardwareProfile) -> str | None:
-    """Return a sentence where some curves have percentiles and others do not, else None."""
-    known = [curve.has_spread for _, curve in _named_curves(hardware)]
-    if all(known) or not any(known):
-        return None
-    return (
-        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
-        "price does not move in the interval of the step time"
-    )
-
-
-def reference_bytes(sidecar: Sidecar | None) -> float | None:
+def reference_bytes(file: _Loaded) -> float | None:
     """Return the message size that the bandwidths of a document stand for, None if unknown."""
     # the newest run wrote the documented values
-    for run in reversed(sidecar.runs if sidecar is not None else []):
+    for run in reversed(file.sidecar.runs if file.sidecar is not None else []):
         size = run.metadata.get("reference_bytes")
         if isinstance(size, int | float) and size > 0:
             return float(size)
     return None
 
 
-def at_odds(
-    hardware: HardwareProfile,
-    paths: Mapping[DocumentKind, Path],
-    references: Mapping[DocumentKind, float | None],
-    documented_times: Mapping[tuple[str, int], Curve],
-) -> tuple[str, ...]:
-    """Return a sentence for every document whose values differ from the curves beside it.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedCurves:
+    """Which measured times price what, where documents hold values of the same groups."""
 
-    Parameters
-    ----------
-    hardware : as read, its curves those of the sidecars where these have some.
-    references : message size of the bandwidths of a document; without it every bandwidth between
-        the smallest and the largest of the curve agrees.
+    curves: Mapping[tuple[str, int], Curve]
+    strided_curves: Mapping[tuple[str, int], Curve]
+    p2p_curves: Mapping[int, Curve]
+    sequence_curves: Mapping[int, Curve]
+    notes: tuple[str, ...]
+    """A sentence for every document that differs from the times beside it."""
+
+
+def priced_curves(
+    files: Mapping[DocumentKind, _Loaded],
+    allreduce_bytes_per_s: Mapping[tuple[int, bool], float],
+    p2p_bytes_per_s: Mapping[int, float],
+    documented_times: Mapping[tuple[str, int], Curve],
+    world_size: int,
+) -> PricedCurves:
+    """Return the curves that price messages, and what the documents say against them.
+
+    Documented values decide: bandwidths price all-reduces and transfers, `sp_time` what its keys
+    name. A curve of a sidecar has latency, more sizes and spread, and stands in where it is of the
+    same run and says the same; a documented value that differs was edited by a person. Times of an
+    `sp_time` file that is not of the run of the bandwidths price the all-gathers and
+    reduce-scatters of sequence parallelism, which they are documented for, and nothing else.
+
     documented_times : curves of the keys of the sp_time document.
     """
-    allreduce, transfers = OPERATIONS["allreduce"], OPERATIONS["p2p"]
-    checks = {
-        "allreduce": (
-            _bandwidth(
-                f"allreduce_size_{size}_consec_{int(consecutive)}",
-                entry,
-                hardware.allreduce_curve(size, consecutive),
-                allreduce.bus_factor(size),
-                references.get("allreduce"),
-            )
-            for (size, consecutive), entry in hardware.allreduce_bytes_per_s.items()
-            if consecutive or size < hardware.world_size  # one world group, stored under both
-        ),
-        "p2p": (
-            _bandwidth(
-                f"pp_size_{stages}",
-                entry,
-                hardware.p2p_curves.get(stages),
-                transfers.bus_factor(stages),
-                references.get("p2p"),
-            )
-            for stages, entry in hardware.p2p_bytes_per_s.items()
-        ),
-        "sp_time": (
-            found
-            for (operation, size), curve in documented_times.items()
-            for found in _times(f"{operation}_size_{size}", curve, hardware.curves[operation, size])
-        ),
+    odd: dict[DocumentKind, list[_Difference]] = {"sp_time": [], "allreduce": [], "p2p": []}
+    conflicts: list[_Difference] = []
+    curves = {key: curve for file in files.values() for key, curve in file.curves.curves.items()}
+    strided = {
+        k: curve for file in files.values() for k, curve in file.curves.strided_curves.items()
     }
-    documents: tuple[DocumentKind, ...] = ("allreduce", "p2p", "sp_time")
-    sentences = (
-        _sentence(paths[kind], [found for found in checks[kind] if found is not None])
-        for kind in documents
-        if kind in paths
+    transfers = {k: curve for file in files.values() for k, curve in file.curves.p2p_curves.items()}
+    bandwidths = files["allreduce"]
+    related = "sp_time" in files and _one_run(bandwidths, files["sp_time"])
+
+    times = dict(files["sp_time"].curves.curves) if "sp_time" in files else {}
+    for key, documented in documented_times.items():
+        curve = curves.get(key) if related else times.get(key)
+        differences = [] if curve is None else _times(f"{key[0]}_size_{key[1]}", documented, curve)
+        odd["sp_time"] += differences
+        times[key] = documented if curve is None or differences else curve
+    curves.update(times)
+
+    sequence: dict[int, Curve] = {}
+    for (size, consecutive), entry in allreduce_bytes_per_s.items():
+        # one world group, stored under both
+        if not consecutive and size == world_size:
+            continue
+        key, factor = ("allreduce", size), OPERATIONS["allreduce"].bus_factor(size)
+        name = f"{key[0]}_size_{size}_consec_{int(consecutive)}"
+        table = curves if consecutive else strided
+        documented_for = times.get(key) if consecutive else None
+        # of another run than the bandwidths: only what lies beside these can stand in for them
+        if documented_for is not None and not related:
+            table.pop(key)
+            if key in bandwidths.curves.curves:
+                table[key] = bandwidths.curves.curves[key]
+            conflicts += _bandwidth(name, entry, _long(documented_for), factor, None, _CONFLICT)
+        if key in table:
+            differences = _bandwidth(name, entry, table[key], factor, reference_bytes(bandwidths))
+            odd["allreduce"] += differences
+            if differences:
+                del table[key]
+        if documented_for is not None and table.get(key) is not documented_for:
+            sequence[size] = documented_for
+    for stages, entry in p2p_bytes_per_s.items():
+        if stages in transfers:
+            factor = OPERATIONS["p2p"].bus_factor(stages)
+            reference = reference_bytes(files["p2p"])
+            differences = _bandwidth(
+                f"pp_size_{stages}", entry, transfers[stages], factor, reference
+            )
+            odd["p2p"] += differences
+            if differences:
+                del transfers[stages]
+    return PricedCurves(
+        curves=curves,
+        strided_curves=strided,
+        p2p_curves=transfers,
+        sequence_curves=sequence,
+        notes=(
+            *(_edited(files[kind].path, found) for kind, found in odd.items() if found),
+            *([_conflict(bandwidths.path, files["sp_time"].path, conflicts)] if conflicts else []),
+        ),
     )
-    return tuple(sentence for sentence in sentences if sentence)
 
 
-_Difference = tuple[float, str]
-"""How far a value is from the curve, as |log ratio|, and both in words."""
+def _one_run(first: _Loaded, second: _Loaded) -> bool:
+    """Return whether two files say that one run measured, or one estimate made, both."""
+    if first.sidecar is None or second.sidecar is None:
+        return False
+    named = [{run.id for run in f.sidecar.runs} - {None} for f in (first, second) if f.sidecar]
+    if all(named):
+        return bool(named[0] & named[1])
+    # estimates have no runs: they name what they were made from
+    return (first.sidecar.name, first.sidecar.source) == (
+        second.sidecar.name,
+        second.sidecar.source,
+    )
+
+
+_Difference = tuple[float, str, str]
+"""How far a value is from the curve, as |log ratio|; the key with its value; what it should be."""
 
 
 def _bandwidth(
-    key: str, entry: float, curve: Curve | None, factor: float, reference: float | None
-) -> _Difference | None:
-    if curve is None:
-        return None
+    key: str,
+    entry: float,
+    curve: Curve,
+    factor: float,
+    reference: float | None,
+    tolerance: float = _ROUNDING,
+) -> list[_Difference]:
     # documented values are bus bandwidths: message times factor over time
     rates = factor * curve.sizes_bytes / curve.times_s
     below = np.flatnonzero(curve.sizes_bytes <= (reference or 0.0))
@@ -433,35 +445,59 @@ def _bandwidth(
     else:
         # size unknown: a value that occurs anywhere on the curve agrees with it
         expected = float(np.clip(entry, rates.min(), rates.max()))
-    return _difference(key, entry / GB, expected / GB, "GB/s")
+    return _difference(key, entry / GB, expected / GB, "GB/s", tolerance)
 
 
-def _times(name: str, documented: Curve, curve: Curve) -> Iterator[_Difference | None]:
+def _long(curve: Curve) -> Curve:
+    """Return the part of a curve that documented bandwidths are averages of: 16 MiB and more."""
+    kept = curve.sizes_bytes >= min(16.0 * MIB, float(curve.sizes_bytes[-1]))
+    return Curve(sizes_bytes=curve.sizes_bytes[kept], times_s=curve.times_s[kept])
+
+
+def _times(name: str, documented: Curve, curve: Curve) -> list[_Difference]:
     own = dict(zip(curve.sizes_bytes.tolist(), curve.times_s.tolist(), strict=True))
+    found = []
     for size_bytes, time_s in zip(documented.sizes_bytes, documented.times_s, strict=True):
         expected = own.get(float(size_bytes))
         # a size that only one of them has cannot be compared
         if expected is not None:
             key = f"{name}_{int(size_bytes) // MIB}MB_time"
-            yield _difference(key, float(time_s) / MS, expected / MS, "ms")
+            found += _difference(key, float(time_s) / MS, expected / MS, "ms", _ROUNDING)
+    return found
 
 
-def _difference(key: str, value: float, expected: float, unit: str) -> _Difference | None:
-    if abs(value / expected - 1.0) <= _ROUNDING:
-        return None
-    words = f"{key} is {value:.4g} {unit}, but the times in the sidecars say {expected:.4g} {unit}"
+def _difference(
+    key: str, value: float, expected: float, unit: str, tolerance: float
+) -> list[_Difference]:
+    if abs(value / expected - 1.0) <= tolerance:
+        return []
     # log: half and double are equally far off
-    return abs(float(np.log(value / expected))), words
+    distance = abs(float(np.log(value / expected)))
+    return [(distance, f"{key} is {value:.4g} {unit}", f"{expected:.4g} {unit}")]
 
 
-def _sentence(path: Path, differences: Iterable[_Difference]) -> str:
-    found = sorted(differences, key=lambda item: -item[0])
-    if not found:
-        return ""
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
+    """Return the largest difference as two texts, and how many more there are."""
+    _, value, expected = max(differences, key=lambda item: item[0])
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return value, expected, more
+
+
+def _edited(path: Path, differences: list[_Difference]) -> str:
+    value, expected, more = _worst(differences)
     return (
-        f"at odds: in {path.name} {found[0][1]}{more}; messages are priced by the sidecars: "
-        "measure again, or remove their curves to plan with the documented values"
+        f"at odds: in {path.name} {value}, but the times in the sidecars say {expected}{more}; "
+        "the documented values price these messages, without latency: measure again to have both "
+        "of one run"
+    )
+
+
+def _conflict(bandwidths: Path, times: Path, differences: list[_Difference]) -> str:
+    value, expected, more = _worst(differences)
+    return (
+        f"at odds: in {bandwidths.name} {value}, but {times.name} says {expected} for messages of "
+        f"16 MiB and more{more}; bandwidths price the all-reduces of gradients and of tensor "
+        "parallelism, these times its sequence parallelism"
     )
 
 
@@ -550,8 +586,7 @@ def read_hardware(
     p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
     p2p_factor = _bandwidth_factor(p2p_file, bandwidth_unit)
     links = {int(key[0]): v for key, v in _groups(p2p_file.path, p2p_doc, *shape).items()}
-    # a single GPU has no links
-    if world > 1 and not links:
+    if world > 1 and not links:  # a single GPU has none
         raise DocumentError(
             p2p_file.path,
             "this key is missing and is required",
@@ -562,8 +597,7 @@ def read_hardware(
     overlap_file, overlap_doc = _load("overlap", Path(overlap), OverlapDocument, *shape)
     coefficient = overlap_doc.overlap_coe
     overlap_notes: tuple[str, ...] = ()
-    # below 1 both would run faster together than alone, which is noise
-    if coefficient < 1.0:
+    if coefficient < 1.0:  # both would run faster together than alone, which is noise
         overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
 
     files = [
@@ -576,26 +610,23 @@ def read_hardware(
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
         documented = _curves(sp_file.path, sp_doc, *shape)
         files.append(sp_file)
-    curves = dict(documented)
-    strided: dict[tuple[str, int], Curve] = {}
-    transfers: dict[int, Curve] = {}
-    for file in files:
-        # a sidecar's curve replaces the documented one: more sizes, latency and spread
-        curves.update(file.curves.curves)
-        strided.update(file.curves.strided_curves)
-        transfers.update(file.curves.p2p_curves)
-
+    bytes_per_s = {key: value * factor for key, value in bandwidths.items()}
+    transfers_per_s = {key: value * p2p_factor for key, value in links.items()}
+    priced = priced_curves(
+        {file.kind: file for file in files}, bytes_per_s, transfers_per_s, documented, world
+    )
     sidecars = [file.sidecar for file in files if file.sidecar is not None]
     names = [s.name for s in sidecars if s.name is not None]
-    profile = HardwareProfile(
+    return HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
-        allreduce_bytes_per_s={key: value * factor for key, value in bandwidths.items()},
-        p2p_bytes_per_s={key: value * p2p_factor for key, value in links.items()},
+        allreduce_bytes_per_s=bytes_per_s,
+        p2p_bytes_per_s=transfers_per_s,
         overlap_coefficient=max(1.0, coefficient),
-        curves=curves,
-        strided_curves=strided,
-        p2p_curves=transfers,
+        curves=priced.curves,
+        strided_curves=priced.strided_curves,
+        p2p_curves=priced.p2p_curves,
+        sequence_curves=priced.sequence_curves,
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
         name=names[0] if names else "measured",
@@ -603,15 +634,11 @@ def read_hardware(
         estimated=any(s.estimated for s in sidecars),
         synthetic=any(s.synthetic for s in sidecars),
         sources=tuple(source for file in files for source in file.sources),
-        notes=tuple(f"{file.path.name}: {note}" for file in files for note in file.notes),
+        notes=(
+            *(f"{file.path.name}: {note}" for file in files for note in file.notes),
+            *priced.notes,
+        ),
     )
-    odd = at_odds(
-        profile,
-        {file.kind: file.path for file in files},
-        {file.kind: reference_bytes(file.sidecar) for file in files},
-        documented,
-    )
-    return replace(profile, notes=(*profile.notes, *odd))
 
 
 def _load(
@@ -697,8 +724,7 @@ def _allreduce(
             unnamed.append((int(size), value))
         else:
             values[int(size), consec[0] == "1"] = value
-    # after all named keys, so that a contradiction shows in whatever order they stand
-    for size, value in unnamed:
+    for size, value in unnamed:  # after all named keys: a contradiction shows in any order
         if values.get((size, True), value) != value:
             raise DocumentError(
                 path,

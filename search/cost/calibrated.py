@@ -137,6 +137,9 @@ def _longer_hardware(
         p2p_curves={
             key: _curve(value, communication) for key, value in hardware.p2p_curves.items()
         },
+        sequence_curves={
+            key: _curve(value, communication) for key, value in hardware.sequence_curves.items()
+        },
         # not the links: the optimizer step and the look-up are computation
         memory_bytes_per_s=None if rate is None else rate / computation,
     )

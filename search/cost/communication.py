@@ -80,12 +80,15 @@ class Groups:
         # infinite bandwidth and slope 0: messages of a single rank are free without a branch
         self._bus_bytes_per_s: list[float] = [np.inf]
         self._slope_s_per_byte: dict[str, list[float]] = {op: [0.0] for op in COLLECTIVES}
-        # -1: without a curve the slope prices a message
-        self._curve: dict[str, list[int]] = {op: [-1] for op in COLLECTIVES}
+        # -1: without a curve the slope prices a message; by operation, and whether it is one of
+        # sequence parallelism
+        self._curve: dict[tuple[str, bool], list[int]] = {
+            (op, sequence): [-1] for op in COLLECTIVES for sequence in (False, True)
+        }
         self._curves: list[tuple[Curve, float, str]] = []
-        self._curve_index: dict[tuple[str, int, bool], int] = {}
+        self._curve_index: dict[tuple[str, int, bool, bool], int] = {}
         self._transfers = {stages: curve.rising() for stages, curve in hardware.p2p_curves.items()}
-        self._arrays: dict[str, tuple[F64, I64]] = {}
+        self._arrays: dict[tuple[str, bool], tuple[F64, I64]] = {}
         self._bus: F64 = np.array([np.inf])
 
     def index(self, size: int, stride: int) -> int:
@@ -105,12 +108,13 @@ class Groups:
         result: F64 = self._bus[group]
         return result
 
-    def seconds(self, operation: str, num_bytes: F64, group: I64) -> F64:
+    def seconds(self, operation: str, num_bytes: F64, group: I64, *, sequence: bool = False) -> F64:
         """Return the time of one `operation` of `num_bytes` in each group, in seconds.
 
-        num_bytes and group have the same shape (n,).
+        num_bytes and group have the same shape (n,). sequence: the messages are those of sequence
+        parallelism, which `sp_time` files price where they and the bandwidths are of two runs.
         """
-        slope, curve_of = self._table(operation)
+        slope, curve_of = self._table(operation, sequence)
         # stays where there is no curve
         result: F64 = num_bytes * slope[group]
         curve_ids = curve_of[group]
@@ -168,13 +172,14 @@ class Groups:
             )
         return curve_s(curve, num_bytes)
 
-    def _table(self, operation: str) -> tuple[F64, I64]:
-        if operation not in self._arrays:
-            self._arrays[operation] = (
+    def _table(self, operation: str, sequence: bool) -> tuple[F64, I64]:
+        key = operation, sequence
+        if key not in self._arrays:
+            self._arrays[key] = (
                 np.array(self._slope_s_per_byte[operation]),
-                np.array(self._curve[operation], dtype=np.int64),
+                np.array(self._curve[key], dtype=np.int64),
             )
-        return self._arrays[operation]
+        return self._arrays[key]
 
     def _add(self, size: int, stride: int) -> int:
         number = len(self._bus_bytes_per_s)
@@ -189,11 +194,12 @@ class Groups:
             slope = OPERATIONS[operation].bus_factor(size) / bandwidth
             # nan would pass through comparisons unseen, an infinite time never wins
             self._slope_s_per_byte[operation].append(np.inf if np.isnan(slope) else slope)
-            found = (self._find_curve(operation, size, kind) for kind in kinds)
-            self._curve[operation].append(next((n for n in found if n >= 0), -1))
+            for sequence in (False, True):
+                found = (self._find_curve(operation, size, kind, sequence) for kind in kinds)
+                self._curve[operation, sequence].append(next((n for n in found if n >= 0), -1))
         # arrays were made for fewer groups
         self._arrays.clear()
-        timed = self._curve["allreduce"][number] >= 0
+        timed = self._curve["allreduce", False][number] >= 0
         # documented files time neighbours only: nothing lacks until strided groups are timed
         if self._hardware.strided_curves and not timed and not np.isnan(bandwidth):
             self._note(
@@ -222,14 +228,17 @@ class Groups:
             kinds.append(True)
         return kinds
 
-    def _find_curve(self, operation: str, size: int, consecutive: bool) -> int:
-        key = (operation, size, consecutive)
+    def _find_curve(self, operation: str, size: int, consecutive: bool, sequence: bool) -> int:
+        key = (operation, size, consecutive, sequence)
         if key not in self._curve_index:
             curves = self._hardware.curves if consecutive else self._hardware.strided_curves
             curve, scale = curves.get((operation, size)), 1.0
             if curve is None and operation in ("allgather", "reducescatter"):
                 # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
                 curve, scale = curves.get(("allreduce", size)), 0.5
+                # times of neighbours, which the documents have for sequence parallelism alone
+                if sequence and consecutive:
+                    curve = self._hardware.sequence_curves.get(size, curve)
             if curve is None:
                 self._curve_index[key] = -1
             else:

@@ -415,8 +415,8 @@ def tensor_parallel_s(
         )
     gather, scatter = count, np.zeros_like(count)
     # before the column-parallel product tokens are gathered, behind the row-parallel one scattered
-    gather[megatron] = blocks * groups.seconds("allgather", message, group)
-    scatter[megatron] = blocks * groups.seconds("reducescatter", message, group)
+    gather[megatron] = blocks * groups.seconds("allgather", message, group, sequence=True)
+    scatter[megatron] = blocks * groups.seconds("reducescatter", message, group, sequence=True)
     return TensorParallelTime(
         forward_s=gather + scatter,
         # the gradient of a block's output is gathered before anything is computed with it

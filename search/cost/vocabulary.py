@@ -422,8 +422,8 @@ def _communication(
         size = message(model.spec.layers[0])
         # a rank looks up its own words, others are 0 there: partial sums
         if options.sequence_parallel:
-            forward[rows] += groups.seconds("reducescatter", size, group)
-            backward[rows] += groups.seconds("allgather", size, group)
+            forward[rows] += groups.seconds("reducescatter", size, group, sequence=True)
+            backward[rows] += groups.seconds("allgather", size, group, sequence=True)
         else:
             # backward is free: every rank has the whole gradient of the sum
             forward[rows] += groups.seconds("allreduce", size, group)
@@ -432,9 +432,10 @@ def _communication(
         size = message(last)
         if options.sequence_parallel:
             # columns of a rank need all tokens, again in the backward since they are kept scattered
-            gather = groups.seconds("allgather", size, group)
+            gather = groups.seconds("allgather", size, group, sequence=True)
+            scatter = groups.seconds("reducescatter", size, group, sequence=True)
             forward[rows] += gather
-            backward[rows] += gather + groups.seconds("reducescatter", size, group)
+            backward[rows] += gather + scatter
         else:
             # every rank has the whole input; its gradient is a partial sum over columns
             backward[rows] += groups.seconds("allreduce", size, group)

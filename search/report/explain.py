@@ -74,6 +74,12 @@ def add_bandwidth(
             stages: _quicker(curve, p2p, curve.sizes_bytes)
             for stages, curve in hardware.p2p_curves.items()
         },
+        sequence_curves={
+            size: _quicker(
+                curve, collective, OPERATIONS["allreduce"].bus_factor(size) * curve.sizes_bytes
+            )
+            for size, curve in hardware.sequence_curves.items()
+        },
     )
 
 

@@ -119,7 +119,9 @@ class Peer:
 
     def collective_ms(self, operation: str, megabytes: float, size: int) -> float:
         """Return the table's entry for this very size, else the unweighted line through all."""
-        curve = self.hardware.curves[operation, size]
+        # the peer prices all-gathers by the all-reduces of sp_time, which are not its bandwidths'
+        timed = {("allreduce", group): c for group, c in self.hardware.sequence_curves.items()}
+        curve = {**self.hardware.curves, **timed}[operation, size]
         sizes = curve.sizes_bytes / MIB
         hit = np.flatnonzero(sizes == megabytes)
         if hit.size:

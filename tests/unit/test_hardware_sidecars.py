@@ -19,11 +19,22 @@ KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
 UNITS = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}
 
 
+BANDWIDTHS: dict[str, dict[str, float]] = {
+    "allreduce": {
+        "allreduce_size_4_consec_1": 15.0,
+        "allreduce_size_2_consec_1": 10.0,
+        "allreduce_size_2_consec_0": 10.0,
+    },
+    "p2p": {"pp_size_2": 10.0, "pp_size_4": 10.0},
+}
+"""What the times of `entry` come to, in GB/s of bus traffic."""
+
+
 def write_dir(folder: Path, **sidecars: dict[str, Any]) -> Path:
     """Write the documents of 2 nodes x 2 GPUs, and the sidecars given by kind."""
     for kind in KINDS:
         path = folder / hardware_file_name(kind, 2, 2)
-        path.write_text(json.dumps(DOCUMENTS[kind]), encoding="utf-8")
+        path.write_text(json.dumps(BANDWIDTHS.get(kind, DOCUMENTS[kind])), encoding="utf-8")
         if kind in sidecars:
             head = {"version": 2, "document": kind, "unit": UNITS[kind], "source": "a test"}
             sidecar_path(path).write_text(json.dumps({**head, **sidecars[kind]}))
@@ -161,8 +172,14 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     profile = HardwareProfile(
         num_nodes=2,
         gpus_per_node=2,
-        allreduce_bytes_per_s={(4, True): 1e10, (4, False): 1e10, (2, True): 2e10, (2, False): 3e9},
-        p2p_bytes_per_s={2: 1e9, 4: 2e9},
+        # as of the curves: a value that differs from its curve was edited, and replaces it
+        allreduce_bytes_per_s={
+            (4, True): 1.7e11,
+            (4, False): 1.7e11,
+            (2, True): 6e10,
+            (2, False): 2e10,
+        },
+        p2p_bytes_per_s={2: 1.5e10, 4: 2e9},
         curves={
             ("allreduce", 4): curve(1.0, spread=True, latency=True),
             ("allreduce", 2): curve(2.0, spread=False, latency=False),
