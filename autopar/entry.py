@@ -134,6 +134,13 @@ def main() -> None:
             sys.argv[:] = [f"autopar {name}", *arguments[words:]]
             run_subcommand(name)
             return
+    from autopar.command.run import guarded, say
+
+    sys.exit(guarded(lambda: _answer(arguments), lambda text: say(text, command="autopar")))
+
+
+def _answer(arguments: list[str]) -> int:
+    """Do what no command does: help, version, completion, and the refusal of other words."""
     first = arguments[0] if arguments else "--help"
     if first in ("--help", "-h", "help"):
         sys.stdout.write(_help())
@@ -144,7 +151,8 @@ def main() -> None:
     elif first == "--show-completion":
         import_module("autopar.command.completion").show(arguments[1:])
     else:
-        _refuse(arguments)
+        return _refuse(arguments)
+    return 0
 
 
 def _help() -> str:
@@ -169,8 +177,8 @@ def _help() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _refuse(arguments: list[str]) -> None:
-    """End with 2 and one sentence: the first words name no command."""
+def _refuse(arguments: list[str]) -> int:
+    """Return 2 after one sentence: the first words name no command."""
     from autopar.command.run import say
     from autopar.errors import did_you_mean
 
@@ -181,4 +189,4 @@ def _refuse(arguments: list[str]) -> None:
         said = f"autopar: the command {arguments[0]!r:.60} is unknown"
         said += did_you_mean(arguments[0], SUBCOMMANDS, 0.5, otherwise="see autopar --help")
     say(said)
-    sys.exit(2)
+    return 2

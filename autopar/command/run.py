@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
+import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from autopar.errors import AutoparError
@@ -18,15 +24,21 @@ __all__ = [
     "end_of_rank",
     "environment_rank",
     "guarded",
+    "make_stdout_usable",
     "one_line",
     "reader_left",
     "say",
+    "visible",
 ]
 
 DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that asks for tracebacks instead of sentences."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""C0 without tab and new line, delete, and C1."""
+_STDOUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
+"""Errors of a stdout that is full or gone; those of files name their file."""
 _GRACE_S = 2.0
 """torchrun ends all ranks as soon as one of them fails: the silent ones give the one that
 speaks the time to say why."""
@@ -64,6 +76,14 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         raise error
     if isinstance(error, AutoparError):
         return Failure(one_line(str(error)), error.exit_code)
+    if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
+        # the interpreter would try to write the rest once more, and complain
+        reader_left()
+        return Failure(f"stdout cannot be written ({error.strerror})", 2)
+    if isinstance(error, OSError) and error.filename is not None:
+        where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
+        text = f"{where}: {error.strerror}; give another path, or make this one usable"
+        return Failure(one_line(text), 2)
     text = one_line(f"{type(error).__name__}: {error}")
     return Failure(
         f"internal error, please report it: {text} (set {DEBUG_VARIABLE}=1 for the traceback)",
@@ -83,8 +103,10 @@ def guarded(
     say : takes the sentence.
     interrupted : what is said of Ctrl-C.
     """
+    closed = not make_stdout_usable()
     try:
-        code = call()
+        with _ended_by_sigterm():
+            code = call()
         # whoever left is noticed here, while it can still be answered
         sys.stdout.flush()
     except BrokenPipeError:
@@ -93,9 +115,45 @@ def guarded(
         failure = describe_failure(error, interrupted=interrupted)
         say(failure.text)
         return failure.exit_code
+    if closed:
+        say("stdout is closed: what was printed is lost; give it a file or a terminal")
+        return code if isinstance(code, int) and code else 2
     if code == INTERRUPTED:  # typer makes an exit code of Ctrl-C, and says nothing
         say(interrupted)
     return code if isinstance(code, int) else 0
+
+
+def make_stdout_usable() -> bool:
+    """Let stdout take whatever is printed; return False where it was closed and takes nothing."""
+    closed = sys.stdout is None
+    if closed:
+        # the work is done all the same: it may be files that are asked for
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for good
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # names of files may hold what no terminal shows
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return not closed
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the command, so that temporary files and other processes end with it."""
+
+    def unwind(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # handlers belong to the main thread; ranks of torchrun have their own
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def reader_left() -> int:
@@ -108,8 +166,17 @@ def reader_left() -> int:
 
 
 def one_line(text: str) -> str:
-    """Return a text with every run of white space as one space."""
-    return " ".join(text.split())
+    """Return a text with every run of white space as one space, and nothing that steers a terminal.
+
+    What a file or a command line holds ends up in sentences: an escape sequence in it must be seen,
+    not obeyed.
+    """
+    return visible(" ".join(text.split()))
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters but tab and new line are written as escapes."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
@@ -124,7 +191,7 @@ def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
     """
     if not speaks:
         return
-    line = text.rstrip("\n") if command is None else f"{command}: {one_line(text)}"
+    line = visible(text.rstrip("\n")) if command is None else f"{command}: {one_line(text)}"
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from autopar.errors import InstallError, OptionError
+from autopar.output import write_files
 from autopar.units import GB
 
 __all__ = [
@@ -101,8 +102,7 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     undated = {"Date": None} if kind == "svg" else None
     figure.savefig(content, format=kind, dpi=130, metadata=undated)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.getvalue())
+        write_files({path: content.getvalue()})
     except OSError as error:
         raise OptionError(
             f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"

@@ -6,19 +6,17 @@ not. Everything that can be wrong before the content is looked at is refused her
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import os
 import reprlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import DocumentError
+from autopar.output import write_text
 
-__all__ = ["JsonDocument", "load_object", "shorten", "write_json", "write_text"]
+__all__ = ["JsonDocument", "load_object", "shorten", "write_json"]
 
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
@@ -121,35 +119,6 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
             path, f"the top level is {shorten(data)}, expected an object {{key: value, ...}}"
         )
     return data
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old content or the new, never a part.
-
-    Compressed where the name ends in .gz, equal texts to equal bytes.
-    """
-    content = text.encode("utf-8")
-    if path.suffix.lower() == ".gz":
-        # mtime=0: the header would hold the time of writing
-        content = gzip.compress(content, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # in the same folder, since a file is replaced atomically inside one file system only
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())  # else a power cut may keep the new name without content
-        # the umask can only be read by setting it
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; documents are shared
-        temporary.replace(path)
-    # Ctrl-C must leave no temporary file either
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, data: dict[str, Any], *, number_rows: bool = False) -> None:

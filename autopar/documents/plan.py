@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import ConfigDict, Field
 
 from autopar.documents.checks import validate_document
-from autopar.documents.json import load_object, shorten, write_text
+from autopar.documents.json import load_object, shorten
 from autopar.documents.plan_entries import (
     AlternativeEntry,
     Amount,
@@ -39,6 +39,7 @@ from autopar.documents.plan_entries import (
     WidestCellEntry,
 )
 from autopar.errors import DocumentError, nearest
+from autopar.output import write_text
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
 

@@ -8,7 +8,6 @@ A spec comes from a shipped name, from a Hugging Face `config.json` or from our 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pydantic import create_model
 
 from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, Value, validate_document
-from autopar.documents.json import load_object, shorten
+from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_count
@@ -569,7 +568,7 @@ def write_spec(spec: ModelSpec, path: Path, *, source: str | None = None) -> Non
         value = getattr(spec, key)
         if key not in ("name", "layers") and value != field.default:
             document[key] = value
-    path.write_text(json.dumps(document, indent=4) + "\n", encoding="utf-8")
+    write_json(path, document)
 
 
 def head_dim(layer: LayerSpec) -> int:

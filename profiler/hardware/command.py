@@ -8,7 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from autopar.command.options import Command
-from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
+from autopar.command.run import (
+    describe_failure,
+    end_of_rank,
+    environment_rank,
+    make_stdout_usable,
+    reader_left,
+    say,
+)
 from autopar.errors import InputError
 from profiler.hardware.cells import check_world
 from profiler.hardware.options import PANELS, HardwareOptions, build_options
@@ -45,9 +52,11 @@ def run(arguments: Sequence[str]) -> int:
     if rank and {"--help", "-h"} & set(arguments):
         return 0
     speaks = rank == 0
+    make_stdout_usable()
     try:
         raw = COMMAND.read(arguments, lambda text: say(text, command=_NAME, speaks=speaks))
         if raw is None:
+            sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
             return 0
         options = build_options(**raw)
         # said before torch is loaded, since torchrun's variables tell the number

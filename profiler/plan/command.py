@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
-from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
+from autopar.command.run import (
+    describe_failure,
+    end_of_rank,
+    environment_rank,
+    make_stdout_usable,
+    reader_left,
+    say,
+)
 from autopar.errors import AutoparError, InputError, OptionError
 from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
@@ -200,12 +207,14 @@ def run(arguments: Sequence[str]) -> int:
     """
     rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
     speaks = rank == 0
+    make_stdout_usable()
     try:
         if rank and {"--help", "-h"} & set(arguments):
             return 0
         notes: list[str] = []
         raw = COMMAND.read(arguments, notes.append)
         if raw is None:
+            sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
             return 0
         options = build_options(**raw)
         # heavy imports stay out of --help and of bad options

@@ -243,6 +243,11 @@ def _search(
         say(f"{_COMMAND}: stopping (Ctrl-C again gives up at once)")
         while not over.wait(_POLL_S):
             pass
+    except SystemExit:
+        # told to end: the core may not outlive the interpreter
+        watch.stopped = True
+        over.wait()
+        raise
     if watch.error is not None:
         raise watch.error
     # it may have ended by itself at the same moment

@@ -384,7 +384,7 @@ def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> di
 
 def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
     """Write all files or none, each atomically, and return their paths."""
-    from autopar.documents.json import write_text
+    from autopar.output import write_files
 
     if out == "none":
         return []
@@ -400,8 +400,7 @@ def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
                     f"--out {out}: {name} is there with other content; give --force or another "
                     "folder"
                 )
-        for name, text in files.items():
-            write_text(folder / name, text)
+        write_files({folder / name: text for name, text in files.items()})
     except OSError as error:
         raise OptionError(
             f"--out {out}: cannot be written ({error.strerror or error}); choose another folder"

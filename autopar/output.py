@@ -1,0 +1,165 @@
+"""Files that commands write: whole or not at all, through links, and never over what is no file.
+
+What a file holds is its document's or report's business; here it only gets to where it was asked
+for. Devices and pipes are written to, since a renamed file in the place of `/dev/null` would end
+them; a symbolic link keeps its name, and its target gets the content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import os
+import stat
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from autopar.errors import OptionError
+
+__all__ = ["begun", "refuse_clashes", "write_files", "write_text"]
+
+_NAME_BYTES = 100
+"""Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write one file atomically: readers see the old content or the new, never a part.
+
+    Compressed where the name ends in .gz, equal texts to equal bytes. Raises OSError.
+    """
+    write_files({Path(path): text})
+
+
+def write_files(files: Mapping[Path, str | bytes]) -> None:
+    """Write all files or none: no name changes before every byte is on its disk.
+
+    Texts as UTF-8, what is not Unicode in names of the file system as its escape. Raises OSError.
+    """
+    with contextlib.ExitStack() as stack:
+        made = []
+        special = []
+        for path, content in files.items():
+            raw = _encoded(path, content)
+            if _is_special(path):
+                special.append((path, raw))
+                continue
+            with _named(path):
+                made.append(stack.enter_context(begun(path)))
+                made[-1].stream.write(raw)
+                made[-1].close()
+        # what cannot be taken back comes when all else is known to fit
+        for path, raw in special:
+            with _named(path):
+                _pour(path, raw)
+        for file in made:
+            file.end()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say in an error which file it is of; a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+class Begun:
+    """A file that gets its name with `end`; until then its content has another beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.realpath(path))
+        """Of the target, where the name is a symbolic link."""
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, since a file is renamed inside one file system only; a name that
+        # nobody can foresee, since a link that waited there would be followed.
+        prefix = os.fsencode(f".{self.path.name}")[:_NAME_BYTES].decode("utf-8", "ignore")
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f"{prefix}.", suffix=".part")
+        self.part = Path(name)
+        self.stream: IO[bytes] = os.fdopen(handle, "wb")
+
+    def close(self) -> None:
+        """Write what is left to the disk."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())  # else a power cut may keep the new name without content
+        self.stream.close()
+
+    def end(self) -> None:
+        """Give the content its name, and the rights that the file there had."""
+        try:
+            rights = stat.S_IMODE(self.path.stat().st_mode)
+        except FileNotFoundError:
+            # the umask can only be read by setting it
+            umask = os.umask(0)
+            os.umask(umask)
+            rights = 0o666 & ~umask  # mkstemp makes private files; documents are shared
+        self.part.chmod(rights)
+        self.part.replace(self.path)
+
+    def drop(self) -> None:
+        """Remove the content; nothing happens to a file that has ended."""
+        with contextlib.suppress(OSError):
+            self.stream.close()  # a full disk is found out once more here
+        self.part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def begun(path: Path) -> Iterator[Begun]:
+    """Give a file to fill and `end`; whatever is not ended is gone afterwards."""
+    file = Begun(path)
+    try:
+        yield file
+    # Ctrl-C must leave no temporary file either
+    finally:
+        file.drop()
+
+
+def refuse_clashes(
+    outputs: Mapping[str, Path | str | None], inputs: Collection[Path | str]
+) -> None:
+    """Raise OptionError where an output is an input of the command, or two are one file.
+
+    Parameters
+    ----------
+    outputs : path by option, as `--json`; None and `-` are no files.
+    inputs : what the command reads.
+    """
+    read = {os.path.realpath(path): path for path in inputs}
+    seen: dict[str, str] = {}
+    for option, path in outputs.items():
+        if path is None or str(path) == "-" or _is_special(Path(path)):
+            continue
+        place = os.path.realpath(path)
+        if place in read:
+            raise OptionError(f"{option}: {path} is what the command reads; choose another file")
+        if place in seen:
+            raise OptionError(f"{option}: {path} is the file of {seen[place]} too; choose another")
+        seen[place] = option
+
+
+def _encoded(path: Path, content: str | bytes) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    # JSON has the same escape for what is not Unicode
+    raw = content.encode("utf-8", "backslashreplace")
+    # mtime=0: the header would hold the time of writing
+    return gzip.compress(raw, mtime=0) if path.suffix.lower() == ".gz" else raw
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether a path is there and neither file nor folder: a device, a pipe, a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _pour(path: Path, content: bytes) -> None:
+    # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
+    handle = os.open(path, os.O_WRONLY)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
