@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from autopar.command.options import option, validate
+from autopar.errors import OptionError
 from autopar.plans import PipelineType
 from autopar.units import GIB
 
@@ -28,6 +29,11 @@ _IN, _MEM, _SPACE, _COST, _OUT = (
     "Cost model",
     "Solver and output",
 )
+LARGEST_BATCH = 1 << 24
+"""Samples; far above any step that is trained, and what candidates are counted for in seconds."""
+MOST_BATCHES = 10_000
+"""Global batches of one search."""
+
 PANELS = (_IN, _MEM, _SPACE, _COST, _OUT)
 """Headings of the options of a search, in their order."""
 
@@ -67,19 +73,24 @@ class SearchOptions:
         scale=GIB,
     )
     # batch
-    min_bsz: int = option(8, help="smallest global batch", panel=_MEM, low=1, most_used=True)
-    max_bsz: int = option(8, help="largest global batch", panel=_MEM, low=1, most_used=True)
-    bsz_scale: int = option(8, help="step between batches", panel=_MEM, low=1)
+    min_bsz: int = option(
+        8, help="smallest global batch", panel=_MEM, low=1, high=LARGEST_BATCH, most_used=True
+    )
+    max_bsz: int = option(
+        8, help="largest global batch", panel=_MEM, low=1, high=LARGEST_BATCH, most_used=True
+    )
+    bsz_scale: int = option(8, help="step between batches", panel=_MEM, low=1, high=LARGEST_BATCH)
     settle_bsz: int | None = option(
         None,
         help="the one global batch; instead of a range",
         panel=_MEM,
         low=1,
+        high=LARGEST_BATCH,
         off=-1,
         most_used=True,
     )
     settle_chunk: int | None = option(
-        None, help="the one number of micro-batches", panel=_MEM, low=1, off=-1
+        None, help="the one number of micro-batches", panel=_MEM, low=1, high=LARGEST_BATCH, off=-1
     )
     # space
     search_space: Literal["full", "3d", "dp+tp", "dp+pp", "dp", "sdp", "tp", "pp"] = option(
@@ -184,6 +195,22 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         validate(self)
+        # its class is imported where there is one to look at
+        if self.calibration is not None:
+            from autopar.documents.calibration import Calibration
+
+            if not isinstance(self.calibration, Calibration):
+                raise OptionError(
+                    "--calibration: expected a path or what read_calibration returns, "
+                    f"got {self.calibration!r:.60}"
+                )
+        if self.min_bsz > self.max_bsz:
+            raise OptionError(f"--min-bsz: {self.min_bsz} exceeds --max-bsz {self.max_bsz}")
+        if (self.max_bsz - self.min_bsz) // self.bsz_scale >= MOST_BATCHES:
+            raise OptionError(
+                f"--bsz-scale: {self.min_bsz} to {self.max_bsz} by {self.bsz_scale} are more than "
+                f"{MOST_BATCHES} global batches; take a larger step or a smaller range"
+            )
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:

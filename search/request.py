@@ -530,17 +530,34 @@ def search_options(options: Mapping[str, Any]) -> SearchOptions:
             names = (*known, *_GIB_KEYS)
             hint = did_you_mean(name, names, 0.5, otherwise="see search.SearchOptions")
             raise OptionError(f"unknown option {name!r}{hint}")
-        # GiB of the keyword, bytes inside
-        if name in _GIB_KEYS:
-            value = float(value) * GIB
-        if key in _TUPLES:
-            value = (value,) if isinstance(value, str) else tuple(value)
-        if key == "pp_division" and value is not None:
-            value = tuple(value)
+        if key in chosen:
+            raise OptionError(f"{name}: the other unit of it is given too; leave one of them out")
+        # GiB of the keyword, bytes inside; what is no number is refused with the others
+        if name in _GIB_KEYS and isinstance(value, int | float) and not isinstance(value, bool):
+            value = value * GIB
+        if key in _TUPLES and isinstance(value, str):
+            value = (value,)
         if key == "calibration" and isinstance(value, str | Path):
             value = read_calibration(value)
         chosen[key] = value
     return SearchOptions(**chosen)
+
+
+def _check_documents(model: object, hardware: object) -> None:
+    from autopar.hardware import HardwareProfile
+    from autopar.model import ModelProfile, ModelSpec
+
+    if not isinstance(model, str):
+        pair = model if isinstance(model, tuple | list) and len(model) == 2 else (None, None)
+        if not (isinstance(pair[0], ModelSpec) and isinstance(pair[1], ModelProfile)):
+            raise OptionError(
+                f"model: expected a name, a path or (ModelSpec, ModelProfile), got {model!r:.60}"
+            )
+    if not isinstance(hardware, str | HardwareProfile):
+        raise OptionError(
+            f"hardware: expected CARD:NxG, a name, a folder or a HardwareProfile, "
+            f"got {hardware!r:.60}"
+        )
 
 
 def open_documents(
@@ -560,6 +577,7 @@ def open_documents(
     InputError : an input or option is unusable.
     """
     chosen = search_options(options)
+    _check_documents(model, hardware)
     if isinstance(model, str) or isinstance(hardware, str):
         inputs = InputSpec(
             model=model if isinstance(model, str) else None,

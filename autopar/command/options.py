@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import math
+import operator
 import re
 import sys
 import types
@@ -85,6 +86,8 @@ class Row:
     metavar: str | None = None
     most_used: bool = False
     positional: bool = False
+    optional: bool = False
+    """The field may be None, which is `not given`."""
     place: int = 0
     """Within its panel, lower numbers first."""
 
@@ -143,6 +146,7 @@ def _rows(cls: type) -> tuple[Row, ...]:
 def _row(field: dataclasses.Field[Any], hint: Any) -> Row:
     said = dict(field.metadata[_KEY])
     if get_origin(hint) in (Union, types.UnionType):
+        said["optional"] = True
         # None only says that the option may be absent
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     choices = said.pop("choices", get_args(hint) if get_origin(hint) is Literal else ())
@@ -503,29 +507,66 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
 def validate(options: object) -> None:
     """Check every option of a dataclass; `__post_init__` calls it.
 
-    A word of the command line that stands for another value, such as `pipedream_flush`, becomes it.
+    A word of the command line that stands for another value, such as `pipedream_flush`, becomes
+    it; so do numbers of numpy, and lists where tuples are kept.
 
     Raises
     ------
-    OptionError: a value is outside of its bounds, or no word of its choices.
+    OptionError: a value is of another type, outside of its bounds, or no word of its choices.
     """
     for row in rows_of(type(options)):
         value = getattr(options, row.field)
-        if value is None or row.parse is not None or row.kind in ("text", "texts"):
+        if row.parse is not None or (value is None and row.optional):
             continue
-        if row.kind == "choice":
-            if value in row.choices.values():
-                continue
-            if not isinstance(value, str) or value not in row.choices:
-                raise _no_choice(row, value)
-            object.__setattr__(options, row.field, row.choices[value])  # frozen, not made yet
-        elif row.flaglike:
-            if not isinstance(value, bool | int) or value not in (0, 1):
-                raise OptionError(f"--{row.name}: expected 0 or 1, got {value!r:.60}")
-        else:
-            for number in value if row.kind == "ints" else (value,):
-                # bounds are in the unit of the command line, values in base units
-                _check_number(row, number / row.scale if row.scale != 1.0 else number, None)
+        checked = _checked(row, value)
+        if checked is not value:
+            object.__setattr__(options, row.field, checked)  # frozen, not made yet
+
+
+def _checked(row: Row, value: Any) -> Any:
+    """Return a value of Python as its field keeps it, or raise OptionError."""
+    if row.kind == "choice":
+        # the type first: an array equals nothing, and True is no 1
+        if any(type(value) is type(word) and value == word for word in row.choices.values()):
+            return value
+        if not isinstance(value, str) or value not in row.choices:
+            raise _no_choice(row, value)
+        return row.choices[value]
+    if row.flaglike:
+        if not isinstance(value, bool | int) or value not in (0, 1):
+            raise OptionError(f"--{row.name}: expected 0 or 1, got {value!r:.60}")
+        return bool(value)
+    if row.kind == "text":
+        if not isinstance(value, str):
+            raise OptionError(f"--{row.name}: expected a text, got {value!r:.60}")
+        return value
+    if row.kind in ("ints", "texts"):
+        if not isinstance(value, list | tuple):
+            what = "integers" if row.kind == "ints" else "texts"
+            raise OptionError(f"--{row.name}: expected a tuple of {what}, got {value!r:.60}")
+        if row.kind == "ints":
+            return tuple(_checked_number(row, number) for number in value)
+        for text in value:
+            if not isinstance(text, str):
+                raise OptionError(f"--{row.name}: expected a text, got {text!r:.60}")
+        return tuple(value)
+    return _checked_number(row, value)
+
+
+def _checked_number(row: Row, value: Any) -> int | float:
+    number: int | float
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        # `index` takes the integers of numpy and refuses 8.0, which may have been 8.5
+        number = float(value + 0.0) if row.kind == "float" else operator.index(value)
+        if row.kind != "float":
+            float(number)
+    except (TypeError, ValueError, OverflowError):
+        raise OptionError(f"--{row.name}: expected {_expected(row)}, got {value!r:.60}") from None
+    # bounds are in the unit of the command line, values in base units
+    _check_number(row, number / row.scale if row.scale != 1.0 else number, None)
+    return number
 
 
 def convert(row: Row, text: str) -> Any:
@@ -548,7 +589,8 @@ def convert(row: Row, text: str) -> Any:
         return tuple(_integer(row, part.strip()) for part in text.strip("[] ").split(","))
     if row.kind == "float":
         try:
-            number = float(text)
+            # Python reads digits of every script
+            number = float(text) if text.isascii() else math.nan
         except ValueError:
             number = math.nan
         _check_number(row, number, text)
@@ -563,7 +605,7 @@ def convert(row: Row, text: str) -> Any:
 def _integer(row: Row, text: str) -> int:
     # no bound has more digits, and Python refuses to read thousands of them
     digits = 12 if row.high is None else max(12, len(str(int(row.high))))
-    valid = re.fullmatch(rf"[+-]?\d{{1,{digits}}}", text) is not None
+    valid = re.fullmatch(rf"[+-]?[0-9]{{1,{digits}}}", text) is not None
     _check_number(row, int(text) if valid else math.nan, text)
     return int(text)
 

@@ -50,6 +50,12 @@ class Event:
     end_s: float
 
 
+_MOST_EVENTS = 1 << 18
+"""Of a step, forwards and backwards that are replayed one by one; each takes about 100 bytes."""
+_RHYTHM = 840
+"""Micro-batches over which growth is taken: every rhythm of up to 8 of them divides it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
     """What happened in one step."""
@@ -73,6 +79,8 @@ def replay(
 ) -> ReplayResult:
     """Return the time of one step of p stages and m micro-batches, in O(p*m).
 
+    Without a timeline steps of many micro-batches are replayed in part, see `_long_step`.
+
     `forward_s`, `backward_s`: seconds per micro-batch, `tail_s`: per step, one entry per stage.
     `send_s[j]`: transfer between stages j and j+1, the same both ways; p - 1 entries, and a p-th
     for the last stage, which sends nothing, is ignored. Raises ValueError for lists of unequal
@@ -86,6 +94,10 @@ def replay(
         )
     if m < 1:
         raise ValueError(f"a step has at least one micro-batch, not {m}")
+    replayed = max(_MOST_EVENTS // p, 4 * p) + _RHYTHM
+    if m > replayed and not timeline:
+        shares = (forward_s, backward_s, send_s, tail_s)
+        return _long_step(shares, m, replayed, pipeline_type)
     orders = [_order(j, p, m, pipeline_type) for j in range(p)]
     arrival = [[[0.0] * m, [0.0] * m] for _ in range(p)]  # stage, direction, micro-batch
     # micro-batches come in order, so a count says which are there; the ends wait for nobody
@@ -131,6 +143,29 @@ def replay(
         step_time_s=step,
         idle_s=tuple(max(0.0, step - b) for b in busy),
         timeline=tuple(events) if timeline else None,
+    )
+
+
+def _long_step(
+    shares: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
+    num_microbatches: int,
+    replayed: int,
+    pipeline_type: PipelineType,
+) -> ReplayResult:
+    """Return a step of which `replayed` micro-batches are replayed and the others follow.
+
+    Once the pipeline is full, the slowest stage or link sets a rhythm that repeats: the recurrence
+    of starts is linear in (max, +), so that steps grow by the same time every few micro-batches.
+    """
+    forward_s, backward_s, _, tail_s = shares
+    whole = replay(*shares, replayed, pipeline_type).step_time_s
+    part = replay(*shares, replayed - _RHYTHM, pipeline_type).step_time_s
+    step = whole + (num_microbatches - replayed) * ((whole - part) / _RHYTHM)
+    each = zip(forward_s, backward_s, tail_s, strict=True)
+    return ReplayResult(
+        step_time_s=step,
+        idle_s=tuple(max(0.0, step - (num_microbatches * (f + g) + t)) for f, g, t in each),
+        timeline=None,
     )
 
 

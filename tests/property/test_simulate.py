@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.plans import PipelineType
+from search.cost import pipeline
 from search.cost.pipeline import replay
 from tests.oracles.reference import pipeline_time
 
@@ -189,3 +190,27 @@ def test_formula_is_within_a_few_per_cent_for_balanced_stages(
     assert min(excess) >= -1e-12
     assert statistics.median(excess) <= median
     assert max(excess) <= most
+
+
+@settings(max_examples=60)
+@given(
+    times=st.lists(
+        st.tuples(*[st.floats(min_value=0.0, max_value=2.0) for _ in range(4)]),
+        min_size=1,
+        max_size=6,
+    ),
+    pipeline_type=st.sampled_from(("1f1b", "gpipe")),
+    extra=st.integers(min_value=1, max_value=400),
+)
+def test_a_long_step_follows_from_a_part_of_it(
+    times: list[tuple[float, ...]], pipeline_type: PipelineType, extra: int
+) -> None:
+    """As if every micro-batch were replayed, which a step of millions has no room for."""
+    columns = [list(column) for column in zip(*times, strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_MOST_EVENTS", 0)
+        num = 4 * len(times) + 840 + extra
+        short = replay(*columns, num, pipeline_type)
+    whole = replay(*columns, num, pipeline_type)
+    assert short.step_time_s == pytest.approx(whole.step_time_s, rel=2e-3)
+    assert short.idle_s == pytest.approx(whole.idle_s, abs=2e-3 * whole.step_time_s)

@@ -181,7 +181,10 @@ def test_only_what_shapes_the_result_is_kept() -> None:
         (["--memory-constraint", "-3"], "got '-3'"),
         (["--memory-constraint", "nan"], "got 'nan'"),
         (["--memory-constraint", "inf"], "got 'inf'"),
-        (["--min-bsz", "1.5"], "--min-bsz: expected an integer of at least 1, got '1.5'"),
+        (
+            ["--min-bsz", "1.5"],
+            "--min-bsz: expected an integer of at least 1 and up to 16777216, got '1.5'",
+        ),
         (["--num-layers", "0"], "--num-layers: expected an integer of at least 1"),
         (["--num-layers", "4,,4"], "--num-layers: expected an integer"),
         (["--sp-space", "tp+ps"], r"tp, sp or tp\+sp, got 'tp\+ps'; did you mean"),

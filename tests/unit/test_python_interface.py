@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +67,10 @@ def test_one_rule_may_be_a_string() -> None:
         ({"bogus": 1}, "unknown option 'bogus'"),
         ({"memory_constrain_gib": 40}, "did you mean 'memory_constraint_gib'"),
         ({"memory_constraint_gib": 0}, "--memory-constraint: expected a number above 0"),
-        ({"settle_bsz": -1}, "--settle-bsz: expected an integer of at least 1, got -1"),
+        (
+            {"settle_bsz": -1},
+            "of at least 1 and up to 16777216, got -1",
+        ),
     ],
 )
 def test_wrong_options_are_one_sentence(options: dict[str, float], words: str) -> None:
@@ -126,3 +131,73 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
         solve_tables(tables, budget, alternatives=-1)
     for extreme in (-(2**63), 2**63):  # beyond the core's integers: clamped, not overflowed
         assert solve_tables(tables, extreme).status == ("infeasible" if extreme < 0 else "optimal")
+
+
+WRONG_WORDS: list[tuple[dict[str, Any], str]] = [
+    ({"sp_space": "TP"}, "--sp-space: expected tp, sp or tp+sp, got 'TP'; did you mean 'tp'?"),
+    ({"sp_space": ["tp"]}, "--sp-space: expected tp, sp or tp+sp, got ['tp']"),
+    ({"sp_space": None}, "--sp-space: expected tp, sp or tp+sp, got None"),
+    ({"pipeline_type": "GPipe"}, "--pipeline-type: expected pipedream_flush, 1f1b or gpipe"),
+    ({"disable_tp": "0"}, "--disable-tp: expected 0 or 1, got '0'"),
+    ({"disable_tp": 2}, "--disable-tp: expected 0 or 1, got 2"),
+    ({"time_profile_mode": "Batch"}, "--time-profile-mode: expected static, batch"),
+    ({"time_limit_s": float("nan")}, "--time-limit: expected a number above 0, got nan"),
+    ({"time_limit_s": 10**400}, "--time-limit: expected a number above 0, got 1000"),
+    ({"time_limit_s": "1"}, "--time-limit: expected a number above 0, got '1'"),
+    ({"time_limit_s": True}, "--time-limit: expected a number above 0, got True"),
+    ({"settle_bsz": True}, "--settle-bsz: expected an integer of at least 1"),
+    ({"settle_bsz": 8.0}, "--settle-bsz: expected an integer of at least 1"),
+    ({"settle_bsz": "8"}, "--settle-bsz: expected an integer of at least 1"),
+    ({"settle_bsz": 10**30}, "--settle-bsz: expected an integer of at least 1 and up to 16777216"),
+    ({"max_tp_deg": None}, "--max-tp-deg: expected an integer of at least 1, got None"),
+    ({"max_tp_deg": 10**500}, "--max-tp-deg: expected an integer of at least 1"),
+    ({"pp_division": (-1, 33)}, "--pp-division: expected an integer of at least 1, got -1"),
+    ({"pp_division": "16,16"}, "--pp-division: expected a tuple of integers, got '16,16'"),
+    ({"pp_division": 16}, "--pp-division: expected a tuple of integers, got 16"),
+    ({"pp_division": (16.0, 16)}, "--pp-division: expected an integer of at least 1, got 16.0"),
+    ({"column_parallel_share": 5}, "--column-parallel-share: expected a number of at least 0"),
+    ({"reserve_fraction": np.array([0.1, 0.2])}, "--reserve: expected a number of at least 0"),
+    ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number above 0"),
+    ({"memory_constraint_gib": float("inf")}, "--memory-constraint: expected a number above 0"),
+    (
+        {"memory_constraint_gib": 80, "memory_constraint_bytes": 8e10},
+        "memory_constraint_bytes: the other unit of it is given too; leave one of them out",
+    ),
+    ({"pin": (1,)}, "--pin: expected a text, got 1"),
+    ({"pin": 1}, "--pin: expected a tuple of texts, got 1"),
+    ({"calibration": 3}, "--calibration: expected a path or what read_calibration returns, got 3"),
+    ({"min_bsz": 16, "max_bsz": 8}, "--min-bsz: 16 exceeds --max-bsz 8"),
+    ({"min_bsz": 1, "max_bsz": 1 << 20, "bsz_scale": 1}, "are more than 10000 global batches"),
+    ({"mixed_precision": b"bf16"}, "--mixed-precision: expected bf16, fp16 or fp32"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG_WORDS)
+def test_python_is_refused_what_the_command_is(options: dict[str, Any], said: str) -> None:
+    """One validation, in the dataclass: a wrong word or type never decides in silence."""
+    with pytest.raises(OptionError, match=re.escape(said)):
+        search.plan("llama2-7b", "a100-80gb:1x8", **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware"),
+    [(1, "a100-80gb:1x8"), (None, None), ("llama2-7b", 3), (("a", "b"), "a100-80gb:1x8")],
+)
+def test_documents_of_another_type_are_refused(model: Any, hardware: Any) -> None:
+    """With the argument's name and what it takes."""
+    with pytest.raises(OptionError, match=r"^(model|hardware): expected "):
+        search.plan(model, hardware)
+
+
+def test_numbers_of_numpy_and_lists_are_taken(recwarn: pytest.WarningsRecorder) -> None:
+    """And kept as Python's, so that a plan file can hold them."""
+    options = SearchOptions(
+        settle_bsz=np.int64(16),  # type: ignore[arg-type]
+        reserve_fraction=np.float32(0.5),  # type: ignore[arg-type]
+        pp_division=[np.int32(16), 16],  # type: ignore[arg-type]
+        disable_tp=1,  # type: ignore[arg-type]
+    )
+    assert (options.settle_bsz, options.reserve_fraction) == (16, 0.5)
+    assert (options.pp_division, options.disable_tp) == ((16, 16), True)
+    for value in (options.settle_bsz, options.reserve_fraction, options.disable_tp):
+        assert type(value) in (int, float, bool)
