@@ -126,12 +126,21 @@ class InputSpec:
     hidden_size: tuple[int, ...] | None = option(
         None, help="hidden size, by layer type", panel=_IN, low=1, high=1 << 24
     )
-    num_heads: int | None = option(
-        None, help="attention heads, checked for divisibility", panel=_IN, low=1
+    num_heads: int | None = option(None, help="attention heads", panel=_IN, low=1, high=1 << 20)
+    num_kv_heads: int | None = option(
+        None, help="key-value heads; else in proportion", panel=_IN, low=1, high=1 << 20
     )
-    vocab_size: int | None = option(None, help="words of the vocabulary", panel=_IN, low=1)
+    head_dim: int | None = option(
+        None, help="width of a head; else hidden size / heads", panel=_IN, low=1, high=1 << 20
+    )
+    ffn_hidden_size: int | None = option(
+        None, help="width of the MLP; else in proportion", panel=_IN, low=1, high=1 << 24
+    )
+    vocab_size: int | None = option(
+        None, help="words of the vocabulary", panel=_IN, low=1, high=1 << 28
+    )
     make_vocab_size_divisible_by: int | None = option(
-        None, help="padding of the vocabulary per vtp", panel=_IN, low=1
+        None, help="padding of the vocabulary per vtp", panel=_IN, low=1, high=1 << 24
     )
     calibration: str | None = option(
         None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
@@ -372,15 +381,20 @@ def _model(
 
 def model_spec(inputs: InputSpec) -> ModelSpec:
     """Return the architecture that the options describe; errors as `load_inputs`."""
-    from autopar.documents.spec import bare_spec, load_spec
+    from autopar.documents.spec import bare_spec, load_spec, resized
 
     name = inputs.model or (DEFAULT_MODEL if inputs.uses_default_model else None)
+    widths = {
+        key: getattr(inputs, key)
+        for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
+    }
     if name is not None:
         spec = load_spec(
             name,
             num_layers=inputs.num_layers,
             seq_length=inputs.seq_length,
             hidden_size=inputs.hidden_size,
+            **widths,
         )
     else:
         sizes = {
@@ -397,17 +411,14 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
             num_layers=inputs.num_layers or (),
             seq_length=inputs.seq_length or (),
             hidden_size=inputs.hidden_size or (),
-            num_heads=(inputs.num_heads,) if inputs.num_heads is not None else None,
         )
+        layers = tuple(resized(layer, **widths) for layer in spec.layers)
+        spec = dataclasses.replace(spec, layers=layers)
     changes: dict[str, int] = {}
     if inputs.vocab_size is not None:
         changes["vocab_size"] = inputs.vocab_size
     if inputs.make_vocab_size_divisible_by is not None:
         changes["make_vocab_size_divisible_by"] = inputs.make_vocab_size_divisible_by
-    # without a name the bare spec has its heads already
-    if inputs.num_heads is not None and name is not None:
-        layers = tuple(dataclasses.replace(x, num_heads=inputs.num_heads) for x in spec.layers)
-        spec = dataclasses.replace(spec, layers=layers)
     return dataclasses.replace(spec, **changes) if changes else spec  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ALIASES", "FAMILIES", "VALUES", "Family"]
+__all__ = ["ALIASES", "FAMILIES", "MANUAL", "VALUES", "Family"]
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     # PaddleNLP
@@ -39,6 +39,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "n-layer": ("num-layers",),
     "num-attention-heads": ("num-heads",),
     "n-head": ("num-heads",),
+    "num-key-value-heads": ("num-kv-heads",),
+    "num-query-groups": ("num-kv-heads",),
+    "kv-channels": ("head-dim",),
+    "intermediate-size": ("ffn-hidden-size",),
+    "n-embd": ("hidden-size",),
+    "n-inner": ("ffn-hidden-size",),
     "seqlen": ("seq-length", "seq"),
     "seq": ("seq-length",),
     "seq-length": ("seq",),
@@ -76,6 +82,26 @@ VALUES: Mapping[tuple[str, str], str] = {
 """(option, other spelling of a value) -> value."""
 
 
+MANUAL: Mapping[str, tuple[str, ...]] = {
+    "set-model-config-manually": (
+        "hidden-size",
+        "ffn-hidden-size",
+        "head-dim",
+        "num-heads",
+        "num-kv-heads",
+        "num-layers",
+        "seq-length",
+        "vocab-size",
+    ),
+    "set-layernum-manually": ("num-layers",),
+    "set-seqlen-manually": ("seq-length",),
+}
+"""Galvatron's switches -> the sizes that follow them: 1 uses these sizes, 0 those of the model.
+
+Of what neither names, sizes given are used.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """What some commands answer to options of the peers that they do not have."""
@@ -93,7 +119,6 @@ class Family:
 
 _SEARCHED = "it is searched; use --pin to fix it"
 _NOTHING = "it has no meaning here"
-_SIZES = "sizes given are always used"
 _DATA = "it follows from the GPUs and the other degrees: fix those, for example with --pin tp=N"
 _PIN_TP, _PIN_PP = "fix it with --pin tp={n}", "fix it with --pin pp={n}"
 _PIN_CP, _CHUNKS = (
@@ -103,9 +128,6 @@ _PIN_CP, _CHUNKS = (
 _SEARCH = Family(
     ignored={
         "embed-sdp": _SEARCHED,
-        "set-model-config-manually": _SIZES,
-        "set-layernum-manually": _SIZES,
-        "set-seqlen-manually": _SIZES,
         "recommend-min-bsz": "every batch of the range is considered",
         "use-pipeline-costmodel": "the pipeline is always part of the cost",
         "costmodel-coe": "costs are not scaled",
@@ -148,9 +170,6 @@ _MODEL = Family(
         "sequence-parallel": "memory is written with and without it",
         "use-flash-attn": "attention never keeps the matrix of scores",
         "shape-order": "the layers have their own",
-        "set-model-config-manually": "--model names what is profiled",
-        "set-layernum-manually": "--layernum-min and --layernum-max are enough",
-        "set-seqlen-manually": "--seq is enough",
         "num-layertype": "the model says it",
         "extra-args-str": "no other program is started",
         "runtime-yaml-template-path": "no other program is started",
@@ -164,9 +183,6 @@ _PLAN = Family(
         "initialize-on-meta": "weights are made piece by piece",
         "profile": "what is measured is printed at the end",
         "check-loss": "losses are always compared",
-        "set-model-config-manually": "--model names the model",
-        "set-layernum-manually": "--num-layers is enough",
-        "set-seqlen-manually": "--seq is enough",
         "lr": "the executor checks plans and does not train",
         "dropout-prob": "nothing is dropped, so that runs can be compared",
         "epochs": "--steps is enough",

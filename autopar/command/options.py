@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.command import run as commands
-from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
+from autopar.command.aliases import ALIASES, FAMILIES, MANUAL, VALUES, Family
 from autopar.errors import OptionError, did_you_mean
 
 __all__ = [
@@ -277,7 +277,8 @@ def normalise(
     table = {row.name: row for row in rows}
     result: list[str] = []
     notices: list[str] = []
-    queue = list(arguments)
+    queue, switches = _without_switches(arguments)
+    unused = _unused_sizes(switches)
     while queue:
         token = queue.pop(0)
         written, value = _split(token)
@@ -299,11 +300,45 @@ def normalise(
             _take_flag(row, written, value, queue, negated, result)
         else:
             value = _take_value(row, written, value, queue)
-            if not row.positional:
+            if row.name in unused:
+                notices.append(f"--{written} {value} is not used: {unused[row.name]}")
+            elif not row.positional:
                 result += [f"--{row.name}", value]
             elif value.lower() not in _NO_FILE:
                 result.append(value)
     return result, notices
+
+
+def _without_switches(arguments: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
+    """Return the arguments without `MANUAL` switches, and these with what they say."""
+    queue, left = list(arguments), list[str]()
+    switches: dict[str, bool] = {}
+    while queue:
+        token = queue.pop(0)
+        written, value = _split(token)
+        name = (written or "").replace("_", "-").lower()
+        if name not in MANUAL:
+            left.append(token)
+            continue
+        if value is None:
+            # alone it is a flag that is on
+            value = queue.pop(0) if queue and _is_truth(queue[0]) else "1"
+        if not _is_truth(value):
+            raise OptionError(f"--{written}: expected 0 or 1, got {value!r:.60}")
+        switches[name] = value.lower() in _ON
+    return left, switches
+
+
+def _unused_sizes(switches: Mapping[str, bool]) -> dict[str, str]:
+    """Return the options of sizes that the model's own stand in for, each with why."""
+    used = {name for switch, on in switches.items() if on for name in MANUAL[switch]}
+    return {
+        name: f"--{switch.replace('-', '_')} 0 takes the model's own"
+        for switch, on in switches.items()
+        if not on
+        for name in MANUAL[switch]
+        if name not in used
+    }
 
 
 def _own_name(written: str, table: Mapping[str, Row]) -> str:

@@ -343,11 +343,16 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
     """Return an estimated profile with the memory that is shipped with the model `name`.
 
     spec : what is planned, of which the profile was estimated. Where it is not the shipped model,
-    but for numbers of layers and lengths, memory stays estimated, and a note says why.
+    but for numbers of layers and lengths, memory stays estimated, and a note says why. A `name`
+    that is not shipped stands for the shipped model that has the same blocks, if one has: the same
+    model takes the same bytes, whatever file describes it.
     """
     folder = catalog.find_configs(name)
     if folder is None:
-        return _with_note(profile, f"{spec.name} is not a shipped model")
+        alike = _shipped_alike(spec)
+        if alike is None:
+            return _with_note(profile, f"{spec.name} is not a shipped model")
+        name, folder = alike
     shipped = load_spec(name)
     file = folder / model_file_name("memory", SHIPPED_PRECISION, shipped)
     obstacle = _obstacle(profile, spec, shipped, file)
@@ -418,15 +423,43 @@ def _obstacle(profile: ModelProfile, spec: ModelSpec, shipped: ModelSpec, file: 
 
 def _differences(spec: ModelSpec, shipped: ModelSpec) -> list[tuple[str, Any, Any]]:
     """Return (field, shipped, asked) of what memory depends on besides the lengths."""
+    if len(spec.layers) != len(shipped.layers):
+        return [("layer types", len(shipped.layers), len(spec.layers))]
     pairs: list[tuple[ModelSpec | LayerSpec, ModelSpec | LayerSpec]] = [(spec, shipped)]
-    pairs += zip(spec.layers, shipped.layers, strict=True)
+    pairs += zip(map(_said, spec.layers), map(_said, shipped.layers), strict=True)
     return [
         (field.name, getattr(old, field.name), getattr(new, field.name))
         for new, old in pairs
         for field in dataclasses.fields(new)
-        if field.name not in ("layers", "num_layers", "seq_length")
-        and getattr(old, field.name) != getattr(new, field.name)
+        if field.name not in _NO_BYTES and getattr(old, field.name) != getattr(new, field.name)
     ]
+
+
+_NO_BYTES = frozenset(
+    # angles are computed, whatever their base
+    {"name", "layers", "num_layers", "seq_length", "rotary_base", "rotary_scaling_factor"}
+)
+"""Fields of a spec that the memory of one layer at one length does not depend on."""
+
+
+def _said(layer: LayerSpec) -> LayerSpec:
+    """Return the layer with what files leave out because it follows."""
+    if layer.num_heads is None:
+        return layer
+    return dataclasses.replace(
+        layer,
+        num_kv_heads=layer.num_kv_heads or layer.num_heads,
+        head_dim=layer.head_dim or layer.hidden_size // layer.num_heads,
+    )
+
+
+def _shipped_alike(spec: ModelSpec) -> tuple[str, Path] | None:
+    """Return name and folder of the shipped model that differs in nothing that takes memory."""
+    for name in catalog.model_names():
+        folder = catalog.find_configs(name)
+        if folder is not None and not _differences(spec, load_spec(name)):
+            return name, folder
+    return None
 
 
 def _factor(spec: ModelSpec, shipped: ModelSpec) -> Fraction | None:

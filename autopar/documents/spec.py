@@ -38,6 +38,7 @@ __all__ = [
     "parameter_count",
     "parse_hugging_face",
     "parse_own",
+    "resized",
     "unexpected",
     "whole",
     "write_spec",
@@ -503,12 +504,13 @@ def load_spec(
     num_layers: Sequence[int] | None = None,
     seq_length: Sequence[int] | None = None,
     hidden_size: Sequence[int] | None = None,
+    **widths: int | None,
 ) -> ModelSpec:
     """Return the spec of a shipped name, a Hugging Face `config.json` or our `model.json`.
 
-    Overrides hold one value for all layer types or one per type. A new hidden size keeps the
-    number of heads and scales head and MLP width with it. Raises InputError (DocumentError,
-    OptionError) with the remedy.
+    Overrides hold one value for all layer types or one per type; `widths` are `num_heads`,
+    `num_kv_heads`, `head_dim` and `ffn_hidden_size` of all. What is not given follows, see
+    `resized`. Raises InputError (DocumentError, OptionError) with the remedy.
     """
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
@@ -518,14 +520,83 @@ def load_spec(
     else:
         spec = parse_hugging_face(path, data)
     layers = list(spec.layers)
-    for option, values in (
-        ("num_layers", num_layers),
-        ("seq_length", seq_length),
-        ("hidden_size", hidden_size),
-    ):
+    for option, values in (("num_layers", num_layers), ("seq_length", seq_length)):
         for index, value in enumerate(_per_type(option, values, len(layers), spec.name)):
-            layers[index] = _override(layers[index], option, value)
-    return dataclasses.replace(spec, layers=tuple(layers))
+            changed: dict[str, Any] = {option: value}
+            layers[index] = dataclasses.replace(layers[index], **changed)
+    hidden: list[Any] = _per_type("hidden_size", hidden_size, len(layers), spec.name)
+    hidden = hidden or [None] * len(layers)
+    return dataclasses.replace(
+        spec,
+        layers=tuple(
+            resized(layer, hidden_size=value, **widths)
+            for layer, value in zip(layers, hidden, strict=True)
+        ),
+    )
+
+
+def resized(
+    layer: LayerSpec,
+    *,
+    hidden_size: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    ffn_hidden_size: int | None = None,
+) -> LayerSpec:
+    """Return the layer with other sizes; what is not given follows from what is.
+
+    MLP width grows with the hidden size. As many query heads share a key-value head as before.
+    Heads divide the hidden size where they did, and keep their width where they did not.
+
+    Raises
+    ------
+    OptionError: something that follows is no whole number; it names what to give.
+    """
+    hidden, heads = hidden_size or layer.hidden_size, num_heads or layer.num_heads
+    old_heads = layer.num_heads
+    follows: dict[str, tuple[int, int, str]] = {}
+    if ffn_hidden_size is None and layer.ffn_hidden_size is not None:
+        ratio = f"the MLP of width {layer.ffn_hidden_size} over hidden size {layer.hidden_size}"
+        follows["ffn_hidden_size"] = (layer.ffn_hidden_size * hidden, layer.hidden_size, ratio)
+    if num_kv_heads is None and layer.num_kv_heads and heads and old_heads:
+        ratio = f"{layer.num_kv_heads} key-value heads for {old_heads} heads"
+        follows["num_kv_heads"] = (layer.num_kv_heads * heads, old_heads, ratio)
+    width = layer.head_dim
+    if head_dim is None and heads and old_heads:
+        if width is None or width * old_heads == layer.hidden_size:
+            follows["head_dim"] = (hidden, heads, "heads that divide the hidden size")
+        elif hidden != layer.hidden_size:
+            ratio = f"heads of width {width} at hidden size {layer.hidden_size}"
+            follows["head_dim"] = (width * hidden, layer.hidden_size, ratio)
+    given = {
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "ffn_hidden_size": ffn_hidden_size,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen:
+        return layer
+    changes: dict[str, Any] = dict(chosen)
+    for name, (product, divisor, ratio) in follows.items():
+        changes[name], rest = divmod(product, divisor)
+        if rest or not changes[name]:
+            said = ", ".join(f"--{n.replace('_', '-')} {v}" for n, v in chosen.items())
+            raise OptionError(
+                f"{said}: no whole number keeps {ratio}; give --{name.replace('_', '-')} as well"
+            )
+    # a width that follows from hidden size and heads is not said again
+    if layer.head_dim is None and "head_dim" not in chosen:
+        changes.pop("head_dim", None)
+    new = dataclasses.replace(layer, **changes)
+    if new.num_heads and new.num_kv_heads and new.num_heads % new.num_kv_heads:
+        raise OptionError(
+            f"--num-kv-heads: {new.num_kv_heads} does not divide the {new.num_heads} attention "
+            "heads; give a divisor"
+        )
+    return new
 
 
 def bare_spec(
@@ -648,21 +719,3 @@ def _per_type(option: str, values: Sequence[int] | None, types: int, name: str) 
             f"{types} layer type(s); give one value or one per type"
         )
     return list(values) * (types if len(values) == 1 else 1)
-
-
-def _override(layer: LayerSpec, option: str, value: int) -> LayerSpec:
-    if option != "hidden_size" or value == layer.hidden_size:
-        single: dict[str, Any] = {option: value}
-        return dataclasses.replace(layer, **single)
-    changes: dict[str, Any] = {"hidden_size": value}
-    # head and MLP width grow along, so that as many heads divide them as before
-    for key in ("head_dim", "ffn_hidden_size"):
-        old = getattr(layer, key)
-        if old is not None:
-            changes[key], rest = divmod(old * value, layer.hidden_size)
-            if rest:
-                raise OptionError(
-                    f"hidden_size {value} does not scale {key} {old} of hidden size "
-                    f"{layer.hidden_size} to a whole number; write a model.json instead"
-                )
-    return dataclasses.replace(layer, **changes)
