@@ -29,6 +29,8 @@ _IN, _MEM, _SPACE, _COST, _OUT = (
     "Cost model",
     "Solver and output",
 )
+LARGEST_MEMORY_GIB = 4096
+"""Of one device; more was typed in MiB."""
 LARGEST_BATCH = 1 << 24
 """Samples; far above any step that is trained, and what candidates are counted for in seconds."""
 MOST_BATCHES = 10_000
@@ -50,7 +52,7 @@ class SearchOptions:
         panel=_MEM,
         shown="the GPU's where known, else 24",
         above=0,
-        high=1 << 20,
+        high=LARGEST_MEMORY_GIB,
         scale=GIB,
         most_used=True,
     )

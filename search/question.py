@@ -163,11 +163,21 @@ class Session:
         )
 
 
-def open_session(inputs: InputSpec, options: SearchOptions, given: Collection[str] = ()) -> Session:
+def open_session(
+    inputs: InputSpec,
+    options: SearchOptions,
+    given: Collection[str] = (),
+    *,
+    has_plan: bool = False,
+) -> Session:
     """Return the session of a request; errors as `load_inputs`.
 
-    `given` are the names of the options that somebody typed; the others may follow the inputs.
+    Parameters
+    ----------
+    given : names of the options that somebody typed; the others may follow the inputs.
+    has_plan : a plan is priced, whose batch is nobody's default.
     """
+    given = {*given, "settle-bsz"} if has_plan else given
     spec, profile, hardware = load_inputs(inputs, options)
     options, defaults = fill_options(options, given, profile, hardware)
     if inputs.calibration is not None:

@@ -457,6 +457,8 @@ def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[st
 # Defaults that the inputs suggest, where somebody has not chosen.
 
 
+_NOMINAL = 1.02
+"""A card's round name over its memory."""
 BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "settle-bsz"})
 """Options that say which global batches are searched."""
 
@@ -474,8 +476,16 @@ def fill_options(
     given : names of the options that somebody chose, with hyphens; they are never changed.
     """
     lines = []
+    memory = hardware.memory_bytes
+    if "memory-constraint" in given and memory is not None:
+        asked = options.memory_constraint_bytes
+        # cards are called by rounded sizes: an 80GB card says 79.65 GiB
+        if asked > _NOMINAL * memory:
+            raise OptionError(
+                f"--memory-constraint: {asked / GIB:.4g} GiB is more than the "
+                f"{memory / GIB:.4g} GiB of {hardware.name}; leave it out to use all of it"
+            )
     if "memory-constraint" not in given:
-        memory = hardware.memory_bytes
         if memory is not None:
             options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
         why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"

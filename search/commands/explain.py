@@ -76,7 +76,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.report.explain import perturb, show_best, show_explanation, show_why_not
     from search.report.plan import show_evaluation
 
-    session = open_session(request.inputs, request.options, request.given)
+    session = open_session(request.inputs, request.options, request.given, has_plan=True)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     for name in changed_inputs(document, session.sources):

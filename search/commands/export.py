@@ -307,7 +307,7 @@ def _job(path: str, document: PlanDocument, request: Request) -> tuple[Job, Sess
         spec = model_spec(inputs)
         plan, num_nodes, gpus_per_node = _without_hardware(path, document, request, spec.num_layers)
     else:
-        session = open_session(inputs, options, request.given)
+        session = open_session(inputs, options, request.given, has_plan=True)
         spec, plan = session.spec, read_plan_for(document, session, path=path)
         num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
     problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)

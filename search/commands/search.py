@@ -72,7 +72,12 @@ def _execute(request: Request) -> int:
     from search.question import open_session
     from search.report.files import result_document
 
-    session = open_session(request.inputs, request.options, request.given)
+    session = open_session(
+        request.inputs,
+        request.options,
+        request.given,
+        has_plan=request.output.evaluate is not None,
+    )
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
     if request.output.evaluate is not None:
