@@ -6,19 +6,20 @@ Tables are built once per set of batch sizes; changing the memory constraint re-
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import OptionError
+from autopar.command.options import rows_of, written
+from autopar.errors import InputError, OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plans import Plan, Prediction
 from autopar.sources import Source
-from autopar.units import GIB, format_bytes
+from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel
 from search.cost.tables import PlanTables
@@ -33,7 +34,7 @@ from search.planner.prediction import (
     predict,
     probabilities_faster,
 )
-from search.request import open_documents
+from search.request import open_documents, search_options
 from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
 
 __all__ = [
@@ -199,28 +200,41 @@ class Planner:
         """Return the plan with the highest throughput within the memory constraint.
 
         The constraint, in bytes or in GiB, the batch sizes and the number of alternatives (`top`)
-        default to the options; tables of batch sizes seen before are reused.
+        default to the options; tables of batch sizes seen before are reused. Raises OptionError
+        for a value that the options would refuse.
         """
-        memory = self.options.memory_constraint_bytes
-        if memory_constraint_gib is not None:
-            memory = memory_constraint_gib * GIB
-        if memory_constraint_bytes is not None:
-            memory = memory_constraint_bytes
+        memory = memory_constraint_bytes
+        if memory is None and memory_constraint_gib is not None:
+            memory = search_options(
+                {"memory_constraint_gib": memory_constraint_gib}
+            ).memory_constraint_bytes
+        asked = {"memory_constraint_bytes": memory, "top": top}
+        changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
+        # made for their checks, which are the same as of the command line
+        options = replace(self.options, **changes)
+        for batch in global_batch_sizes or ():
+            SearchOptions(settle_bsz=batch)
         batches = tuple(global_batch_sizes or global_batches(self.options))
+        return self._solve(options.memory_constraint_bytes, batches, options.top)
+
+    def _solve(self, memory: float, batches: tuple[int, ...], top: int) -> SearchResult:
         wall, cpu = time.perf_counter(), time.process_time()
         built = self._tables(batches)
-        solution = solve_tables(
+        solution = self._solution(built, memory, top)
+        return self._result(built, solution, memory, wall, cpu)
+
+    def _solution(self, built: _Built, memory: float, top: int) -> TableSolution:
+        return solve_tables(
             built.tables,
             # the constraint is on what is reserved, tables hold what is allocated
             max(0, allocation_budget(memory, self.options)),
             threads=self.options.threads,
-            alternatives=max(0, self.options.top if top is None else top),
+            alternatives=top,
             time_limit_s=self.options.time_limit_s,
             uniform=built.space.uniform,
             division=self.options.pp_division or (),
             stage_allowed=built.stage_allowed,
         )
-        return self._result(built, solution, memory, wall, cpu)
 
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
         """Return the prediction of any plan, legal or not, fitting or not."""
@@ -242,7 +256,7 @@ class Planner:
             # the fullest stage decides which constraint the plan no longer meets
             used = max(s.reserved_bytes for s in results[-1].prediction.stages)
             grid = most - most * len(results) / FRONTIER_STEPS
-            results.append(self.solve(min(used - 1, grid), top=0))
+            results.append(self._solve(min(used - 1, grid), global_batches(self.options), 0))
         return results
 
     def why_not(self, rule: str, baseline: SearchResult) -> SearchResult:
@@ -376,7 +390,8 @@ class Planner:
                 num_stages=0,
                 missing_bytes=0,
                 smallest_budget_bytes=0,
-                reason=(
+                reason=self._excluded(built)
+                or (
                     "no combination of the allowed strategies is legal for this model and batch "
                     "(degrees must divide heads, widths, sequence and batch), whatever the memory"
                 ),
@@ -395,6 +410,65 @@ class Planner:
                 f"needs {format_bytes(need)}, {format_bytes(missing)} more than the constraint"
             ),
         )
+
+    def _excluded(self, built: _Built) -> str | None:
+        """Return the one option without which some plan would be legal, in words, else None."""
+        batches = tuple(
+            sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
+        )
+        for field, value, words in _relaxations(self.options, self.hardware.world_size):
+            # one plan is enough, and a limit keeps the answer to a refusal from being a search
+            changes: dict[str, Any] = {field: value, "time_limit_s": _RELAXED_S}
+            options = replace(self.options, **changes)
+            try:
+                other = Planner.from_documents(self.spec, self.profile, self.hardware, options)
+                found = other._solution(other._tables(batches), float(1 << 60), 0)
+            except InputError:
+                continue
+            if found.candidate >= 0:
+                return f"{words} leaves it out"
+        return None
+
+
+_RELAXED_S = 1.0
+
+
+def _batches(tables: PlanTables) -> NDArray[np.int64]:
+    """Return the global batch of every candidate."""
+    result: NDArray[np.int64] = (
+        tables.table_microbatch[tables.candidate_table] * tables.candidate_microbatches
+    )
+    return result
+
+
+def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any, str]]:
+    """Yield (field, what leaves nothing out, what it is in words) of options that restrict."""
+    widest: dict[str, Any] = {
+        "max_tp_deg": world,
+        "max_sp_deg": world,
+        "max_cp_deg": world,
+        "max_pp_deg": None,
+        "pp_division": None,
+        "sp_space": "tp+sp",
+        "search_space": "full",
+        "fine_grained_mode": True,
+        "default_dp_type": "any",
+        "settle_chunk": None,
+        "forbid": (),
+    }
+    first = list(widest)
+    rows = rows_of(SearchOptions)
+    # degrees before kinds: a rule such as tp=4 may be met by another kind of the degree
+    for row in sorted(rows, key=lambda row: first.index(row.field) if row.field in widest else 99):
+        value = getattr(options, row.field)
+        if row.field.startswith("disable_") and value:
+            yield row.field, False, f"--{row.name}"
+        elif row.field in widest and value != widest[row.field]:
+            yield row.field, widest[row.field], f"--{row.name} {_words(written(row, value))}"
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _difference(best: Plan, other: Plan) -> str:

@@ -201,3 +201,44 @@ def test_numbers_of_numpy_and_lists_are_taken(recwarn: pytest.WarningsRecorder) 
     assert (options.pp_division, options.disable_tp) == ((16, 16), True)
     for value in (options.settle_bsz, options.reserve_fraction, options.disable_tp):
         assert type(value) in (int, float, bool)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"memory_constraint_gib": float("nan")}, "--memory-constraint: expected a number above 0"),
+        ({"memory_constraint_gib": "80"}, "--memory-constraint: expected a number above 0"),
+        ({"memory_constraint_bytes": -1.0}, "--memory-constraint: expected a number above 0"),
+        ({"top": -1}, "--top: expected an integer of at least 0"),
+        ({"top": 2.0}, "--top: expected an integer of at least 0"),
+        ({"global_batch_sizes": (0,)}, "--settle-bsz: expected an integer of at least 1"),
+        ({"global_batch_sizes": ("8",)}, "--settle-bsz: expected an integer of at least 1"),
+    ],
+)
+def test_what_is_asked_of_a_planner_is_checked_like_options(
+    arguments: dict[str, Any], said: str
+) -> None:
+    """A negative constraint once meant no memory at all, and a text was a TypeError."""
+    planner = search.Planner("llama2-7b", "a100-80gb:1x8", settle_bsz=8)
+    with pytest.raises(OptionError, match=re.escape(said)):
+        planner.solve(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("cp=2", {}, "--max-cp-deg 1 leaves it out"),
+        ("ulysses=1", {}, "--sp-space tp leaves it out"),
+        ("tp=4", {"max_tp_deg": 2}, "--max-tp-deg 2 leaves it out"),
+        ("zero3=1", {"disable_sdp": True}, "--disable-sdp leaves it out"),
+        ("ckpt=1", {"disable_ckpt": True}, "--disable-ckpt leaves it out"),
+        ("tp=3", {}, "no combination of the allowed strategies is legal"),
+    ],
+)
+def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
+    rule: str, options: dict[str, Any], said: str
+) -> None:
+    """Divisibility is the reason only where no option is."""
+    found = search.plan("llama2-7b", "h100:1x8", settle_bsz=16, pin=rule, **options)
+    assert found.infeasibility is not None
+    assert found.infeasibility.reason.startswith(said)
