@@ -20,9 +20,8 @@ from search.closed_form.calculon.engine import open_model, statistic_names
 from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem
 from search.closed_form.tensor2d.engine import (
     CANDIDATE,
-    COMPAT as TENSOR2D_COMPAT,
-    CORRECT as TENSOR2D_CORRECT,
     STATISTICS,
+    Quirks as Tensor2dQuirks,
     native_engine,
 )
 
@@ -153,7 +152,7 @@ def tensor2d_columns(
     threads: int,
 ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
     """Return the same for points of `tensor2d.survey`; `1d` has its degree under `tp1`."""
-    quirks = TENSOR2D_COMPAT if compat else TENSOR2D_CORRECT
+    quirks = Tensor2dQuirks.of(compat)
     engine = native_engine(strategy, model, num_gpus, batch, system, quirks)
 
     def columns(candidates: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:

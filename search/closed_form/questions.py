@@ -21,7 +21,8 @@ from pydantic import BaseModel
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
 from search.closed_form.calculon import Application, System, evaluate
-from search.closed_form.calculon.exploration import Found, Objective, Space, explore
+from search.closed_form.calculon.exploration import PricedExecution, Space, explore
+from search.closed_form.native import Objective
 from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem, survey
 from search.closed_form.tensor2d.engine import unpack_candidate
 
@@ -392,7 +393,7 @@ def search_calculon(
     # files for the published tool have its fields alone
     unknown = ("structure_type",) if compat else ()
 
-    def whole(row: Found) -> Point:
+    def whole(row: PricedExecution) -> Point:
         statistics = evaluate(application, row.execution, system, compat=compat)
         parts = calculon_memory(
             statistics,
@@ -422,7 +423,7 @@ def search_calculon(
 
 
 def _calculon_point(
-    row: Found,
+    row: PricedExecution,
     space: Space,
     statistics: Mapping[str, Any] | None,
     time: tuple[Part, ...] = (),

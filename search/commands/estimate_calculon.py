@@ -165,7 +165,6 @@ def _show(
     from autopar.units import format_seconds
     from search.closed_form.calculon import Quirks
     from search.closed_form.questions import calculon_memory, calculon_time
-    from search.closed_form.validation import quirk_texts
     from search.report import closed_form as report
 
     console = make_console(sys.stdout)
@@ -202,7 +201,7 @@ def _show(
             )
     if asked.compat:
         notes.append("vocabulary, grouped keys and values and causal masks are not in this model")
-    kept = list(quirk_texts(Quirks).values()) if asked.compat else []
+    kept = list(Quirks.meanings.values()) if asked.compat else []
     report.show_lists(
         console, {"assumed": assumed, "notes": notes, "corrections that are off": kept}
     )

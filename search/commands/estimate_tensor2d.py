@@ -258,7 +258,6 @@ def _show(
     from autopar.units import format_seconds
     from search.closed_form.questions import tensor2d_memory, tensor2d_time
     from search.closed_form.tensor2d import Quirks
-    from search.closed_form.validation import quirk_texts
     from search.report import closed_form as report
 
     console = make_console(sys.stdout)
@@ -294,7 +293,7 @@ def _show(
         ]
         around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
         report.show_layers(console, rows, _LAYERS, heading=f"one layer{around}, one micro-batch")
-    kept = list(quirk_texts(Quirks).values()) if given.compat else []
+    kept = list(Quirks.meanings.values()) if given.compat else []
     notes = []
     if given.compat and model != model.published():
         notes.append("what is more than l, e, h, depth and f of the model is not in this model")

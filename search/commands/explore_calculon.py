@@ -212,7 +212,6 @@ def _notes(
     given: Collection[str], known: Known, fields: Mapping[str, Any], *, compat: bool
 ) -> dict[str, list[str]]:
     from search.closed_form.calculon import Quirks
-    from search.closed_form.validation import quirk_texts
 
     batch = fields["max_batch"]
     assumed = [
@@ -233,5 +232,5 @@ def _notes(
     ]
     if not compat and not known.application.vocab_size:
         assumed.append("vocab_size is not given: embedding, head and loss are left out")
-    kept = list(quirk_texts(Quirks).values()) if compat else []
+    kept = list(Quirks.meanings.values()) if compat else []
     return {"assumed": assumed, "corrections that are off": kept}

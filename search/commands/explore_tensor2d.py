@@ -75,7 +75,6 @@ def _question(space: Tensor2dSpaceSpec, asked: AskedSpec, files: AnswerSpec) -> 
     from search.closed_form.files import load_model, tensor2d_system
     from search.closed_form.questions import parse_axis, variants
     from search.closed_form.tensor2d import Quirks
-    from search.closed_form.validation import quirk_texts
 
     strategies = _strategies(space.strategy)
     name, model = load_model(space.model)
@@ -114,9 +113,7 @@ def _question(space: Tensor2dSpaceSpec, asked: AskedSpec, files: AnswerSpec) -> 
                     else []
                 ),
             ],
-            "corrections that are off": (
-                list(quirk_texts(Quirks).values()) if asked.compat else []
-            ),
+            "corrections that are off": (list(Quirks.meanings.values()) if asked.compat else []),
         },
     )
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
-from search.closed_form.calculon.exploration import Objective
+from search.closed_form.native import Objective
 from search.closed_form.questions import Answer, Part, Point
 from search.closed_form.tuners import TuningResult
 from search.closed_form.validation import SOURCE, Check, errors_of

@@ -13,7 +13,6 @@ import pytest
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form.calculon import COMPAT, Quirks, evaluate, evaluate_many
-from search.closed_form.validation import quirk_texts
 
 H, F, S, HEADS, HEAD, BLOCKS = 64, 256, 32, 8, 8, 4
 A = S * H
@@ -339,7 +338,7 @@ def test_b18_memory_is_tested_early() -> None:
     machine = system()
     machine["mem1"]["GiB"] = 1e-6
 
-    assert "B18" not in " ".join(quirk_texts(Quirks).values())
+    assert "B18" not in " ".join(Quirks.meanings.values())
     for quirks in (Quirks(), COMPAT):
         with pytest.raises(InfeasibleExecution, match=r"Mem tier1 needs .* but only has 1"):
             evaluate(APPLICATION, EXECUTION, machine, compat=quirks)
@@ -364,7 +363,7 @@ def test_b19_unknown_datatype_ends_search() -> None:
 
 def test_every_switch_has_a_case() -> None:
     """Numbers are those of the switches, and each has a test of its number here."""
-    numbers = {int(text[1:].split(":")[0]) for text in quirk_texts(Quirks).values()}
+    numbers = {int(text[1:].split(":")[0]) for text in Quirks.meanings.values()}
     tested = {int(n) for name in globals() for n in re.findall(r"^test_b(\d+)_", name)}
 
     assert numbers == set(range(1, 20)) - {18}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,16 @@ from search.closed_form.calculon.documents import (
     Execution,
     System,
 )
-from search.closed_form.native import OPERATIONS, Rate, check_names, integers, packed_rows
+from search.closed_form.native import (
+    OPERATIONS,
+    Rate,
+    Switches,
+    check_names,
+    check_threads,
+    given_rows,
+    integers,
+    packed_rows,
+)
 
 __all__ = [
     "COMPAT",
@@ -32,7 +42,8 @@ __all__ = [
     "REASONS",
     "STATISTICS",
     "Quirks",
-    "evaluate_one",
+    "evaluate",
+    "evaluate_many",
     "open_model",
     "pack_executions",
     "refusal",
@@ -41,65 +52,13 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Switches for what the published numbers of this model contain and should not.
-#
-# Every switch is one known defect. All off is the corrected model and the default; all on
-# reproduces published figures (`compat`). Numbers are those of the documentation.
+class Quirks(Switches):
+    """Defects of the published Calculon to reproduce."""
+
+    meanings = native.calculon.QUIRKS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quirks:
-    """Defects to reproduce, one switch each."""
-
-    running_recompute_totals: bool = False
-    """B1: a recomputed layer adds the block's running forward totals, not its own FLOP and bytes;
-    right: its own."""
-    pipe_tile_twice: bool = False
-    """B2: `pipe` counts its exposed tile as processing and as exposed time; right: once."""
-    edge_overlaps_as_base: bool = False
-    """B3: tiles of the edge block overlap the base block's communication; right: their own."""
-    recommunication_as_forward: bool = False
-    """B4: repeated communication is exposed as in the forward, and its slowdown counted in the
-    recomputation too; right: as beside the weight gradient, once."""
-    attention_input_dropped: bool = False
-    """B5: without `rs_ag`, the input of query, key and value is not kept; right: it is."""
-    overlapped_activations: bool = False
-    """B6: overlapped linear layers keep other tensors than plain ones; right: the same."""
-    dropout_gradient_bytes: bool = False
-    """B7: activation gradients of dropout have one byte; right: those of the datatype."""
-    weight_gradient_bytes: bool = False
-    """B8: weight gradients have the bytes of the datatype; right: 4 while they accumulate."""
-    checkpoint_unsharded: bool = False
-    """B9: a checkpoint is whole under `rs_ag`; right: divided by the tensor degree."""
-    optimizer_per_microbatch: bool = False
-    """B10: efficiencies count the optimizer step once per microbatch; right: once per batch."""
-    overlap_requirements: bool = False
-    """B11: required bandwidths set one chunk (all blocks) against the room of all chunks (one
-    block less), and leave out ring factors; right: the same set on both sides, ring included."""
-    tail_windows: bool = False
-    """B12: the last chunk's window counts the optimizer once too often and removes block times
-    that are not in it, and charges one block's slowdown; right: c-1 windows and slowdowns."""
-    latency_without_neighbour: bool = False
-    """B13: blocks pay the latency of a pipeline transfer without a neighbour and, backward, in
-    inference, and windows look at base blocks that do not exist; right: neither."""
-    offload_sums: bool = False
-    """B14: bytes to move in backward add both directions of the link and leave gradients out;
-    right: the busier direction, gradients included."""
-    divisor_fills_tier: bool = False
-    """B15: a tier that must be filled takes any divisor of its size, even if too few processors
-    are there; right: its size, or several groups that fill whole domains of it."""
-    no_checkpoint_figure: bool = False
-    """B16: offloaded checkpoints are null in inference; right: 0."""
-    communication_flops: bool = False
-    """B17: FLOP and bytes of collectives are in the block's sums, though their time is not;
-    right: left out."""
-    unknown_datatype_ends_search: bool = False
-    """B19: a datatype that the system lacks is an assertion; right: infeasible."""
-
-
-CORRECT = Quirks()
-COMPAT = Quirks(**dict.fromkeys((f.name for f in fields(Quirks)), True))
+CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,27 +289,34 @@ def open_model(application: Application, system: System, compat: bool | Quirks) 
     """Return the compiled model with the defects of `evaluate`'s `compat`."""
     fields = _fields_of(_known(application, compat))
     machine = _machine_of(system)
-    return native.calculon.Model(fields, machine, asdict(_quirks(compat)), compat is True)
+    return native.calculon.Model(fields, machine, Quirks.of(compat).flags(), compat is True)
 
 
-def evaluate_one(
-    application: Application,
-    execution: Execution,
-    system: System,
-    compat: bool | Quirks,
+def evaluate(
+    application: Application | Mapping[str, Any] | Path | str,
+    execution: Execution | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
     *,
-    layers: bool,
+    compat: bool | Quirks = False,
+    layers: bool = False,
 ) -> dict[str, Any]:
     """Return the statistics of one execution by name, in seconds, bytes and FLOP.
 
+    compat : True for the published figures with their defects, or the defects to keep.
+    layers : add a row per operation of a block, under `layers`.
+
     Raises
     ------
-    InfeasibleExecution: the execution cannot run; the reason has its figures.
+    InputError: a document is unusable.
+    InfeasibleExecution: the execution cannot run; its `reason` says why, with figures.
     """
+    application = load_document(Application, application)
+    execution = load_document(Execution, execution)
+    system = load_document(System, system)
     model = open_model(application, system, compat)
     row = _pack_one(execution)
     outcomes, table = model.evaluate_many(row, 1, True)
-    outcome, quirks = outcomes[0], _quirks(compat)
+    outcome, quirks = outcomes[0], Quirks.of(compat)
     if not outcome["ok"]:
         raise refusal(
             int(outcome["reason"]),
@@ -375,16 +341,43 @@ def evaluate_one(
     return statistics
 
 
+def evaluate_many(
+    application: Application | Mapping[str, Any] | Path | str,
+    executions: NDArray[Any] | Mapping[str, Any] | Iterable[Execution | Mapping[str, Any]],
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Return what is known of many executions, as a structured array in their order.
+
+    executions : an array of `EXECUTION`, columns by field name, or one document each.
+    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
+
+    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
+
+    Raises
+    ------
+    InputError: a document or a column is unusable.
+    """
+    check_threads(threads)
+    a = load_document(Application, application)
+    s = load_document(System, system)
+    packed = pack_executions(executions)
+    found, _ = open_model(a, s, compat).evaluate_many(packed, threads, False)
+    result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
+    for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
+        result[name] = found[name]
+    result["ok"] = found["ok"]
+    result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]
+    return result
+
+
 def statistic_names(application: Application, compat: bool | Quirks) -> tuple[str, ...]:
     """Return the names of what the engine knows of a step: with a vocabulary it is more."""
     known = _known(application, compat)
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
-
-
-def _quirks(compat: bool | Quirks) -> Quirks:
-    if isinstance(compat, Quirks):
-        return compat
-    return COMPAT if compat else CORRECT
 
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
@@ -461,12 +454,8 @@ def pack_executions(
     InputError: a field is unknown or missing, or a value is not what it can hold.
     """
     if isinstance(executions, np.ndarray):
-        if _fields(executions.dtype) != _fields(EXECUTION):
-            raise InputError(
-                f"executions: the array has fields {shorten(executions.dtype.names)}, expected "
-                "those of search.closed_form.calculon.EXECUTION"
-            )
-        return np.ascontiguousarray(executions, dtype=EXECUTION)
+        expected = "search.closed_form.calculon.EXECUTION"
+        return given_rows("executions", executions, EXECUTION, expected)
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
     documents = [load_document(Execution, x) for x in executions]
@@ -497,11 +486,6 @@ def unpack_execution(row: np.void) -> dict[str, Any]:
         else:
             result[name] = bool(value)
     return result
-
-
-def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
-    """Return names and types without the padding, which `np.concatenate` drops."""
-    return [(name, dtype[name]) for name in dtype.names or ()]
 
 
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
