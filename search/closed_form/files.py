@@ -22,7 +22,7 @@ from autopar.documents.spec import (
 from autopar.errors import InputError
 from autopar.estimate.card import FORMAT, read_card
 from autopar.model import LayerSpec, ModelSpec
-from search.closed_form.calculon.documents import Application, System as CalculonSystem
+from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.systems import calculon_from_card, tensor2d_from_card
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem
 
@@ -32,6 +32,7 @@ __all__ = [
     "calculon_system",
     "execution_keys",
     "load_application",
+    "load_execution",
     "load_model",
     "model_of",
     "structure_of",
@@ -170,6 +171,33 @@ def load_model(name: str) -> tuple[str, Model]:
             return path.stem, validate_document(Model, path, data)
     spec = load_spec(str(catalog.find_model(name)))
     return spec.name, model_of(spec)
+
+
+def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
+    """Return the execution of a file or a shipped name, what was added to it, and its path.
+
+    Raises InputError (DocumentError: file, key, value, remedy).
+    """
+    path, keys = execution_keys(name)
+    added: dict[str, object] = {}
+    # the published model knows one structure only
+    if known.spec is not None and "structure_type" not in keys and not compat:
+        added["structure_type"] = structure_of(known.spec)
+    execution = validate_document(Execution, path, {**keys, **added})
+    assumed = [
+        f"{key} = {_written(getattr(execution, key))}{why}"
+        for key, why in (
+            ("num_procs", ", the product of the degrees"),
+            ("training", ""),
+            ("structure_type", f", as {known.name} has" if added else ""),
+        )
+        if key not in keys
+    ]
+    return execution, assumed, path
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_spec(data: dict[str, object]) -> bool:

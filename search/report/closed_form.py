@@ -14,8 +14,18 @@ from rich.console import Console
 
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
+from search.closed_form import calculon, tensor2d
+from search.closed_form.files import Known
 from search.closed_form.native import Objective
-from search.closed_form.questions import Answer, Part, Point
+from search.closed_form.questions import (
+    Answer,
+    Part,
+    Point,
+    calculon_memory,
+    calculon_time,
+    tensor2d_memory,
+    tensor2d_time,
+)
 from search.closed_form.tuners import TuningResult
 from search.closed_form.validation import SOURCE, Check, errors_of
 from search.report.plan import print_heading
@@ -28,7 +38,8 @@ __all__ = [
     "json_document",
     "none_sentence",
     "show_answer",
-    "show_assumed",
+    "show_candidate",
+    "show_execution",
     "show_frontier",
     "show_layers",
     "show_lists",
@@ -217,15 +228,6 @@ def show_sweep(
         table.add_row(name, words)
     console.print()
     console.print(table)
-
-
-def show_assumed(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
-    """Print lists of sentences under their headings, empty ones left out."""
-    for heading, items in lists.items():
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
 
 
 def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
@@ -425,6 +427,34 @@ _PEERS = {"step time": 3.65, "states": 8.5, "activations": 2.1}
 """Mean errors of the published Calculon model, in percent, with the system it ships."""
 
 
+_CALCULON_LAYERS = {
+    "name": ("operation", ""),
+    "fw_flops": ("GFLOP", "GFLOP"),
+    "fw_processing_time": ("forward", "s"),
+    "baseblock_fw_tp_comm_time": ("link", "s"),
+    "weight": ("weights", "B"),
+    "activation": ("kept", "B"),
+}
+_REQUIRED = (
+    ("tensor parallel, tiles", "tp_bw_overlap_req", "tensor_par_net"),
+    ("data parallel, chunks", "dp_bw_overlap_req_chunk", "data_par_net"),
+    ("data parallel, tail", "dp_bw_overlap_req_tail", "data_par_net"),
+    ("offload of activations", "act_offload_bw_req", None),
+    ("offload of weights", "weight_offload_bw_req", None),
+    ("offload of optimizer", "optim_offload_bw_req", None),
+    ("offload as asked", "offload_mem_bw_req", None),
+)
+_TENSOR2D_LAYERS = {
+    "name": ("operation", ""),
+    "t_fwd": ("forward", "s"),
+    "t_fwd_comm": ("links", "s"),
+    "t_bwd": ("backward", "s"),
+    "t_bwd_comm": ("links", "s"),
+    "weights_mem": ("weights", "B"),
+    "activation_buffer": ("kept", "B"),
+}
+
+
 def format_rate(per_s: float) -> str:
     """Return what is done per second, without an exponent."""
     return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
@@ -512,6 +542,140 @@ def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
             print_heading(console, heading)
             for item in items:
                 print_item(console, item)
+
+
+def show_execution(
+    console: Console,
+    known: Known,
+    x: calculon.Execution,
+    system: calculon.System,
+    s: Mapping[str, Any],
+    *,
+    system_name: str,
+    compat: bool,
+    assumed: Sequence[str],
+) -> None:
+    """Print what `calculon.evaluate` says of an execution, with its operations where it has them.
+
+    assumed : what the documents do not say.
+    """
+    show_title(
+        console,
+        f"{known.name} on {system_name}: {x.num_procs} processors = tensor {x.tensor_par} * "
+        f"pipeline {x.pipeline_par} * data {x.data_par}",
+        f"{s['sample_rate']:.5g} samples/s, step {format_seconds(s['total_time'])}, "
+        f"batch {x.batch_size}",
+    )
+    show_time_parts(console, calculon_time(s), s["total_time"])
+    parts = calculon_memory(
+        s,
+        weights=x.weight_offload,
+        activations=x.activations_offload,
+        optimizer=x.optimizer_offload,
+    )
+    second = s["proc_mem_tier2_cap_req"], system.memory(2)[0]
+    show_memory_parts(console, parts, system.memory(1)[0], second=second if second[0] else None)
+    show_pairs(console, "rates", _rates(known, x, system, s))
+    show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
+    if "layers" in s:
+        show_layers(console, s["layers"], _CALCULON_LAYERS)
+    notes = []
+    if not known.application.vocab_size and not compat:
+        notes.append("vocab_size is not given: embedding, head and loss are left out")
+    if known.spec is not None and not compat:
+        wanted = "llama" if known.spec.layers[0].gated_mlp else "gpt"
+        if x.structure_type != wanted:
+            notes.append(
+                f"structure_type is {x.structure_type}, and {known.name} is built as {wanted}"
+            )
+    if compat:
+        notes.append("vocabulary, grouped keys and values and causal masks are not in this model")
+    kept = list(calculon.Quirks.meanings.values()) if compat else []
+    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
+
+
+def _rates(
+    known: Known, x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    engine = system.engine("matrix", x.datatype)
+    assert engine is not None, "the execution was priced"
+    tokens_per_s = s["sample_rate"] * known.application.seq_size
+    # FLOP/s -> TFLOP/s
+    peak = engine.peak_per_s / 1e12
+    achieved = s["total_efficiency"] * peak
+    return [
+        ("samples per second", format_rate(s["sample_rate"])),
+        ("tokens per second", format_rate(tokens_per_s)),
+        ("tokens per second and processor", format_rate(tokens_per_s / x.num_procs)),
+        ("TFLOP/s per processor", f"{achieved:.4g} of {peak:.4g}"),
+        ("compute efficiency", f"{s['compute_efficiency'] * 100:.1f} %"),
+        ("system efficiency", f"{s['system_efficiency'] * 100:.1f} %"),
+        ("total efficiency", f"{s['total_efficiency'] * 100:.1f} %"),
+    ]
+
+
+def _required(
+    x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for text, key, net in _REQUIRED:
+        if not s[key]:
+            continue
+        if net is None:
+            has = system.mem2.GBps
+        else:
+            has = system.tiers[getattr(x, net)].bytes_per_s / 1e9
+        # bytes/s -> GB/s
+        rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
+    return rows
+
+
+def show_candidate(
+    console: Console,
+    model: tensor2d.Model,
+    system: tensor2d.System,
+    s: Mapping[str, Any],
+    *,
+    title: str,
+    num_gpus: int,
+    batch: int,
+    compat: bool,
+    assumed: Sequence[str],
+) -> None:
+    """Print what `tensor2d.evaluate` says of a candidate, as `show_execution`."""
+    rate = batch / s["t"]
+    speed = f"{rate:.5g} samples/s, step {format_seconds(s['t'])}, batch {batch}"
+    show_title(console, title, speed)
+    show_time_parts(console, tensor2d_time(s), s["t"])
+    show_memory_parts(console, tensor2d_memory(s), system.hbm_capacity * 1e9)
+    achieved = s["flops_per_gpu"] / s["t"]
+    show_pairs(
+        console,
+        "rates",
+        [
+            ("samples per second", format_rate(rate)),
+            # l is the sequence length
+            ("tokens per second", format_rate(rate * model.l)),
+            ("tokens per second and GPU", format_rate(rate * model.l / num_gpus)),
+            ("TFLOP/s per GPU", f"{achieved:.4g} of {system.matrix_flops_fp16:.4g}"),
+            ("share of the peak", f"{achieved / system.matrix_flops_fp16 * 100:.1f} %"),
+        ],
+    )
+    if "layers" in s:
+        rows = [
+            # GB of the model -> bytes of the table
+            {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
+            for row in s["layers"]
+        ]
+        around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
+        show_layers(console, rows, _TENSOR2D_LAYERS, heading=f"one layer{around}, one micro-batch")
+    kept = list(tensor2d.Quirks.meanings.values()) if compat else []
+    notes = []
+    if compat and model != model.published():
+        notes.append("what is more than l, e, h, depth and f of the model is not in this model")
+    elif not model.vocab:
+        notes.append("vocab is not given: embedding, head and loss are left out")
+    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
 
 
 def show_validation(

@@ -80,8 +80,8 @@ def fastest_placement(
     config: Mapping[str, int],
     domain: int,
     price: Callable[[Mapping[str, int]], dict[str, Any]],
-) -> dict[str, Any]:
-    """Return the statistics of the fastest placement of those that fit into a domain.
+) -> dict[str, int]:
+    """Return the fastest placement of those that fit into a domain.
 
     price : takes a placement and returns its statistics, or raises what is wrong with the degrees.
     """
@@ -95,7 +95,8 @@ def fastest_placement(
         choice for choice in itertools.product(*map(divisors, dims)) if math.prod(choice) <= domain
     ]
     found = [price(dict(zip(names, choice, strict=True))) for choice in inside]
-    return min([*found, alone], key=lambda statistics: float(statistics["t"]))
+    best = min([*found, alone], key=lambda statistics: float(statistics["t"]))
+    return {name: best[name] for name in names}
 
 
 # --------------------------------------------------------------------------------------------------
