@@ -10,10 +10,12 @@ import copy
 import itertools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +31,14 @@ from search.closed_form.native import Objective
 from search.closed_form.tensor2d.engine import (
     CANDIDATE,
     STATISTICS,
+    known_model,
     native_engine,
     unpack_candidate,
 )
 
 __all__ = [
     "MOST",
+    "NOBODY",
     "Answer",
     "Asked",
     "Axis",
@@ -45,6 +49,7 @@ __all__ = [
     "Point",
     "Search",
     "Tensor2dSearch",
+    "Watched",
     "calculon_memory",
     "calculon_time",
     "parse_axis",
@@ -392,40 +397,77 @@ class Asked:
     frontier: bool = False
 
 
-class Search(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Who follows a search, and how; nobody where it is not said."""
+
+    each: Each | None = None
+    """Takes every feasible point."""
+    progress: Callable[[int, int], None] | None = None
+    """Takes the parts that are done and all."""
+    stop: Callable[[], bool] | None = None
+    """Asked between parts whether to leave out the rest."""
+
+
+NOBODY = Watched()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(ABC):
     """One search of a question: what it is called while it runs, how it and its points are made."""
 
+    asked: Asked
+    values: tuple[float, ...] = ()
+    """Of the axes of a sweep."""
+    figures: ClassVar[Mapping[str, str]]
+    """Published name -> field of what a search knows of every point."""
+
     @property
+    @abstractmethod
     def label(self) -> str:
-        """Return what it is called."""
+        """Return what is searched."""
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """Return the values of the axes of a sweep."""
-
-    def run(
-        self,
-        each: Each | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Answer:
+    @abstractmethod
+    def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what is found, the best with all statistics."""
+
+    @abstractmethod
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the columns of points that are no statistics."""
+
+    @abstractmethod
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
 
     def columns(
         self, *, statistics: bool
     ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
         """Return what turns points into columns piece by piece, with all statistics if asked."""
+        model, known = self.opened()
+
+        def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
+            for start in range(0, len(executions), _CHUNK):
+                x, o = executions[start : start + _CHUNK], outcomes[start : start + _CHUNK]
+                found = self.fields(x, o)
+                if statistics:
+                    _, table = model.evaluate_many(
+                        np.ascontiguousarray(x), self.asked.threads, True
+                    )
+                    yield found | {name: _numbers(table[:, n]) for n, name in enumerate(known)}
+                else:
+                    yield found | {name: _numbers(o[key]) for name, key in self.figures.items()}
+
+        return columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalculonSearch:
+class CalculonSearch(Search):
     """A search of every execution after Calculon."""
 
     application: calculon.Application
     system: calculon.System
     space: Space
-    asked: Asked
-    values: tuple[float, ...] = ()
+    figures = _FIGURES
 
     @property
     def label(self) -> str:
@@ -433,30 +475,15 @@ class CalculonSearch:
         return f"{self.space.num_procs} processors"
 
     @property
-    def _fields(self) -> list[str]:
+    def _names(self) -> list[str]:
         # files for the published tool have its fields alone
         unknown = ("structure_type",) if self.asked.compat else ()
         return [name for name in Execution.model_fields if name not in unknown]
 
-    def run(
-        self,
-        each: Each | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Answer:
+    def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `calculon.explore` finds, the best with all statistics."""
         found = explore(
-            self.application,
-            self.system,
-            self.space,
-            top=self.asked.top,
-            objective=self.asked.objective,
-            compat=self.asked.compat,
-            threads=self.asked.threads,
-            frontier=self.asked.frontier,
-            each=each,
-            progress=progress,
-            stop=stop,
+            self.application, self.system, self.space, **vars(self.asked), **vars(watched)
         )
         counts = found.counts
         return Answer(
@@ -472,7 +499,7 @@ class CalculonSearch:
         )
 
     def _point(self, row: PricedExecution, *, whole: bool) -> Point:
-        x = {name: row.execution[name] for name in self._fields}
+        x = {name: row.execution[name] for name in self._names}
         statistics = {name: getattr(row, field) for name, field in _FIGURES.items()}
         time: tuple[Part, ...] = ()
         memory: tuple[Part, ...] = ()
@@ -498,24 +525,14 @@ class CalculonSearch:
             memory=memory,
         )
 
-    def columns(
-        self, *, statistics: bool
-    ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
-        """Return what makes columns of points: the fields of an execution, and statistics."""
-        compat, threads = self.asked.compat, self.asked.threads
-        model = open_model(self.application, self.system, compat)
-        known = statistic_names(self.application, compat)
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the fields of executions."""
+        return {name: _field(name, executions[name]) for name in self._names}
 
-        def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
-            for x, o in _pieces(executions, outcomes):
-                found: Columns = {name: _field(name, x[name]) for name in self._fields}
-                if statistics:
-                    _, table = model.evaluate_many(np.ascontiguousarray(x), threads, True)
-                    yield found | {name: _numbers(table[:, n]) for n, name in enumerate(known)}
-                else:
-                    yield found | {name: _numbers(o[field]) for name, field in _FIGURES.items()}
-
-        return columns
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
+        model = open_model(self.application, self.system, self.asked.compat)
+        return model, statistic_names(self.application, self.asked.compat)
 
 
 def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
@@ -538,7 +555,7 @@ def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensor2dSearch:
+class Tensor2dSearch(Search):
     """A search of every candidate of one strategy after arXiv 2410.00273."""
 
     strategy: tensor2d.Strategy
@@ -546,22 +563,15 @@ class Tensor2dSearch:
     system: tensor2d.System
     num_gpus: int
     batch: int
-    asked: Asked
-    values: tuple[float, ...] = ()
+    figures = MappingProxyType({"t": "time_s", "mem": "memory_gb"})
 
     @property
     def label(self) -> str:
         """Return the GPUs and the strategy."""
         return f"{self.num_gpus} GPUs, {self.strategy}"
 
-    def run(
-        self,
-        each: Each | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Answer:
-        """Return what `tensor2d.survey` finds."""
-        del progress, stop  # one search takes less than a second
+    def run(self, watched: Watched = NOBODY) -> Answer:
+        """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
         frontier = self.asked.frontier
         found = tensor2d.survey(
             self.strategy,
@@ -573,10 +583,10 @@ class Tensor2dSearch:
             compat=self.asked.compat,
             threads=self.asked.threads,
             objective=self.asked.objective,
-            keep_all=frontier or each is not None,
+            keep_all=frontier or watched.each is not None,
         )
-        if each is not None:
-            each(found.all["candidate"], found.all)
+        if watched.each is not None:
+            watched.each(found.all["candidate"], found.all)
         edge = found.all[_undominated(found.all)] if frontier else ()
         return Answer(
             processors=self.num_gpus,
@@ -632,35 +642,25 @@ class Tensor2dSearch:
             memory=tensor2d_memory(statistics) if whole else (),
         )
 
-    def columns(
-        self, *, statistics: bool
-    ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
-        """Return the same for these points; `1d` has its degree under `tp1`."""
-        quirks = tensor2d.Quirks.of(self.asked.compat)
-        engine = native_engine(
-            self.strategy, self.model, self.num_gpus, self.batch, self.system, quirks
-        )
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the fields of candidates and their rates; `1d` has its degree under `tp1`."""
         known = {
             "strategy": self.strategy,
             "n_gpus": str(self.num_gpus),
             "global_batch_size": str(self.batch),
         }
+        return {
+            **{name: [text] * len(executions) for name, text in known.items()},
+            **{name: list(map(str, executions[name].tolist())) for name in CANDIDATE.names or ()},
+            "throughput": _numbers(self.batch / outcomes["time_s"]),
+        }
 
-        def columns(candidates: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
-            for x, o in _pieces(candidates, outcomes):
-                found: Columns = {
-                    **{name: [text] * len(x) for name, text in known.items()},
-                    **{name: list(map(str, x[name].tolist())) for name in CANDIDATE.names or ()},
-                    "throughput": _numbers(self.batch / o["time_s"]),
-                }
-                if statistics:
-                    threads = self.asked.threads
-                    _, table = engine.evaluate_many(np.ascontiguousarray(x), threads, True)
-                    yield found | {name: _numbers(table[:, n]) for n, name in enumerate(STATISTICS)}
-                else:
-                    yield found | {"t": _numbers(o["time_s"]), "mem": _numbers(o["memory_gb"])}
-
-        return columns
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
+        compat = self.asked.compat
+        known, quirks = known_model(self.model, compat), tensor2d.Quirks.of(compat)
+        where = self.num_gpus, self.batch, self.system
+        return native_engine(self.strategy, known, *where, quirks), STATISTICS
 
 
 _DOMAINS = ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp")
@@ -674,13 +674,6 @@ def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
     least = np.minimum.accumulate(np.concatenate(([np.inf], memory[:-1])))
     # less memory than everything faster
     return order[memory < least]
-
-
-def _pieces(
-    executions: NDArray[Any], outcomes: NDArray[Any]
-) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    for start in range(0, len(executions), _CHUNK):
-        yield executions[start : start + _CHUNK], outcomes[start : start + _CHUNK]
 
 
 def _field(name: str, values: NDArray[Any]) -> list[str]:

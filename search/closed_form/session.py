@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 from numpy.typing import NDArray
 
 from autopar.errors import OptionError
-from search.closed_form.questions import Answer, Columns, Each, Search
+from search.closed_form.questions import Answer, Columns, Each, Search, Watched
 
 __all__ = ["PointFile", "Session"]
 
@@ -150,7 +150,8 @@ class Session:
                     return
                 self.label = search.label
                 each = None if self.points is None else self._writer(search, self.points)
-                self.answers.append(search.run(each, self._progress, lambda: self.stopped))
+                watched = Watched(each=each, progress=self._progress, stop=lambda: self.stopped)
+                self.answers.append(search.run(watched))
                 if self.answers[-1].complete:
                     self.done = len(self.answers)
         except BaseException as error:

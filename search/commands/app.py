@@ -15,7 +15,16 @@ from autopar.command import run as commands
 from autopar.command.options import Command
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
-__all__ = ["Model", "leave", "refuse_nonsense", "run_model", "working", "write_answer"]
+__all__ = [
+    "Model",
+    "emit",
+    "leave",
+    "refuse_nonsense",
+    "run_model",
+    "working",
+    "write_answer",
+    "write_object",
+]
 
 _Result = TypeVar("_Result")
 
@@ -70,25 +79,44 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def emit(path: str, document: Mapping[str, object]) -> None:
+    """Write the result of the planner's `--json` to a file, or to stdout for `-`."""
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    from autopar.documents.plan import write_document
+
+    try:
+        write_document(path, document)
+    except DocumentError as error:
+        raise OptionError(
+            f"--json {path}: {error.problem}; choose another path, or - for stdout"
+        ) from None
+
+
 def write_answer(path: str, document: dict[str, Any]) -> None:
-    """Write the object of `--json` to a file, atomically, or to stdout for `-`.
+    """Write the object of `--json` of a closed form to a file, or to stdout for `-`.
 
     A bandwidth that nothing could provide is the text "Infinity".
     """
-    from autopar.documents.json import write_json
-
     plain = _plain(document)
     if path == "-":
         sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
-        return
+    else:
+        write_object(path, plain, "choose another path, or - for stdout")
+
+
+def write_object(
+    path: str, document: dict[str, Any], remedy: str, *, number_rows: bool = False
+) -> None:
+    """Write an object to a file, atomically; `number_rows` as `autopar.documents.json` has it."""
+    from autopar.documents.json import write_json
+
     try:
-        write_json(Path(path), plain)
+        write_json(Path(path), document, number_rows=number_rows)
     except OSError as error:
-        raise DocumentError(
-            path,
-            f"the file cannot be written ({error.strerror or error})",
-            remedy="choose another path, or - for stdout",
-        ) from None
+        problem = f"the file cannot be written ({error.strerror or error})"
+        raise DocumentError(path, problem, remedy=remedy) from None
 
 
 def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:

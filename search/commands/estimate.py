@@ -8,15 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.options import Command, make, option, read_values
-from autopar.errors import DocumentError, InfeasibleExecution, OptionError
-from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer
+from autopar.errors import InfeasibleExecution, OptionError
+from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:
-    from search.closed_form.calculon import Execution
     from search.closed_form.validation import Check
 
 __all__ = ["COMMAND", "MODELS", "main", "run"]
@@ -212,6 +210,7 @@ def _needed(name: str, value: str | None) -> str:
 
 def _calculon(raw: dict[str, Any]) -> int:
     from search.closed_form.calculon import evaluate
+    from search.closed_form.calculon.exploration import peers
     from search.closed_form.files import calculon_system, load_application, load_execution
 
     asked = make(CalculonSpec, read_values(_CALCULON.rows, raw))
@@ -231,7 +230,9 @@ def _calculon(raw: dict[str, Any]) -> int:
         raise InfeasibleExecution(f"{path}: {error.reason}", error.kind) from None
     refuse_nonsense(system_name, statistics, "total_time")
     if asked.peers is not None:
-        _write_peers(asked.peers, execution)
+        write_object(
+            asked.peers, peers(execution), "choose another path for --peers", number_rows=True
+        )
     if asked.json is not None:
         write_answer(asked.json, statistics)
     if asked.json != "-":
@@ -249,20 +250,6 @@ def _calculon(raw: dict[str, Any]) -> int:
             assumed=assumed,
         )
     return 0
-
-
-def _write_peers(path: str, execution: Execution) -> None:
-    from autopar.documents.json import write_json
-    from search.closed_form.calculon.exploration import peers
-
-    try:
-        write_json(Path(path), peers(execution), number_rows=True)
-    except OSError as error:
-        raise DocumentError(
-            path,
-            f"the file cannot be written ({error.strerror or error})",
-            remedy="choose another path for --peers",
-        ) from None
 
 
 def _prefixed(count: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +15,10 @@ from autopar.command.run import say
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import DocumentError, OptionError
 from autopar.units import format_seconds
-from search.commands.app import leave, working
+from search.commands.app import emit, leave, working
 from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
-from search.engines.reprice import Choice, change_sentence
+from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
 from search.report.plan import print_heading
 from search.request import FILLS, Request, build_request, changed_inputs, stored_request
@@ -250,11 +249,10 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     for line in overfull_lines(choice):
         say(f"{_NAME}: {line}")
     # stdout holds the document and nothing else
-    if own.json == "-":
-        _emit("-", lambda: _document(choice, "exported", written))
-        return 0
-    show_export(job, choice, written)
-    _emit(own.json, lambda: _document(choice, "exported", written))
+    if own.json != "-":
+        show_export(job, choice, written)
+    if own.json is not None:
+        emit(own.json, export_document(choice, status="exported", files=written))
     return 0
 
 
@@ -280,8 +278,8 @@ def _pricer(session: Session, request: Request) -> Price:
 
 
 def _refuse(choice: Choice, own: ExportSpec) -> int:
-
-    _emit(own.json, lambda: _document(choice, "refused", ()))
+    if own.json is not None:
+        emit(own.json, export_document(choice, status="refused", files=()))
     for line in refusal_lines(choice):
         say(f"{_NAME}: {line}")
     return REFUSED
@@ -409,29 +407,6 @@ def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
     return [str(folder / name) for name in files]
 
 
-def _document(choice: Choice, status: str, files: Sequence[str]) -> dict[str, object]:
-    from search.engines.reprice import export_document
-
-    return export_document(choice, status=status, files=files)
-
-
-def _emit(path: str | None, make: Any) -> None:
-    if path is None:
-        return
-    document = make()
-    if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        return
-    from autopar.documents.plan import write_document
-
-    try:
-        write_document(path, document)
-    except DocumentError as error:
-        raise OptionError(
-            f"--json {path}: {error.problem}; choose another path, or - for stdout"
-        ) from None
-
-
 # --- engine -> plan ---------------------------------------------------------------------------
 
 
@@ -458,7 +433,8 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     # stdout belongs to the document then
     elif own.json != "-":
         sys.stdout.write(text)
-    _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))
+    if own.json is not None:
+        emit(own.json, import_document(engine, imported.plan, imported.notes))
     return 0
 
 

@@ -6,12 +6,12 @@ import _thread
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from search.closed_form.questions import Answer, Each, Point
+from search.closed_form.questions import Answer, Point, Search, Watched
 from search.commands.explore import AnswerSpec, Question, execute
 
 POINT = Point(
@@ -39,16 +39,11 @@ def test_a_file_that_lacks_points_has_no_name(
         label = "1 processor"
         values = ()
 
-        def run(
-            self,
-            each: Each | None = None,
-            progress: Callable[[int, int], None] | None = None,
-            stop: Callable[[], bool] | None = None,
-        ) -> Answer:
-            assert each is not None
-            assert stop is not None
-            stopped.append(stop)
-            each(np.empty(0), np.empty(0))
+        def run(self, watched: Watched) -> Answer:
+            assert watched.each is not None
+            assert watched.stop is not None
+            stopped.append(watched.stop)
+            watched.each(np.empty(0), np.empty(0))
             return Answer(
                 processors=1,
                 best=(POINT,),
@@ -77,7 +72,7 @@ def test_a_file_that_lacks_points_has_no_name(
         unit="processor",
         legend="",
         axes=(),
-        searches=(Small(),),
+        searches=(cast(Search, Small()),),
         notes={},
     )
     code = execute(question, AnswerSpec(all=str(path)))

@@ -14,7 +14,7 @@ import pytest
 from autopar.errors import OptionError
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
-from search.closed_form.questions import Answer, Asked, CalculonSearch, Tensor2dSearch
+from search.closed_form.questions import Answer, Asked, CalculonSearch, Tensor2dSearch, Watched
 from search.closed_form.session import PointFile
 from search.closed_form.tensor2d import (
     Model,
@@ -53,7 +53,9 @@ def calculon_rows(path: Path, *, compat: bool, statistics: bool) -> tuple[Answer
     )
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
-        answer = search.run(lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+        answer = search.run(
+            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+        )
     with path.open(newline="") as file:
         return answer, list(csv.DictReader(file))
 
@@ -126,7 +128,9 @@ def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -
     )
     columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
-        answer = search.run(lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+        answer = search.run(
+            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
+        )
     with path.open(newline="") as file:
         rows = [document(row) for row in csv.DictReader(file)]
 
@@ -160,6 +164,25 @@ def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -
     }
     found = [(point.time_s, point.memory_bytes / 1e9) for point in answer.frontier]
     assert found == [pytest.approx(pair) for pair in sorted(kept)]
+
+
+def test_all_statistics_of_the_published_model() -> None:
+    """The file knows of a model what the search knew, which priced it without its vocabulary."""
+    search = Tensor2dSearch(
+        strategy="1d",
+        model=MODEL.model_copy(update={"vocab": 32000}),
+        system=GPU,
+        num_gpus=8,
+        batch=8,
+        asked=Asked(compat=True),
+    )
+    columns = search.columns(statistics=True)
+    found: list[float] = []
+    answer = search.run(
+        Watched(each=lambda x, o: [found.extend(map(float, c["t"])) for c in columns(x, o)].clear())
+    )
+
+    assert min(found) == answer.best[0].time_s
 
 
 def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
