@@ -17,7 +17,15 @@ from search.commands.app import Model, leave, refuse_nonsense, run_model, write_
 if TYPE_CHECKING:
     from search.closed_form.validation import Check
 
-__all__ = ["COMMAND", "MODELS", "main", "run"]
+__all__ = [
+    "COMMAND",
+    "MODELS",
+    "CalculonSpec",
+    "EstimateSpec",
+    "Tensor2dSpec",
+    "main",
+    "run",
+]
 
 _NAME = "autopar-estimate"
 _IN, _OUT = "Inputs", "Output"

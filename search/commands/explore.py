@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from search.closed_form.session import PointFile, Session
     from search.closed_form.tensor2d import Strategy
 
-__all__ = ["COMMAND", "MODELS", "AnswerSpec", "Question", "execute", "main", "run"]
+__all__ = [
+    "COMMAND",
+    "MODELS",
+    "AnswerSpec",
+    "AskedSpec",
+    "CalculonSpaceSpec",
+    "Question",
+    "Tensor2dSpaceSpec",
+    "TunerSpec",
+    "execute",
+    "main",
+    "run",
+]
 
 _NAME = "autopar-explore"
 _IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"

@@ -392,23 +392,9 @@ def _known(application: Application, compat: bool | Quirks) -> Application:
 
 
 def _fields_of(a: Application) -> dict[str, int]:
-    fields = {
-        name: int(getattr(a, name))
-        for name in (
-            "hidden",
-            "feedforward",
-            "seq_size",
-            "attn_heads",
-            "attn_size",
-            "num_blocks",
-            "vocab_size",
-            "tied_embeddings",
-            "causal",
-        )
-    }
     # without a number every head has keys and values of its own
-    fields["attn_kv_heads"] = a.attn_kv_heads or a.attn_heads
-    return fields
+    fields = a.model_dump() | {"attn_kv_heads": a.attn_kv_heads or a.attn_heads}
+    return {name: int(value) for name, value in fields.items()}
 
 
 def _machine_of(system: System) -> dict[str, Any]:
@@ -428,11 +414,7 @@ def _machine_of(system: System) -> dict[str, Any]:
         "roofline": system.processing_mode == "roofline",
         "tiers": [
             {
-                "bytes_per_s": tier.bytes_per_s,
-                "latency_s": tier.latency_s,
-                "size": tier.size,
-                "must_be_filled": tier.must_be_filled,
-                "processor_usage": tier.processor_usage,
+                **vars(tier),
                 "scalar": [tier.collectives[name].scalar for name in OPERATIONS],
                 "offset": [tier.collectives[name].offset for name in OPERATIONS],
             }
