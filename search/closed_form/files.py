@@ -7,9 +7,10 @@ made from device cards.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autopar.documents import catalog
 from autopar.documents.checks import validate_document
@@ -43,6 +44,9 @@ __all__ = [
     "tensor2d_system",
 ]
 
+_System = TypeVar("_System", CalculonSystem, Tensor2dSystem)
+_Sizes = TypeVar("_Sizes", Application, Model)
+
 
 # --------------------------------------------------------------------------------------------------
 # Finds the documents of the analytic models by name: systems of cards, shipped executions.
@@ -53,19 +57,20 @@ def calculon_system(name: str) -> CalculonSystem:
 
     Raises InputError (DocumentError: file, key, value, remedy; also where a card lacks a number).
     """
-    document = load_object(catalog.find_document("cards", "system", name))
-    # a card says its format, a system is any other file
-    if document.data.get("format") == FORMAT:
-        return calculon_from_card(read_card(document))
-    return validate_document(CalculonSystem, document.path, document.data)
+    return _system(name, CalculonSystem, calculon_from_card)
 
 
 def tensor2d_system(name: str) -> Tensor2dSystem:
     """Return the machine of a file, or of a card; names and errors as above."""
+    return _system(name, Tensor2dSystem, tensor2d_from_card)
+
+
+def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]) -> _System:
     document = load_object(catalog.find_document("cards", "system", name))
+    # a card says its format, a system is any other file
     if document.data.get("format") == FORMAT:
-        return tensor2d_from_card(read_card(document))
-    return validate_document(Tensor2dSystem, document.path, document.data)
+        return from_card(read_card(document))
+    return validate_document(kind, document.path, document.data)
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
@@ -153,12 +158,10 @@ def load_application(name: str) -> Known:
 
     Raises InputError (DocumentError: file, key, value, remedy).
     """
-    path = Path(name)
-    if path.is_file():
-        data = load_object(path).data
-        # `hidden` is of applications alone; what is neither is refused as one
-        if "hidden" in data or not _is_spec(data):
-            return Known(name=path.stem, application=validate_document(Application, path, data))
+    # `hidden` is of applications alone
+    written = _written_model(name, Application, "hidden")
+    if written is not None:
+        return Known(name=Path(name).stem, application=written)
     spec = load_spec(name)
     return Known(name=spec.name, application=application_of(spec), spec=spec)
 
@@ -168,13 +171,22 @@ def load_model(name: str) -> tuple[str, Model]:
 
     Raises InputError as `load_application`.
     """
-    path = Path(name)
-    if path.is_file():
-        data = load_object(path).data
-        if "e" in data or not _is_spec(data):
-            return path.stem, validate_document(Model, path, data)
+    written = _written_model(name, Model, "e")
+    if written is not None:
+        return Path(name).stem, written
     spec = load_spec(str(catalog.find_model(name)))
     return spec.name, model_of(spec)
+
+
+def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None:
+    """Return what a file says in the words of a closed form; None for a spec, or a shipped name."""
+    if not Path(name).is_file():
+        return None
+    data = load_object(Path(name)).data
+    # what is neither of both is refused as the closed form's own
+    if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
+        return None
+    return validate_document(kind, Path(name), data)
 
 
 def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
@@ -202,10 +214,6 @@ def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution,
 
 def _written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_spec(data: dict[str, object]) -> bool:
-    return any(key in data for key in ("format", "layers", "model_type"))
 
 
 def _only_layer(spec: ModelSpec) -> LayerSpec:

@@ -23,10 +23,10 @@ from tests.oracles.calculon.checks import (
 )
 from tests.oracles.calculon.layers import block_layers
 from tests.oracles.calculon.machine import rate_of, tier_of
-from tests.oracles.calculon.outer import outer_of
 from tests.oracles.calculon.shape import shape_of
 from tests.oracles.calculon.step import step_statistics
 from tests.oracles.calculon.tables import layer_table
+from tests.oracles.calculon.vocab import vocab_of
 
 __all__ = ["evaluate"]
 
@@ -69,7 +69,7 @@ def evaluate(
     )
     operations = block_layers(shape)
     block = sum_block(shape, operations, machine)
-    statistics = step_statistics(x, shape, block, machine, outer_of(shape, machine))
+    statistics = step_statistics(x, shape, block, machine, vocab_of(shape, machine))
     check_memory(1, statistics["proc_mem_tier1_cap_req"] or 0.0, machine.memory_bytes)
     check_memory(2, statistics["proc_mem_tier2_cap_req"] or 0.0, machine.second_memory_bytes)
     if layers:
