@@ -1,4 +1,4 @@
-"""The compiled closed forms as Python sees them: their module, columns, threads and machines.
+"""The compiled closed forms as Python sees them: their module, columns, threads and switches.
 
 What each model packs and unpacks is in its own `engine`.
 """
@@ -6,7 +6,6 @@ What each model packs and unpacks is in its own `engine`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,12 +18,8 @@ from search.planner.core import core
 __all__ = [
     "LARGEST",
     "OBJECTIVES",
-    "OPERATIONS",
-    "Collective",
     "Objective",
-    "Rate",
     "Switches",
-    "Tier",
     "calculon",
     "check_choice",
     "check_count",
@@ -35,52 +30,6 @@ __all__ = [
     "packed_rows",
     "tensor2d",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# What an analytic model runs on: rates that depend on the size of an operation, and networks.
-#
-# Plain numbers in base units; the compiled engine times operations with them. An operation takes
-# `amount / (peak * efficiency(amount))`, where the efficiency is a step function of its own FLOP or
-# bytes.
-
-
-OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
-"""Names of what a network tier can do, in the order of the compiled tables."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """Work per second of a processor or a memory, by the size of one operation."""
-
-    peak_per_s: float
-    """FLOP/s or bytes/s."""
-    curve: tuple[tuple[float, float], ...]
-    """(smallest size, efficiency), descending; sizes in FLOP or bytes, the last is 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """Traffic of a collective over g ranks: bytes * scalar * (1 + offset / g)."""
-
-    scalar: float
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tier:
-    """One network, such as NVLink inside a node; collectives run on one tier."""
-
-    bytes_per_s: float
-    """Bandwidth that is reached, efficiency included."""
-    latency_s: float
-    """Once per operation, even of one without bytes."""
-    size: int
-    """Processors that the tier reaches."""
-    must_be_filled: bool
-    processor_usage: float
-    """Share of the processor that a running operation occupies."""
-    collectives: Mapping[str, Collective]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -494,7 +494,7 @@ class CalculonSearch(Search):
             considered=counts["considered"],
             feasible=counts["feasible"],
             rejected={text: counts[name] for name, text in _REASONS.items() if counts[name]},
-            capacity_bytes=self.system.memory(1)[0],
+            capacity_bytes=self.system.memory_bytes(1),
             complete=found.complete,
         )
 

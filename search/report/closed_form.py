@@ -558,8 +558,8 @@ def show_execution(
         activations=x.activations_offload,
         optimizer=x.optimizer_offload,
     )
-    second = s["proc_mem_tier2_cap_req"], system.memory(2)[0]
-    _show_memory(console, parts, system.memory(1)[0], second=second)
+    second = s["proc_mem_tier2_cap_req"], system.memory_bytes(2)
+    _show_memory(console, parts, system.memory_bytes(1), second=second)
     _show_pairs(console, "rates", _rates(known, x, system, s))
     _show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
     if "layers" in s:
@@ -582,11 +582,8 @@ def show_execution(
 def _rates(
     known: Known, x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
 ) -> list[tuple[str, ...]]:
-    engine = system.engine("matrix", x.datatype)
-    assert engine is not None, "the execution was priced"
     tokens_per_s = s["sample_rate"] * known.application.seq_size
-    # FLOP/s -> TFLOP/s
-    peak = engine.peak_per_s / 1e12
+    peak = system.matrix[x.datatype].tflops
     achieved = s["total_efficiency"] * peak
     return [
         ("samples per second", _rate(s["sample_rate"])),
@@ -609,7 +606,7 @@ def _required(
         if net is None:
             has = system.mem2.GBps
         else:
-            has = system.tiers[getattr(x, net)].bytes_per_s / 1e9
+            has = system.networks[getattr(x, net)].bytes_per_s / 1e9
         # bytes/s -> GB/s
         rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
     return rows

@@ -18,13 +18,12 @@ from search.closed_form import native
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
+    OPERATIONS,
     Application,
     Execution,
     System,
 )
 from search.closed_form.native import (
-    OPERATIONS,
-    Rate,
     Switches,
     check_names,
     check_threads,
@@ -111,7 +110,7 @@ def _below_one(x: Execution, _: System) -> Iterator[str]:
 
 
 def _without_tier(x: Execution, system: System) -> Iterator[str]:
-    return (name for name in _NETS if getattr(x, name) >= len(system.tiers))
+    return (name for name in _NETS if getattr(x, name) >= len(system.networks))
 
 
 def _unpublished(x: Execution, _: System) -> Iterator[str]:
@@ -247,13 +246,13 @@ def refusal(
         name=name,
         value=getattr(x, name, None),
         choices=", ".join(CHOICES.get(name, ())),
-        num_tiers=len(system.tiers),
+        num_tiers=len(system.networks),
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
         # multiquery has one head of keys and values, whatever the application says
         kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
         needed=[format_magnitude(size) for size in needed_bytes],
-        has=[format_magnitude(system.memory(tier)[0]) for tier in (1, 2)],
+        has=[format_magnitude(system.memory_bytes(tier)) for tier in (1, 2)],
     )
     return InfeasibleExecution(sentence, kind)
 
@@ -398,29 +397,46 @@ def _fields_of(a: Application) -> dict[str, int]:
 
 
 def _machine_of(system: System) -> dict[str, Any]:
-    memories = [system.memory(1), system.memory(2)]
+    """Return a machine in FLOP, bytes and seconds, its operations in the engine's order."""
+    engines = {"matrix": system.matrix, "vector": system.vector}
     return {
         **{
             name: {
-                # codes are positions in the table of datatypes
-                code: _rate(engine)
-                for code, datatype in enumerate(DATATYPE_BYTES)
-                if (engine := system.engine(name, datatype)) is not None
+                # codes are positions in the table of datatypes; TFLOP/s, and sizes in GFLOP
+                code: _rate(known[word].tflops * 1e12, known[word].gflops_efficiency, 1e9)
+                for code, word in enumerate(DATATYPE_BYTES)
+                if word in known
             }
-            for name in ("matrix", "vector")
+            for name, known in engines.items()
         },
-        "memory_bytes": [size for size, _ in memories],
-        "memory": [_rate(rate) for _, rate in memories],
+        "memory_bytes": [system.memory_bytes(1), system.memory_bytes(2)],
+        # GBps are 1e9 bytes/s, sizes of the curve 1e6 bytes
+        "memory": [
+            _rate(memory.GBps * 1e9, memory.MB_efficiency, 1e6)
+            for memory in (system.mem1, system.mem2)
+        ],
         "roofline": system.processing_mode == "roofline",
         "tiers": [
             {
-                **vars(tier),
-                "scalar": [tier.collectives[name].scalar for name in OPERATIONS],
-                "offset": [tier.collectives[name].offset for name in OPERATIONS],
+                "bytes_per_s": network.bytes_per_s,
+                "latency_s": network.latency,
+                "size": network.size,
+                "must_be_filled": network.must_be_filled,
+                "processor_usage": network.processor_usage,
+                "scalar": [network.ops[name][0] for name in OPERATIONS],
+                # a transfer has none
+                "offset": [network.ops[name][1] or 0.0 for name in OPERATIONS],
             }
-            for tier in system.tiers
+            for network in system.networks
         ],
     }
+
+
+def _rate(
+    peak_per_s: float, curve: list[list[float]], unit: float
+) -> tuple[float, list[tuple[float, float]]]:
+    """Return a rate and its steps: (smallest size in base units, efficiency), descending."""
+    return peak_per_s, [(size * unit, share) for size, share in curve]
 
 
 def pack_executions(
@@ -499,7 +515,3 @@ def _column(name: str, values: Any) -> NDArray[Any]:
     most = 1 if kind == np.uint8 else int(np.iinfo(kind).max)
     largest = len(CHOICES[name]) - 1 if name in CHOICES else most
     return integers(f"executions.{name}", array, largest, "biu")
-
-
-def _rate(rate: Rate) -> tuple[float, list[tuple[float, float]]]:
-    return rate.peak_per_s, list(rate.curve)

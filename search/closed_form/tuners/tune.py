@@ -428,7 +428,7 @@ class Pricer:
         Seconds per sample, seconds or bytes, by objective; a rough figure is enough.
         """
         if self.objective == "memory":
-            return self.system.memory(1)[0] or 1.0
+            return self.system.memory_bytes(1) or 1.0
         peak_per_s = max(engine.tflops for engine in self.system.matrix.values()) * 1e12
         # a backward pass counts as two forward ones
         passes = 3 if self.space.training else 1
@@ -461,7 +461,7 @@ class Pricer:
         for tier, code in ((1, _LACKS_FIRST), (2, _LACKS_SECOND)):
             lacks = outcomes["reason"] == code
             need = outcomes[f"tier{tier}_bytes"][lacks]
-            has = self.system.memory(1 if tier == 1 else 2)[0]
+            has = self.system.memory_bytes(1 if tier == 1 else 2)
             # just above 1 where hardly anything lacks, 1.1 where nearly all does
             costs[lacks] = 1.0 + 0.1 * (1.0 - has / need)
         runs = outcomes["ok"] != 0
