@@ -6,6 +6,7 @@ networks, and a model of 4 small blocks.
 
 from __future__ import annotations
 
+import pickle
 import re
 from typing import Any
 
@@ -368,3 +369,19 @@ def test_every_switch_has_a_case() -> None:
 
     assert numbers == set(range(1, 20)) - {18}
     assert tested == set(range(1, 20))
+
+
+def test_switches_are_values_with_known_names() -> None:
+    """Equal ones are one key, a copy in another process is equal, and no name is made up."""
+    some = Quirks(pipe_tile_twice=True, tail_windows=False)
+
+    assert (some.pipe_tile_twice, some.tail_windows) == (True, False)
+    assert pickle.loads(pickle.dumps(some)) == some != COMPAT
+    assert len({some, Quirks(pipe_tile_twice=True), Quirks()}) == 2
+    assert (Quirks.of(True), Quirks.of(False), Quirks.of(some)) == (COMPAT, Quirks(), some)
+    assert repr(some) == "Quirks(pipe_tile_twice=True)"
+    assert all(COMPAT.flags().values())
+    with pytest.raises(TypeError, match="'pipe_tile_once' is unknown; the nearest one is 'pipe_t"):
+        Quirks(pipe_tile_once=True)
+    with pytest.raises(AttributeError, match="Quirks has no switch 'pipe_tile_once'"):
+        assert some.pipe_tile_once

@@ -14,9 +14,14 @@ from autopar.errors import InputError
 from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
 from search.closed_form.native import OBJECTIVES, Objective, check_choice, check_count
-from search.closed_form.tuners.packages import RAY_SEARCHES, price_with_ray_tune, price_with_smac
-from search.closed_form.tuners.tune import (
+from search.closed_form.tuners.packages import (
     LOCAL,
+    RAY_SEARCHES,
+    price_all_on_ray,
+    price_with_ray_tune,
+    price_with_smac,
+)
+from search.closed_form.tuners.tune import (
     Domain,
     Pricer,
     Record,
@@ -25,7 +30,6 @@ from search.closed_form.tuners.tune import (
     TuningSpace,
     load_space,
     price_all,
-    price_all_on_ray,
     price_sample,
     result_of,
 )

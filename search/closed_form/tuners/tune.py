@@ -1,17 +1,12 @@
 """Spaces that a user writes down, their prices, and the tuners that need no package.
 
-Ray Tune and SMAC are in `packages`.
+Ray and SMAC are in `packages`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import logging
 import math
-import os
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +19,7 @@ from pydantic_core import core_schema
 
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
-from autopar.errors import DocumentError, InputError, InstallError
+from autopar.errors import DocumentError
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
@@ -33,7 +28,6 @@ from search.closed_form.native import LARGEST, Objective
 
 __all__ = [
     "CHUNK",
-    "LOCAL",
     "Domain",
     "Priced",
     "Pricer",
@@ -41,77 +35,13 @@ __all__ = [
     "TraceStep",
     "TuningResult",
     "TuningSpace",
-    "cluster",
     "draw_sample",
     "load_space",
     "price_all",
-    "price_all_on_ray",
     "price_range",
     "price_sample",
     "result_of",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Connects to Ray, which is an optional extra, and lets go of it again.
-
-
-LOCAL = "local"
-_KNOCK_S = 10.0
-
-
-@contextlib.contextmanager
-def cluster(address: str, cpus: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; a connection that exists already is used and kept.
-
-    address : of a cluster, 'auto' for the one of this machine, or 'local' to start workers here.
-    cpus : worker processes of a local one.
-
-    Raises
-    ------
-    InstallError: Ray is not installed.
-    InputError: nothing answers at the address.
-    """
-    # Nothing is reported to anybody; also for processes that Ray starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The answer of a release to come, and the end of a warning on machines without accelerators.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InstallError(
-            f"Ray is needed for this and cannot be imported ({error}); "
-            "`pip install 'autopar[ray]'` installs it"
-        ) from None
-    if ray.is_initialized():
-        yield ray
-        return
-    where: dict[str, Any] = {"address": address}
-    if address == LOCAL:
-        where.update(num_cpus=cpus, include_dashboard=False)
-    try:
-        _knock(address)
-        # stdout is for the result, so workers keep their words
-        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    # OverflowError: the number of a port is above 65535
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
-            "start one with `ray start --head`, or use --ray local"
-        ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
-        # addresses of IPv6 are written in brackets
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
-            pass
 
 
 # --------------------------------------------------------------------------------------------------
@@ -573,42 +503,6 @@ def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDA
         # unique sorts by value; first indices bring back the order of drawing
         points = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
     return space.digits(points)
-
-
-# --------------------------------------------------------------------------------------------------
-# Prices every point of a space on the workers of a Ray cluster.
-
-
-_SHARDS_PER_CPU = 8
-"""Enough that workers end together, few enough that none is too small to send."""
-
-
-def price_all_on_ray(
-    pricer: Pricer,
-    address: str,
-    progress: Callable[[int, int], None] | None = None,
-) -> Record:
-    """Return the record of every point, the same as without a cluster.
-
-    Each task prices a range of points with one thread; ranges are joined in their order, so that
-    the answer depends neither on the workers nor on who is first.
-    """
-    size = pricer.space.size
-    with cluster(address, pricer.threads) as ray:
-        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
-        # a task has one CPU
-        shared = ray.put(dataclasses.replace(pricer, threads=1))
-        task = ray.remote(num_cpus=1)(price_range)
-        record = Record()
-        parts = [
-            task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
-        ]
-        for part in parts:
-            record.join(ray.get(part))
-            if progress is not None:
-                progress(record.evaluations, size)
-        return record
 
 
 # --------------------------------------------------------------------------------------------------
