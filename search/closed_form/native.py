@@ -169,7 +169,9 @@ class Switches:
     @classmethod
     def of(cls, compat: bool | Self) -> Self:
         """Return the switches of `compat`: True for all, False for none, or they themselves."""
-        return cls(**dict.fromkeys(cls.meanings, compat)) if isinstance(compat, bool) else compat
+        if isinstance(compat, cls):
+            return compat
+        return cls(**dict.fromkeys(cls.meanings, bool(compat)))
 
     def flags(self) -> dict[str, bool]:
         """Return every switch as the compiled engine takes it."""
