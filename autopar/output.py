@@ -19,7 +19,7 @@ from typing import IO
 
 from autopar.errors import OptionError
 
-__all__ = ["begun", "refuse_clashes", "write_files", "write_text"]
+__all__ = ["Begun", "begun", "refuse_clashes", "write_files", "write_text"]
 
 _NAME_BYTES = 100
 """Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
@@ -52,8 +52,9 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
                 made[-1].close()
         # what cannot be taken back comes when all else is known to fit
         for path, raw in special:
-            with _named(path):
-                _pour(path, raw)
+            with _named(path), begun(path) as file:
+                file.stream.write(raw)
+                file.close()
         for file in made:
             file.end()
 
@@ -70,11 +71,20 @@ def _named(path: Path) -> Iterator[None]:
 
 
 class Begun:
-    """A file that gets its name with `end`; until then its content has another beside it."""
+    """A file that gets its name with `end`; until then its content has another beside it.
+
+    A device or a pipe is written to as the content comes.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
         """Of the target, where the name is a symbolic link."""
+        self.part: Path | None = None
+        self.stream: IO[bytes]
+        if _is_special(path):
+            # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
+            self.stream = os.fdopen(os.open(path, os.O_WRONLY), "wb")
+            return
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,31 +93,40 @@ class Begun:
         prefix = os.fsencode(f".{self.path.name}")[:_NAME_BYTES].decode("utf-8", "ignore")
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f"{prefix}.", suffix=".part")
         self.part = Path(name)
-        self.stream: IO[bytes] = os.fdopen(handle, "wb")
+        self.stream = os.fdopen(handle, "wb")
 
     def close(self) -> None:
         """Write what is left to the disk."""
         self.stream.flush()
-        os.fsync(self.stream.fileno())  # else a power cut may keep the new name without content
+        if self.part is not None:
+            os.fsync(self.stream.fileno())  # else a power cut may keep a name without content
         self.stream.close()
 
-    def end(self) -> None:
-        """Give the content its name, and the rights that the file there had."""
+    def end(self, name: Path | None = None) -> Path:
+        """Give the content its name, and the rights that the file there had; return the path.
+
+        name : another one, of what ended early.
+        """
+        if self.part is None:
+            return self.path
+        target = self.path if name is None else name
         try:
-            rights = stat.S_IMODE(self.path.stat().st_mode)
+            rights = stat.S_IMODE(target.stat().st_mode)
         except FileNotFoundError:
             # the umask can only be read by setting it
             umask = os.umask(0)
             os.umask(umask)
             rights = 0o666 & ~umask  # mkstemp makes private files; documents are shared
         self.part.chmod(rights)
-        self.part.replace(self.path)
+        self.part.replace(target)
+        return target
 
     def drop(self) -> None:
         """Remove the content; nothing happens to a file that has ended."""
         with contextlib.suppress(OSError):
             self.stream.close()  # a full disk is found out once more here
-        self.part.unlink(missing_ok=True)
+        if self.part is not None:
+            self.part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -156,10 +175,3 @@ def _encoded(path: Path, content: str | bytes) -> bytes:
 def _is_special(path: Path) -> bool:
     """Return whether a path is there and neither file nor folder: a device, a pipe, a socket."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _pour(path: Path, content: bytes) -> None:
-    # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
-    handle = os.open(path, os.O_WRONLY)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)

@@ -20,8 +20,8 @@ from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import (
     CANDIDATE,
     STRATEGIES,
-    Found,
     Model,
+    PricedCandidate,
     Strategy,
     System,
     evaluate_many,
@@ -158,7 +158,9 @@ def _check(strategy: Strategy, model: Model, candidates: NDArray[Any]) -> None:
         assert abs(ours["memory_bytes"] / (slow["mem"] * 1e9) - 1) < 1e-9
 
 
-def _check_best(strategy: Strategy, model: Model, best: list[Found], *, compat: bool) -> None:
+def _check_best(
+    strategy: Strategy, model: Model, best: list[PricedCandidate], *, compat: bool
+) -> None:
     """Compare the best with the readable model, and their order."""
     rates = [found.throughput for found in best]
     assert len(rates) == 10, len(rates)

@@ -81,7 +81,7 @@ def tree(words: Sequence[str]) -> typer.Typer:
             models = group(text)
             for word in _NESTED[first]:
                 named = list(words[:2]) == [first, word]
-                models.command(word)(_command(f"{module}_{word}" if named else None))
+                models.command(word)(_command(module if named else None, word))
             outer.add_typer(models, name=first)
         else:
             outer.command(first, help=text)(_command(module if [first] == words[:1] else None))
@@ -89,14 +89,15 @@ def tree(words: Sequence[str]) -> typer.Typer:
     return outer
 
 
-def _command(module: str | None) -> Callable[..., None]:
-    """Return a function with the options of a module's command as its parameters."""
+def _command(module: str | None, model: str | None = None) -> Callable[..., None]:
+    """Return a function with the options of a module's command, or a model's, as its parameters."""
 
     def call(**values: Any) -> None: ...
 
     parameters = []
     if module is not None:
-        command: Command = import_module(module).COMMAND
+        found = import_module(module)
+        command: Command = found.COMMAND if model is None else found.MODELS[model].command
         parameters = [_parameter(row) for row in command.rows]
     # typer reads the signature; made of the rows, an option is said once
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

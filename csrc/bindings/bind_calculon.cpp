@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/closed_form.hpp"
 #include "closed_form/calculon/calculon.hpp"
 #include "closed_form/calculon/explore.hpp"
 
@@ -71,29 +72,6 @@ System system_of(const py::dict& d) {
   system.roofline = d["roofline"].cast<bool>();
   for (const auto& item : d["tiers"]) system.tiers.push_back(tier_of(item.cast<py::dict>()));
   return system;
-}
-
-Quirks quirks_of(const py::dict& d) {
-  Quirks q;
-#define AUTOPAR_QUIRK(name) q.name = d[#name].cast<bool>()
-  AUTOPAR_QUIRK(running_recompute_totals);
-  AUTOPAR_QUIRK(pipe_tile_twice);
-  AUTOPAR_QUIRK(edge_overlaps_as_base);
-  AUTOPAR_QUIRK(recommunication_as_forward);
-  AUTOPAR_QUIRK(attention_input_dropped);
-  AUTOPAR_QUIRK(overlapped_activations);
-  AUTOPAR_QUIRK(dropout_gradient_bytes);
-  AUTOPAR_QUIRK(weight_gradient_bytes);
-  AUTOPAR_QUIRK(checkpoint_unsharded);
-  AUTOPAR_QUIRK(optimizer_per_microbatch);
-  AUTOPAR_QUIRK(overlap_requirements);
-  AUTOPAR_QUIRK(tail_windows);
-  AUTOPAR_QUIRK(latency_without_neighbour);
-  AUTOPAR_QUIRK(offload_sums);
-  AUTOPAR_QUIRK(divisor_fills_tier);
-  AUTOPAR_QUIRK(communication_flops);
-#undef AUTOPAR_QUIRK
-  return q;
 }
 
 using Executions = py::array_t<Execution, py::array::c_style>;
@@ -187,6 +165,7 @@ void register_calculon(py::module_& parent) {
                        sample_rate_per_s);
   py::module_ m = parent.def_submodule("calculon");
   m.attr("EXECUTION") = py::dtype::of<Execution>();
+  m.attr("QUIRKS") = quirk_meanings(kQuirks);
   m.attr("STATISTICS") = tuple_of(statistic_names());
   m.attr("NUM_PUBLISHED") = kNumPublished;
   m.attr("LAYER_FIGURES") = tuple_of(layer_figure_names());
@@ -194,8 +173,8 @@ void register_calculon(py::module_& parent) {
   py::class_<Model>(m, "Model")
       .def(py::init([](const py::dict& application, const py::dict& system, const py::dict& quirks,
                        bool published) {
-             return Model(application_of(application), system_of(system), quirks_of(quirks),
-                          published);
+             return Model(application_of(application), system_of(system),
+                          quirks_of(quirks, kQuirks), published);
            }),
            py::arg("application"), py::arg("system"), py::arg("quirks"), py::arg("published"))
       .def(

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "bindings/closed_form.hpp"
 #include "closed_form/tensor2d/tensor2d.hpp"
 
 namespace py = pybind11;
+using namespace autopar::analytic;
 using namespace autopar::analytic::tensor2d;
 
 namespace {
@@ -48,24 +50,6 @@ System system_of(const py::dict& d) {
   return s;
 }
 
-Quirks quirks_of(const py::dict& d) {
-  Quirks q;
-#define AUTOPAR_QUIRK(name) q.name = d[#name].cast<bool>()
-  AUTOPAR_QUIRK(single_allreduce);
-  AUTOPAR_QUIRK(free_slow_links);
-  AUTOPAR_QUIRK(norm_width_of_sequence);
-  AUTOPAR_QUIRK(norm_gradient_group);
-  AUTOPAR_QUIRK(extra_panel);
-  AUTOPAR_QUIRK(bias_shapes);
-  AUTOPAR_QUIRK(one_adapter);
-  AUTOPAR_QUIRK(flash_traffic);
-  AUTOPAR_QUIRK(dropped_rows);
-  AUTOPAR_QUIRK(recompute_time_only);
-  AUTOPAR_QUIRK(repeated_panels);
-#undef AUTOPAR_QUIRK
-  return q;
-}
-
 template <class T>
 py::array_t<T> array_of(const std::vector<T>& values) {
   py::array_t<T> array(static_cast<py::ssize_t>(values.size()));
@@ -88,7 +72,7 @@ py::tuple price_whole(const Engine& engine, const Candidates& candidate, int att
 // Of one collective, or of one transfer where `operation` is none of them.
 double link_s(const py::dict& system, const py::dict& quirks, int operation, double volume_gb,
               std::int64_t ranks, std::int64_t in_domain) {
-  const Engine engine({}, system_of(system), quirks_of(quirks), k1d, ranks, 1);
+  const Engine engine({}, system_of(system), quirks_of(quirks, kQuirks), k1d, ranks, 1);
   if (operation != kNumCollectives)
     return engine.collective_s(static_cast<Collective>(operation), volume_gb,
                                engine.group(ranks, in_domain));
@@ -139,6 +123,7 @@ void register_tensor2d(py::module_& parent) {
   PYBIND11_NUMPY_DTYPE(LayerRow, operation, in_panels, weights_gb, kept_gb, forward, backward);
   py::module_ m = parent.def_submodule("tensor2d");
   m.attr("CANDIDATE") = py::dtype::of<Candidate>();
+  m.attr("QUIRKS") = quirk_meanings(kQuirks);
   m.attr("NUM_COLLECTIVES") = static_cast<int>(kNumCollectives);
   m.attr("NUM_OPERATIONS") = static_cast<int>(kNumOperations);
   m.attr("NUM_STATISTICS") = kNumStatistics;
@@ -146,7 +131,7 @@ void register_tensor2d(py::module_& parent) {
   py::class_<Engine>(m, "Engine")
       .def(py::init([](const py::dict& model, const py::dict& system, const py::dict& quirks,
                        int strategy, std::int64_t num_gpus, std::int64_t batch) {
-             return Engine(model_of(model), system_of(system), quirks_of(quirks),
+             return Engine(model_of(model), system_of(system), quirks_of(quirks, kQuirks),
                            static_cast<Strategy>(strategy), num_gpus, batch);
            }),
            py::arg("model"), py::arg("system"), py::arg("quirks"), py::arg("strategy"),

@@ -99,7 +99,7 @@ TEST_CASE("a block on one processor, by hand") {
   CHECK(block.fw.flops_s == doctest::Approx(products / 1e6 + rest / 1e5));
   CHECK(block.wgrad.flops == 2 * n * (4 * h * h + 2 * h * f) + 2 * 7 * n * h);
   CHECK(block.fw.link_s[0] == 0.0);
-  const Figures figures = model.step(x, shape, block, Outer{}, nullptr);
+  const Figures figures = model.step(x, shape, block, Vocab{}, nullptr);
   CHECK(figures.total_time_s ==
         doctest::Approx(6 * (block.fw.time_s[0] + block.agrad.time_s[0] + block.wgrad.time_s[0] +
                              block.optim.time_s[0])));

@@ -32,6 +32,7 @@ from profiler.model.options import ModelOptions
 from profiler.model.record import Kind, ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
+from profiler.model.timing import OPTIMIZER_SHARE
 from profiler.progress import Progress
 from profiler.show.head import show_fits
 
@@ -59,7 +60,6 @@ _SHORT_TOKENS = 64
 """Sequence length that any device is through with in a moment."""
 _VARIATION = 0.05
 """Scatter that is assumed of every cell."""
-_OPTIMIZER_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def _cell_seconds(
         repetition_s = low * size / small.work
     seconds = large.setup_s + expected_seconds(repetition_s, 0.0, _VARIATION, policy)
     if large.optimizer_s > 0.0 and cell.part == "layer":
-        shorter = replace(policy, max_seconds=policy.max_seconds * _OPTIMIZER_SHARE)
+        shorter = replace(policy, max_seconds=policy.max_seconds * OPTIMIZER_SHARE)
         seconds += expected_seconds(large.optimizer_s, 0.0, _VARIATION, shorter)
     return seconds
 

@@ -32,6 +32,7 @@ from profiler.model.layers.vocab import VocabPart, build_stack, build_vocab, voc
 __all__ = [
     "APART",
     "DEVICE_SAMPLE_S",
+    "OPTIMIZER_SHARE",
     "Allocated",
     "Passes",
     "Timed",
@@ -394,7 +395,7 @@ _LOG = logging.getLogger(__name__)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DEVICE_SAMPLE_S = 1e-2
 """A repetition on a GPU begins with an idle device: up to 50 us pass before its first kernel."""
-_OPTIMIZER_SHARE = 0.25
+OPTIMIZER_SHARE = 0.25
 """Of the seconds of a cell, in addition to them."""
 
 
@@ -510,7 +511,7 @@ def time_module(
             stages["recompute"] = passes.recompute
         samples_s = sample(stages, passes.drop, clock, own_policy)
         if optimizer and (step := optimizer_step(passes.parameters, device)) is not None:
-            shorter = replace(own_policy, max_seconds=policy.max_seconds * _OPTIMIZER_SHARE)
+            shorter = replace(own_policy, max_seconds=policy.max_seconds * OPTIMIZER_SHARE)
             samples_s |= sample({"optimizer": step}, lambda: None, clock, shorter)
         return Timed(samples_s=samples_s)
 

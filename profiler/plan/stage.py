@@ -452,7 +452,7 @@ class _Root(nn.Module):
         return run(x)
 
 
-class _Ends(nn.Module):
+class _Vocab(nn.Module):
     def __init__(self, first: nn.Module, last: nn.Module) -> None:
         super().__init__()
         self.first, self.last = first, last
@@ -525,12 +525,12 @@ class _Builder:
         last.head.weights[0] = first.table
 
         def make() -> nn.Module:
-            ends = _Ends(self._vocab_whole("first"), self._vocab_whole("last"))
+            ends = _Vocab(self._vocab_whole("first"), self._vocab_whole("last"))
             ends.last.head.weights[0] = ends.first.table
             return ends
 
         whole = self._whole("ends", make)
-        return self._part("ends", (first, last), _Ends(first, last), self.vocab, whole)
+        return self._part("ends", (first, last), _Vocab(first, last), self.vocab, whole)
 
     def _vocab_module(self, which: Any) -> Any:
         return build_vocab(

@@ -1,13 +1,16 @@
 """What the closed forms are asked about by name or file: applications, models and systems.
 
-The documents themselves are in `calculon.documents` and `tensor2d.documents`; systems are made
-from device cards by `systems`.
+The documents themselves are in `calculon.documents` and `tensor2d.documents`; systems are read, or
+made from device cards.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from autopar.documents import catalog
 from autopar.documents.checks import validate_document
@@ -20,23 +23,29 @@ from autopar.documents.spec import (
     parameter_count,
 )
 from autopar.errors import InputError
-from autopar.estimate.card import FORMAT, read_card
+from autopar.estimate.card import FORMAT, Card, Link, read_card
 from autopar.model import LayerSpec, ModelSpec
-from search.closed_form.calculon.documents import Application, System as CalculonSystem
-from search.closed_form.systems import calculon_from_card, tensor2d_from_card
+from autopar.units import GIB
+from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem
 
 __all__ = [
     "Known",
     "application_of",
+    "calculon_from_card",
     "calculon_system",
     "execution_keys",
     "load_application",
+    "load_execution",
     "load_model",
     "model_of",
     "structure_of",
+    "tensor2d_from_card",
     "tensor2d_system",
 ]
+
+_System = TypeVar("_System", CalculonSystem, Tensor2dSystem)
+_Sizes = TypeVar("_Sizes", Application, Model)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -48,19 +57,20 @@ def calculon_system(name: str) -> CalculonSystem:
 
     Raises InputError (DocumentError: file, key, value, remedy; also where a card lacks a number).
     """
-    document = load_object(catalog.find_document("cards", "system", name))
-    # a card says its format, a system is any other file
-    if document.data.get("format") == FORMAT:
-        return calculon_from_card(read_card(document))
-    return validate_document(CalculonSystem, document.path, document.data)
+    return _system(name, CalculonSystem, calculon_from_card)
 
 
 def tensor2d_system(name: str) -> Tensor2dSystem:
     """Return the machine of a file, or of a card; names and errors as above."""
+    return _system(name, Tensor2dSystem, tensor2d_from_card)
+
+
+def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]) -> _System:
     document = load_object(catalog.find_document("cards", "system", name))
+    # a card says its format, a system is any other file
     if document.data.get("format") == FORMAT:
-        return tensor2d_from_card(read_card(document))
-    return validate_document(Tensor2dSystem, document.path, document.data)
+        return from_card(read_card(document))
+    return validate_document(kind, document.path, document.data)
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:
@@ -148,12 +158,10 @@ def load_application(name: str) -> Known:
 
     Raises InputError (DocumentError: file, key, value, remedy).
     """
-    path = Path(name)
-    if path.is_file():
-        data = load_object(path).data
-        # `hidden` is of applications alone; what is neither is refused as one
-        if "hidden" in data or not _is_spec(data):
-            return Known(name=path.stem, application=validate_document(Application, path, data))
+    # `hidden` is of applications alone
+    written = _written_model(name, Application, "hidden")
+    if written is not None:
+        return Known(name=Path(name).stem, application=written)
     spec = load_spec(name)
     return Known(name=spec.name, application=application_of(spec), spec=spec)
 
@@ -163,17 +171,49 @@ def load_model(name: str) -> tuple[str, Model]:
 
     Raises InputError as `load_application`.
     """
-    path = Path(name)
-    if path.is_file():
-        data = load_object(path).data
-        if "e" in data or not _is_spec(data):
-            return path.stem, validate_document(Model, path, data)
+    written = _written_model(name, Model, "e")
+    if written is not None:
+        return Path(name).stem, written
     spec = load_spec(str(catalog.find_model(name)))
     return spec.name, model_of(spec)
 
 
-def _is_spec(data: dict[str, object]) -> bool:
-    return any(key in data for key in ("format", "layers", "model_type"))
+def _written_model(name: str, kind: type[_Sizes], own_key: str) -> _Sizes | None:
+    """Return what a file says in the words of a closed form; None for a spec, or a shipped name."""
+    if not Path(name).is_file():
+        return None
+    data = load_object(Path(name)).data
+    # what is neither of both is refused as the closed form's own
+    if own_key not in data and any(key in data for key in ("format", "layers", "model_type")):
+        return None
+    return validate_document(kind, Path(name), data)
+
+
+def load_execution(name: str, known: Known, *, compat: bool) -> tuple[Execution, list[str], Path]:
+    """Return the execution of a file or a shipped name, what was added to it, and its path.
+
+    Raises InputError (DocumentError: file, key, value, remedy).
+    """
+    path, keys = execution_keys(name)
+    added: dict[str, object] = {}
+    # the published model knows one structure only
+    if known.spec is not None and "structure_type" not in keys and not compat:
+        added["structure_type"] = structure_of(known.spec)
+    execution = validate_document(Execution, path, {**keys, **added})
+    assumed = [
+        f"{key} = {_written(getattr(execution, key))}{why}"
+        for key, why in (
+            ("num_procs", ", the product of the degrees"),
+            ("training", ""),
+            ("structure_type", f", as {known.name} has" if added else ""),
+        )
+        if key not in keys
+    ]
+    return execution, assumed, path
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _only_layer(spec: ModelSpec) -> LayerSpec:
@@ -202,3 +242,151 @@ def _sizes(spec: ModelSpec, layer: LayerSpec) -> tuple[int, int]:
             "give num_heads and ffn_hidden_size in model.json"
         )
     return layer.num_heads, layer.ffn_hidden_size
+
+
+# --------------------------------------------------------------------------------------------------
+# Systems of both closed forms, made from the card of a device.
+#
+# The card holds every number; here stand only the rules that turn its numbers into what each model
+# asks for.
+
+
+_MATRIX_STEPS_GFLOP = (100.0, 10.0, 1.0, 0.1)
+_MEMORY_STEPS_MB = (100.0, 10.0, 1.0)
+"""Where the steps of a curve begin, a decade apart; one more step holds all that is smaller."""
+_RING = {
+    "p2p": [1.0, None],
+    "reduce_scatter": [1.0, -1.0],
+    "all_gather": [1.0, -1.0],
+    "all_reduce": [2.0, -1.0],
+}
+"""Traffic of a ring of g: (g-1)/g of the buffer, twice that for an all-reduce."""
+
+
+def calculon_from_card(card: Card) -> CalculonSystem:
+    """Return the machine of a card as Calculon describes one, with two network tiers.
+
+    Raises DocumentError: the card lacks a number; names it.
+    """
+    reader = "a system of calculon"
+
+    def need(key: str) -> float:
+        return card.need(key, reader)
+
+    # outside the matrix units fp32 runs at the card's fp32 rate, which is without TensorFloat-32
+    peaks = {
+        "float16": (card.flop_per_s["fp16"], need("device.vector_fp16_flop_per_s")),
+        "bfloat16": (card.flop_per_s["bf16"], need("device.vector_bf16_flop_per_s")),
+        "float32": (card.flop_per_s["fp32"], card.flop_per_s["fp32"]),
+    }
+    if "device.fp8_flop_per_s" in card.more:  # a device without is none that lacks a number
+        # 8-bit numbers are computed with as 16-bit ones outside the matrix units
+        peaks["float8"] = (need("device.fp8_flop_per_s"), peaks["float16"][1])
+    # the launch of a vector operation is counted with its memory traffic, which is longer
+    vector_curve = [[0.0, need("efficiency.vector")]]
+    # a ring inside a node is a hop shorter than it has GPUs; between nodes one hop is counted
+    inside_s = card.collective_base_s + (card.max_gpus_per_node - 1) * card.intra_node.hop_s
+    between_s = card.collective_base_s + card.inter_node.hop_s
+    # the document is in TFLOP/s, GFLOP, GB/s, MB and GiB, the card in base units
+    return CalculonSystem.model_validate(
+        {
+            "matrix": {
+                datatype: {
+                    "tflops": matrix / 1e12,
+                    # peak in the unit of the sizes, per second
+                    "gflops_efficiency": _curve(
+                        _MATRIX_STEPS_GFLOP, matrix / 1e9, card.gemm_efficiency, card
+                    ),
+                }
+                for datatype, (matrix, _) in peaks.items()
+            },
+            "vector": {
+                datatype: {"tflops": vector / 1e12, "gflops_efficiency": vector_curve}
+                for datatype, (_, vector) in peaks.items()
+            },
+            "mem1": {
+                "GiB": round(card.memory_bytes / GIB, 2),
+                "GBps": card.memory_bytes_per_s / 1e9,
+                "MB_efficiency": _curve(
+                    _MEMORY_STEPS_MB, card.memory_bytes_per_s / 1e6, card.memory_efficiency, card
+                ),
+            },
+            "mem2": {
+                "GiB": round(need("host.memory_bytes") / GIB, 1),
+                "GBps": need("host.bytes_per_s") / 1e9,
+                "MB_efficiency": [[0.0, need("host.efficiency")]],
+            },
+            # a kernel computes and moves at the same time, so the slower of the two counts
+            "processing_mode": "roofline",
+            "networks": [
+                _network(
+                    card.intra_node,
+                    card.max_gpus_per_node,
+                    inside_s,
+                    need("intra_node.collective_sm_share"),
+                ),
+                _network(
+                    card.inter_node,
+                    int(need("inter_node.max_gpus")),
+                    between_s,
+                    need("inter_node.collective_sm_share"),
+                ),
+            ],
+        }
+    )
+
+
+def tensor2d_from_card(card: Card) -> Tensor2dSystem:
+    """Return the machine of a card as the two-dimensional model describes one.
+
+    That model takes constant shares of the peaks, and latencies per hop of a ring.
+    Raises DocumentError: the card lacks a number; names it.
+    """
+    vector_fp16 = card.need("device.vector_fp16_flop_per_s", "a system of tensor2d")
+    # the document is in 1e12 FLOP/s and 1e9 bytes, the card in base units
+    return Tensor2dSystem(
+        matrix_flops_fp16=card.flop_per_s["fp16"] / 1e12,
+        vector_flops_fp16=vector_fp16 / 1e12,
+        vector_flops_fp32=card.flop_per_s["fp32"] / 1e12,
+        hbm_bandwidth=card.memory_bytes_per_s / 1e9,
+        hbm_capacity=round(card.memory_bytes / 1e9, 2),
+        nvlink_bandwidth=card.intra_node.bytes_per_s / 1e9,
+        nvlink_eff=card.intra_node.collective_efficiency,
+        nvlink_latency=card.intra_node.hop_s,
+        nvlink_size=card.max_gpus_per_node,
+        ib_bandwidth=card.inter_node.bytes_per_s / 1e9,
+        ib_eff=card.inter_node.collective_efficiency,
+        ib_latency=card.inter_node.hop_s,
+        nic_factor=1,  # the bandwidth between nodes is already that of one GPU
+    )
+
+
+def _network(link: Link, size: int, latency_s: float, sm_share: float) -> dict[str, Any]:
+    return {
+        "bandwidth": link.bytes_per_s / 1e9,
+        "efficiency": link.collective_efficiency,
+        "size": size,
+        "latency": _digits(latency_s, 12),  # a sum of decimal figures, without its binary noise
+        "ops": _RING,
+        "must_be_filled": False,
+        "processor_usage": sm_share,
+    }
+
+
+def _curve(steps: tuple[float, ...], peak_per_s: float, share: float, card: Card) -> list[Any]:
+    """Return (smallest size, efficiency), descending, for a rate in the unit of the sizes.
+
+    The middle of a step, on a logarithmic scale, takes a launch and the rest at `share` of the
+    peak; so large operations reach `share`, and small ones mostly wait.
+    """
+    curve = []
+    for step in (*steps, 0.0):
+        # the geometric middle of a decade; the step from 0 stands for the decade below the last
+        middle = (step or steps[-1] / 10) * math.sqrt(10)
+        work_s = middle / peak_per_s
+        curve.append([step, _digits(work_s / (card.kernel_launch_s + work_s / share), 3)])
+    return curve
+
+
+def _digits(value: float, count: int) -> float:
+    return float(f"{value:.{count}g}")

@@ -1,80 +1,35 @@
-"""The compiled closed forms as Python sees them: their module, columns, threads and machines.
+"""The compiled closed forms as Python sees them: their module, columns, threads and switches.
 
 What each model packs and unpacks is in its own `engine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.json import shorten
-from autopar.errors import InputError
+from autopar.errors import InputError, nearest
 from search.planner.core import core
 
 __all__ = [
-    "MOST_THREADS",
-    "OPERATIONS",
-    "Collective",
-    "Rate",
-    "Tier",
+    "LARGEST",
+    "OBJECTIVES",
+    "Objective",
+    "Switches",
     "calculon",
+    "check_choice",
+    "check_count",
     "check_names",
     "check_threads",
+    "given_rows",
     "integers",
     "packed_rows",
     "tensor2d",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# What an analytic model runs on: rates that depend on the size of an operation, and networks.
-#
-# Plain numbers in base units; the compiled engine times operations with them. An operation takes
-# `amount / (peak * efficiency(amount))`, where the efficiency is a step function of its own FLOP or
-# bytes.
-
-
-OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
-"""Names of what a network tier can do, in the order of the compiled tables."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """Work per second of a processor or a memory, by the size of one operation."""
-
-    peak_per_s: float
-    """FLOP/s or bytes/s."""
-    curve: tuple[tuple[float, float], ...]
-    """(smallest size, efficiency), descending; sizes in FLOP or bytes, the last is 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """Traffic of a collective over g ranks: bytes * scalar * (1 + offset / g)."""
-
-    scalar: float
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tier:
-    """One network, such as NVLink inside a node; collectives run on one tier."""
-
-    bytes_per_s: float
-    """Bandwidth that is reached, efficiency included."""
-    latency_s: float
-    """Once per operation, even of one without bytes."""
-    size: int
-    """Processors that the tier reaches."""
-    must_be_filled: bool
-    processor_usage: float
-    """Share of the processor that a running operation occupies."""
-    collectives: Mapping[str, Collective]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -113,6 +68,28 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
     return array
 
 
+def given_rows(
+    where: str, values: NDArray[Any], dtype: np.dtype[Any], expected: str
+) -> NDArray[Any]:
+    """Return rows that are packed already, in memory as the compiled engines read them.
+
+    Raises
+    ------
+    InputError: they have other fields; `expected` is what has the right ones.
+    """
+    if _fields(values.dtype) != _fields(dtype):
+        raise InputError(
+            f"{where}: the array has fields {shorten(values.dtype.names)}, expected those of "
+            f"{expected}"
+        )
+    return np.ascontiguousarray(values, dtype=dtype)
+
+
+def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
+    """Return names and types without the padding, which `np.concatenate` drops."""
+    return [(name, dtype[name]) for name in dtype.names or ()]
+
+
 def packed_rows(
     where: str, dtype: np.dtype[Any], columns: Mapping[str, NDArray[Any]]
 ) -> NDArray[Any]:
@@ -133,21 +110,83 @@ def packed_rows(
     return rows
 
 
-# --------------------------------------------------------------------------------------------------
 # The compiled module, and what may be asked of it.
 
 
-MOST_THREADS = 1024
+Objective = Literal["rate", "time", "memory"]
+OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
+"""Samples per second, seconds of a step, bytes of the first memory."""
+LARGEST = 2**31 - 1
+"""Of every number in a packed row."""
+_MOST_THREADS = 1024
 """More are refused; no machine answers faster with them."""
 
 calculon: Any = core.calculon
 tensor2d: Any = core.tensor2d
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InputError where a word is none of its choices."""
+    if value not in choices:
+        raise InputError(
+            f"{name}: the value is {shorten(value)}, expected one of {', '.join(choices)}"
+        )
+
+
+def check_count(name: str, value: object, expected: str, least: int, most: int) -> None:
+    """Raise InputError where a number is no integer between these; `expected` says it in words."""
+    # True is an int to Python, and no number of anything
+    if type(value) is not int or not least <= value <= most:
+        raise InputError(f"{name}: the value is {shorten(value)}, expected {expected}")
+
+
 def check_threads(threads: object) -> None:
     """Raise InputError where a number of threads is none that can be started."""
-    # True is an int to Python and no number of threads
-    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-        raise InputError(
-            f"threads: the value is {shorten(threads)}, expected 1 to {MOST_THREADS} threads"
-        )
+    check_count("threads", threads, f"1 to {_MOST_THREADS} threads", 1, _MOST_THREADS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Switches for what the published numbers of a model contain and should not.
+
+
+class Switches:
+    """Defects to reproduce, one switch each; all are off unless given.
+
+    All off is the corrected model and the default; all on reproduces published figures (`compat`).
+    A subclass has the list of its model, which csrc/closed_form/quirks.hpp holds.
+    """
+
+    meanings: ClassVar[Mapping[str, str]]
+    """Name -> what the defect is, which begins with its number in the documentation."""
+
+    def __init__(self, **given: bool) -> None:
+        for name in given:
+            if name not in self.meanings:
+                near = nearest(name, list(self.meanings), 0.0)
+                raise TypeError(f"the switch {name!r} is unknown; the nearest one is {near!r}")
+        self._on = frozenset(name for name, on in given.items() if on)
+
+    @classmethod
+    def of(cls, compat: bool | Self) -> Self:
+        """Return the switches of `compat`: True for all, False for none, or they themselves."""
+        if isinstance(compat, cls):
+            return compat
+        return cls(**dict.fromkeys(cls.meanings, bool(compat)))
+
+    def flags(self) -> dict[str, bool]:
+        """Return every switch as the compiled engine takes it."""
+        return {name: name in self._on for name in self.meanings}
+
+    def __getattr__(self, name: str) -> bool:
+        if name not in type(self).meanings:
+            raise AttributeError(f"{type(self).__name__} has no switch {name!r}")
+        return name in self._on
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(self._on)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}=True' for name in sorted(self._on))})"

@@ -147,16 +147,7 @@ def _breakdown(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
     right.set_xlabel(f"GiB of one {unit}")
     right.set_title("where the memory goes", loc="left")
     capacity = answers[0].capacity_bytes / GIB
-    right.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
-    right.annotate(
-        f"capacity {capacity:.4g} GiB",
-        (capacity, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        fontsize=8,
-        ha="right",
-    )
+    _mark_capacity(right, capacity)
     for axes, what, side in ((left, "time", "left"), (right, "memory", "right")):
         # below the plots, where no bar is
         figure.legend(
@@ -213,16 +204,7 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
             name = f"{answer.processors:,}"
             # what fits into less memory fits into more, so the curve is one of steps
             axes.step(memory[::-1], rates[::-1], where="post", label=name, **look)
-        axes.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
-        axes.annotate(
-            f"capacity {capacity:.4g} GiB",
-            (capacity, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=8,
-            ha="right",
-        )
+        _mark_capacity(axes, capacity)
         axes.set_xlim(0, capacity * 1.03)
         axes.set_xlabel(f"GiB that one {unit} needs")
         axes.set_title(group[0].strategy or "", loc="left")
@@ -295,6 +277,19 @@ def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: s
             title_fontsize=8,
         )
     return figure
+
+
+def _mark_capacity(axes: Any, capacity: float) -> None:
+    axes.axvline(capacity, color="black", linewidth=1.0, linestyle="--")
+    axes.annotate(
+        f"capacity {capacity:.4g} GiB",
+        (capacity, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+        ha="right",
+    )
 
 
 def _left_out(curves: int) -> str:

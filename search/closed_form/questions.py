@@ -1,6 +1,7 @@
 """One form for what both closed forms are asked and answer: for tables, files and pictures.
 
-Searching is in the models' `exploration`, printing in `search.report.closed_form`.
+How each is searched is in its `exploration`, running and files are in `session`, printing is in
+`search.report.closed_form`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import copy
 import itertools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +23,36 @@ from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
-from search.closed_form.calculon import Application, System, evaluate
-from search.closed_form.calculon.exploration import Found, Objective, Space, explore
-from search.closed_form.tensor2d import Model, Strategy, System as Tensor2dSystem, survey
-from search.closed_form.tensor2d.engine import unpack_candidate
+from search.closed_form import calculon, tensor2d
+from search.closed_form.calculon.documents import CHOICES, Execution
+from search.closed_form.calculon.engine import open_model, statistic_names
+from search.closed_form.calculon.exploration import PricedExecution, Space, explore
+from search.closed_form.native import Objective
+from search.closed_form.tensor2d.engine import (
+    CANDIDATE,
+    STATISTICS,
+    known_model,
+    native_engine,
+    unpack_candidate,
+)
 
 __all__ = [
     "MOST",
+    "NOBODY",
     "Answer",
+    "Asked",
     "Axis",
+    "CalculonSearch",
+    "Columns",
     "Each",
     "Part",
     "Point",
+    "Search",
+    "Tensor2dSearch",
+    "Watched",
     "calculon_memory",
     "calculon_time",
     "parse_axis",
-    "search_calculon",
-    "search_tensor2d",
     "tensor2d_memory",
     "tensor2d_time",
     "variants",
@@ -212,32 +228,48 @@ class Part:
     """Seconds on the network, hidden ones included; None for everything else."""
 
 
+_CALCULON_TIME: Mapping[str, tuple[tuple[str, ...], str | None]] = {
+    "forward": (("fw_time",), None),
+    "backward": (("bw_time",), None),
+    "recomputation": (("recompute_time",), None),
+    "tensor parallel": (("tp_comm_exposed_time",), "tp_comm_link_time"),
+    "tensor parallel, repeated": (("recomm_exposed_time",), "recomm_link_time"),
+    "stage transfer": (("pp_comm_exposed_time",), "pp_comm_link_time"),
+    "pipeline bubble": (("bubble_time",), None),
+    "data parallel": (("dp_comm_exposed_time",), "dp_comm_link_time"),
+    "offload": (("fw_offload_exposed_time", "bw_offload_exposed_time"), None),
+    "optimizer": (("optim_step_time",), None),
+}
+"""Part -> what adds up to it, and its time on the network."""
+_VOCAB_TIME = {"embedding": (("embedding_time",), None), "head and loss": (("head_time",), None)}
+_TENSOR2D_TIME = {
+    "computation": "t_comp",
+    "memory traffic": "t_mem",
+    "tensor parallel": "t_tp_comm",
+    "stage transfer": "t_pp_comm",
+    "pipeline bubble": "t_bubble",
+    "data parallel": "t_dp_comm",
+}
+_TENSOR2D_MEMORY = {
+    "weights": "wts_mem",
+    "weight gradients": "wts_grad_mem",
+    "optimizer states": "wts_optimizer_states_mem",
+    "activations": "acts_mem",
+}
+
+
 def calculon_time(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `total_time`, in seconds."""
-    s = statistics
-    parts = (
-        Part(name="forward", amount=s["fw_time"]),
-        Part(name="backward", amount=s["bw_time"]),
-        Part(name="recomputation", amount=s["recompute_time"]),
+    # without a vocabulary there are no statistics of it
+    vocab = _VOCAB_TIME if "head_time" in statistics else {}
+    return _present(
         Part(
-            name="tensor parallel",
-            amount=s["tp_comm_exposed_time"],
-            whole=s["tp_comm_link_time"],
-        ),
-        Part(
-            name="tensor parallel, repeated",
-            amount=s["recomm_exposed_time"],
-            whole=s["recomm_link_time"],
-        ),
-        Part(name="stage transfer", amount=s["pp_comm_exposed_time"], whole=s["pp_comm_link_time"]),
-        Part(name="pipeline bubble", amount=s["bubble_time"]),
-        Part(name="data parallel", amount=s["dp_comm_exposed_time"], whole=s["dp_comm_link_time"]),
-        Part(name="offload", amount=s["fw_offload_exposed_time"] + s["bw_offload_exposed_time"]),
-        Part(name="optimizer", amount=s["optim_step_time"]),
-        Part(name="embedding", amount=s.get("embedding_time", 0.0)),
-        Part(name="head and loss", amount=s.get("head_time", 0.0)),
+            name=name,
+            amount=sum(statistics[key] for key in keys),
+            whole=None if whole is None else statistics[whole],
+        )
+        for name, (keys, whole) in {**_CALCULON_TIME, **vocab}.items()
     )
-    return _present(parts)
 
 
 def calculon_memory(
@@ -253,58 +285,46 @@ def calculon_memory(
         # B16: published figures of inference have a null
         return float(s[f"{name}_with_offload" if offloaded else name] or 0.0)
 
-    parts = (
-        Part(name="weights", amount=size("weight_space", weights)),
+    sizes = {
+        "weights": size("weight_space", weights),
         # gradients go where the optimizer reads them
-        Part(name="weight gradients", amount=size("weight_grad_space", optimizer)),
-        Part(name="optimizer states", amount=size("optimizer_space", optimizer)),
-        Part(name="activations", amount=size("act_space", activations)),
-        Part(name="checkpoints", amount=size("act_checkpoint_size", activations)),
-        Part(name="activation gradients", amount=s["act_grad_space"]),
-        Part(name="embedding, head, logits", amount=s.get("outer_space", 0.0)),
-    )
-    return _present(parts)
+        "weight gradients": size("weight_grad_space", optimizer),
+        "optimizer states": size("optimizer_space", optimizer),
+        "activations": size("act_space", activations),
+        "checkpoints": size("act_checkpoint_size", activations),
+        "activation gradients": s["act_grad_space"],
+        "embedding, head, logits": s.get("outer_space", 0.0),
+    }
+    return _present(Part(name=name, amount=amount) for name, amount in sizes.items())
 
 
 def tensor2d_time(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `t`, in seconds."""
-    names = {
-        "comp": "computation",
-        "mem": "memory traffic",
-        "tp_comm": "tensor parallel",
-        "pp_comm": "stage transfer",
-        "bubble": "pipeline bubble",
-        "dp_comm": "data parallel",
-    }
-    return _present(
-        tuple(Part(name=text, amount=statistics[f"t_{key}"]) for key, text in names.items())
-    )
+    return _present(Part(name=n, amount=statistics[key]) for n, key in _TENSOR2D_TIME.items())
 
 
 def tensor2d_memory(statistics: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of `mem`, in bytes."""
-    names = {
-        "wts_mem": "weights",
-        "wts_grad_mem": "weight gradients",
-        "wts_optimizer_states_mem": "optimizer states",
-        "acts_mem": "activations",
-    }
+    # the model answers in 1e9 bytes
     return _present(
-        # the model answers in 1e9 bytes
-        tuple(Part(name=text, amount=statistics[key] * 1e9) for key, text in names.items())
+        Part(name=name, amount=statistics[key] * 1e9) for name, key in _TENSOR2D_MEMORY.items()
     )
 
 
-def _present(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def _present(parts: Iterator[Part]) -> tuple[Part, ...]:
     return tuple(part for part in parts if part.amount or part.whole)
 
 
 # --------------------------------------------------------------------------------------------------
-# Sweeps: one number of a document over many values.
+# Searches, and what they find.
 
 
 Each = Callable[[NDArray[Any], NDArray[Any]], None]
 """Takes (executions, their figures) of feasible points, in parts."""
+Columns = dict[str, list[str]]
+"""Name -> the texts of all rows."""
+_CHUNK = 50_000
+"""Rows that are formatted at a time."""
 _REASONS = {
     "network": "a network tier is too small, or not filled",
     "layout": "sizes do not divide, or stages are too short",
@@ -316,6 +336,13 @@ _WORDS = {
     "data_par_overlap": "dp overlap",
 }
 _OFFLOADS = ("weight_offload", "activations_offload", "optimizer_offload")
+_FIGURES = {
+    "total_time": "total_time_s",
+    "sample_rate": "sample_rate_per_s",
+    "proc_mem_tier1_cap_req": "tier1_bytes",
+    "proc_mem_tier2_cap_req": "tier2_bytes",
+}
+"""Published name -> field of what a search knows of every point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,170 +386,255 @@ class Answer:
     """False where it was stopped before its end."""
 
 
-def search_calculon(
-    application: Application,
-    system: System,
-    space: Space,
-    *,
-    top: int,
-    objective: Objective,
-    compat: bool,
-    threads: int,
-    frontier: bool = False,
-    values: tuple[float, ...] = (),
-    each: Each | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> Answer:
-    """Return what `calculon.explore` finds, the best with all statistics."""
-    found = explore(
-        application,
-        system,
-        space,
-        top=top,
-        objective=objective,
-        compat=compat,
-        threads=threads,
-        frontier=frontier,
-        each=each,
-        progress=progress,
-        stop=stop,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a search, whatever its model."""
 
-    # files for the published tool have its fields alone
-    unknown = ("structure_type",) if compat else ()
+    top: int = 10
+    objective: Objective = "rate"
+    compat: bool = False
+    threads: int = 1
+    frontier: bool = False
 
-    def whole(row: Found) -> Point:
-        statistics = evaluate(application, row.execution, system, compat=compat)
-        parts = calculon_memory(
-            statistics,
-            weights=row.execution["weight_offload"],
-            activations=row.execution["activations_offload"],
-            optimizer=row.execution["optimizer_offload"],
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Who follows a search, and how; nobody where it is not said."""
+
+    each: Each | None = None
+    """Takes every feasible point."""
+    progress: Callable[[int, int], None] | None = None
+    """Takes the parts that are done and all."""
+    stop: Callable[[], bool] | None = None
+    """Asked between parts whether to leave out the rest."""
+
+
+NOBODY = Watched()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(ABC):
+    """One search of a question: what it is called while it runs, how it and its points are made."""
+
+    asked: Asked
+    values: tuple[float, ...] = ()
+    """Of the axes of a sweep."""
+    figures: ClassVar[Mapping[str, str]]
+    """Published name -> field of what a search knows of every point."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Return what is searched."""
+
+    @abstractmethod
+    def run(self, watched: Watched = NOBODY) -> Answer:
+        """Return what is found, the best with all statistics."""
+
+    @abstractmethod
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the columns of points that are no statistics."""
+
+    @abstractmethod
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
+
+    def columns(
+        self, *, statistics: bool
+    ) -> Callable[[NDArray[Any], NDArray[Any]], Iterator[Columns]]:
+        """Return what turns points into columns piece by piece, with all statistics if asked."""
+        model, known = self.opened()
+
+        def columns(executions: NDArray[Any], outcomes: NDArray[Any]) -> Iterator[Columns]:
+            for start in range(0, len(executions), _CHUNK):
+                x, o = executions[start : start + _CHUNK], outcomes[start : start + _CHUNK]
+                found = self.fields(x, o)
+                if statistics:
+                    _, table = model.evaluate_many(
+                        np.ascontiguousarray(x), self.asked.threads, True
+                    )
+                    yield found | {name: _numbers(table[:, n]) for n, name in enumerate(known)}
+                else:
+                    yield found | {name: _numbers(o[key]) for name, key in self.figures.items()}
+
+        return columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculonSearch(Search):
+    """A search of every execution after Calculon."""
+
+    application: calculon.Application
+    system: calculon.System
+    space: Space
+    figures = _FIGURES
+
+    @property
+    def label(self) -> str:
+        """Return the processors."""
+        return f"{self.space.num_procs} processors"
+
+    @property
+    def _names(self) -> list[str]:
+        # files for the published tool have its fields alone
+        unknown = ("structure_type",) if self.asked.compat else ()
+        return [name for name in Execution.model_fields if name not in unknown]
+
+    def run(self, watched: Watched = NOBODY) -> Answer:
+        """Return what `calculon.explore` finds, the best with all statistics."""
+        found = explore(
+            self.application, self.system, self.space, **vars(self.asked), **vars(watched)
         )
-        return _calculon_point(
-            row, space, statistics, calculon_time(statistics), parts, unknown=unknown
+        counts = found.counts
+        return Answer(
+            processors=self.space.num_procs,
+            values=self.values,
+            best=tuple(self._point(row, whole=True) for row in found.top),
+            frontier=tuple(self._point(row, whole=False) for row in found.frontier),
+            considered=counts["considered"],
+            feasible=counts["feasible"],
+            rejected={text: counts[name] for name, text in _REASONS.items() if counts[name]},
+            capacity_bytes=self.system.memory_bytes(1),
+            complete=found.complete,
         )
 
-    return Answer(
-        processors=space.num_procs,
-        values=values,
-        best=tuple(whole(row) for row in found.top),
-        frontier=tuple(
-            _calculon_point(row, space, None, unknown=unknown) for row in found.frontier
-        ),
-        considered=found.counts["considered"],
-        feasible=found.counts["feasible"],
-        rejected={
-            text: found.counts[name] for name, text in _REASONS.items() if found.counts[name]
-        },
-        capacity_bytes=system.memory(1)[0],
-        complete=found.complete,
-    )
+    def _point(self, row: PricedExecution, *, whole: bool) -> Point:
+        x = {name: row.execution[name] for name in self._names}
+        statistics = {name: getattr(row, field) for name, field in _FIGURES.items()}
+        time: tuple[Part, ...] = ()
+        memory: tuple[Part, ...] = ()
+        if whole:
+            statistics = calculon.evaluate(
+                self.application, row.execution, self.system, compat=self.asked.compat
+            )
+            weights, activations, optimizer = (x[name] for name in _OFFLOADS)
+            time = calculon_time(statistics)
+            memory = calculon_memory(
+                statistics, weights=weights, activations=activations, optimizer=optimizer
+            )
+        return Point(
+            execution=x,
+            degrees=f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}",
+            switches=", ".join(_switches(x, fixed_batch=self.space.fixed_batch)),
+            time_s=row.total_time_s,
+            rate_per_s=row.sample_rate_per_s,
+            memory_bytes=row.tier1_bytes,
+            second_bytes=row.tier2_bytes,
+            statistics=statistics,
+            time=time,
+            memory=memory,
+        )
+
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the fields of executions."""
+        return {name: _field(name, executions[name]) for name in self._names}
+
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
+        model = open_model(self.application, self.system, self.asked.compat)
+        return model, statistic_names(self.application, self.asked.compat)
 
 
-def _calculon_point(
-    row: Found,
-    space: Space,
-    statistics: Mapping[str, Any] | None,
-    time: tuple[Part, ...] = (),
-    memory: tuple[Part, ...] = (),
-    *,
-    unknown: tuple[str, ...],
-) -> Point:
-    x = {k: v for k, v in row.execution.items() if k not in unknown}
-    moved = [name.split("_")[0] for name in _OFFLOADS if x[name]]
-    words = [
-        f"b{x['microbatch_size']}" + (f" of {x['batch_size']}" if not space.fixed_batch else ""),
-        *([f"v{x['pipeline_interleaving']}"] if x["pipeline_interleaving"] > 1 else []),
-        f"tiers {x['tensor_par_net']}/{x['pipeline_par_net']}/{x['data_par_net']}",
-        *([_communication(x)] if x["tensor_par"] > 1 else []),
-        *(
-            [f"recompute {x['activation_recompute']}"]
-            if x["activation_recompute"] != "none"
-            else []
-        ),
-        *(text for name, text in _WORDS.items() if x[name]),
-        *(["not fused"] if not x["fused_activation"] else []),
-        *([f"offload {'+'.join(moved)}"] if moved else []),
-    ]
-    return Point(
-        execution=x,
-        degrees=f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}",
-        switches=", ".join(words),
-        time_s=row.total_time_s,
-        rate_per_s=row.sample_rate_per_s,
-        memory_bytes=row.tier1_bytes,
-        second_bytes=row.tier2_bytes,
-        statistics=statistics
-        or {
-            "total_time": row.total_time_s,
-            "sample_rate": row.sample_rate_per_s,
-            "proc_mem_tier1_cap_req": row.tier1_bytes,
-            "proc_mem_tier2_cap_req": row.tier2_bytes,
-        },
-        time=time,
-        memory=memory,
-    )
+def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
+    """Yield what an execution is beside its degrees, in words."""
+    yield f"b{x['microbatch_size']}" + ("" if fixed_batch else f" of {x['batch_size']}")
+    if x["pipeline_interleaving"] > 1:
+        yield f"v{x['pipeline_interleaving']}"
+    yield f"tiers {x['tensor_par_net']}/{x['pipeline_par_net']}/{x['data_par_net']}"
+    if x["tensor_par"] > 1:
+        again = " redo" if x["seq_par_ag_redo"] else ""
+        overlap = "" if x["tensor_par_overlap"] == "none" else f" {x['tensor_par_overlap']}"
+        yield f"{x['tensor_par_comm_type']}{again}{overlap}"
+    if x["activation_recompute"] != "none":
+        yield f"recompute {x['activation_recompute']}"
+    yield from (text for name, text in _WORDS.items() if x[name])
+    if not x["fused_activation"]:
+        yield "not fused"
+    if moved := [name.split("_")[0] for name in _OFFLOADS if x[name]]:
+        yield f"offload {'+'.join(moved)}"
 
 
-def _communication(x: Mapping[str, Any]) -> str:
-    words = [x["tensor_par_comm_type"], *(["redo"] if x["seq_par_ag_redo"] else [])]
-    return " ".join([*words, *([o] if (o := x["tensor_par_overlap"]) != "none" else [])])
+@dataclass(frozen=True, kw_only=True)
+class Tensor2dSearch(Search):
+    """A search of every candidate of one strategy after arXiv 2410.00273."""
 
+    strategy: tensor2d.Strategy
+    model: tensor2d.Model
+    system: tensor2d.System
+    num_gpus: int
+    batch: int
+    figures = MappingProxyType({"t": "time_s", "mem": "memory_gb"})
 
-def search_tensor2d(
-    strategy: Strategy,
-    model: Model,
-    system: Tensor2dSystem,
-    *,
-    num_gpus: int,
-    batch: int,
-    top: int,
-    objective: Objective,
-    compat: bool,
-    threads: int,
-    frontier: bool = False,
-    values: tuple[float, ...] = (),
-    each: Each | None = None,
-) -> Answer:
-    """Return what `tensor2d.survey` finds."""
-    found = survey(
-        strategy,
-        model,
-        num_gpus,
-        batch,
-        system,
-        top=top,
-        compat=compat,
-        threads=threads,
-        objective=objective,
-        keep_all=frontier or each is not None,
-    )
-    if each is not None:
-        each(found.all["candidate"], found.all)
+    @property
+    def label(self) -> str:
+        """Return the GPUs and the strategy."""
+        return f"{self.num_gpus} GPUs, {self.strategy}"
 
-    def point(
-        config: Mapping[str, int], placement: Mapping[str, int], statistics: Mapping[str, Any]
+    def run(self, watched: Watched = NOBODY) -> Answer:
+        """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
+        frontier = self.asked.frontier
+        found = tensor2d.survey(
+            self.strategy,
+            self.model,
+            self.num_gpus,
+            self.batch,
+            self.system,
+            top=self.asked.top,
+            compat=self.asked.compat,
+            threads=self.asked.threads,
+            objective=self.asked.objective,
+            keep_all=frontier or watched.each is not None,
+        )
+        if watched.each is not None:
+            watched.each(found.all["candidate"], found.all)
+        edge = found.all[_undominated(found.all)] if frontier else ()
+        return Answer(
+            processors=self.num_gpus,
+            strategy=self.strategy,
+            values=self.values,
+            best=tuple(
+                self._point(row.config, row.placement, row.statistics, whole=True)
+                for row in found.best
+            ),
+            frontier=tuple(
+                self._point(
+                    *unpack_candidate(self.strategy, row["candidate"]),
+                    {"t": float(row["time_s"]), "mem": float(row["memory_gb"])},
+                    whole=False,
+                )
+                for row in edge
+            ),
+            considered=found.candidates,
+            feasible=found.feasible,
+            rejected=found.rejected,
+            # documented in 1e9 bytes
+            capacity_bytes=self.system.hbm_capacity * 1e9,
+        )
+
+    def _point(
+        self,
+        config: Mapping[str, int],
+        placement: Mapping[str, int],
+        statistics: Mapping[str, Any],
+        *,
+        whole: bool,
     ) -> Point:
-        tensor = config["tp"] if strategy == "1d" else f"{config['tp1']}x{config['tp2']}"
+        tensor = config["tp"] if self.strategy == "1d" else f"{config['tp1']}x{config['tp2']}"
         # in the order of the degrees before it
-        inside = "/".join(str(placement[name]) for name in sorted(placement, key=_by_degree))
+        inside = "/".join(str(placement[name]) for name in _DOMAINS if name in placement)
         panels = [f"nb{config['nb']}"] if "nb" in config else []
-        # only the best come with all statistics
-        whole = "t_comp" in statistics
         return Point(
             execution={
-                "strategy": strategy,
+                "strategy": self.strategy,
                 "config": dict(config),
                 "placement": dict(placement),
-                "n_gpus": num_gpus,
-                "global_batch_size": batch,
+                "n_gpus": self.num_gpus,
+                "global_batch_size": self.batch,
             },
             degrees=f"tp{tensor} pp{config['pp']} dp{config['dp']}",
             switches=", ".join([f"mbs{config['mbs']}", *panels, f"domain {inside}"]),
             time_s=statistics["t"],
-            rate_per_s=batch / statistics["t"],
+            rate_per_s=self.batch / statistics["t"],
             # 1e9 bytes of the model are bytes here
             memory_bytes=statistics["mem"] * 1e9,
             statistics=dict(statistics),
@@ -530,29 +642,28 @@ def search_tensor2d(
             memory=tensor2d_memory(statistics) if whole else (),
         )
 
-    edge = found.all[_undominated(found.all)] if frontier else ()
-    return Answer(
-        processors=num_gpus,
-        strategy=strategy,
-        values=values,
-        best=tuple(point(row.config, row.placement, row.statistics) for row in found.best),
-        frontier=tuple(
-            point(
-                *unpack_candidate(strategy, row["candidate"]),
-                {"t": float(row["time_s"]), "mem": float(row["memory_gb"])},
-            )
-            for row in edge
-        ),
-        considered=found.candidates,
-        feasible=found.feasible,
-        rejected=found.rejected,
-        # documented in 1e9 bytes
-        capacity_bytes=system.hbm_capacity * 1e9,
-    )
+    def fields(self, executions: NDArray[Any], outcomes: NDArray[Any]) -> Columns:
+        """Return the fields of candidates and their rates; `1d` has its degree under `tp1`."""
+        known = {
+            "strategy": self.strategy,
+            "n_gpus": str(self.num_gpus),
+            "global_batch_size": str(self.batch),
+        }
+        return {
+            **{name: [text] * len(executions) for name, text in known.items()},
+            **{name: list(map(str, executions[name].tolist())) for name in CANDIDATE.names or ()},
+            "throughput": _numbers(self.batch / outcomes["time_s"]),
+        }
+
+    def opened(self) -> tuple[Any, Sequence[str]]:
+        """Return the compiled model, and the names of its statistics."""
+        compat = self.asked.compat
+        known, quirks = known_model(self.model, compat), tensor2d.Quirks.of(compat)
+        where = self.num_gpus, self.batch, self.system
+        return native_engine(self.strategy, known, *where, quirks), STATISTICS
 
 
-def _by_degree(name: str) -> int:
-    return ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp").index(name)
+_DOMAINS = ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp")
 
 
 def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
@@ -563,3 +674,16 @@ def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:
     least = np.minimum.accumulate(np.concatenate(([np.inf], memory[:-1])))
     # less memory than everything faster
     return order[memory < least]
+
+
+def _field(name: str, values: NDArray[Any]) -> list[str]:
+    if Execution.model_fields[name].annotation is int:
+        return list(map(str, values.tolist()))
+    words = np.array(CHOICES.get(name, ("False", "True")), dtype=object)
+    found: list[str] = words[values.astype(np.intp)].tolist()
+    return found
+
+
+def _numbers(values: NDArray[Any]) -> list[str]:
+    # the shortest text that reads back as the same number
+    return [repr(value) for value in values.tolist()]

@@ -8,11 +8,10 @@ and its formula for activations. Nothing here or in the shipped system was fitte
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from autopar.units import GIB
 from search.closed_form.calculon import Application, Execution, System, evaluate
@@ -22,34 +21,8 @@ __all__ = [
     "Check",
     "Errors",
     "errors_of",
-    "quirk_texts",
     "validate",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# What the switches of a quirks table are documented to do, for reports.
-
-
-def quirk_texts(quirks: type[Any]) -> dict[str, str]:
-    """Return switch -> its documentation, which begins with its number (`B1: ...`).
-
-    The text stands below the field, where the tables of both models keep it.
-    """
-    (table,) = ast.parse(inspect.getsource(quirks)).body
-    assert isinstance(table, ast.ClassDef)
-    found: dict[str, str] = {}
-    name = ""
-    for node in table.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif isinstance(node, ast.Expr) and name and isinstance(node.value, ast.Constant):
-            found[name] = " ".join(str(node.value.value).split())
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# The published figures, and the comparison with them.
 
 
 SOURCE = "arXiv 2205.05198"
@@ -59,8 +32,7 @@ _ROOM_GIB = 1e6
 """Memory of the machine in this comparison: several rows do not fit into 80 GB."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
+class _Case(NamedTuple):
     hidden: int
     heads: int
     blocks: int
@@ -77,70 +49,38 @@ class _Case:
     plain_gib: float
     """Figure 1: activations without recomputation and sequence parallelism."""
     selective_gib: float
-    share_percent: dict[str, float]
-    """Figure 7: activations in percent of `plain_gib`."""
+    seq: float
+    """Figure 7: activations in percent of `plain_gib`, this and the others."""
+    sel: float
+    seqsel: float
+    full: float
 
 
 _CASES = {
+    # sizes, then figures of table 5, figure 1 and figure 7, a line each
     "megatron-22B": _Case(
-        hidden=6144,
-        heads=64,
-        blocks=48,
-        pipeline=1,
-        interleaving=1,
-        batch=4,
-        microbatch=4,
-        full_s=1.42,
-        selective_s=1.10,
-        states_gib=45.5625,
-        plain_gib=59.25,
-        selective_gib=9.5625,
-        share_percent={"seq": 66.84, "sel": 49.42, "seqsel": 16.18, "full": 7.64},
+        *(6144, 64, 48, 1, 1, 4, 4),
+        *(1.42, 1.10),
+        *(45.5625, 59.25, 9.5625),
+        *(66.84, 49.42, 16.18, 7.64),
     ),
     "gpt3-175B": _Case(
-        hidden=12288,
-        heads=96,
-        blocks=96,
-        pipeline=8,
-        interleaving=3,
-        batch=64,
-        microbatch=1,
-        full_s=18.13,
-        selective_s=13.75,
-        states_gib=45.5625,
-        plain_gib=66.84375,
-        selective_gib=12.3515625,
-        share_percent={"seq": 62.04, "sel": 56.53, "seqsel": 18.49, "full": 8.71},
+        *(12288, 96, 96, 8, 3, 64, 1),
+        *(18.13, 13.75),
+        *(45.5625, 66.84375, 12.3515625),
+        *(62.04, 56.53, 18.49, 8.71),
     ),
     "turing-530B": _Case(
-        hidden=20480,
-        heads=128,
-        blocks=105,
-        pipeline=35,
-        interleaving=3,
-        batch=280,
-        microbatch=1,
-        full_s=49.05,
-        selective_s=37.83,
-        states_gib=31.640625,
-        plain_gib=114.0234375,
-        selective_gib=23.076171875,
-        share_percent={"seq": 58.31, "sel": 62.04, "seqsel": 20.27, "full": 9.42},
+        *(20480, 128, 105, 35, 3, 280, 1),
+        *(49.05, 37.83),
+        *(31.640625, 114.0234375, 23.076171875),
+        *(58.31, 62.04, 20.27, 9.42),
     ),
     "megatron-1T": _Case(
-        hidden=25600,
-        heads=160,
-        blocks=128,
-        pipeline=64,
-        interleaving=1,
-        batch=512,
-        microbatch=1,
-        full_s=94.42,
-        selective_s=71.49,
-        states_gib=32.958984375,
-        plain_gib=131.25,
-        selective_gib=26.5625,
-        share_percent={"seq": 58.31, "sel": 62.04, "seqsel": 20.27, "full": 9.42},
+        *(25600, 160, 128, 64, 1, 512, 1),
+        *(94.42, 71.49),
+        *(32.958984375, 131.25, 26.5625),
+        *(58.31, 62.04, 20.27, 9.42),
     ),
 }
 _MODES = {  # communication, recomputation, input gathered again
@@ -260,48 +200,21 @@ def _execution(case: _Case, mode: str) -> Execution:
 
 
 def _checks(name: str, case: _Case, answers: dict[str, dict[str, Any]]) -> Iterator[Check]:
+    check = partial(Check, model=name)
+    timed = partial(check, group="step time", where="table 5", unit="s")
     for mode, measured in (("full", case.full_s), ("seqsel", case.selective_s)):
-        yield Check(
-            group="step time",
-            where="table 5",
-            model=name,
-            mode=mode,
-            unit="s",
-            published=measured,
-            computed=answers[mode]["total_time"],
-        )
-    states = sum(
-        answers["none"][key] for key in ("weight_space", "weight_grad_space", "optimizer_space")
-    )
-    yield Check(
-        group="states",
-        where="figure 1",
-        model=name,
-        mode="",
-        unit="GiB",
-        published=case.states_gib,
-        computed=states / GIB,
-    )
-    for mode, counted in (("none", case.plain_gib), ("seqsel", case.selective_gib)):
-        yield Check(
-            group="activations",
-            where="figure 1",
-            model=name,
-            mode=mode,
-            unit="GiB",
-            published=counted,
-            computed=answers[mode]["act_space"] / GIB,
-        )
-    whole = answers["none"]["act_space"]
-    for mode, share in case.share_percent.items():
+        yield timed(mode=mode, published=measured, computed=answers[mode]["total_time"])
+    plain = answers["none"]
+    counted = partial(check, where="figure 1", unit="GiB")
+    parts = ("weight_space", "weight_grad_space", "optimizer_space")
+    states_gib = sum(plain[key] for key in parts) / GIB
+    yield counted(group="states", mode="", published=case.states_gib, computed=states_gib)
+    for mode, size in (("none", case.plain_gib), ("seqsel", case.selective_gib)):
+        kept_gib = answers[mode]["act_space"] / GIB
+        yield counted(group="activations", mode=mode, published=size, computed=kept_gib)
+    shared = partial(check, group="activation shares", where="figure 7", unit="%")
+    for mode in ("seq", "sel", "seqsel", "full"):
         # with full recomputation checkpoints are what is kept
         kept = answers[mode]["act_space"] + answers[mode]["act_checkpoint_size"]
-        yield Check(
-            group="activation shares",
-            where="figure 7",
-            model=name,
-            mode=mode,
-            unit="%",
-            published=share,
-            computed=100.0 * kept / whole,
-        )
+        percent = 100.0 * kept / plain["act_space"]
+        yield shared(mode=mode, published=getattr(case, mode), computed=percent)

@@ -7,14 +7,24 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from autopar.command import run as commands
+from autopar.command.options import Command
 from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 
-__all__ = ["leave", "no_model", "refuse_nonsense", "working", "write_answer"]
+__all__ = [
+    "Model",
+    "emit",
+    "leave",
+    "refuse_nonsense",
+    "run_model",
+    "working",
+    "write_answer",
+    "write_object",
+]
 
 _Result = TypeVar("_Result")
 
@@ -69,25 +79,44 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def emit(path: str, document: Mapping[str, object]) -> None:
+    """Write the result of the planner's `--json` to a file, or to stdout for `-`."""
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    from autopar.documents.plan import write_document
+
+    try:
+        write_document(path, document)
+    except DocumentError as error:
+        raise OptionError(
+            f"--json {path}: {error.problem}; choose another path, or - for stdout"
+        ) from None
+
+
 def write_answer(path: str, document: dict[str, Any]) -> None:
-    """Write the object of `--json` to a file, atomically, or to stdout for `-`.
+    """Write the object of `--json` of a closed form to a file, or to stdout for `-`.
 
     A bandwidth that nothing could provide is the text "Infinity".
     """
-    from autopar.documents.json import write_json
-
     plain = _plain(document)
     if path == "-":
         sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
-        return
+    else:
+        write_object(path, plain, "choose another path, or - for stdout")
+
+
+def write_object(
+    path: str, document: dict[str, Any], remedy: str, *, number_rows: bool = False
+) -> None:
+    """Write an object to a file, atomically; `number_rows` as `autopar.documents.json` has it."""
+    from autopar.documents.json import write_json
+
     try:
-        write_json(Path(path), plain)
+        write_json(Path(path), document, number_rows=number_rows)
     except OSError as error:
-        raise DocumentError(
-            path,
-            f"the file cannot be written ({error.strerror or error})",
-            remedy="choose another path, or - for stdout",
-        ) from None
+        problem = f"the file cannot be written ({error.strerror or error})"
+        raise DocumentError(path, problem, remedy=remedy) from None
 
 
 def refuse_nonsense(system: str, statistics: Mapping[str, Any], total: str) -> None:
@@ -108,9 +137,37 @@ def _plain(value: Any) -> Any:
     return "Infinity" if isinstance(value, float) and math.isinf(value) else value
 
 
-def no_model(word: str) -> NoReturn:
+class Model(NamedTuple):
+    """A model as a word of a command: its options, and what runs what they say."""
+
+    command: Command
+    execute: Callable[[dict[str, Any]], int]
+
+
+def run_model(
+    arguments: Sequence[str],
+    command: Command,
+    models: Mapping[str, Model],
+    otherwise: Callable[[dict[str, Any]], int] | None = None,
+) -> int:
+    """Run the model that the first word names with the rest, and return its exit code.
+
+    otherwise : what runs options without a model; refused where there is nothing.
+    """
+    first, *rest = list(arguments) or ["--help"]
+    if first in models:
+        return models[first].command.run(rest, models[first].execute)
+    if first.startswith("-") and otherwise is not None:
+        return command.run([first, *rest], otherwise)
+    # an option without a model is not unknown: what lacks is the model
+    asked = [word for word in (first, *rest) if word in ("--help", "-h")]
+    return command.run(asked, lambda _: _no_model(first, tuple(models)))
+
+
+def _no_model(word: str, models: tuple[str, ...]) -> NoReturn:
     """Raise OptionError for a command line that does not begin with a model."""
+    known = " or ".join(models)
     if word.startswith("-"):
-        raise OptionError("say which model, calculon or tensor2d, before the options")
-    hint = did_you_mean(word, ("calculon", "tensor2d"), 0.6, form="{}")
-    raise OptionError(f"expected the model calculon or tensor2d, got {word!r:.60}{hint}")
+        raise OptionError(f"say which model, {known}, before the options")
+    hint = did_you_mean(word, models, 0.6, form="{}")
+    raise OptionError(f"expected the model {known}, got {word!r:.60}{hint}")

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.options import Command, make, option, read_values
-from autopar.errors import OptionError
-from search.commands.app import leave, no_model, write_answer
+from autopar.errors import InfeasibleExecution, OptionError
+from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:
     from search.closed_form.validation import Check
 
 __all__ = [
     "COMMAND",
+    "MODELS",
+    "CalculonSpec",
     "EstimateSpec",
+    "Tensor2dSpec",
     "main",
     "run",
 ]
 
 _NAME = "autopar-estimate"
+_IN, _OUT = "Inputs", "Output"
+_EXAMPLES = {"config": "dp=2,tp=8,pp=4,mbs=1", "placement": "nv_tp=8,nv_dp=1,nv_pp=1"}
+_FILE_KEYS = {
+    "strategy": "strategy",
+    "config": "config",
+    "placement": "placement",
+    "n_gpus": "n-gpus",
+    "global_batch_size": "batch",
+}
+"""Keys of an execution file -> the options that say the same."""
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+# --------------------------------------------------------------------------------------------------
+# The command line.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +59,69 @@ class EstimateSpec:
         None,
         help="file for the statistics (.gz compresses), - for stdout, no tables",
         panel="Output",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculonSpec:
+    """What `autopar-estimate calculon` is asked."""
+
+    application: str | None = option(
+        None, help="file, or shipped model such as llama2-7b", panel=_IN
+    )
+    system: str | None = option(
+        None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
+    )
+    execution: str | None = option(None, help="file, or shipped name such as 1x8-tp8", panel=_IN)
+    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
+    layers: bool = option(False, help="add the operations of one block", panel=_OUT)
+    peers: str | None = option(None, help="file for the ranks that each rank talks to", panel=_OUT)
+    json: str | None = option(
+        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
+    )
+    parameters: bool = option(
+        False, help="print the parameters of the application, and end", panel=_OUT
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor2dSpec:
+    """What `autopar-estimate tensor2d` is asked."""
+
+    model: str | None = option(
+        None, help="file with l, e, h, depth, f, or shipped model", panel=_IN
+    )
+    system: str | None = option(
+        None, help="file, or shipped name such as a100, h100, h200, b200", panel=_IN
+    )
+    strategy: Literal["1d", "2d", "2d-seqp"] | None = option(
+        None, help="how tensors are divided", panel=_IN
+    )
+    config: str | None = option(None, help=f"degrees, such as {_EXAMPLES['config']}", panel=_IN)
+    placement: str | None = option(
+        None, help=f"such as {_EXAMPLES['placement']}", panel=_IN, shown="the fastest"
+    )
+    n_gpus: int | None = option(
+        None, help="GPUs in all", panel=_IN, shown="dp * tp * pp", low=1, high=1 << 30
+    )
+    batch: int | None = option(
+        None, help="samples of a step, in all", panel=_IN, low=1, high=1 << 40
+    )
+    execution: str | None = option(
+        None, help="JSON file with strategy, config, placement, ...", panel=_IN
+    )
+    attention: Literal["flash", "plain", "summa"] = option(
+        "flash", help="plain writes its scores, summa divides its products too (2d)", panel=_IN
+    )
+    recompute: bool = option(
+        False, help="make what plain attention writes again in backward", panel=_IN
+    )
+    compat: bool = option(False, help="the published figures, with their known defects", panel=_IN)
+    layers: bool = option(
+        False, help="add the operations of one layer and around the layers", panel=_OUT
+    )
+    json: str | None = option(
+        None, help="file for the statistics (.gz compresses), - for stdout, no tables", panel=_OUT
     )
 
 
@@ -60,6 +144,32 @@ autopar-estimate --validate compares the first model with published figures.
 Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
 """,
 )
+_CALCULON = Command(
+    name=_NAME,
+    usage="calculon [OPTIONS]",
+    fills=(CalculonSpec,),
+    intro="""Price one training step after Calculon: where its time and memory go.
+
+A, S and E are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
+application, S a machine (a100, h100, h200, b200), E an execution (1x8-tp8).
+
+Exit codes: 0 done, 2 an input is unusable, 3 the execution cannot run.
+""",
+)
+_TENSOR2D = Command(
+    name=_NAME,
+    usage="tensor2d [OPTIONS]",
+    fills=(Tensor2dSpec,),
+    intro="""Price one training step after arXiv 2410.00273: tensor parallelism in one and two
+dimensions, with groups placed in fast domains.
+
+M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
+2d-seqp heads and the sequence. --config takes dp, tp, pp, mbs; in two dimensions tp1, tp2 in the
+place of tp, and for 2d the panels nb. --placement says how many of a group share a domain.
+
+Exit codes: 0 done, 2 an input is unusable, 3 the candidate cannot run.
+""",
+)
 
 
 def main() -> None:
@@ -69,20 +179,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    from search.commands import (
-        estimate_calculon as cli_estimate_calculon,
-        estimate_tensor2d as cli_estimate_tensor2d,
-    )
-
-    model, *rest = list(arguments) or ["--help"]
-    for module in (cli_estimate_calculon, cli_estimate_tensor2d):
-        if model == module.MODEL:
-            command: Command = module.COMMAND
-            return command.run(rest, module.execute)
-    if model.startswith("-"):
-        return COMMAND.run([model, *rest], _validate)
-    asked = [word for word in rest if word in ("--help", "-h")]
-    return COMMAND.run(asked, lambda _: no_model(model))
+    return run_model(arguments, COMMAND, MODELS, _validate)
 
 
 def _validate(raw: dict[str, Any]) -> int:
@@ -108,6 +205,191 @@ def _validate(raw: dict[str, Any]) -> int:
 def _rows(checks: Sequence[Check]) -> list[dict[str, Any]]:
     return [{**vars(check), "error": check.error} for check in checks]
 
+
+def _needed(name: str, value: str | None) -> str:
+    if value is None:
+        raise OptionError(f"--{name} is missing; give a file or a shipped name")
+    return value
+
+
+# --------------------------------------------------------------------------------------------------
+# Calculon: documents in, one execution's table out.
+
+
+def _calculon(raw: dict[str, Any]) -> int:
+    from search.closed_form.calculon import evaluate
+    from search.closed_form.calculon.exploration import peers
+    from search.closed_form.files import calculon_system, load_application, load_execution
+
+    asked = make(CalculonSpec, read_values(_CALCULON.rows, raw))
+    known = load_application(_needed("application", asked.application))
+    if asked.parameters:
+        sys.stdout.write(f"{known.name:<13} -> {_prefixed(known.parameters)}\n")
+        return 0
+    system_name = _needed("system", asked.system)
+    execution_name = _needed("execution", asked.execution)
+    system = calculon_system(system_name)
+    execution, assumed, path = load_execution(execution_name, known, compat=asked.compat)
+    try:
+        statistics = evaluate(
+            known.application, execution, system, compat=asked.compat, layers=asked.layers
+        )
+    except InfeasibleExecution as error:
+        raise InfeasibleExecution(f"{path}: {error.reason}", error.kind) from None
+    refuse_nonsense(system_name, statistics, "total_time")
+    if asked.peers is not None:
+        write_object(
+            asked.peers, peers(execution), "choose another path for --peers", number_rows=True
+        )
+    if asked.json is not None:
+        write_answer(asked.json, statistics)
+    if asked.json != "-":
+        from autopar.command.show import make_console
+        from search.report.closed_form import show_execution
+
+        show_execution(
+            make_console(sys.stdout),
+            known,
+            execution,
+            system,
+            statistics,
+            system_name=system_name,
+            compat=asked.compat,
+            assumed=assumed,
+        )
+    return 0
+
+
+def _prefixed(count: int) -> str:
+    for factor, prefix in _PREFIXES:
+        if count >= factor:
+            return f"{count / factor:.3f} {prefix}"
+    return str(count)
+
+
+# --------------------------------------------------------------------------------------------------
+# Two dimensions: one candidate's degrees and placement in, its table out.
+
+
+def _tensor2d(raw: dict[str, Any]) -> int:
+    from search.closed_form.files import load_model, tensor2d_system
+    from search.closed_form.tensor2d import evaluate
+    from search.closed_form.tensor2d.exploration import fastest_placement
+
+    given = make(Tensor2dSpec, read_values(_TENSOR2D.rows, raw))
+    asked = _asked(given)
+    model_name, system_name = _needed("model", given.model), _needed("system", given.system)
+    for name in ("strategy", "config", "batch"):
+        if name not in asked:
+            raise OptionError(f"--{name} is missing; give it, or an --execution file with it")
+    if given.recompute and given.attention == "flash":
+        raise OptionError(
+            "--recompute: flash attention keeps no scores; give --attention plain too"
+        )
+    if given.attention == "summa" and asked["strategy"] != "2d":
+        raise OptionError(
+            f"--attention: summa needs the strategy 2d, got {asked['strategy']!r:.60}"
+        )
+    name, model = load_model(model_name)
+    system = tensor2d_system(system_name)
+    assumed = []
+    config = asked["config"]
+    if "n-gpus" not in asked:
+        groups = ("dp", "pp", *(("tp",) if asked["strategy"] == "1d" else ("tp1", "tp2")))
+        sizes = [config[key] for key in groups if type(config.get(key)) is int]
+        asked["n-gpus"] = math.prod(sizes)  # what is missing or no number is refused below
+        assumed.append(f"n_gpus = {asked['n-gpus']}, the product of the degrees")
+    strategy, batch = asked["strategy"], asked["batch"]
+    price = partial(
+        evaluate,
+        strategy,
+        model,
+        config,
+        n_gpus=asked["n-gpus"],
+        global_batch_size=batch,
+        system=system,
+        compat=given.compat,
+        attention=given.attention,
+        recompute=given.recompute,
+    )
+    placement = asked.get("placement")
+    try:
+        if placement is None:
+            placement = fastest_placement(strategy, config, system.nvlink_size, price)
+            placed = ",".join(f"{key}={size}" for key, size in placement.items())
+            assumed.append(f"placement {placed}, the fastest of those that fit into a domain")
+        # operations are listed once, for the placement that is shown
+        priced = price(placement, layers=given.layers)
+    except InfeasibleExecution as error:
+        if given.execution is None:
+            raise
+        raise InfeasibleExecution(f"{given.execution}: {error.reason}", error.kind) from None
+    refuse_nonsense(system_name, priced, "t")
+    # both are GB of 1e9 bytes, as in the published documents
+    if priced["mem"] > system.hbm_capacity:
+        raise InfeasibleExecution(
+            f"needs {priced['mem']:.4g} GB of memory per GPU but only has "
+            f"{system.hbm_capacity:.4g} GB (hbm_capacity)"
+        )
+    if given.json is not None:
+        write_answer(given.json, priced)
+    if given.json != "-":
+        from autopar.command.show import make_console
+        from search.report.closed_form import show_candidate
+
+        degrees = " ".join(f"{key}={value}" for key, value in config.items())
+        attention = f"{given.attention} attention" + ", recomputed" * given.recompute
+        show_candidate(
+            make_console(sys.stdout),
+            model,
+            system,
+            priced,
+            title=f"{name} on {system_name}: {asked['n-gpus']} GPUs, {strategy}, {degrees}, "
+            f"{attention}",
+            num_gpus=asked["n-gpus"],
+            batch=batch,
+            compat=given.compat,
+            assumed=assumed,
+        )
+    return 0
+
+
+def _asked(given: Tensor2dSpec) -> dict[str, Any]:
+    """Return what is asked for, options before the execution file."""
+    from autopar.documents.checks import load_document
+    from search.closed_form.tensor2d.documents import CandidateFile
+
+    asked: dict[str, Any] = {}
+    if given.execution is not None:
+        written = load_document(CandidateFile, given.execution).model_dump(exclude_unset=True)
+        asked = {_FILE_KEYS[key]: value for key, value in written.items()}
+    for name in _FILE_KEYS.values():
+        value = getattr(given, name.replace("-", "_"))
+        if value is not None:
+            asked[name] = _numbers(name, value) if name in ("config", "placement") else value
+    return asked
+
+
+def _numbers(option: str, text: str) -> dict[str, int]:
+    """Return the numbers of `dp=2,tp=8`."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([a-z]\w*)=(\d{1,9})\s*", part)
+        if match is None:
+            raise OptionError(
+                f"--{option}: expected names and numbers such as {_EXAMPLES[option]}, "
+                f"got {part.strip()!r:.60}"
+            )
+        if match[1] in found:
+            raise OptionError(f"--{option}: {match[1]} is given twice")
+        found[match[1]] = int(match[2])
+    return found
+
+
+MODELS: Mapping[str, Model] = {
+    "calculon": Model(_CALCULON, _calculon),
+    "tensor2d": Model(_TENSOR2D, _tensor2d),
+}
 
 if __name__ == "__main__":
     main()

@@ -2,19 +2,190 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import Command
-from search.commands import (
-    explore_calculon as cli_explore_calculon,
-    explore_tensor2d as cli_explore_tensor2d,
-)
-from search.commands.app import leave, no_model
+from autopar.command import run as commands
+from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.run import say
+from autopar.errors import InfeasibleError, OptionError
+from search.commands.app import Model, leave, run_model, write_answer
 
-__all__ = ["COMMAND", "main", "run"]
+if TYPE_CHECKING:
+    from search.closed_form.calculon import System
+    from search.closed_form.files import Known
+    from search.closed_form.questions import Answer, Asked, Axis, Search
+    from search.closed_form.session import PointFile, Session
+    from search.closed_form.tensor2d import Strategy
+
+__all__ = [
+    "COMMAND",
+    "MODELS",
+    "AnswerSpec",
+    "AskedSpec",
+    "CalculonSpaceSpec",
+    "Question",
+    "Tensor2dSpaceSpec",
+    "TunerSpec",
+    "execute",
+    "main",
+    "run",
+]
 
 _NAME = "autopar-explore"
+_IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"
+_MOST = 2**31 - 1
+_STRATEGIES = ("1d", "2d", "2d-seqp")
+_QUIET_S, _EVERY_S = 2.0, 5.0
+"""When the first line of progress appears, and how often, where stderr is no terminal."""
+_POLL_S = 0.05
+
+
+# --------------------------------------------------------------------------------------------------
+# The command line.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculonSpaceSpec:
+    """What is searched: a model on a system, and which executions of it."""
+
+    application: str = option(help="file, or shipped model such as llama2-7b", panel=_IN)
+    system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
+    num_procs: tuple[int, ...] = option(
+        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=_MOST
+    )
+    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    any_batch: bool = option(
+        False, help="each has the largest batch up to that one that it divides", panel=_SPACE
+    )
+    datatype: Literal["float8", "float16", "bfloat16", "float32"] = option(
+        "float16", help="of weights and activations", panel=_SPACE
+    )
+    attention: Literal["multihead", "multiquery", "flash"] = option(
+        "multihead", help="kind of attention", panel=_SPACE
+    )
+    structure: Literal["gpt", "llama"] | None = option(
+        None, help="blocks", panel=_SPACE, shown="those of the model, else gpt"
+    )
+    fused_activation: Literal["true", "false", "both"] = option(
+        "true", help="activations in the kernels of the products before", panel=_SPACE
+    )
+    tp_overlap: bool = option(True, help="try overlapped tensor communication", panel=_SPACE)
+    dp_overlap: bool = option(True, help="try overlapped data communication", panel=_SPACE)
+    offload: bool = option(True, help="try the second memory", panel=_SPACE)
+    even_stages: bool = option(False, help="only stages of equally many blocks", panel=_SPACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor2dSpaceSpec:
+    """What is searched: a model on a system, divided in which ways."""
+
+    model: str = option(help="file with l, e, h, depth, f, or shipped model", panel=_IN)
+    system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
+    strategy: str = option(
+        ",".join(_STRATEGIES), help="1d, 2d, 2d-seqp, or several", panel=_IN, shown="all"
+    )
+    num_gpus: tuple[int, ...] = option(
+        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=_MOST
+    )
+    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSpec:
+    """What is asked of a space."""
+
+    top: int | None = option(
+        None, help="executions to report", panel=_ASK, shown="10", low=1, high=100_000
+    )
+    """None: 10, or 1 for each setting of a sweep."""
+    objective: Literal["rate", "time", "memory"] = option(
+        "rate", help="samples per second, seconds of a step, or memory", panel=_ASK
+    )
+    frontier: bool = option(False, help="also what has less memory for more time", panel=_ASK)
+    sweep: tuple[str, ...] = option(
+        (),
+        help="search again for other numbers of a document: PATH=RANGE with the range a:b:xF "
+        "(times F), a:b:STEP or a,b,c, such as system.networks.0.bandwidth=300:900:x1.5; repeats",
+        panel=_ASK,
+        metavar="PATH=RANGE",
+    )
+    compat: bool = option(
+        False, help="the published space and figures, known defects included", panel=_ASK
+    )
+    threads: int = option(1, help="threads of the search", panel=_ASK, low=1, high=1024)
+
+    def of(self, setting: tuple[float, ...], *, plot: bool) -> Asked:
+        """Return what is asked of the search of one setting of a sweep, () without."""
+        from search.closed_form.questions import Asked
+
+        return Asked(
+            top=self.top or (1 if setting else 10),
+            objective=self.objective,
+            compat=self.compat,
+            threads=self.threads,
+            # pictures of one search show its frontier, those of a sweep do not
+            frontier=self.frontier or (plot and not setting),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSpec:
+    """Where answers go beside the tables."""
+
+    all: str | None = option(
+        None, help="CSV file for every execution that can run, .gz compresses it", panel=_OUT
+    )
+    all_statistics: bool = option(False, help="all statistics of each in that file", panel=_OUT)
+    json: str | None = option(
+        None, help="file for the best (.gz compresses), - for stdout, no tables", panel=_OUT
+    )
+    plot: str | None = option(None, help="folder for pictures (extra: plot)", panel=_OUT)
+    plot_format: Literal["png", "svg", "both"] | None = option(
+        None, help="of these pictures", panel=_OUT, shown="png"
+    )
+
+    def __post_init__(self) -> None:
+        for given, name, other, path in (
+            (self.all_statistics, "all-statistics", "all", self.all),
+            (self.plot_format, "plot-format", "plot", self.plot),
+        ):
+            if given and path is None:
+                raise OptionError(f"--{name} says how --{other} is written; give --{other} too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunerSpec:
+    """A space that a file says, and how it is searched."""
+
+    tuner: Literal["exhaustive", "random", "ray", "smac"] = option(
+        "exhaustive", help="how to search --space; ray and smac are extras", panel=_TUNERS
+    )
+    space: str = option(help="JSON file: for every field of an execution its values", panel=_TUNERS)
+    evaluations: int | None = option(
+        None,
+        help="points to price",
+        panel=_TUNERS,
+        shown="300 of ray and smac, 1000000 of random",
+        low=1,
+        high=2**32 - 1,
+    )
+    seed: int = option(0, help="of the tuner's choices", panel=_TUNERS, low=0, high=2**32 - 1)
+    ray: str | None = option(
+        None, help="Ray cluster to search on: an address, auto, or local", panel=_TUNERS
+    )
+    ray_search: Literal["optuna", "hyperopt", "random"] = option(
+        "optuna", help="search algorithm of Ray Tune", panel=_TUNERS
+    )
+
+
+_OWN = tuple(row.name for row in rows_of(TunerSpec))
+_SHARED = ("application", "system", "num-procs", "objective", "compat", "threads", "json")
 COMMAND = Command(
     name=_NAME,
     usage="calculon|tensor2d [OPTIONS]",
@@ -32,6 +203,32 @@ Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped 
 shows the best found until then.
 """,
 )
+_CALCULON = Command(
+    name=_NAME,
+    usage="calculon [OPTIONS]",
+    fills=(CalculonSpaceSpec, AskedSpec, TunerSpec, AnswerSpec),
+    intro="""Search every execution of a model after Calculon: degrees, chunks, micro-batches,
+recomputation, communication, sharding, overlap, offload and network tiers.
+
+A and S are a JSON file or a shipped name: A a model (llama2-7b) or the six fields of an
+application, S a machine (a100, h100, h200, b200).
+
+Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
+""",
+)
+_TENSOR2D = Command(
+    name=_NAME,
+    usage="tensor2d [OPTIONS]",
+    fills=(Tensor2dSpaceSpec, AskedSpec, AnswerSpec),
+    intro="""Search every candidate after arXiv 2410.00273: degrees, micro-batches, panels, and how
+many ranks of each group share a fast domain.
+
+M and S are a JSON file or a shipped name. Strategy 1d divides heads, 2d rows and columns (SUMMA),
+2d-seqp heads and the sequence; several are searched one after another.
+
+Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C.
+""",
+)
 
 
 def main() -> None:
@@ -41,14 +238,426 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    model, *rest = list(arguments) or ["--help"]
-    for module in (cli_explore_calculon, cli_explore_tensor2d):
-        if model == module.MODEL:
-            command: Command = module.COMMAND
-            return command.run(rest, module.execute)
-    # an option without a model is not unknown: what lacks is the model
-    asked = [word for word in (model, *rest) if word in ("--help", "-h")]
-    return COMMAND.run(asked, lambda _: no_model(model))
+    return run_model(arguments, COMMAND, MODELS)
+
+
+# --------------------------------------------------------------------------------------------------
+# What each model is asked: searches of all settings and sizes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything that one command asks, in the order of its answers."""
+
+    name: str
+    """Of the model."""
+    system: str
+    unit: str
+    """What is counted: 'processor' or 'GPU'."""
+    legend: str
+    axes: tuple[Axis, ...]
+    searches: tuple[Search, ...]
+    notes: Mapping[str, Sequence[str]]
+    """Heading -> sentences on what was assumed."""
+
+
+def _calculon(raw: dict[str, Any]) -> int:
+    if any(name in raw for name in _OWN):
+        return _tune(raw)
+    from search.closed_form.calculon.exploration import Space
+    from search.closed_form.files import calculon_system, load_application
+    from search.closed_form.questions import CalculonSearch, parse_axis, variants
+
+    values = read_values(_CALCULON.rows, raw)
+    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    space = make(CalculonSpaceSpec, values)
+    known = load_application(space.application)
+    system = calculon_system(space.system)
+    shared = _space_fields(space, known, compat=asked.compat)
+    _require_datatype(space.system, system, space.datatype)
+    axes = tuple(parse_axis(text) for text in asked.sweep)
+    searches = [
+        CalculonSearch(
+            application=one["application"],
+            system=one["system"],
+            space=Space(**shared, num_procs=count),
+            asked=asked.of(setting, plot=files.plot is not None),
+            values=setting,
+        )
+        for setting, one in variants({"system": system, "application": known.application}, axes)
+        for count in _numbers(space.num_procs)
+    ]
+    question = Question(
+        name=known.name,
+        system=space.system,
+        unit="processor",
+        legend="t, p, d: tensor, pipeline, data degree; b: micro-batch; v: chunks per stage; "
+        "tiers: networks of t/p/d",
+        axes=axes,
+        searches=tuple(searches),
+        notes=_calculon_notes(values, known, shared, compat=asked.compat),
+    )
+    return execute(question, files, frontier=asked.frontier)
+
+
+def _require_datatype(name: str, system: System, datatype: str) -> None:
+    """Raise InfeasibleError where a search could only end without an answer."""
+    both = [known for known in system.matrix if known in system.vector]
+    if datatype not in both:
+        raise InfeasibleError(
+            f"{name} has no rates of {datatype}; choose a --datatype that it has: {', '.join(both)}"
+        )
+
+
+def _space_fields(space: CalculonSpaceSpec, known: Known, *, compat: bool) -> dict[str, Any]:
+    from search.closed_form.files import structure_of
+
+    for option_name, chosen, word in (
+        ("attention", space.attention, "flash"),
+        ("structure", space.structure, "llama"),
+    ):
+        if compat and chosen == word:
+            raise OptionError(
+                f"--{option_name} {word} is not in the published model; leave out that or --compat"
+            )
+    built = "gpt" if known.spec is None or compat else structure_of(known.spec)
+    return {
+        "max_batch": space.max_batch,
+        "datatype": space.datatype,
+        "attention_type": space.attention,
+        "structure_type": space.structure or built,
+        "fused_activation": space.fused_activation,
+        # the published space has the largest batch that divides, and equal stages
+        "fixed_batch": not (space.any_batch or compat),
+        "uneven": not (space.even_stages or compat),
+        "tensor_overlap": space.tp_overlap,
+        "data_overlap": space.dp_overlap,
+        "offload": space.offload,
+    }
+
+
+def _calculon_notes(
+    given: Collection[str], known: Known, fields: Mapping[str, Any], *, compat: bool
+) -> dict[str, list[str]]:
+    from search.closed_form.calculon import Quirks
+
+    batch = fields["max_batch"]
+    assumed = [
+        f"every execution has a batch of {batch}"
+        if fields["fixed_batch"]
+        else f"batches are the largest multiple of the data degree up to {batch}",
+        *(
+            f"{name} {fields[key]}"
+            for name, key, said in (
+                ("datatype", "datatype", "datatype"),
+                ("attention", "attention_type", "attention"),
+                ("structure", "structure_type", "structure"),
+                ("fused activations", "fused_activation", "fused-activation"),
+            )
+            if said not in given
+        ),
+        *(["stages may differ by a block"] if fields["uneven"] else ["stages are equally long"]),
+    ]
+    if not compat and not known.application.vocab_size:
+        assumed.append("vocab_size is not given: embedding, head and loss are left out")
+    kept = list(Quirks.meanings.values()) if compat else []
+    return {"assumed": assumed, "corrections that are off": kept}
+
+
+def _tensor2d(raw: dict[str, Any]) -> int:
+    from search.closed_form.files import load_model, tensor2d_system
+    from search.closed_form.questions import Tensor2dSearch, parse_axis, variants
+    from search.closed_form.tensor2d import Quirks
+
+    values = read_values(_TENSOR2D.rows, raw)
+    asked, files = make(AskedSpec, values), make(AnswerSpec, values)
+    space = make(Tensor2dSpaceSpec, values)
+    strategies = _strategies(space.strategy)
+    name, model = load_model(space.model)
+    system = tensor2d_system(space.system)
+    axes = tuple(parse_axis(text) for text in asked.sweep)
+    searches = [
+        Tensor2dSearch(
+            strategy=strategy,
+            model=one["model"],
+            system=one["system"],
+            num_gpus=count,
+            batch=space.batch,
+            asked=asked.of(setting, plot=files.plot is not None),
+            values=setting,
+        )
+        for setting, one in variants({"system": system, "model": model}, axes)
+        for count in _numbers(space.num_gpus)
+        for strategy in strategies
+    ]
+    assumed = [f"every candidate has a batch of {space.batch}"]
+    if not model.vocab and not asked.compat:
+        assumed.append("vocab is not given: embedding, head and loss are left out")
+    kept = list(Quirks.meanings.values()) if asked.compat else []
+    question = Question(
+        name=name,
+        system=space.system,
+        unit="GPU",
+        legend="tp: tensor degree, columns x rows; mbs: micro-batch; nb: panels; "
+        "domain: ranks of tp/pp/dp in a fast domain",
+        axes=axes,
+        searches=tuple(searches),
+        notes={"assumed": assumed, "corrections that are off": kept},
+    )
+    return execute(question, files, frontier=asked.frontier)
+
+
+def _strategies(text: str) -> tuple[Strategy, ...]:
+    found: list[Strategy] = []
+    for word in text.split(","):
+        strategy = next((known for known in _STRATEGIES if known == word.strip()), None)
+        if strategy is None:
+            raise OptionError(
+                f"--strategy: expected {', '.join(_STRATEGIES)} or several of them with commas, "
+                f"got {word.strip()!r:.60}"
+            )
+        found.append(strategy)  # type: ignore[arg-type]  # one of its words
+    return tuple(dict.fromkeys(found))
+
+
+def _numbers(values: Sequence[int]) -> tuple[int, ...]:
+    """Return the different numbers of a list option, in ascending order."""
+    return tuple(sorted(set(values)))
+
+
+MODELS: Mapping[str, Model] = {
+    "calculon": Model(_CALCULON, _calculon),
+    "tensor2d": Model(_TENSOR2D, _tensor2d),
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Searching, with progress, and what comes of it.
+
+
+def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) -> int:
+    """Search, show and write everything that is asked for, and return the exit code."""
+    from search.closed_form.session import Session
+    from search.report.closed_form import none_sentence
+
+    if files.plot is not None:
+        from autopar.command.show import require_matplotlib
+
+        require_matplotlib("--plot")
+    with _point_file(files) as points:
+        session = Session(
+            searches=question.searches,
+            paths=[axis.path for axis in question.axes],
+            points=points,
+            statistics=files.all_statistics,
+        )
+        _search(session)
+        found = any(answer.best for answer in session.answers)
+        if not found and not session.stopped:
+            raise InfeasibleError(
+                none_sentence(session.answers, question.name, question.system, question.unit)
+            )
+        if points is not None:
+            # a search that was stopped leaves the part that was written
+            points.keep = session.stopped
+    if session.stopped:
+        share = session.share * 100
+        say(f"{_NAME}: stopped after {share:.0f} % of the search; the best until then follows")
+        if points is not None:
+            say(f"{_NAME}: what was written until then is in {points.part}, rows: {points.rows:,}")
+    elif points is not None:
+        say(f"{_NAME}: wrote {files.all}, rows: {points.rows:,}")
+    if not found:
+        return commands.INTERRUPTED
+    try:
+        # before the tables, whose reader may leave in the middle
+        _write(question, session.answers, files, frontier=frontier)
+    finally:
+        if files.json != "-":
+            _show(question, session.answers)
+    return commands.INTERRUPTED if session.stopped else 0
+
+
+def _write(
+    question: Question, answers: Sequence[Answer], files: AnswerSpec, *, frontier: bool
+) -> None:
+    paths = [axis.path for axis in question.axes]
+    if files.json is not None:
+        from search.report.closed_form import json_document
+
+        alone = len(question.searches) == 1 and not (paths or frontier)
+        write_answer(files.json, json_document(answers, paths, alone=alone, frontier=frontier))
+    if files.plot is not None:
+        from search.closed_form.pictures import save_pictures
+
+        kind = files.plot_format or "png"
+        for path in save_pictures(
+            files.plot,
+            answers,
+            title=f"{question.name} on {question.system}",
+            unit=question.unit,
+            paths=paths,
+            formats=("png", "svg") if kind == "both" else (kind,),
+        ):
+            say(f"{_NAME}: wrote {path}")
+
+
+@contextlib.contextmanager
+def _point_file(files: AnswerSpec) -> Iterator[PointFile | None]:
+    if files.all is None:
+        yield None
+        return
+    from search.closed_form.session import PointFile
+
+    with PointFile(files.all, "--all") as points:
+        yield points
+
+
+def _search(session: Session) -> None:
+    """Run all searches; Ctrl-C ends them between two parts, and shows what was found."""
+    try:
+        session.start()
+        _wait(session)
+    except KeyboardInterrupt:
+        session.stopped = True
+        say(f"{_NAME}: stopping (Ctrl-C again gives up at once)")
+        while not session.over.wait(_POLL_S):
+            pass
+    except SystemExit:
+        # told to end: the core may not outlive the interpreter
+        session.stopped = True
+        session.over.wait()
+        raise
+    session.finish()
+
+
+def _wait(session: Session) -> None:
+    """Wait for the end, and say how far the search is."""
+    start_s = time.monotonic()
+    if session.over.wait(0.3):  # most searches are over before anything is worth showing
+        return
+    if sys.stderr.isatty():
+        _wait_with_bar(session)
+        return
+    next_s = start_s + _QUIET_S
+    while not session.over.wait(_POLL_S):
+        if time.monotonic() >= next_s:
+            next_s += _EVERY_S
+            say(f"{_NAME}: {session.label}: {session.share * 100:.0f} % searched")
+
+
+def _wait_with_bar(session: Session) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("Ctrl-C shows the best until then", style="dim"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(session.label, total=len(session.searches))
+        while not session.over.wait(_POLL_S):
+            bar.update(task, completed=session.done, description=session.label)
+
+
+def _show(question: Question, answers: Sequence[Answer]) -> None:
+    from autopar.command.show import make_console, print_plain
+    from search.report import closed_form as report
+
+    console = make_console(sys.stdout)
+    console.width = min(console.width, report.WIDTH)
+    print_plain(console, f"{question.name} on {question.system}", style="bold")
+    if question.axes:
+        paths = [axis.path for axis in question.axes]
+        groups: dict[tuple[int, str | None], list[Answer]] = {}
+        for answer in answers:
+            groups.setdefault((answer.processors, answer.strategy), []).append(answer)
+        for group in groups.values():
+            report.show_sweep(console, group, paths, unit=question.unit)
+    else:
+        for place, answer in enumerate(answers):
+            report.show_answer(
+                console,
+                answer,
+                unit=question.unit,
+                legend="" if place else question.legend,  # once is enough
+                alone=len(answers) == 1,
+            )
+            report.show_frontier(console, answer)
+        report.show_scaling(console, answers, unit=question.unit)
+    report.show_lists(console, question.notes)
+
+
+# --------------------------------------------------------------------------------------------------
+# `--tuner NAME --space FILE`: spaces that a user writes down.
+
+
+def _tune(raw: Mapping[str, Any]) -> int:
+    from search.closed_form.files import calculon_system, load_application, structure_of
+    from search.closed_form.tuners import load_space, tune
+
+    helps = {row.name: row.help for row in _CALCULON.rows}
+    for name in ("application", "system", "space"):
+        if name not in raw:
+            raise OptionError(f"--{name} is missing; it takes: {helps[name]}")
+    for name in helps:
+        if name in raw and name not in (*_OWN, *_SHARED):
+            raise OptionError(f"--{name} does not go with --space, whose points the file says")
+    values = read_values(_CALCULON.rows, raw)
+    asked, tuner = make(AskedSpec, values), make(TunerSpec, values)
+    files = make(AnswerSpec, values)
+    processors = _numbers(values["num-procs"]) if "num-procs" in values else (None,)
+    if len(processors) > 1:
+        raise OptionError("--num-procs: with --space expected one number of processors")
+    known = load_application(values["application"])
+    built = "gpt" if known.spec is None or asked.compat else structure_of(known.spec)
+    result = tune(
+        known.application,
+        calculon_system(values["system"]),
+        load_space(Path(tuner.space), num_procs=processors[0], structure_type=built),
+        tuner=tuner.tuner,
+        evaluations=tuner.evaluations,
+        seed=tuner.seed,
+        objective=asked.objective,
+        threads=asked.threads,
+        compat=asked.compat,
+        ray=tuner.ray,
+        ray_search=tuner.ray_search,
+        progress=_talker(),
+    )
+    if result.best is None:
+        reason, count = next(iter(result.refused.items()))
+        raise InfeasibleError(
+            f"{tuner.space}: none of {result.evaluations:,} points of {known.name} on "
+            f"{values['system']} can run; {count:,} are refused because: {reason}"
+        )
+    if files.json != "-":
+        from autopar.command.show import make_console, print_plain
+        from search.report.closed_form import show_tuning
+
+        console = make_console(sys.stdout)
+        print_plain(console, f"{known.name} on {values['system']}", style="bold")
+        show_tuning(console, result)
+    if files.json is not None:
+        from search.report.closed_form import tuning_document
+
+        write_answer(files.json, tuning_document(result))
+    return 0
+
+
+def _talker() -> Callable[[int, int], None]:
+    next_s = time.monotonic() + _EVERY_S
+
+    def progress(done: int, whole: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _EVERY_S
+            say(f"{_NAME}: {done:,} of {whole:,} evaluations")
+
+    return progress
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,21 +12,18 @@ from typing import TYPE_CHECKING, Any
 from autopar.command.options import Command, make, option, read_values, rows_of
 from autopar.command.run import say
 from autopar.command.show import make_console, print_item, print_plain
-from autopar.errors import DocumentError, OptionError
+from autopar.errors import OptionError
 from autopar.units import format_seconds
-from search.commands.app import leave, working
+from search.commands.app import emit, leave, working
 from search.engines.job import Job, as_typed
 from search.engines.registry import EXPORTERS, IMPORTERS
-from search.engines.reprice import Choice, change_sentence
+from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
 from search.report.plan import print_heading
 from search.request import FILLS, Request, build_request, changed_inputs, stored_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
-    from autopar.plans import Plan, Prediction
-    from search.engines.reprice import Price
-    from search.question import Session
 
 __all__ = [
     "COMMAND",
@@ -226,13 +221,14 @@ def _execute(raw: dict[str, Any]) -> int:
 
 def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
+    from search.engines.handover import job_of, pricer_of
     from search.engines.registry import lower_for
     from search.engines.reprice import choose
 
     path = own.plan
     document = PlanDocument.read(path)
     request = build_request({**stored_request(path, document), **raw})
-    job, session = _job(path, document, request)
+    job, session = job_of(path, document, request, lambda text: say(f"{_NAME}: {text}"))
     if session is not None:
         for name in changed_inputs(document, session.sources):
             say(f"{_NAME}: {name} has changed since the plan was made")
@@ -241,7 +237,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     if lowered.losses and not own.allow_approx:
         # a refusal is about what is lost, not about what it costs
         return _refuse(choose(job, lower, lowered, None), own)
-    price = None if session is None else _pricer(session, request)
+    price = None if session is None else pricer_of(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
     if choice.too_large and not own.allow_approx:
         return _refuse(choice, own)
@@ -250,125 +246,19 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     for line in overfull_lines(choice):
         say(f"{_NAME}: {line}")
     # stdout holds the document and nothing else
-    if own.json == "-":
-        _emit("-", lambda: _document(choice, "exported", written))
-        return 0
-    show_export(job, choice, written)
-    _emit(own.json, lambda: _document(choice, "exported", written))
+    if own.json != "-":
+        show_export(job, choice, written)
+    if own.json is not None:
+        emit(own.json, export_document(choice, status="exported", files=written))
     return 0
 
 
-def _pricer(session: Session, request: Request) -> Price:
-    """Return what prices plans with options changed; each change loads its own tables once.
-
-    Raises InputError where no tables were measured that way.
-    """
-    from search.question import open_session
-
-    # without changes it is the session's own
-    planners = {frozenset[tuple[str, bool]](): session.planner}
-
-    def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
-        key = frozenset(changes.items())
-        if key not in planners:
-            changed: dict[str, Any] = dict(changes)
-            options = dataclasses.replace(request.options, **changed)
-            planners[key] = open_session(request.inputs, options, request.given).planner
-        return planners[key].evaluate(plan)
-
-    return price
-
-
 def _refuse(choice: Choice, own: ExportSpec) -> int:
-
-    _emit(own.json, lambda: _document(choice, "refused", ()))
+    if own.json is not None:
+        emit(own.json, export_document(choice, status="refused", files=()))
     for line in refusal_lines(choice):
         say(f"{_NAME}: {line}")
     return REFUSED
-
-
-def _job(path: str, document: PlanDocument, request: Request) -> tuple[Job, Session | None]:
-    """Return what is exported, and what prices it: None where no hardware is named."""
-    from autopar.plans import violations
-    from search.engines.job import Job
-    from search.question import open_session, read_plan_for
-    from search.request import model_spec
-
-    inputs, options = request.inputs, request.options
-    sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
-    if inputs.model is None and None in sizes:
-        raise OptionError(
-            "--model: is missing, and the plan does not say it; give a shipped name, a config.json "
-            "or a model.json"
-        )
-    session = None
-    # nothing names hardware: the export has no price then
-    if inputs.uses_default_hardware:
-        spec = model_spec(inputs)
-        plan, num_nodes, gpus_per_node = _without_hardware(path, document, request, spec.num_layers)
-    else:
-        session = open_session(inputs, options, request.given, has_plan=True)
-        spec, plan = session.spec, read_plan_for(document, session, path=path)
-        num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
-    problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise DocumentError(
-            path,
-            f"the plan is illegal for {spec.name}: {problems[0]}{more}",
-            remedy="autopar-search --evaluate shows everything",
-        )
-    job = Job(
-        plan=plan,
-        spec=spec,
-        model=inputs.model or spec.name,
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        sequence_parallel=options.sequence_parallel,
-        async_grad_reduce=options.async_grad_reduce,
-        precision=options.mixed_precision,
-        fp32_gradients=options.fp32_gradients,
-    )
-    return job, session
-
-
-def _without_hardware(
-    path: str, document: PlanDocument, request: Request, num_layers: int
-) -> tuple[Plan, int, int]:
-    from autopar.documents.plan import read_strategy
-
-    nodes, gpus = request.inputs.num_nodes, request.inputs.num_gpus_per_node
-    plan = read_strategy(document, world_size=_world_of(request), path=path)
-    world = plan.world_size
-    if len(plan.layers) != num_layers:
-        raise DocumentError(
-            path,
-            f"describes {len(plan.layers)} layers while the model has {num_layers}",
-            key="tp_sizes_enc",
-            remedy="give the plan's --model or --num-layers",
-        )
-    if gpus is None:
-        # 8 GPUs a node, the common size, where that comes out even
-        gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
-    if nodes is None:
-        nodes = max(1, world // gpus)
-        say(f"{_NAME}: no --num-nodes given, writing for {nodes} x {gpus} GPUs")
-    if nodes * gpus != world:
-        raise OptionError(
-            f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
-            "--num-nodes and --num-gpus-per-node of the cluster"
-        )
-    return plan, nodes, gpus
-
-
-def _world_of(request: Request) -> int | None:
-    inputs = request.inputs
-    if inputs.world_size is not None:
-        return inputs.world_size
-    if inputs.num_gpus_per_node is not None:
-        return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
-    # 8 GPUs a node, as where a plan says how many there are
-    return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
 
 
 def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> dict[str, str]:
@@ -408,42 +298,20 @@ def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
     return [str(folder / name) for name in files]
 
 
-def _document(choice: Choice, status: str, files: Sequence[str]) -> dict[str, object]:
-    from search.engines.reprice import export_document
-
-    return export_document(choice, status=status, files=files)
-
-
-def _emit(path: str | None, make: Any) -> None:
-    if path is None:
-        return
-    document = make()
-    if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        return
-    from autopar.documents.plan import write_document
-
-    try:
-        write_document(path, document)
-    except DocumentError as error:
-        raise OptionError(
-            f"--json {path}: {error.problem}; choose another path, or - for stdout"
-        ) from None
-
-
 # --- engine -> plan ---------------------------------------------------------------------------
 
 
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from search.engines.configuration import read_configuration
     from search.engines.galvatron import strategy_text
+    from search.engines.handover import num_layers_of, world_size_of
     from search.engines.registry import importer_for
     from search.engines.reprice import import_document
 
     imported = importer_for(engine)(
         read_configuration(own.plan),
-        world_size=_world_of(request),
-        num_layers=_num_layers(request),
+        world_size=world_size_of(request),
+        num_layers=num_layers_of(request),
     )
     for note in imported.notes:
         say(f"{_NAME}: {note}")
@@ -457,16 +325,9 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     # stdout belongs to the document then
     elif own.json != "-":
         sys.stdout.write(text)
-    _emit(own.json, lambda: import_document(engine, imported.plan, imported.notes))
+    if own.json is not None:
+        emit(own.json, import_document(engine, imported.plan, imported.notes))
     return 0
-
-
-def _num_layers(request: Request) -> int | None:
-    from search.request import model_spec
-
-    if request.inputs.model is not None:
-        return model_spec(request.inputs).num_layers
-    return sum(request.inputs.num_layers) if request.inputs.num_layers else None
 
 
 if __name__ == "__main__":

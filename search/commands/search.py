@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import OptionError
-from search.commands.app import leave, working
+from search.commands.app import emit, leave, working
 from search.options import PANELS
 from search.request import FILLS, Request, build_request
 
@@ -170,19 +169,8 @@ def _evaluate(request: Request, session: Session) -> int:
 
 
 def _emit(request: Request, document: ResultDocument) -> None:
-    path = request.output.json_path
-    if path == "-":
-        sys.stdout.write(json.dumps(document.content(), indent=2, allow_nan=False) + "\n")
-    elif path is not None:
-        from autopar.documents.plan import write_document
-        from autopar.errors import DocumentError
-
-        try:
-            write_document(path, document.content())
-        except DocumentError as error:
-            raise OptionError(
-                f"--json {path}: {error.problem}; choose another path, or - for stdout"
-            ) from None
+    if request.output.json_path is not None:
+        emit(request.output.json_path, document.content())
 
 
 def _write(request: Request, session: Session, result: SearchResult) -> None:

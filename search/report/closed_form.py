@@ -6,7 +6,7 @@ Numbers are computed in `search.closed_form`; here they are only set in tables a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +14,18 @@ from rich.console import Console
 
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
-from search.closed_form.calculon.exploration import Objective
-from search.closed_form.questions import Answer, Part, Point
+from search.closed_form import calculon, tensor2d
+from search.closed_form.files import Known
+from search.closed_form.native import Objective
+from search.closed_form.questions import (
+    Answer,
+    Part,
+    Point,
+    calculon_memory,
+    calculon_time,
+    tensor2d_memory,
+    tensor2d_time,
+)
 from search.closed_form.tuners import TuningResult
 from search.closed_form.validation import SOURCE, Check, errors_of
 from search.report.plan import print_heading
@@ -24,23 +34,17 @@ __all__ = [
     "WIDTH",
     "by_strategy",
     "efficiencies",
-    "format_rate",
     "json_document",
     "none_sentence",
     "show_answer",
-    "show_assumed",
+    "show_candidate",
+    "show_execution",
     "show_frontier",
-    "show_layers",
     "show_lists",
-    "show_memory_parts",
-    "show_pairs",
     "show_scaling",
     "show_sweep",
-    "show_time_parts",
-    "show_title",
     "show_tuning",
     "show_validation",
-    "subject",
     "tuning_document",
 ]
 
@@ -58,7 +62,24 @@ _SHOWN = 30
 """Points of a frontier that a table has, at most."""
 
 
-def subject(answer: Answer, unit: str) -> str:
+def _print_rows(
+    console: Console,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    total: Sequence[str] | None = None,
+    **look: Any,
+) -> None:
+    """Print a table; `total` is a last row in bold, `look` what `make_table` takes."""
+    table = make_table(*heads, spaced=True, **look)
+    for row in rows:
+        table.add_row(*row)
+    if total is not None:
+        table.add_row(*total, style="bold")
+    console.print(table)
+
+
+def _subject(answer: Answer, unit: str) -> str:
     """Return what was searched: the processors and the strategy."""
     text = format_count(answer.processors, unit)
     return text if answer.strategy is None else f"{text}, {answer.strategy}"
@@ -72,21 +93,20 @@ def show_answer(
     unit : what is counted, 'processor' or 'GPU'. legend : what the letters of executions mean.
     alone : no other search follows, which would say where time and memory go.
     """
-    print_heading(console, subject(answer, unit))
+    print_heading(console, _subject(answer, unit))
     if answer.best:
-        table = make_table(
-            "#", "samples/s", "step", "memory", "of all", "execution", words_last=True, spaced=True
-        )
-        for place, point in enumerate(answer.best, 1):
-            table.add_row(
+        rows = [
+            (
                 str(place),
                 f"{point.rate_per_s:.5g}",
                 format_seconds(point.time_s),
-                format_bytes(point.memory_bytes),
-                _percent(point.memory_bytes / answer.capacity_bytes),
+                *_memory(point, answer),
                 f"{point.degrees}, {point.switches}",
             )
-        console.print(table)
+            for place, point in enumerate(answer.best, 1)
+        ]
+        heads = ("#", "samples/s", "step", "memory", "of all", "execution")
+        _print_rows(console, heads, rows, words_last=True)
         if legend:
             print_plain(console, legend, style="dim")
     _show_counts(console, answer)
@@ -95,24 +115,29 @@ def show_answer(
         _show_parts(console, dict(list(best.items())[:_BROKEN_DOWN]))
 
 
+def _memory(point: Point, answer: Answer) -> tuple[str, str]:
+    """Return what a point needs, and its share of what there is."""
+    share = point.memory_bytes / answer.capacity_bytes
+    return format_bytes(point.memory_bytes), _percent(share)
+
+
 def show_frontier(console: Console, answer: Answer) -> None:
     """Print what nothing beats in both time per sample and memory, fastest first."""
     if not answer.frontier:
         return
     shown = _spread(answer.frontier)
     print_heading(console, "frontier: less memory only for more time")
-    table = make_table(
-        "memory", "of all", "samples/s", "step", "execution", left=0, words_last=True, spaced=True
-    )
-    for point in shown:
-        table.add_row(
-            format_bytes(point.memory_bytes),
-            _percent(point.memory_bytes / answer.capacity_bytes),
+    rows = [
+        (
+            *_memory(point, answer),
             f"{point.rate_per_s:.5g}",
             format_seconds(point.time_s),
             point.degrees,
         )
-    console.print(table)
+        for point in shown
+    ]
+    heads = ("memory", "of all", "samples/s", "step", "execution")
+    _print_rows(console, heads, rows, left=0, words_last=True)
     if len(shown) < len(answer.frontier):
         print_plain(
             console, f"{len(shown)} of {len(answer.frontier)} points; --json has all", style="dim"
@@ -126,22 +151,14 @@ def show_scaling(console: Console, answers: Sequence[Answer], *, unit: str) -> N
     named = any(answer.strategy for answer in answers)
     if len({answer.processors for answer in answers}) > 1:
         print_heading(console, "scaling")
-        heads = (f"{unit}s", *(["strategy"] if named else []))
-        table = make_table(
-            *heads,
-            "samples/s",
-            "of each",
-            "efficiency",
-            "step",
-            "execution",
-            left=0,
-            words_last=True,
-            spaced=True,
-        )
-        for group in by_strategy(answers):
-            for answer, share in zip(group, efficiencies(group), strict=True):
-                table.add_row(*_scaled(answer, share, named=named))
-        console.print(table)
+        heads = [f"{unit}s", *(["strategy"] if named else [])]
+        heads += ["samples/s", "of each", "efficiency", "step", "execution"]
+        rows = [
+            _scaled(answer, share, named=named)
+            for group in by_strategy(answers)
+            for answer, share in zip(group, efficiencies(group), strict=True)
+        ]
+        _print_rows(console, heads, rows, left=0, words_last=True)
         print_plain(
             console,
             f"of each: samples/s per {unit}; efficiency: that against the first with an answer",
@@ -176,56 +193,36 @@ def show_sweep(
     console: Console, answers: Sequence[Answer], paths: Sequence[str], *, unit: str
 ) -> None:
     """Print the best execution at every setting of a sweep, of one number of processors."""
-    print_heading(console, f"sweep on {subject(answers[0], unit)}")
+    print_heading(console, f"sweep on {_subject(answers[0], unit)}")
     heads = ["value" if len(paths) == 1 else f"value {n}" for n, _ in enumerate(paths, 1)]
     for head, path in zip(heads, paths, strict=True):
         print_plain(console, f"{head} = {path}")
-    table = make_table(
-        *heads,
-        "samples/s",
-        "change",
-        "step",
-        "memory",
-        "of all",
-        "best",
-        left=0,
-        words_last=True,
-        spaced=True,
-    )
     first = next((answer.best[0] for answer in answers if answer.best), None)
     names: dict[str, str] = {}
+    rows = []
     for answer in answers:
-        values = [f"{value:.6g}" for value in answer.values]
+        row = [f"{value:.6g}" for value in answer.values]
         if not answer.best or first is None:
-            table.add_row(*values, "", "", "", "", "", "none can run")
+            rows.append([*row, "", "", "", "", "", "none can run"])
             continue
         best = answer.best[0]
         words = f"{best.degrees}, {best.switches}"
-        table.add_row(
-            *values,
-            f"{best.rate_per_s:.5g}",
-            f"{(best.rate_per_s / first.rate_per_s - 1) * 100:+.1f} %",
-            format_seconds(best.time_s),
-            format_bytes(best.memory_bytes),
-            _percent(best.memory_bytes / answer.capacity_bytes),
-            # executions repeat over a sweep, so a letter stands for each
-            names.setdefault(words, _letters(len(names))),
+        rows.append(
+            [
+                *row,
+                f"{best.rate_per_s:.5g}",
+                f"{(best.rate_per_s / first.rate_per_s - 1) * 100:+.1f} %",
+                format_seconds(best.time_s),
+                *_memory(best, answer),
+                # executions repeat over a sweep, so a letter stands for each
+                names.setdefault(words, _letters(len(names))),
+            ]
         )
-    console.print(table)
-    table = make_table("best", "execution", words_last=True, spaced=True)
-    for words, name in names.items():
-        table.add_row(name, words)
+    heads += ["samples/s", "change", "step", "memory", "of all", "best"]
+    _print_rows(console, heads, rows, left=0, words_last=True)
     console.print()
-    console.print(table)
-
-
-def show_assumed(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
-    """Print lists of sentences under their headings, empty ones left out."""
-    for heading, items in lists.items():
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
+    letters = [(name, words) for words, name in names.items()]
+    _print_rows(console, ("best", "execution"), letters, words_last=True)
 
 
 def none_sentence(answers: Sequence[Answer], name: str, system: str, unit: str) -> str:
@@ -283,15 +280,15 @@ def _show_parts(console: Console, columns: Mapping[str, tuple[Answer, Point]]) -
             print_heading(console, heading)
         for start in range(0, len(heads), room // wide):
             shown = heads[start : start + room // wide]
-            table = make_table("part", *shown, spaced=True)
-            for part in names:
-                table.add_row(part, *(f"{rows[h].get(part, 0.0) * 100:.1f}" for h in shown))
-            if name == "memory":
-                sums = (f"{sum(rows[head].values()) * 100:.1f}" for head in shown)
-                table.add_row("in all", *sums, style="bold")
+            lines = [
+                (part, *(f"{rows[head].get(part, 0.0) * 100:.1f}" for head in shown))
+                for part in names
+            ]
+            sums = ("in all", *(f"{sum(rows[head].values()) * 100:.1f}" for head in shown))
             if start:
                 console.print()
-            console.print(table)
+            total = sums if name == "memory" else None
+            _print_rows(console, ("part", *shown), lines, total=total)
 
 
 def _show_counts(console: Console, answer: Answer) -> None:
@@ -383,15 +380,15 @@ def show_tuning(console: Console, result: TuningResult) -> None:
         f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
         f"{format_bytes(best.tier1_bytes)}",
     )
-    table = make_table("field", "value", spaced=True)
-    for name, value in best.execution.items():
-        table.add_row(name, str(value).lower() if isinstance(value, bool) else str(value))
-    console.print(table)
+    fields = [
+        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in best.execution.items()
+    ]
+    _print_rows(console, ("field", "value"), fields)
     print_heading(console, "how it was reached")
-    table = make_table("after", _HEADS[result.objective], left=0, spaced=True)
-    for step in result.trace[-_STEPS:]:
-        table.add_row(f"{step.evaluations:,}", _figure(result.objective, step.value))
-    console.print(table)
+    head, figure = _FIGURES[result.objective]
+    steps = [(f"{step.evaluations:,}", figure(step.value)) for step in result.trace[-_STEPS:]]
+    _print_rows(console, ("after", head), steps, left=0)
     print_plain(
         console,
         f"{result.evaluations:,} evaluations of {result.space_size:,} points; "
@@ -408,13 +405,11 @@ def tuning_document(result: TuningResult) -> dict[str, Any]:
     return {**asdict(result), "feasible_share": result.feasible_share}
 
 
-_HEADS: dict[Objective, str] = {"rate": "samples/s", "time": "step", "memory": "memory"}
-
-
-def _figure(objective: Objective, value: float) -> str:
-    if objective == "rate":
-        return f"{value:.5g}"
-    return format_seconds(value) if objective == "time" else format_bytes(value)
+_FIGURES: dict[Objective, tuple[str, Callable[[float], str]]] = {
+    "rate": ("samples/s", lambda value: f"{value:.5g}"),
+    "time": ("step", format_seconds),
+    "memory": ("memory", format_bytes),
+}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -425,43 +420,71 @@ _PEERS = {"step time": 3.65, "states": 8.5, "activations": 2.1}
 """Mean errors of the published Calculon model, in percent, with the system it ships."""
 
 
-def format_rate(per_s: float) -> str:
+_CALCULON_LAYERS = {
+    "name": ("operation", ""),
+    "fw_flops": ("GFLOP", "GFLOP"),
+    "fw_processing_time": ("forward", "s"),
+    "baseblock_fw_tp_comm_time": ("link", "s"),
+    "weight": ("weights", "B"),
+    "activation": ("kept", "B"),
+}
+_REQUIRED = (
+    ("tensor parallel, tiles", "tp_bw_overlap_req", "tensor_par_net"),
+    ("data parallel, chunks", "dp_bw_overlap_req_chunk", "data_par_net"),
+    ("data parallel, tail", "dp_bw_overlap_req_tail", "data_par_net"),
+    ("offload of activations", "act_offload_bw_req", None),
+    ("offload of weights", "weight_offload_bw_req", None),
+    ("offload of optimizer", "optim_offload_bw_req", None),
+    ("offload as asked", "offload_mem_bw_req", None),
+)
+_TENSOR2D_LAYERS = {
+    "name": ("operation", ""),
+    "t_fwd": ("forward", "s"),
+    "t_fwd_comm": ("links", "s"),
+    "t_bwd": ("backward", "s"),
+    "t_bwd_comm": ("links", "s"),
+    "weights_mem": ("weights", "B"),
+    "activation_buffer": ("kept", "B"),
+}
+
+
+def _rate(per_s: float) -> str:
     """Return what is done per second, without an exponent."""
     return f"{per_s:,.0f}" if per_s >= 1e4 else f"{per_s:.5g}"
 
 
-def show_title(console: Console, title: str, speed: str) -> None:
-    """Print what was priced and how fast it is."""
+def _show_step(
+    console: Console, title: str, parts: Sequence[Part], total_s: float, *, batch: int, rate: float
+) -> None:
+    """Print what was priced and its parts; `on the network` includes what is hidden."""
     print_plain(console, title, style="bold")
+    speed = f"{rate:.5g} samples/s, step {format_seconds(total_s)}, batch {batch}"
     print_plain(console, speed, style="bold")
-
-
-def show_time_parts(console: Console, parts: Sequence[Part], total_s: float) -> None:
-    """Print the parts of a step; `on the network` includes what is hidden."""
     print_heading(console, "step time")
-    linked = any(part.whole is not None for part in parts)
-    table = make_table(
-        "part", "time", "share", *(("on the network",) if linked else ()), spaced=True
-    )
-    for part in parts:
-        row = [part.name, format_seconds(part.amount), _percent(part.amount / total_s)]
-        if linked:
-            row.append("" if part.whole is None else format_seconds(part.whole))
-        table.add_row(*row)
-    table.add_row("step", format_seconds(total_s), _percent(1.0), style="bold")
-    console.print(table)
+    linked = ("on the network",) if any(part.whole is not None for part in parts) else ()
+    rows = [
+        (
+            part.name,
+            format_seconds(part.amount),
+            _percent(part.amount / total_s),
+            *("" if part.whole is None else format_seconds(part.whole) for _ in linked),
+        )
+        for part in parts
+    ]
+    total = ("step", format_seconds(total_s), _percent(1.0))
+    _print_rows(console, ("part", "time", "share", *linked), rows, total=total)
 
 
-def show_memory_parts(
+def _show_memory(
     console: Console,
     parts: Sequence[Part],
     capacity_bytes: float,
     *,
-    second: tuple[float, float] | None = None,
+    second: tuple[float, float] = (0.0, 0.0),
 ) -> None:
     """Print the parts of the fullest processor's memory against its capacity.
 
-    second : needed and existing bytes of a second memory that is used.
+    second : needed and existing bytes of a second memory; shown where it is used.
     """
     print_heading(console, "memory per processor")
     table = make_table("part", "size", "of capacity", spaced=True)
@@ -470,24 +493,20 @@ def show_memory_parts(
     needed = sum(part.amount for part in parts)
     table.add_row("needed", format_bytes(needed), _percent(needed / capacity_bytes), style="bold")
     table.add_row("capacity", format_bytes(capacity_bytes), _percent(1.0))
-    if second is not None:
+    if second[0]:
         table.add_row("second memory needed", format_bytes(second[0]), _percent(_share(*second)))
         table.add_row("second memory capacity", format_bytes(second[1]), _percent(1.0))
     console.print(table)
 
 
-def show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
+def _show_pairs(console: Console, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
     """Print names and values, and behind them what the machine has; nothing without rows."""
-    if not rows:
-        return
-    print_heading(console, heading)
-    table = make_table(*("what", "value", "of the machine")[: len(rows[0])], spaced=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    if rows:
+        print_heading(console, heading)
+        _print_rows(console, ("what", "value", "of the machine")[: len(rows[0])], rows)
 
 
-def show_layers(
+def _show_layers(
     console: Console,
     rows: Sequence[Mapping[str, Any]],
     columns: Mapping[str, tuple[str, str]],
@@ -499,10 +518,8 @@ def show_layers(
     columns : key of a row -> (heading, 's', 'B', 'FLOP' or '').
     """
     print_heading(console, heading)
-    table = make_table(*(heading for heading, _ in columns.values()), spaced=True)
-    for row in rows:
-        table.add_row(*(_cell(row[key], unit) for key, (_, unit) in columns.items()))
-    console.print(table)
+    cells = [[_cell(row[key], unit) for key, (_, unit) in columns.items()] for row in rows]
+    _print_rows(console, [head for head, _ in columns.values()], cells)
 
 
 def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
@@ -512,6 +529,133 @@ def show_lists(console: Console, lists: Mapping[str, Sequence[str]]) -> None:
             print_heading(console, heading)
             for item in items:
                 print_item(console, item)
+
+
+def show_execution(
+    console: Console,
+    known: Known,
+    x: calculon.Execution,
+    system: calculon.System,
+    s: Mapping[str, Any],
+    *,
+    system_name: str,
+    compat: bool,
+    assumed: Sequence[str],
+) -> None:
+    """Print what `calculon.evaluate` says of an execution, with its operations where it has them.
+
+    assumed : what the documents do not say.
+    """
+    title = (
+        f"{known.name} on {system_name}: {x.num_procs} processors = tensor {x.tensor_par} * "
+        f"pipeline {x.pipeline_par} * data {x.data_par}"
+    )
+    total_s, rate = s["total_time"], s["sample_rate"]
+    _show_step(console, title, calculon_time(s), total_s, batch=x.batch_size, rate=rate)
+    parts = calculon_memory(
+        s,
+        weights=x.weight_offload,
+        activations=x.activations_offload,
+        optimizer=x.optimizer_offload,
+    )
+    second = s["proc_mem_tier2_cap_req"], system.memory_bytes(2)
+    _show_memory(console, parts, system.memory_bytes(1), second=second)
+    _show_pairs(console, "rates", _rates(known, x, system, s))
+    _show_pairs(console, "bandwidths that would hide transfers", _required(x, system, s))
+    if "layers" in s:
+        _show_layers(console, s["layers"], _CALCULON_LAYERS)
+    notes = []
+    if not known.application.vocab_size and not compat:
+        notes.append("vocab_size is not given: embedding, head and loss are left out")
+    if known.spec is not None and not compat:
+        wanted = "llama" if known.spec.layers[0].gated_mlp else "gpt"
+        if x.structure_type != wanted:
+            notes.append(
+                f"structure_type is {x.structure_type}, and {known.name} is built as {wanted}"
+            )
+    if compat:
+        notes.append("vocabulary, grouped keys and values and causal masks are not in this model")
+    kept = list(calculon.Quirks.meanings.values()) if compat else []
+    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
+
+
+def _rates(
+    known: Known, x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    tokens_per_s = s["sample_rate"] * known.application.seq_size
+    peak = system.matrix[x.datatype].tflops
+    achieved = s["total_efficiency"] * peak
+    return [
+        ("samples per second", _rate(s["sample_rate"])),
+        ("tokens per second", _rate(tokens_per_s)),
+        ("tokens per second and processor", _rate(tokens_per_s / x.num_procs)),
+        ("TFLOP/s per processor", f"{achieved:.4g} of {peak:.4g}"),
+        ("compute efficiency", f"{s['compute_efficiency'] * 100:.1f} %"),
+        ("system efficiency", f"{s['system_efficiency'] * 100:.1f} %"),
+        ("total efficiency", f"{s['total_efficiency'] * 100:.1f} %"),
+    ]
+
+
+def _required(
+    x: calculon.Execution, system: calculon.System, s: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for text, key, net in _REQUIRED:
+        if not s[key]:
+            continue
+        if net is None:
+            has = system.mem2.GBps
+        else:
+            has = system.networks[getattr(x, net)].bytes_per_s / 1e9
+        # bytes/s -> GB/s
+        rows.append((text, f"{s[key] / 1e9:.4g} GB/s", f"{has:.4g} GB/s"))
+    return rows
+
+
+def show_candidate(
+    console: Console,
+    model: tensor2d.Model,
+    system: tensor2d.System,
+    s: Mapping[str, Any],
+    *,
+    title: str,
+    num_gpus: int,
+    batch: int,
+    compat: bool,
+    assumed: Sequence[str],
+) -> None:
+    """Print what `tensor2d.evaluate` says of a candidate, as `show_execution`."""
+    rate = batch / s["t"]
+    _show_step(console, title, tensor2d_time(s), s["t"], batch=batch, rate=rate)
+    _show_memory(console, tensor2d_memory(s), system.hbm_capacity * 1e9)
+    achieved = s["flops_per_gpu"] / s["t"]
+    _show_pairs(
+        console,
+        "rates",
+        [
+            ("samples per second", _rate(rate)),
+            # l is the sequence length
+            ("tokens per second", _rate(rate * model.l)),
+            ("tokens per second and GPU", _rate(rate * model.l / num_gpus)),
+            ("TFLOP/s per GPU", f"{achieved:.4g} of {system.matrix_flops_fp16:.4g}"),
+            ("share of the peak", f"{achieved / system.matrix_flops_fp16 * 100:.1f} %"),
+        ],
+    )
+    if "layers" in s:
+        rows = [
+            # GB of the model -> bytes of the table
+            {**row, **{key: row[key] * 1e9 for key in ("weights_mem", "activation_buffer")}}
+            for row in s["layers"]
+        ]
+        around = ", embedding and head" if any(row["name"] == "embedding" for row in rows) else ""
+        _show_layers(console, rows, _TENSOR2D_LAYERS, heading=f"one layer{around}, one micro-batch")
+    kept = list(tensor2d.Quirks.meanings.values()) if compat else []
+    notes = []
+    if compat and model != model.published():
+        notes.append("what is more than l, e, h, depth and f of the model is not in this model")
+    elif not model.vocab:
+        notes.append("vocab is not given: embedding, head and loss are left out")
+    show_lists(console, {"assumed": assumed, "notes": notes, "corrections that are off": kept})
 
 
 def show_validation(
@@ -527,40 +671,33 @@ def show_validation(
     print_item(console, "no constant of the model or of the shipped system was fitted to them")
     for group in dict.fromkeys(check.group for check in checks):
         print_heading(console, group)
-        table = make_table(
-            "model",
-            "mode",
-            "published",
-            "default",
-            "error",
-            "--compat",
-            "error",
-            left=2,
-            spaced=True,
-        )
-        for mine, theirs in zip(checks, compat, strict=True):
-            if mine.group == group:
-                table.add_row(
-                    mine.model,
-                    mine.mode,
-                    f"{mine.published:.4g} {mine.unit}",
-                    f"{mine.computed:.4g}",
-                    _signed(mine.error),
-                    f"{theirs.computed:.4g}",
-                    _signed(theirs.error),
-                )
-        console.print(table)
+        heads = ("model", "mode", "published", "default", "error", "--compat", "error")
+        rows = [
+            (
+                mine.model,
+                mine.mode,
+                f"{mine.published:.4g} {mine.unit}",
+                f"{mine.computed:.4g}",
+                _signed(mine.error),
+                f"{theirs.computed:.4g}",
+                _signed(theirs.error),
+            )
+            for mine, theirs in zip(checks, compat, strict=True)
+            if mine.group == group
+        ]
+        _print_rows(console, heads, rows, left=2)
     print_heading(console, "errors")
     ours, kept = errors_of(tuple(checks)), errors_of(tuple(compat))
-    table = make_table(
-        "figures", "model", "mean size", "mean", "worst", "published", left=2, spaced=True
-    )
-    for group in ours:
-        peer = f"{_PEERS[group]:g} %" if group in _PEERS else ""
-        for name, errors, mean in (("default", ours, ""), ("--compat", kept, peer)):
-            e = errors[group]
-            table.add_row(group, name, _percent(e.mean, 2), _signed(e.bias), _signed(e.worst), mean)
-    console.print(table)
+    sizes = [
+        (name, which, _percent(one.mean, 2), _signed(one.bias), _signed(one.worst), mean)
+        for name in ours
+        for which, one, mean in (
+            ("default", ours[name], ""),
+            ("--compat", kept[name], f"{_PEERS[name]:g} %" if name in _PEERS else ""),
+        )
+    ]
+    names = ("figures", "model", "mean size", "mean", "worst", "published")
+    _print_rows(console, names, sizes, left=2)
     print_plain(
         console,
         "published: mean size of the errors that the published model has on its own A100",

@@ -18,7 +18,8 @@ import pytest
 from autopar.errors import InputError
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
 from search.closed_form.tuners import tune
-from search.closed_form.tuners.tune import CHUNK, cluster
+from search.closed_form.tuners.packages import cluster
+from search.closed_form.tuners.tune import CHUNK
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Ray and SMAC3 bring their own warnings, which are not ours to mend.

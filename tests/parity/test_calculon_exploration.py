@@ -12,7 +12,8 @@ import pytest
 from autopar.errors import InputError
 from search.closed_form.calculon import EXECUTION, evaluate_many
 from search.closed_form.calculon.engine import pack_executions, unpack_execution
-from search.closed_form.calculon.exploration import Exploration, Found, Objective, Space, explore
+from search.closed_form.calculon.exploration import Exploration, PricedExecution, Space, explore
+from search.closed_form.native import Objective
 from tests.data.read import calculon_best, calculon_documents
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
@@ -213,7 +214,7 @@ def test_the_best_are_the_best(
 def test_duplicates_are_left_out() -> None:
     """No two of the best differ only in switches without effect; the simplest is kept."""
 
-    def key(x: Found) -> tuple[Any, ...]:
+    def key(x: PricedExecution) -> tuple[Any, ...]:
         degrees = ("tensor_par", "pipeline_par", "pipeline_interleaving", "microbatch_size")
         return (x.total_time_s, x.tier1_bytes, *(x.execution[name] for name in degrees))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,7 @@ def test_random_candidates(quirks: Quirks) -> None:
 def test_random_candidates_with_random_defects() -> None:
     """Any subset of the defects."""
     rng = random.Random(2)
-    names = [f.name for f in fields(Quirks)]
+    names = list(Quirks.meanings)
     legal = 0
     for _ in range(1000):
         legal += both(rng, Quirks(**{name: rng.random() < 0.4 for name in names}))
@@ -345,7 +344,7 @@ def test_unusable_questions(change: dict[str, Any], sentence: str) -> None:
 def test_quirks_reach_the_engine() -> None:
     """Every switch of the readable model is one of the compiled one, and no other."""
     system, model = load_document(System, SYSTEM), load_document(Model, MODEL)
-    for name in asdict(CORRECT):
-        given = {k: v for k, v in asdict(CORRECT).items() if k != name}
+    for name in Quirks.meanings:
+        given = {k: v for k, v in CORRECT.flags().items() if k != name}
         with pytest.raises(KeyError, match=name):
             native.tensor2d.Engine(model.model_dump(), system.model_dump(), given, 0, 8, 8)

@@ -10,7 +10,7 @@ import pytest
 
 from search.closed_form import calculon, tensor2d
 from search.closed_form.files import calculon_system
-from search.closed_form.validation import errors_of, quirk_texts, validate
+from search.closed_form.validation import errors_of, validate
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def page(root: Path) -> str:
 def test_every_switch_has_its_row(page: str, quirks: type[Any], letter: str, last: int) -> None:
     """Under its number and name; numbers without a switch say so."""
     rows = dict(re.findall(rf"^\| ({letter}\d+) \| (\S+) \|", page, re.MULTILINE))
-    switches = {text.split(":")[0]: f"`{name}`" for name, text in quirk_texts(quirks).items()}
+    switches = {text.split(":")[0]: f"`{name}`" for name, text in quirks.meanings.items()}
 
     assert list(rows) == [f"{letter}{number}" for number in range(1, last + 1)]
     assert {number: name for number, name in rows.items() if name != "none"} == switches

@@ -21,7 +21,6 @@ from search.closed_form.questions import (
     tensor2d_time,
 )
 from search.closed_form.tensor2d import Quirks as Tensor2dQuirks
-from search.closed_form.validation import quirk_texts
 from search.commands import estimate as cli_estimate
 
 SEED = {  # 22 keys, as users of the published model write them for blocks of another kind
@@ -272,7 +271,7 @@ def test_execution_file_says_what_options_say(
     text = answer(capsys, *options, "--layers", "--compat")
     assert "\nfusedla " in text
     assert "\nembedding " not in text
-    assert all(number.split(":")[0] in text for number in quirk_texts(Tensor2dQuirks).values())
+    assert all(number.split(":")[0] in text for number in Tensor2dQuirks.meanings.values())
 
 
 def test_attention_is_said_in_the_title(capsys: pytest.CaptureFixture[str]) -> None:

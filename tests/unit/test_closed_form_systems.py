@@ -19,8 +19,12 @@ from autopar.documents import catalog
 from autopar.errors import DocumentError
 from autopar.estimate.card import Card, load_card
 from search.closed_form.calculon.documents import System as CalculonSystem
-from search.closed_form.files import calculon_system, tensor2d_system
-from search.closed_form.systems import calculon_from_card, tensor2d_from_card
+from search.closed_form.files import (
+    calculon_from_card,
+    calculon_system,
+    tensor2d_from_card,
+    tensor2d_system,
+)
 from search.closed_form.tensor2d.documents import System as Tensor2dSystem
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -6,13 +6,13 @@ import _thread
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from search.closed_form.questions import Answer, Each, Point
-from search.commands.explore_session import AnswerSpec, Job, Question, execute
+from search.closed_form.questions import Answer, Point, Search, Watched
+from search.commands.explore import AnswerSpec, Question, execute
 
 POINT = Point(
     execution={"num_procs": 1},
@@ -33,28 +33,38 @@ def test_a_file_that_lacks_points_has_no_name(
     path = tmp_path / "all.csv"
     stopped: list[Callable[[], bool]] = []
 
-    def columns(statistics: bool) -> Callable[..., Iterator[dict[str, list[str]]]]:
-        def pieces(*arrays: Any) -> Iterator[dict[str, list[str]]]:
-            yield {"num_procs": ["1"]}
-            if interrupted:
-                _thread.interrupt_main()
-                until_s = time.monotonic() + 30
-                while not stopped[0]():
-                    assert time.monotonic() < until_s
-                    time.sleep(0.01)
-            yield {"num_procs": ["2"]}
+    class Small:
+        """A search of two points."""
 
-        return pieces
+        label = "1 processor"
+        values = ()
 
-    def run(
-        each: Each | None, progress: Callable[[int, int], None], stop: Callable[[], bool]
-    ) -> Answer:
-        assert each is not None
-        stopped.append(stop)
-        each(np.empty(0), np.empty(0))
-        return Answer(
-            processors=1, best=(POINT,), considered=2, feasible=2, rejected={}, capacity_bytes=2.0
-        )
+        def run(self, watched: Watched) -> Answer:
+            assert watched.each is not None
+            assert watched.stop is not None
+            stopped.append(watched.stop)
+            watched.each(np.empty(0), np.empty(0))
+            return Answer(
+                processors=1,
+                best=(POINT,),
+                considered=2,
+                feasible=2,
+                rejected={},
+                capacity_bytes=2.0,
+            )
+
+        def columns(self, *, statistics: bool) -> Callable[..., Iterator[dict[str, list[str]]]]:
+            def pieces(*arrays: Any) -> Iterator[dict[str, list[str]]]:
+                yield {"num_procs": ["1"]}
+                if interrupted:
+                    _thread.interrupt_main()
+                    until_s = time.monotonic() + 30
+                    while not stopped[0]():
+                        assert time.monotonic() < until_s
+                        time.sleep(0.01)
+                yield {"num_procs": ["2"]}
+
+            return pieces
 
     question = Question(
         name="small",
@@ -62,7 +72,7 @@ def test_a_file_that_lacks_points_has_no_name(
         unit="processor",
         legend="",
         axes=(),
-        jobs=(Job(label="1 processor", run=run, columns=columns),),
+        searches=(cast(Search, Small()),),
         notes={},
     )
     code = execute(question, AnswerSpec(all=str(path)))

@@ -28,8 +28,8 @@ from autopar.errors import OptionError
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
-    *("search.commands.estimate_calculon", "search.commands.estimate_tensor2d"),
-    *("search.commands.explore_calculon", "search.commands.explore_tensor2d"),
+    *("search.commands.estimate calculon", "search.commands.estimate tensor2d"),
+    *("search.commands.explore calculon", "search.commands.explore tensor2d"),
     *("profiler.verify.command", "autopar.estimate.command"),
     *(
         "profiler.hardware.command",
@@ -41,9 +41,10 @@ COMMANDS = (
 
 
 def command_of(module: str) -> Command:
-    """Return the command that a module has."""
-    found = vars(importlib.import_module(module))
-    command = found.get("COMMAND")
+    """Return the command that a module has, or that of the model behind its name."""
+    name, _, model = module.partition(" ")
+    found = vars(importlib.import_module(name))
+    command = found["MODELS"][model].command if model else found.get("COMMAND")
     assert isinstance(command, Command)
     return command
 

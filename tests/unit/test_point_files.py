@@ -14,8 +14,8 @@ import pytest
 from autopar.errors import OptionError
 from search.closed_form.calculon import Application, System
 from search.closed_form.calculon.exploration import Space
-from search.closed_form.points import PointFile, calculon_columns, tensor2d_columns
-from search.closed_form.questions import Answer, search_calculon, search_tensor2d
+from search.closed_form.questions import Answer, Asked, CalculonSearch, Tensor2dSearch, Watched
+from search.closed_form.session import PointFile
 from search.closed_form.tensor2d import (
     Model,
     System as Tensor2dSystem,
@@ -45,17 +45,16 @@ ROWS = {"a": ["1", "2"], "b": ["True", "none"]}
 
 def calculon_rows(path: Path, *, compat: bool, statistics: bool) -> tuple[Answer, list[Any]]:
     """Search a small space and return the answer and the rows of its file."""
-    columns = calculon_columns(APP, MACHINE, compat=compat, statistics=statistics, threads=1)
+    search = CalculonSearch(
+        application=APP,
+        system=MACHINE,
+        space=Space(num_procs=8, max_batch=4, fixed_batch=not compat, uneven=not compat),
+        asked=Asked(top=3, compat=compat),
+    )
+    columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
-        answer = search_calculon(
-            APP,
-            MACHINE,
-            Space(num_procs=8, max_batch=4, fixed_batch=not compat, uneven=not compat),
-            top=3,
-            objective="rate",
-            compat=compat,
-            threads=1,
-            each=lambda x, o: [points.write(part) for part in columns(x, o)].clear(),
+        answer = search.run(
+            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
         )
     with path.open(newline="") as file:
         return answer, list(csv.DictReader(file))
@@ -119,29 +118,18 @@ def test_all_statistics_of_calculon(tmp_path: Path) -> None:
 def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -> None:
     """The same for the other model; `1d` has its degree under tp1."""
     path = tmp_path / "all.csv"
-    columns = tensor2d_columns(
-        strategy,
-        MODEL,
-        GPU,
+    search = Tensor2dSearch(
+        strategy=strategy,
+        model=MODEL,
+        system=GPU,
         num_gpus=8,
         batch=8,
-        compat=False,
-        statistics=statistics,
-        threads=1,
+        asked=Asked(top=3, frontier=True),
     )
+    columns = search.columns(statistics=statistics)
     with PointFile(str(path), "--all") as points:
-        answer = search_tensor2d(
-            strategy,
-            MODEL,
-            GPU,
-            num_gpus=8,
-            batch=8,
-            top=3,
-            objective="rate",
-            compat=False,
-            threads=1,
-            frontier=True,
-            each=lambda x, o: [points.write(part) for part in columns(x, o)].clear(),
+        answer = search.run(
+            Watched(each=lambda x, o: [points.write(part) for part in columns(x, o)].clear())
         )
     with path.open(newline="") as file:
         rows = [document(row) for row in csv.DictReader(file)]
@@ -176,6 +164,25 @@ def test_every_tensor2d_point(tmp_path: Path, strategy: Any, statistics: bool) -
     }
     found = [(point.time_s, point.memory_bytes / 1e9) for point in answer.frontier]
     assert found == [pytest.approx(pair) for pair in sorted(kept)]
+
+
+def test_all_statistics_of_the_published_model() -> None:
+    """The file knows of a model what the search knew, which priced it without its vocabulary."""
+    search = Tensor2dSearch(
+        strategy="1d",
+        model=MODEL.model_copy(update={"vocab": 32000}),
+        system=GPU,
+        num_gpus=8,
+        batch=8,
+        asked=Asked(compat=True),
+    )
+    columns = search.columns(statistics=True)
+    found: list[float] = []
+    answer = search.run(
+        Watched(each=lambda x, o: [found.extend(map(float, c["t"])) for c in columns(x, o)].clear())
+    )
+
+    assert min(found) == answer.best[0].time_s
 
 
 def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ networks, and a model of 4 small blocks.
 
 from __future__ import annotations
 
+import pickle
 import re
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 from autopar.errors import InfeasibleExecution
 from search.closed_form.calculon import COMPAT, Quirks, evaluate, evaluate_many
-from search.closed_form.validation import quirk_texts
 
 H, F, S, HEADS, HEAD, BLOCKS = 64, 256, 32, 8, 8, 4
 A = S * H
@@ -339,7 +339,7 @@ def test_b18_memory_is_tested_early() -> None:
     machine = system()
     machine["mem1"]["GiB"] = 1e-6
 
-    assert "B18" not in " ".join(quirk_texts(Quirks).values())
+    assert "B18" not in " ".join(Quirks.meanings.values())
     for quirks in (Quirks(), COMPAT):
         with pytest.raises(InfeasibleExecution, match=r"Mem tier1 needs .* but only has 1"):
             evaluate(APPLICATION, EXECUTION, machine, compat=quirks)
@@ -364,8 +364,24 @@ def test_b19_unknown_datatype_ends_search() -> None:
 
 def test_every_switch_has_a_case() -> None:
     """Numbers are those of the switches, and each has a test of its number here."""
-    numbers = {int(text[1:].split(":")[0]) for text in quirk_texts(Quirks).values()}
+    numbers = {int(text[1:].split(":")[0]) for text in Quirks.meanings.values()}
     tested = {int(n) for name in globals() for n in re.findall(r"^test_b(\d+)_", name)}
 
     assert numbers == set(range(1, 20)) - {18}
     assert tested == set(range(1, 20))
+
+
+def test_switches_are_values_with_known_names() -> None:
+    """Equal ones are one key, a copy in another process is equal, and no name is made up."""
+    some = Quirks(pipe_tile_twice=True, tail_windows=False)
+
+    assert (some.pipe_tile_twice, some.tail_windows) == (True, False)
+    assert pickle.loads(pickle.dumps(some)) == some != COMPAT
+    assert len({some, Quirks(pipe_tile_twice=True), Quirks()}) == 2
+    assert (Quirks.of(True), Quirks.of(False), Quirks.of(some)) == (COMPAT, Quirks(), some)
+    assert repr(some) == "Quirks(pipe_tile_twice=True)"
+    assert all(COMPAT.flags().values())
+    with pytest.raises(TypeError, match="'pipe_tile_once' is unknown; the nearest one is 'pipe_t"):
+        Quirks(pipe_tile_once=True)
+    with pytest.raises(AttributeError, match="Quirks has no switch 'pipe_tile_once'"):
+        assert some.pipe_tile_once

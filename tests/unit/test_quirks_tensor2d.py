@@ -10,7 +10,6 @@ import pytest
 from autopar.errors import InfeasibleExecution
 from search.closed_form.tensor2d import Model, Quirks, Strategy, System, evaluate, survey
 from search.closed_form.tensor2d.engine import link_s
-from search.closed_form.validation import quirk_texts
 from tests.oracles.tensor2d.rows import Link, Pass, Row
 from tests.oracles.tensor2d.space import candidates
 from tests.oracles.tensor2d.step import row_time
@@ -320,7 +319,7 @@ def test_q14_repeated_panels() -> None:
 
 def test_every_switch_has_a_case() -> None:
     """Numbers are those of the switches; what needs no switch has a case as well."""
-    texts: dict[str, Any] = quirk_texts(Quirks)
+    texts = Quirks.meanings
     numbers = {int(text[1:].split(":")[0]) for text in texts.values()}
     tested = {int(n) for name in globals() for n in re.findall(r"^test_q(\d+)_", name)}
 

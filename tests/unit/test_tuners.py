@@ -19,7 +19,7 @@ from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM, evaluati
 from search.closed_form.calculon import InfeasibleExecution
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import REASONS
-from search.closed_form.calculon.exploration import OBJECTIVES, Objective
+from search.closed_form.native import OBJECTIVES, Objective
 from search.closed_form.tuners import TunerName, load_space, tune
 from search.closed_form.tuners.tune import Pricer, Record, draw_sample, price_all, price_range
 from tests.oracles.calculon import evaluate
@@ -307,6 +307,11 @@ def without(name: str) -> dict[str, Any]:
         (SPACE | {"tensor_par": {"from": 1, "to": 8, "step": 0}}, "tensor_par", "let the range"),
         (SPACE | {"tensor_par": {"from": 1, "to": 1.5}}, "tensor_par", "ranges are of integers"),
         (SPACE | {"batch_size": {"from": 1, "to": 2**40}}, "batch_size", "widen its step"),
+        *(
+            (SPACE | {"batch_size": {"from": 1, "to": 2**40, **steps}}, "batch_size", said)
+            for steps in ({"step": 2**24}, {"times": 2})
+            for said in ("the range ends at 1099511627776, expected an end of at most 2147483647",)
+        ),
     ],
 )
 def test_an_unusable_space_is_one_sentence(keys: dict[str, Any], key: str, said: str) -> None:

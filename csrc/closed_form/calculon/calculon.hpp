@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "closed_form/machine.hpp"
+#include "closed_form/quirks.hpp"
 
 namespace autopar::analytic::calculon {
 
@@ -51,18 +52,6 @@ struct System {
   Memory first, second;
   bool roofline = false;
   std::vector<Tier> tiers;
-};
-
-// Defects to reproduce; search/closed_form/calculon/engine.py says what each is, and has two more
-// that change no figure here: a null for a number, and the kind of a refusal.
-struct Quirks {
-  bool running_recompute_totals = false, pipe_tile_twice = false, edge_overlaps_as_base = false,
-       recommunication_as_forward = false, attention_input_dropped = false,
-       overlapped_activations = false, dropout_gradient_bytes = false,
-       weight_gradient_bytes = false, checkpoint_unsharded = false,
-       optimizer_per_microbatch = false, overlap_requirements = false, tail_windows = false,
-       latency_without_neighbour = false, offload_sums = false, divisor_fills_tier = false,
-       communication_flops = false;
 };
 
 // Why an execution cannot run; search/closed_form/calculon/engine.py has the sentences.
@@ -127,7 +116,8 @@ struct Shape {
   bool recompute_all, recompute_attention, regather_attention, regather_mlp;
 };
 
-struct Outer {
+// Embedding, head and loss.
+struct Vocab {
   double embedding_s = 0, head_s = 0, optimizer_s = 0, table_bytes = 0, logits_bytes = 0;
 };
 
@@ -163,12 +153,12 @@ class Model {
   Block block(const Execution& x, const Shape& shape) const;
   // Sums the optimizer's work and states again: all of a block that its shards change.
   void share_optimizer(const Execution& x, const Shape& shape, Block& block) const;
-  Outer outer(const Execution& x, const Shape& shape) const;
+  Vocab vocab(const Execution& x, const Shape& shape) const;
   // Needs no times: only sizes of the block are read.
   Figures memory(const Execution& x, const Shape& shape, const Block& block,
-                 const Outer& outer) const;
+                 const Vocab& vocab) const;
   // `statistics`: room for kNumStatistics numbers, or null.
-  Figures step(const Execution& x, const Shape& shape, const Block& block, const Outer& outer,
+  Figures step(const Execution& x, const Shape& shape, const Block& block, const Vocab& vocab,
                double* statistics) const;
   Reason fits(const Figures& figures) const;
   // The operations of one block, in the order of the forward, of an execution that passed.

@@ -261,7 +261,7 @@ class Search {
       }
       const Shape whole = model_.shape(x_);
       const Block block = model_.block(x_, whole);
-      const Outer outer = model_.outer(x_, whole);
+      const Vocab vocab = model_.vocab(x_, whole);
       for (const std::int32_t v : chunks_) {
         x_.pipeline_interleaving = v;
         Shape shape = whole;
@@ -273,20 +273,20 @@ class Search {
               x_.weight_offload = weights;
               x_.activations_offload = activations;
               x_.optimizer_offload = optimizer;
-              placed(nets, shape, block, outer, per_offload * here);
+              placed(nets, shape, block, vocab, per_offload * here);
             }
       }
     }
   }
 
-  void placed(const Nets& nets, const Shape& shape, const Block& block, const Outer& outer,
+  void placed(const Nets& nets, const Shape& shape, const Block& block, const Vocab& vocab,
               std::int64_t ways) {
     if ((x_.weight_offload || x_.activations_offload || x_.optimizer_offload) &&
         shape.blocks <= 2) {
       found_.counts.layout += ways;
       return;
     }
-    const Figures needed = model_.memory(x_, shape, block, outer);
+    const Figures needed = model_.memory(x_, shape, block, vocab);
     const Reason reason = model_.fits(needed);
     if (reason != kOk) {
       (reason == kMemoryFirst ? found_.counts.memory_first : found_.counts.memory_second) += ways;
@@ -299,7 +299,7 @@ class Search {
       for (const auto& [np, nd] : nets.rest) {
         x_.pipeline_par_net = np;
         x_.data_par_net = nd;
-        const Figures figures = model_.step(x_, shape, block, outer, nullptr);
+        const Figures figures = model_.step(x_, shape, block, vocab, nullptr);
         Candidate c{x_, {}};
         c.outcome = {1,
                      kOk,

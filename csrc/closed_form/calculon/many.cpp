@@ -55,7 +55,7 @@ class Blocks {
     Key key;
     double shards;
     Block block;
-    Outer outer;
+    Vocab vocab;
   };
 
   const Entry& find(const Model& model, const Execution& x, const Shape& shape) {
@@ -67,7 +67,7 @@ class Blocks {
       if (entry.shards != shape.shards) {
         entry.shards = shape.shards;
         model.share_optimizer(x, shape, entry.block);
-        entry.outer = model.outer(x, shape);
+        entry.vocab = model.vocab(x, shape);
       }
       return entry;
     }
@@ -77,7 +77,7 @@ class Blocks {
       slot = key.hash() % kSlots;
     }
     slots_[slot] = static_cast<std::uint16_t>(entries_.size());
-    return entries_.emplace_back(key, shape.shards, model.block(x, shape), model.outer(x, shape));
+    return entries_.emplace_back(key, shape.shards, model.block(x, shape), model.vocab(x, shape));
   }
 
  private:
@@ -92,11 +92,11 @@ Reason price(const Model& model, const Execution& x, Blocks& blocks, Outcome& ou
   if (const Reason reason = model.check(x); reason != kOk) return reason;
   const Shape shape = model.shape(x);
   const Blocks::Entry& entry = blocks.find(model, x, shape);
-  const Figures needed = model.memory(x, shape, entry.block, entry.outer);
+  const Figures needed = model.memory(x, shape, entry.block, entry.vocab);
   out.tier1_bytes = needed.tier1_bytes;
   out.tier2_bytes = needed.tier2_bytes;
   if (const Reason reason = model.fits(needed); reason != kOk) return reason;
-  const Figures figures = model.step(x, shape, entry.block, entry.outer, statistics);
+  const Figures figures = model.step(x, shape, entry.block, entry.vocab, statistics);
   out.total_time_s = figures.total_time_s;
   out.sample_rate_per_s = figures.sample_rate_per_s;
   return kOk;

@@ -8,7 +8,7 @@
 namespace autopar::analytic::calculon {
 
 struct Sizes {
-  double checkpoint = 0, activations = 0, checkpoints = 0, gradients = 0, smallest = 0, outer = 0,
+  double checkpoint = 0, activations = 0, checkpoints = 0, gradients = 0, smallest = 0, vocab = 0,
          tables = 0, first = 0, second = 0;
 };
 
@@ -19,7 +19,7 @@ inline double checkpoint_bytes(const Shape& s, const Quirks& q) {
   return s.rs && !q.checkpoint_unsharded ? whole / s.tensor : whole;
 }
 
-inline Sizes memory_of(const Execution& x, const Shape& s, const Block& b, const Outer& outer,
+inline Sizes memory_of(const Execution& x, const Shape& s, const Block& b, const Vocab& vocab,
                        const Quirks& q) {
   Sizes r;
   const auto k = static_cast<double>(s.blocks), v = static_cast<double>(s.chunks),
@@ -47,8 +47,8 @@ inline Sizes memory_of(const Execution& x, const Shape& s, const Block& b, const
   double fewer = 0.0;
   if (x.pipeline_par > 1 && s.training && !x.activations_offload)
     fewer = k * (full ? r.checkpoint : b.stored) * (live - std::min(live, ((v - 1) * p + 1) / v));
-  r.outer = r.tables * outer.table_bytes + std::max(0.0, outer.logits_bytes - fewer);
-  r.first += r.outer;
+  r.vocab = r.tables * vocab.table_bytes + std::max(0.0, vocab.logits_bytes - fewer);
+  r.first += r.vocab;
   return r;
 }
 

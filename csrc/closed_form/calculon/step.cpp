@@ -39,7 +39,7 @@ double bubble_s(const Execution& x, const Shape& s, const Passes& passes) {
 }
 
 Times times_of(const Execution& x, const Shape& s, const Block& b, const Passes& passes,
-               const Outer& outer, double tables, double data_exposed_s) {
+               const Vocab& vocab, double tables, double data_exposed_s) {
   Times r;
   const auto k = static_cast<double>(s.blocks), c = static_cast<double>(s.chunk_blocks),
              m = static_cast<double>(s.microbatches);
@@ -51,7 +51,7 @@ Times times_of(const Execution& x, const Shape& s, const Block& b, const Passes&
   r.forward = steps * fw_s;
   r.backward = steps * (agrad_s + wgrad_s);
   r.busy = steps * (fw_s + agrad_s + wgrad_s) + blocks_optimizer;
-  r.optimizer = blocks_optimizer + tables * outer.optimizer_s;
+  r.optimizer = blocks_optimizer + tables * vocab.optimizer_s;
   r.recompute = total(b.again.time_s);
   r.recomm_link = total(b.again_link.link_s);
   r.recomm_exposed = total(b.again_link.exposed_s);
@@ -64,8 +64,8 @@ Times times_of(const Execution& x, const Shape& s, const Block& b, const Passes&
   r.offload_forward = total(passes.exposed_fw_s);
   if (s.training) r.offload_backward = total(passes.exposed_bw_s);
   // the outermost stages are the slowest, so every microbatch waits for their extra work
-  r.embedding = m * outer.embedding_s;
-  r.head = m * outer.head_s;
+  r.embedding = m * vocab.embedding_s;
+  r.head = m * vocab.head_s;
   // ... and both stages for the slower of the two
   if (x.pipeline_par > 1) (r.embedding > r.head ? r.head : r.embedding) = 0.0;
   // in the order of the statistics
@@ -222,7 +222,7 @@ void put_statistics(const Step& t, const Quirks& q, Put put) {
   put("sample_rate", t.figures.sample_rate_per_s);
   put("embedding_time", times.embedding);
   put("head_time", times.head);
-  put("outer_space", z.outer);
+  put("outer_space", z.vocab);
 }
 
 }  // namespace
@@ -242,23 +242,23 @@ std::array<const char*, kNumStatistics> statistic_names() {
 }
 
 Figures Model::memory(const Execution& x, const Shape& shape, const Block& block,
-                      const Outer& outer) const {
-  const Sizes z = memory_of(x, shape, block, outer, quirks_);
+                      const Vocab& vocab) const {
+  const Sizes z = memory_of(x, shape, block, vocab, quirks_);
   Figures figures;
   figures.tier1_bytes = z.first;
   figures.tier2_bytes = z.second;
   return figures;
 }
 
-Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Outer& outer,
+Figures Model::step(const Execution& x, const Shape& s, const Block& b, const Vocab& vocab,
                     double* statistics) const {
   const Quirks& q = quirks_;
-  const Sizes z = memory_of(x, s, b, outer, q);
+  const Sizes z = memory_of(x, s, b, vocab, q);
   const Passes passes = passes_of(x, s, b, z.checkpoint, system_, q);
   const DataParallel data =
       data_parallel_of(x, s, b, passes, system_.tiers[static_cast<std::size_t>(x.data_par_net)], q,
                        statistics != nullptr);
-  const Times times = times_of(x, s, b, passes, outer, z.tables, data.exposed_s);
+  const Times times = times_of(x, s, b, passes, vocab, z.tables, data.exposed_s);
   Figures figures;
   figures.total_time_s = times.total_s;
   figures.tier1_bytes = z.first;

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "closed_form/quirks.hpp"
+
 namespace autopar::analytic::tensor2d {
 
 struct Model {
@@ -28,14 +30,6 @@ struct System {
   double slow_bandwidth = 0, slow_latency = 0, adapters = 1;
   std::int64_t domain = 1;
   double element_size = 0, mask_element_size = 0, flops_units = 0;
-};
-
-// Defects to reproduce; search/closed_form/tensor2d/engine.py says what each is.
-struct Quirks {
-  bool single_allreduce = false, free_slow_links = false, norm_width_of_sequence = false,
-       norm_gradient_group = false, extra_panel = false, bias_shapes = false, one_adapter = false,
-       flash_traffic = false, dropped_rows = false, recompute_time_only = false,
-       repeated_panels = false;
 };
 
 enum Strategy : std::uint8_t { k1d, k2d, k2dSeqp, kNumStrategies };

@@ -8,7 +8,6 @@ silently price another machine.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -17,9 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from autopar.documents.checks import StrictObject, key_error
 from autopar.documents.json import shorten
 from autopar.units import GIB
-from search.closed_form.native import OPERATIONS, Collective, Rate, Tier
 
-__all__ = ["CHOICES", "DATATYPE_BYTES", "Application", "Execution", "System"]
+__all__ = ["CHOICES", "DATATYPE_BYTES", "OPERATIONS", "Application", "Execution", "System"]
 
 DATATYPE_BYTES = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 CHOICES = {
@@ -31,6 +29,9 @@ CHOICES = {
     "structure_type": ("gpt", "llama"),
 }
 """Words of an execution, in the order of their codes in the compiled engine."""
+
+OPERATIONS = ("p2p", "reduce_scatter", "all_gather", "all_reduce")
+"""Names of what a network can do, in the order of the compiled tables."""
 
 
 def _flag(value: object) -> object:
@@ -134,10 +135,20 @@ class _Network(StrictObject):
     bandwidth: _Positive
     efficiency: _Share
     size: _Count
+    """Processors that it reaches."""
     latency: Annotated[float, Field(ge=0, le=1e9)]
+    """Once per operation, even of one without bytes."""
     ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
+    """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
     must_be_filled: _Flag
     processor_usage: Annotated[float, Field(ge=0, lt=1)]
+    """Share of the processor that a running operation occupies."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return the bandwidth that is reached."""
+        # GB/s are 1e9 bytes/s, of which the efficiency is reached
+        return self.bandwidth * 1e9 * self.efficiency
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -184,46 +195,10 @@ class System(StrictObject):
             _check_curve(getattr(self, name).MB_efficiency, name, "MB_efficiency")
         return self
 
-    @cached_property
-    def tiers(self) -> tuple[Tier, ...]:
-        """Return the networks in base units."""
-        return tuple(
-            Tier(
-                # GB/s are 1e9 bytes/s, of which the efficiency is reached
-                bytes_per_s=n.bandwidth * 1e9 * n.efficiency,
-                latency_s=n.latency,
-                size=n.size,
-                must_be_filled=n.must_be_filled,
-                processor_usage=n.processor_usage,
-                collectives={
-                    operation: Collective(scalar=scalar or 0.0, offset=offset or 0.0)
-                    for operation, (scalar, offset) in n.ops.items()
-                },
-            )
-            for n in self.networks
-        )
-
-    def engine(self, name: Literal["matrix", "vector"], datatype: str) -> Rate | None:
-        """Return an engine in FLOP and FLOP/s; None where it lacks the datatype."""
-        engine = getattr(self, name).get(datatype)
-        return (
-            None
-            if engine is None
-            else Rate(
-                # TFLOP/s are 1e12 FLOP/s, sizes of the curve are in GFLOP
-                peak_per_s=engine.tflops * 1e12,
-                curve=tuple((size * 1e9, share) for size, share in engine.gflops_efficiency),
-            )
-        )
-
-    def memory(self, tier: Literal[1, 2]) -> tuple[float, Rate]:
-        """Return the bytes of a memory, and its rate in bytes/s."""
-        memory = self.mem1 if tier == 1 else self.mem2
-        # GiB are 2^30 bytes, but GBps 1e9 bytes/s and sizes of the curve 1e6 bytes
-        return memory.GiB * GIB, Rate(
-            peak_per_s=memory.GBps * 1e9,
-            curve=tuple((size * 1e6, share) for size, share in memory.MB_efficiency),
-        )
+    def memory_bytes(self, tier: Literal[1, 2]) -> float:
+        """Return the bytes of a memory."""
+        # GiB are 2^30 bytes, where rates and sizes of curves count in powers of 10
+        return (self.mem1 if tier == 1 else self.mem2).GiB * GIB
 
 
 def _check_curve(curve: _Curve, *key: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +18,19 @@ from search.closed_form import native
 from search.closed_form.calculon.documents import (
     CHOICES,
     DATATYPE_BYTES,
+    OPERATIONS,
     Application,
     Execution,
     System,
 )
-from search.closed_form.native import OPERATIONS, Rate, check_names, integers, packed_rows
+from search.closed_form.native import (
+    Switches,
+    check_names,
+    check_threads,
+    given_rows,
+    integers,
+    packed_rows,
+)
 
 __all__ = [
     "COMPAT",
@@ -32,7 +41,8 @@ __all__ = [
     "REASONS",
     "STATISTICS",
     "Quirks",
-    "evaluate_one",
+    "evaluate",
+    "evaluate_many",
     "open_model",
     "pack_executions",
     "refusal",
@@ -41,65 +51,13 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Switches for what the published numbers of this model contain and should not.
-#
-# Every switch is one known defect. All off is the corrected model and the default; all on
-# reproduces published figures (`compat`). Numbers are those of the documentation.
+class Quirks(Switches):
+    """Defects of the published Calculon to reproduce."""
+
+    meanings = native.calculon.QUIRKS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quirks:
-    """Defects to reproduce, one switch each."""
-
-    running_recompute_totals: bool = False
-    """B1: a recomputed layer adds the block's running forward totals, not its own FLOP and bytes;
-    right: its own."""
-    pipe_tile_twice: bool = False
-    """B2: `pipe` counts its exposed tile as processing and as exposed time; right: once."""
-    edge_overlaps_as_base: bool = False
-    """B3: tiles of the edge block overlap the base block's communication; right: their own."""
-    recommunication_as_forward: bool = False
-    """B4: repeated communication is exposed as in the forward, and its slowdown counted in the
-    recomputation too; right: as beside the weight gradient, once."""
-    attention_input_dropped: bool = False
-    """B5: without `rs_ag`, the input of query, key and value is not kept; right: it is."""
-    overlapped_activations: bool = False
-    """B6: overlapped linear layers keep other tensors than plain ones; right: the same."""
-    dropout_gradient_bytes: bool = False
-    """B7: activation gradients of dropout have one byte; right: those of the datatype."""
-    weight_gradient_bytes: bool = False
-    """B8: weight gradients have the bytes of the datatype; right: 4 while they accumulate."""
-    checkpoint_unsharded: bool = False
-    """B9: a checkpoint is whole under `rs_ag`; right: divided by the tensor degree."""
-    optimizer_per_microbatch: bool = False
-    """B10: efficiencies count the optimizer step once per microbatch; right: once per batch."""
-    overlap_requirements: bool = False
-    """B11: required bandwidths set one chunk (all blocks) against the room of all chunks (one
-    block less), and leave out ring factors; right: the same set on both sides, ring included."""
-    tail_windows: bool = False
-    """B12: the last chunk's window counts the optimizer once too often and removes block times
-    that are not in it, and charges one block's slowdown; right: c-1 windows and slowdowns."""
-    latency_without_neighbour: bool = False
-    """B13: blocks pay the latency of a pipeline transfer without a neighbour and, backward, in
-    inference, and windows look at base blocks that do not exist; right: neither."""
-    offload_sums: bool = False
-    """B14: bytes to move in backward add both directions of the link and leave gradients out;
-    right: the busier direction, gradients included."""
-    divisor_fills_tier: bool = False
-    """B15: a tier that must be filled takes any divisor of its size, even if too few processors
-    are there; right: its size, or several groups that fill whole domains of it."""
-    no_checkpoint_figure: bool = False
-    """B16: offloaded checkpoints are null in inference; right: 0."""
-    communication_flops: bool = False
-    """B17: FLOP and bytes of collectives are in the block's sums, though their time is not;
-    right: left out."""
-    unknown_datatype_ends_search: bool = False
-    """B19: a datatype that the system lacks is an assertion; right: infeasible."""
-
-
-CORRECT = Quirks()
-COMPAT = Quirks(**dict.fromkeys((f.name for f in fields(Quirks)), True))
+CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -152,7 +110,7 @@ def _below_one(x: Execution, _: System) -> Iterator[str]:
 
 
 def _without_tier(x: Execution, system: System) -> Iterator[str]:
-    return (name for name in _NETS if getattr(x, name) >= len(system.tiers))
+    return (name for name in _NETS if getattr(x, name) >= len(system.networks))
 
 
 def _unpublished(x: Execution, _: System) -> Iterator[str]:
@@ -288,13 +246,13 @@ def refusal(
         name=name,
         value=getattr(x, name, None),
         choices=", ".join(CHOICES.get(name, ())),
-        num_tiers=len(system.tiers),
+        num_tiers=len(system.networks),
         tier=tier,
         tokens=x.microbatch_size * a.seq_size,
         # multiquery has one head of keys and values, whatever the application says
         kv_heads=1 if x.attention_type == "multiquery" else a.attn_kv_heads or a.attn_heads,
         needed=[format_magnitude(size) for size in needed_bytes],
-        has=[format_magnitude(system.memory(tier)[0]) for tier in (1, 2)],
+        has=[format_magnitude(system.memory_bytes(tier)) for tier in (1, 2)],
     )
     return InfeasibleExecution(sentence, kind)
 
@@ -330,27 +288,34 @@ def open_model(application: Application, system: System, compat: bool | Quirks) 
     """Return the compiled model with the defects of `evaluate`'s `compat`."""
     fields = _fields_of(_known(application, compat))
     machine = _machine_of(system)
-    return native.calculon.Model(fields, machine, asdict(_quirks(compat)), compat is True)
+    return native.calculon.Model(fields, machine, Quirks.of(compat).flags(), compat is True)
 
 
-def evaluate_one(
-    application: Application,
-    execution: Execution,
-    system: System,
-    compat: bool | Quirks,
+def evaluate(
+    application: Application | Mapping[str, Any] | Path | str,
+    execution: Execution | Mapping[str, Any] | Path | str,
+    system: System | Mapping[str, Any] | Path | str,
     *,
-    layers: bool,
+    compat: bool | Quirks = False,
+    layers: bool = False,
 ) -> dict[str, Any]:
     """Return the statistics of one execution by name, in seconds, bytes and FLOP.
 
+    compat : True for the published figures with their defects, or the defects to keep.
+    layers : add a row per operation of a block, under `layers`.
+
     Raises
     ------
-    InfeasibleExecution: the execution cannot run; the reason has its figures.
+    InputError: a document is unusable.
+    InfeasibleExecution: the execution cannot run; its `reason` says why, with figures.
     """
+    application = load_document(Application, application)
+    execution = load_document(Execution, execution)
+    system = load_document(System, system)
     model = open_model(application, system, compat)
     row = _pack_one(execution)
     outcomes, table = model.evaluate_many(row, 1, True)
-    outcome, quirks = outcomes[0], _quirks(compat)
+    outcome, quirks = outcomes[0], Quirks.of(compat)
     if not outcome["ok"]:
         raise refusal(
             int(outcome["reason"]),
@@ -375,16 +340,43 @@ def evaluate_one(
     return statistics
 
 
+def evaluate_many(
+    application: Application | Mapping[str, Any] | Path | str,
+    executions: NDArray[Any] | Mapping[str, Any] | Iterable[Execution | Mapping[str, Any]],
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Return what is known of many executions, as a structured array in their order.
+
+    executions : an array of `EXECUTION`, columns by field name, or one document each.
+    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
+
+    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    `tier1_bytes`, `tier2_bytes` and `sample_rate_per_s`.
+
+    Raises
+    ------
+    InputError: a document or a column is unusable.
+    """
+    check_threads(threads)
+    a = load_document(Application, application)
+    s = load_document(System, system)
+    packed = pack_executions(executions)
+    found, _ = open_model(a, s, compat).evaluate_many(packed, threads, False)
+    result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
+    for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
+        result[name] = found[name]
+    result["ok"] = found["ok"]
+    result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]
+    return result
+
+
 def statistic_names(application: Application, compat: bool | Quirks) -> tuple[str, ...]:
     """Return the names of what the engine knows of a step: with a vocabulary it is more."""
     known = _known(application, compat)
     return STATISTICS if known.vocab_size else STATISTICS[: native.calculon.NUM_PUBLISHED]
-
-
-def _quirks(compat: bool | Quirks) -> Quirks:
-    if isinstance(compat, Quirks):
-        return compat
-    return COMPAT if compat else CORRECT
 
 
 def _known(application: Application, compat: bool | Quirks) -> Application:
@@ -399,53 +391,52 @@ def _known(application: Application, compat: bool | Quirks) -> Application:
 
 
 def _fields_of(a: Application) -> dict[str, int]:
-    fields = {
-        name: int(getattr(a, name))
-        for name in (
-            "hidden",
-            "feedforward",
-            "seq_size",
-            "attn_heads",
-            "attn_size",
-            "num_blocks",
-            "vocab_size",
-            "tied_embeddings",
-            "causal",
-        )
-    }
     # without a number every head has keys and values of its own
-    fields["attn_kv_heads"] = a.attn_kv_heads or a.attn_heads
-    return fields
+    fields = a.model_dump() | {"attn_kv_heads": a.attn_kv_heads or a.attn_heads}
+    return {name: int(value) for name, value in fields.items()}
 
 
 def _machine_of(system: System) -> dict[str, Any]:
-    memories = [system.memory(1), system.memory(2)]
+    """Return a machine in FLOP, bytes and seconds, its operations in the engine's order."""
+    engines = {"matrix": system.matrix, "vector": system.vector}
     return {
         **{
             name: {
-                # codes are positions in the table of datatypes
-                code: _rate(engine)
-                for code, datatype in enumerate(DATATYPE_BYTES)
-                if (engine := system.engine(name, datatype)) is not None
+                # codes are positions in the table of datatypes; TFLOP/s, and sizes in GFLOP
+                code: _rate(known[word].tflops * 1e12, known[word].gflops_efficiency, 1e9)
+                for code, word in enumerate(DATATYPE_BYTES)
+                if word in known
             }
-            for name in ("matrix", "vector")
+            for name, known in engines.items()
         },
-        "memory_bytes": [size for size, _ in memories],
-        "memory": [_rate(rate) for _, rate in memories],
+        "memory_bytes": [system.memory_bytes(1), system.memory_bytes(2)],
+        # GBps are 1e9 bytes/s, sizes of the curve 1e6 bytes
+        "memory": [
+            _rate(memory.GBps * 1e9, memory.MB_efficiency, 1e6)
+            for memory in (system.mem1, system.mem2)
+        ],
         "roofline": system.processing_mode == "roofline",
         "tiers": [
             {
-                "bytes_per_s": tier.bytes_per_s,
-                "latency_s": tier.latency_s,
-                "size": tier.size,
-                "must_be_filled": tier.must_be_filled,
-                "processor_usage": tier.processor_usage,
-                "scalar": [tier.collectives[name].scalar for name in OPERATIONS],
-                "offset": [tier.collectives[name].offset for name in OPERATIONS],
+                "bytes_per_s": network.bytes_per_s,
+                "latency_s": network.latency,
+                "size": network.size,
+                "must_be_filled": network.must_be_filled,
+                "processor_usage": network.processor_usage,
+                "scalar": [network.ops[name][0] for name in OPERATIONS],
+                # a transfer has none
+                "offset": [network.ops[name][1] or 0.0 for name in OPERATIONS],
             }
-            for tier in system.tiers
+            for network in system.networks
         ],
     }
+
+
+def _rate(
+    peak_per_s: float, curve: list[list[float]], unit: float
+) -> tuple[float, list[tuple[float, float]]]:
+    """Return a rate and its steps: (smallest size in base units, efficiency), descending."""
+    return peak_per_s, [(size * unit, share) for size, share in curve]
 
 
 def pack_executions(
@@ -461,12 +452,8 @@ def pack_executions(
     InputError: a field is unknown or missing, or a value is not what it can hold.
     """
     if isinstance(executions, np.ndarray):
-        if _fields(executions.dtype) != _fields(EXECUTION):
-            raise InputError(
-                f"executions: the array has fields {shorten(executions.dtype.names)}, expected "
-                "those of search.closed_form.calculon.EXECUTION"
-            )
-        return np.ascontiguousarray(executions, dtype=EXECUTION)
+        expected = "search.closed_form.calculon.EXECUTION"
+        return given_rows("executions", executions, EXECUTION, expected)
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
     documents = [load_document(Execution, x) for x in executions]
@@ -499,11 +486,6 @@ def unpack_execution(row: np.void) -> dict[str, Any]:
     return result
 
 
-def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
-    """Return names and types without the padding, which `np.concatenate` drops."""
-    return [(name, dtype[name]) for name in dtype.names or ()]
-
-
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
     given: dict[str, Any] = {**_DEFAULTS, **columns}
     degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
@@ -533,7 +515,3 @@ def _column(name: str, values: Any) -> NDArray[Any]:
     most = 1 if kind == np.uint8 else int(np.iinfo(kind).max)
     largest = len(CHOICES[name]) - 1 if name in CHOICES else most
     return integers(f"executions.{name}", array, largest, "biu")
-
-
-def _rate(rate: Rate) -> tuple[float, list[tuple[float, float]]]:
-    return rate.peak_per_s, list(rate.curve)

@@ -14,20 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
-from autopar.documents.json import shorten
-from autopar.errors import InputError
 from search.closed_form import native
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import Quirks, open_model, unpack_execution
+from search.closed_form.native import (
+    LARGEST,
+    OBJECTIVES,
+    Objective,
+    check_choice,
+    check_count,
+    check_threads,
+)
 
 __all__ = [
-    "OBJECTIVES",
     "Exploration",
-    "Found",
-    "Objective",
+    "PricedExecution",
     "Space",
     "explore",
     "peers",
+    "priced_execution",
 ]
 
 
@@ -68,9 +73,7 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
 # The search of all executions.
 
 
-Objective = Literal["rate", "time", "memory"]
-OBJECTIVES: tuple[Objective, ...] = ("rate", "time", "memory")
-"""Samples per second, seconds of a step, bytes of the first memory."""
+_WORDS = ("datatype", "attention_type", "structure_type")
 _MOST_TOP = 1_000_000
 """More are what `each` is for, which keeps none of them."""
 
@@ -99,32 +102,23 @@ class Space:
 
     def __post_init__(self) -> None:
         for name in ("num_procs", "max_batch"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value < 2**31:
-                raise InputError(f"{name}: the value is {shorten(value)}, expected at least 1")
-        for name in ("datatype", "attention_type", "structure_type"):
-            if getattr(self, name) not in CHOICES[name]:
-                raise InputError(
-                    f"{name}: the value is {shorten(getattr(self, name))}, expected one of "
-                    f"{', '.join(CHOICES[name])}"
-                )
+            check_count(name, getattr(self, name), "at least 1", 1, LARGEST)
+        for name in _WORDS:
+            check_choice(name, getattr(self, name), CHOICES[name])
 
     def native(self) -> dict[str, Any]:
         """Return the space as the compiled engine takes it."""
         fused = self.fused_activation
         return {
             **asdict(self),
-            **{
-                name: CHOICES[name].index(getattr(self, name))
-                for name in ("datatype", "attention_type", "structure_type")
-            },
+            **{name: CHOICES[name].index(getattr(self, name)) for name in _WORDS},
             "fused_on": fused in ("true", "both"),
             "fused_off": fused in ("false", "both"),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PricedExecution:
     """One execution with its figures."""
 
     execution: dict[str, Any]
@@ -138,8 +132,8 @@ class Found:
 class Exploration:
     """What a search found: the best first, and why the rest is not there."""
 
-    top: tuple[Found, ...]
-    frontier: tuple[Found, ...]
+    top: tuple[PricedExecution, ...]
+    frontier: tuple[PricedExecution, ...]
     """What nothing else beats in both time per sample and memory, fastest first."""
     counts: Mapping[str, int]
     """Points that were considered, refused by reason, and feasible."""
@@ -174,13 +168,9 @@ def explore(
     ------
     InputError: a document or a number is unusable.
     """
-    if objective not in OBJECTIVES:
-        raise InputError(
-            f"objective: the value is {shorten(objective)}, expected one of {', '.join(OBJECTIVES)}"
-        )
-    native.check_threads(threads)
-    if type(top) is not int or not 1 <= top <= _MOST_TOP:
-        raise InputError(f"top: the value is {shorten(top)}, expected 1 to {_MOST_TOP}")
+    check_choice("objective", objective, OBJECTIVES)
+    check_threads(threads)
+    check_count("top", top, f"1 to {_MOST_TOP}", 1, _MOST_TOP)
     a, s = load_document(Application, application), load_document(System, system)
     model = open_model(a, s, compat)
     want: dict[str, Any] = {
@@ -257,14 +247,12 @@ def _ahead(
         yield waiting.popleft().result()
 
 
-def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Found, ...]:
-    return tuple(
-        Found(
-            execution=unpack_execution(execution),
-            total_time_s=float(outcome["total_time_s"]),
-            sample_rate_per_s=float(outcome["sample_rate_per_s"]),
-            tier1_bytes=float(outcome["tier1_bytes"]),
-            tier2_bytes=float(outcome["tier2_bytes"]),
-        )
-        for execution, outcome in zip(*arrays, strict=True)
-    )
+def priced_execution(execution: np.void, outcome: np.void) -> PricedExecution:
+    """Return a packed execution with its figures, as a document and plain numbers."""
+    names = ("total_time_s", "sample_rate_per_s", "tier1_bytes", "tier2_bytes")
+    figures = {name: float(outcome[name]) for name in names}
+    return PricedExecution(execution=unpack_execution(execution), **figures)
+
+
+def _rows(arrays: tuple[NDArray[Any], NDArray[Any]]) -> tuple[PricedExecution, ...]:
+    return tuple(map(priced_execution, *arrays))

@@ -1,4 +1,4 @@
-"""Model and system of the two-dimensional tensor-parallel model, as its users have them."""
+"""Model, system and candidate of the two-dimensional model, as its users have them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from autopar.documents.checks import StrictObject, key_error
+from autopar.documents.checks import StrictObject, Value, key_error
 
-__all__ = ["ATTENTIONS", "STRATEGIES", "Attention", "Model", "Strategy", "System"]
+__all__ = [
+    "ATTENTIONS",
+    "STRATEGIES",
+    "Attention",
+    "CandidateFile",
+    "Model",
+    "Strategy",
+    "System",
+]
 
 Strategy = Literal["1d", "2d", "2d-seqp"]
 STRATEGIES: tuple[Strategy, ...] = ("1d", "2d", "2d-seqp")
@@ -102,3 +110,21 @@ class System(StrictObject):
                 "empirical",
             )
         return self
+
+
+_Text = Annotated[Any, Value("a text", lambda value: type(value) is str, {})]
+_Object = Annotated[Any, Value("an object", lambda value: type(value) is dict, {})]
+# type() and not isinstance: true is no count
+_Whole = Annotated[
+    Any, Value("a positive integer", lambda value: type(value) is int and value >= 1, {})
+]
+
+
+class CandidateFile(StrictObject):
+    """What a file says of a candidate; what is left out is said elsewhere."""
+
+    strategy: _Text = None
+    config: _Object = None
+    placement: _Object = None
+    n_gpus: _Whole = None
+    global_batch_size: _Whole = None

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
-from search.closed_form.native import check_names, integers, packed_rows
+from search.closed_form.native import (
+    LARGEST,
+    Switches,
+    check_choice,
+    check_count,
+    check_names,
+    check_threads,
+    given_rows,
+    integers,
+    packed_rows,
+)
 from search.closed_form.tensor2d.documents import (
     ATTENTIONS,
     STRATEGIES,
@@ -32,65 +43,30 @@ __all__ = [
     "COLLECTIVES",
     "COMPAT",
     "CORRECT",
-    "LARGEST",
     "OPERATIONS",
     "OUTCOME",
     "PRODUCT",
     "REASONS",
     "STATISTICS",
     "Quirks",
+    "evaluate",
+    "evaluate_many",
+    "known_model",
     "link_s",
     "native_engine",
     "pack_candidates",
-    "price_candidate",
     "refusal",
     "unpack_candidate",
 ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Switches for what the published numbers of this model contain and should not.
-#
-# All off is the corrected model and the default; all on reproduces published figures (`compat`).
+class Quirks(Switches):
+    """Defects of the published model of two dimensions to reproduce."""
+
+    meanings = native.tensor2d.QUIRKS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quirks:
-    """Defects to reproduce, one switch each; numbers are those of the documentation."""
-
-    single_allreduce: bool = False
-    """Q1: an all-reduce inside one domain, or with one rank per domain, moves data once, and its
-    latency is never doubled; right: twice, everywhere."""
-    free_slow_links: bool = False
-    """Q2: pipeline links between domains cost nothing once some are inside; right: their time."""
-    norm_width_of_sequence: bool = False
-    """Q3: norms of the two-dimensional model are as wide as the sequence; right: as the
-    hidden size."""
-    norm_gradient_group: bool = False
-    """Q4: both gradients of such a norm are reduced over the columns; right: weights over the
-    rows, statistics over the columns."""
-    extra_panel: bool = False
-    """Q5: a communication-bound SUMMA product exposes one panel too many and pools the loops of
-    backward; right: each loop by itself."""
-    bias_shapes: bool = False
-    """Q6: biases behind a reduce-scatter work on all rows; right: on their share."""
-    one_adapter: bool = False
-    """Q7: more than one network adapter per GPU helps only groups with several ranks per domain;
-    right: every transfer."""
-    flash_traffic: bool = False
-    """Q8: keys and values gathered again in backward count as local parts; right: whole."""
-    dropped_rows: bool = False
-    """Q9: sequences that the tensor degree does not divide lose their remainder; right: rows are
-    of the whole micro-batch."""
-    recompute_time_only: bool = False
-    """Q10: recomputing attention adds time but no FLOP; right: both."""
-    repeated_panels: bool = False
-    """Q14: SUMMA products count 2*i per output and write every panel; right: 2*i-1, once when
-    nothing is divided."""
-
-
-CORRECT = Quirks()
-COMPAT = Quirks(**dict.fromkeys((f.name for f in fields(Quirks)), True))
+CORRECT, COMPAT = Quirks.of(False), Quirks.of(True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -219,8 +195,6 @@ OPERATIONS: tuple[str, ...] = (
     *("vproj", "vproj-bias", "dpr_v", "ln2", "ln_f", "head", "loss"),
 )
 """Published names of the engine's operations, in its order."""
-LARGEST = 2**31 - 1
-"""Of GPUs, of a batch, and of every field of a candidate."""
 _MOST_SAMPLES = 2**63 - 1
 """Of a batch where one candidate is priced."""
 _NAMES: tuple[str, ...] = CANDIDATE.names or ()
@@ -231,14 +205,8 @@ def native_engine(
 ) -> Any:
     """Return the compiled engine of a model on a system."""
     for name, value in (("n_gpus", n_gpus), ("batch", batch)):
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise InputError(
-                f"{name}: the value is {shorten(value)}, expected an integer from 1 to {LARGEST}"
-            )
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"strategy: the value is {shorten(strategy)}, expected one of {', '.join(STRATEGIES)}"
-        )
+        check_count(name, value, f"an integer from 1 to {LARGEST}", 1, LARGEST)
+    check_choice("strategy", strategy, STRATEGIES)
     return _engine(strategy, model, n_gpus, batch, system, quirks)
 
 
@@ -254,51 +222,71 @@ def _engine(
             "gradients": model.gradient_bytes / 2,
         },
         system.model_dump(),
-        asdict(quirks),
+        quirks.flags(),
         STRATEGIES.index(strategy),
         n_gpus,
         batch,
     )
 
 
-def price_candidate(
+def known_model(model: Model | Mapping[str, Any] | Path | str, compat: bool | Quirks) -> Model:
+    """Return what `compat` knows of a model: the published one knows its five sizes."""
+    known = load_document(Model, model)
+    return known.published() if compat is True else known
+
+
+def evaluate(
     strategy: Strategy,
-    model: Model,
+    model: Model | Mapping[str, Any] | Path | str,
     config: Mapping[str, int],
     placement: Mapping[str, int],
     n_gpus: int,
-    batch: int,
-    system: System,
-    quirks: Quirks,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
     *,
-    attention: Attention,
-    recompute: bool,
-    layers: bool,
-    published: bool,
+    compat: bool | Quirks = False,
+    attention: Attention = "flash",
+    recompute: bool = False,
+    layers: bool = False,
 ) -> dict[str, Any]:
-    """Return the statistics of one candidate by name, and its operations under `layers`.
+    """Return the statistics of one candidate by name, in seconds, 1e9 bytes and 1e12 FLOP.
 
-    published : the published model, which recomputes in one dimension only.
+    config : `dp`, `tp`, `pp`, `mbs`; two-dimensional strategies also `tp1`, `tp2`, and `2d` `nb`.
+    placement : ranks of each group in one fast domain: `nv_tp` (or `nv_tp1`, `nv_tp2`), `nv_dp`,
+        `nv_pp`.
+    compat : True for the published model with its defects, which knows only the five sizes; or
+        the defects to keep.
+    attention : `plain` writes its scores, and causal masks save it nothing; `summa` (of `2d`)
+        divides both of its products like the other ones. Searches know `flash` alone.
+    recompute : what plain attention writes is made again in backward, not kept.
+    layers : add a row per operation of a layer, and of what surrounds the layers, under `layers`.
+
+    Memory is not tested: `mem` is for comparison with the system's `hbm_capacity`.
 
     Raises
     ------
-    InputError: a number is none that the engine can hold.
-    InfeasibleExecution: the candidate cannot run.
+    InputError: a document or a number is unusable.
+    InfeasibleExecution: the candidate cannot run; its `reason` says why.
     """
+    known, machine, batch = (
+        known_model(model, compat),
+        load_document(System, system),
+        global_batch_size,
+    )
     c = _candidate(strategy, config, placement)
     if math.prod(c[name] for name in ("dp", "tp1", "tp2", "pp")) != n_gpus:
-        raise refusal(PRODUCT, model, strategy, c, n_gpus, batch, system)
+        raise refusal(PRODUCT, known, strategy, c, n_gpus, batch, machine)
     for name, value in (("global_batch_size", batch), *c.items()):
         _check_size(name, value, _MOST_SAMPLES if name == "global_batch_size" else LARGEST)
-    wrong = _attention_fault(strategy, attention, recompute=recompute, published=published)
+    wrong = _attention_fault(strategy, attention, recompute=recompute, published=compat is True)
     packed = np.array([tuple(c[name] for name in _NAMES)], dtype=CANDIDATE)
     # faults of sizes are named first, so the engine is asked with some attention
     way = 0 if wrong else ATTENTIONS.index(attention)
     # its number of GPUs is for searches
-    engine = _engine(strategy, model, 1, int(batch), system, quirks)
+    engine = _engine(strategy, known, 1, int(batch), machine, Quirks.of(compat))
     reason, figures, rows = engine.evaluate(packed, way, recompute, layers)
     if reason:
-        raise refusal(reason, model, strategy, c, n_gpus, batch, system)
+        raise refusal(reason, known, strategy, c, n_gpus, batch, machine)
     if wrong:
         raise InfeasibleExecution(wrong, "input")
     statistics: dict[str, Any] = dict(zip(STATISTICS, figures.tolist(), strict=True))
@@ -308,6 +296,47 @@ def price_candidate(
     if layers:
         statistics["layers"] = [_layer(row) for row in rows]
     return statistics
+
+
+def evaluate_many(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    candidates: NDArray[Any] | Mapping[str, Any] | Iterable[Mapping[str, int]],
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Return what is known of many candidates, as a structured array in their order.
+
+    candidates : an array of `CANDIDATE`; columns by published name; or one mapping each, with the
+        names of `config` and `placement` in one.
+    threads : of the compiled engine, 1 to 1024; answers do not depend on their number.
+
+    Fields: `ok`, `reason` (a sentence without figures, empty where it runs), `total_time_s`,
+    `memory_bytes` and `sample_rate_per_s`. One that needs more memory than a GPU has is not `ok`,
+    and has its figures all the same.
+
+    Raises
+    ------
+    InputError: a document or a column is unusable.
+    """
+    check_threads(threads)
+    known, machine = known_model(model, compat), load_document(System, system)
+    engine = native_engine(strategy, known, n_gpus, global_batch_size, machine, Quirks.of(compat))
+    found, _ = engine.evaluate_many(pack_candidates(strategy, candidates), threads, False)
+    result = np.zeros(found.shape, dtype=OUTCOME)
+    result["ok"] = found["ok"]
+    result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]
+    result["total_time_s"] = found["time_s"]
+    # the engine counts 1e9 bytes
+    result["memory_bytes"] = found["memory_gb"] * 1e9
+    # what contradicts itself has no time to divide by
+    priced = found["time_s"] > 0
+    result["sample_rate_per_s"][priced] = global_batch_size / found["time_s"][priced]
+    return result
 
 
 def link_s(
@@ -320,7 +349,7 @@ def link_s(
     """
     code = (*COLLECTIVES, "p2p").index(operation)
     seconds: float = native.tensor2d.link_s(
-        system.model_dump(), asdict(quirks), code, volume_gb, ranks, in_domain
+        system.model_dump(), quirks.flags(), code, volume_gb, ranks, in_domain
     )
     return seconds
 
@@ -459,26 +488,22 @@ def pack_candidates(
     InputError: a name is unknown or missing, or a value is not what it can hold.
     """
     if isinstance(candidates, np.ndarray):
-        if candidates.dtype != CANDIDATE:
-            raise InputError(
-                f"candidates: the array has fields {shorten(candidates.dtype.names)}, expected "
-                "those of search.closed_form.tensor2d.CANDIDATE"
-            )
-        return np.ascontiguousarray(candidates)
-    expected = _published(strategy)
+        expected = "search.closed_form.tensor2d.CANDIDATE"
+        return given_rows("candidates", candidates, CANDIDATE, expected)
+    known = _published(strategy)
     if isinstance(candidates, Mapping):
-        return _pack_columns(strategy, expected, candidates)
+        return _pack_columns(strategy, known, candidates)
     rows = list(candidates)
     for n, row in enumerate(rows):
-        for name in expected:
+        for name in known:
             if name not in row:
                 raise InputError(f"candidates[{n}].{name}: is missing")
     # unknown names go along, to be refused by name
-    names = dict.fromkeys(name for row in rows for name in row if name not in expected)
+    names = dict.fromkeys(name for row in rows for name in row if name not in known)
     return _pack_columns(
         strategy,
-        expected,
-        {name: [row[name] for row in rows] for name in expected}
+        known,
+        {name: [row[name] for row in rows] for name in known}
         | {name: [row.get(name, 0) for row in rows] for name in names},
     )
 

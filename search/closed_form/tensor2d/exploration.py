@@ -1,34 +1,45 @@
-"""The whole space of candidates for a number of GPUs, searched by the compiled engine."""
+"""Searches of the engine: the fastest placement, and every candidate for a number of GPUs."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.documents.json import shorten
-from autopar.errors import InputError
-from search.closed_form.native import check_threads
+from autopar.documents.checks import load_document
+from search.closed_form.native import (
+    OBJECTIVES,
+    Objective,
+    check_choice,
+    check_count,
+    check_threads,
+)
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from search.closed_form.tensor2d.engine import (
     REASONS,
     STATISTICS,
     Quirks,
+    known_model,
     native_engine,
     unpack_candidate,
 )
 
 __all__ = [
-    "Found",
-    "Objective",
+    "PricedCandidate",
     "Survey",
     "assignments",
     "divisors",
-    "explore_space",
+    "explore",
+    "fastest_placement",
+    "survey",
 ]
 
 
@@ -64,15 +75,36 @@ def assignments(dims: tuple[int, ...], domain: int) -> list[tuple[int, ...]]:
     return found
 
 
+def fastest_placement(
+    strategy: Strategy,
+    config: Mapping[str, int],
+    domain: int,
+    price: Callable[[Mapping[str, int]], dict[str, Any]],
+) -> dict[str, int]:
+    """Return the fastest placement of those that fit into a domain.
+
+    price : takes a placement and returns its statistics, or raises what is wrong with the degrees.
+    """
+    tensor = ("tp",) if strategy == "1d" else ("tp1", "tp2")
+    groups = (*tensor, "dp", "pp")
+    names = tuple(f"nv_{group}" for group in groups)
+    alone = price(dict.fromkeys(names, 1))  # says what is wrong with the degrees
+    dims = tuple(config[group] for group in groups)
+    # where none fills a domain, all that fit
+    inside = assignments(dims, domain) or [
+        choice for choice in itertools.product(*map(divisors, dims)) if math.prod(choice) <= domain
+    ]
+    found = [price(dict(zip(names, choice, strict=True))) for choice in inside]
+    best = min([*found, alone], key=lambda statistics: float(statistics["t"]))
+    return {name: best[name] for name in names}
+
+
 # --------------------------------------------------------------------------------------------------
 # The search of all candidates.
 
 
-Objective = Literal["rate", "time", "memory"]
-
-
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PricedCandidate:
     """One candidate of those that were asked for."""
 
     throughput: float
@@ -89,7 +121,7 @@ class Found:
 class Survey:
     """What a search has seen; `candidates` are `feasible` and `rejected` ones."""
 
-    best: list[Found]
+    best: list[PricedCandidate]
     """Best first; equal ones by the other figure, then by dp, tp1, tp2, pp, mbs, nb, placement."""
     candidates: int
     feasible: int
@@ -101,34 +133,56 @@ class Survey:
     """Fields `candidate`, `time_s` and `memory_gb` of every feasible one, where asked for."""
 
 
-def explore_space(
+def explore(
     strategy: Strategy,
-    model: Model,
+    model: Model | Mapping[str, Any] | Path | str,
     n_gpus: int,
-    batch: int,
-    system: System,
-    quirks: Quirks,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
     *,
-    top: int,
-    threads: int,
-    objective: Objective,
-    keep_all: bool,
+    top: int = 10,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    objective: Objective = "rate",
+) -> list[PricedCandidate]:
+    """Return the best candidates of the whole space, best first; `survey` says more."""
+    where = strategy, model, n_gpus, global_batch_size, system
+    return survey(*where, top=top, compat=compat, threads=threads, objective=objective).best
+
+
+def survey(
+    strategy: Strategy,
+    model: Model | Mapping[str, Any] | Path | str,
+    n_gpus: int,
+    global_batch_size: int,
+    system: System | Mapping[str, Any] | Path | str,
+    *,
+    top: int = 10,
+    compat: bool | Quirks = False,
+    threads: int = 1,
+    objective: Objective = "rate",
+    keep_all: bool = False,
 ) -> Survey:
-    """Return the `top` best of every candidate, exactly, and the numbers of all.
+    """Return the best candidates of the whole space, and how many there are of which kind.
+
+    top : how many, exactly the best ones, none twice.
+    objective : `rate` and `time` are one order, as the batch is given; `memory` is the least.
+    keep_all : add every feasible candidate with its time and memory; none is then skipped.
 
     Raises
     ------
-    InputError: a number or a word is not what it can be.
+    InputError: a document, a number or a word is not what it can be.
     """
+    known, machine, batch = (
+        known_model(model, compat),
+        load_document(System, system),
+        global_batch_size,
+    )
     check_threads(threads)
-    if type(top) is not int or top < 0:
-        raise InputError(f"top: the value is {shorten(top)}, expected at least 0")
-    if objective not in get_args(Objective):
-        raise InputError(
-            f"objective: the value is {shorten(objective)}, expected one of "
-            f"{', '.join(get_args(Objective))}"
-        )
-    engine = native_engine(strategy, model, n_gpus, batch, system, quirks)
+    check_count("top", top, "at least 0", 0, sys.maxsize)
+    check_choice("objective", objective, OBJECTIVES)
+    quirks = Quirks.of(compat)
+    engine = native_engine(strategy, known, n_gpus, batch, machine, quirks)
     # a batch is given: the fewest seconds are the most samples per second
     found = engine.explore(top, objective == "memory", keep_all, threads)
     # searches keep candidates only: the best are priced again with all statistics
@@ -139,7 +193,7 @@ def explore_space(
         config, placement = unpack_candidate(strategy, row)
         statistics = dict(zip(STATISTICS, figures.tolist(), strict=True)) | placement
         best.append(
-            Found(
+            PricedCandidate(
                 throughput=batch / statistics["t"],
                 mem=statistics["mem"],
                 config=config,

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.documents.checks import load_document
-from autopar.documents.json import shorten
 from autopar.errors import InputError
 from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
-from search.closed_form.calculon.exploration import OBJECTIVES, Objective
-from search.closed_form.tuners.packages import RAY_SEARCHES, price_with_ray_tune, price_with_smac
-from search.closed_form.tuners.tune import (
+from search.closed_form.native import OBJECTIVES, Objective, check_choice, check_count
+from search.closed_form.tuners.packages import (
     LOCAL,
+    RAY_SEARCHES,
+    price_all_on_ray,
+    price_with_ray_tune,
+    price_with_smac,
+)
+from search.closed_form.tuners.tune import (
     Domain,
     Pricer,
     Record,
@@ -26,7 +30,6 @@ from search.closed_form.tuners.tune import (
     TuningSpace,
     load_space,
     price_all,
-    price_all_on_ray,
     price_sample,
     result_of,
 )
@@ -90,20 +93,14 @@ def tune(
         ("objective", objective, OBJECTIVES),
         ("ray_search", ray_search, tuple(RAY_SEARCHES)),
     ):
-        if value not in choices:
-            raise InputError(
-                f"{name}: the value is {shorten(value)}, expected one of {', '.join(choices)}"
-            )
+        check_choice(name, value, choices)
     count = EVALUATIONS[tuner] if evaluations is None else evaluations
     for name, number, least in (
         ("evaluations", count, 1),
         ("threads", threads, 1),
         ("seed", seed, 0),
     ):
-        if type(number) is not int or not least <= number < 2**32:
-            raise InputError(
-                f"{name}: the value is {shorten(number)}, expected an integer of at least {least}"
-            )
+        check_count(name, number, f"an integer of at least {least}", least, 2**32 - 1)
     if ray is not None and tuner not in ("exhaustive", "ray"):
         raise InputError(f"ray: {tuner} does not run on Ray, expected the tuner exhaustive or ray")
     known = space if isinstance(space, TuningSpace) else load_space(space)

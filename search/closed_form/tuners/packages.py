@@ -1,27 +1,131 @@
-"""Tuners that come with a package: Ray Tune with its search algorithms, and SMAC.
+"""What comes with a package: a cluster of Ray, Ray Tune with its search algorithms, and SMAC.
 
 Spaces, prices and the tuners without a package are in `tune`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from autopar.errors import InstallError
-from search.closed_form.tuners.tune import Domain, Pricer, Record, cluster
+from autopar.errors import InputError, InstallError
+from search.closed_form.tuners.tune import CHUNK, Domain, Pricer, Record, price_range
 
 __all__ = [
+    "LOCAL",
     "RAY_SEARCHES",
+    "cluster",
+    "price_all_on_ray",
     "price_with_ray_tune",
     "price_with_smac",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Connects to Ray, which is an optional extra, and lets go of it again.
+
+
+LOCAL = "local"
+_KNOCK_S = 10.0
+
+
+@contextlib.contextmanager
+def cluster(address: str, cpus: int) -> Iterator[Any]:
+    """Yield the module `ray`, connected; a connection that exists already is used and kept.
+
+    address : of a cluster, 'auto' for the one of this machine, or 'local' to start workers here.
+    cpus : worker processes of a local one.
+
+    Raises
+    ------
+    InstallError: Ray is not installed.
+    InputError: nothing answers at the address.
+    """
+    # Nothing is reported to anybody; also for processes that Ray starts.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The answer of a release to come, and the end of a warning on machines without accelerators.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise InstallError(
+            f"Ray is needed for this and cannot be imported ({error}); "
+            "`pip install 'autopar[ray]'` installs it"
+        ) from None
+    if ray.is_initialized():
+        yield ray
+        return
+    where: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        where.update(num_cpus=cpus, include_dashboard=False)
+    try:
+        _knock(address)
+        # stdout is for the result, so workers keep their words
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    # OverflowError: the number of a port is above 65535
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
+            "start one with `ray start --head`, or use --ray local"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        # addresses of IPv6 are written in brackets
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+            pass
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices every point of a space on the workers of a Ray cluster.
+
+
+_SHARDS_PER_CPU = 8
+"""Enough that workers end together, few enough that none is too small to send."""
+
+
+def price_all_on_ray(
+    pricer: Pricer,
+    address: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Record:
+    """Return the record of every point, the same as without a cluster.
+
+    Each task prices a range of points with one thread; ranges are joined in their order, so that
+    the answer depends neither on the workers nor on who is first.
+    """
+    size = pricer.space.size
+    with cluster(address, pricer.threads) as ray:
+        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
+        # a task has one CPU
+        shared = ray.put(dataclasses.replace(pricer, threads=1))
+        task = ray.remote(num_cpus=1)(price_range)
+        record = Record()
+        parts = [
+            task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
+        ]
+        for part in parts:
+            record.join(ray.get(part))
+            if progress is not None:
+                progress(record.evaluations, size)
+        return record
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,35 +1,33 @@
 """Spaces that a user writes down, their prices, and the tuners that need no package.
 
-Ray Tune and SMAC are in `packages`.
+Ray and SMAC are in `packages`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import logging
 import math
-import os
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import GetCoreSchemaHandler, create_model, model_validator
+from pydantic_core import core_schema
 
+from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
-from autopar.errors import DocumentError, InputError, InstallError, nearest
+from autopar.errors import DocumentError
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
-from search.closed_form.calculon.engine import REASONS, Quirks, open_model, unpack_execution
-from search.closed_form.calculon.exploration import Found, Objective
+from search.closed_form.calculon.engine import REASONS, Quirks, open_model
+from search.closed_form.calculon.exploration import PricedExecution, priced_execution
+from search.closed_form.native import LARGEST, Objective
 
 __all__ = [
     "CHUNK",
-    "LOCAL",
     "Domain",
     "Priced",
     "Pricer",
@@ -37,77 +35,13 @@ __all__ = [
     "TraceStep",
     "TuningResult",
     "TuningSpace",
-    "cluster",
     "draw_sample",
     "load_space",
     "price_all",
-    "price_all_on_ray",
     "price_range",
     "price_sample",
     "result_of",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Connects to Ray, which is an optional extra, and lets go of it again.
-
-
-LOCAL = "local"
-_KNOCK_S = 10.0
-
-
-@contextlib.contextmanager
-def cluster(address: str, cpus: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; a connection that exists already is used and kept.
-
-    address : of a cluster, 'auto' for the one of this machine, or 'local' to start workers here.
-    cpus : worker processes of a local one.
-
-    Raises
-    ------
-    InstallError: Ray is not installed.
-    InputError: nothing answers at the address.
-    """
-    # Nothing is reported to anybody; also for processes that Ray starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The answer of a release to come, and the end of a warning on machines without accelerators.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InstallError(
-            f"Ray is needed for this and cannot be imported ({error}); "
-            "`pip install 'autopar[ray]'` installs it"
-        ) from None
-    if ray.is_initialized():
-        yield ray
-        return
-    where: dict[str, Any] = {"address": address}
-    if address == LOCAL:
-        where.update(num_cpus=cpus, include_dashboard=False)
-    try:
-        _knock(address)
-        # stdout is for the result, so workers keep their words
-        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    # OverflowError: the number of a port is above 65535
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"--ray {address}: no Ray cluster answers ({str(error).splitlines()[0]:.120}); "
-            "start one with `ray start --head`, or use --ray local"
-        ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT: Ray itself tries for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
-        # addresses of IPv6 are written in brackets
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
-            pass
 
 
 # --------------------------------------------------------------------------------------------------
@@ -146,7 +80,6 @@ _ORDER = (
     "activations_offload",
     "optimizer_offload",
 )
-_LARGEST = 2**31 - 1
 _MOST_VALUES = 1_000_000
 _SPELLING = 'a value, a list of values, or {"from": 1, "to": 64, "times": 2} (or "step")'
 
@@ -232,120 +165,145 @@ def load_space(
     """
     path = "space" if isinstance(source, Mapping) else str(source)
     keys = dict(source) if isinstance(source, Mapping) else load_object(Path(source)).data
-    known = tuple(Execution.model_fields)
-    for name in keys:
-        if name not in known:
-            near = f"the nearest known key is {nearest(name, known, 0.0)!r}"
-            raise DocumentError(path, "this key is unknown", key=name, remedy=near)
-    keys.setdefault("training", True)
-    keys.setdefault("structure_type", structure_type)
-    found = {name: Domain(name=name, values=_values(path, name, keys[name])) for name in keys}
-    for name in _FIXED:
-        if name in found and len(found[name].values) > 1:
-            raise DocumentError(
-                path,
-                f"the value is {shorten(keys[name])}",
-                key=name,
-                remedy="give one value, a space has one",
-            )
-    absent = [name for name in _ORDER if name not in found]
-    derived = absent[0] if len(absent) == 1 and absent[0] in _DEGREES else None
-    if absent and derived is None:
-        lost = next((name for name in absent if name not in _DEGREES), absent[-1])
-        raise DocumentError(path, "this key is missing", key=lost, remedy=f"give {_SPELLING}")
-    return TuningSpace(
-        num_procs=_num_procs(path, found, num_procs, derived),
-        training=bool(found["training"].values[0]),
-        domains=tuple(found[name] for name in _ORDER if name in found),
-        derived=derived,
-    )
-
-
-def _num_procs(
-    path: str, found: Mapping[str, Domain], given: int | None, derived: str | None
-) -> int:
-    said = int(found["num_procs"].values[0]) if "num_procs" in found else None
-    if given is not None and not 1 <= given <= _LARGEST:
-        raise DocumentError(path, f"the value is {given}, expected at least 1", key="num_procs")
-    if said is not None and given not in (None, said):
+    keys = {"training": True, "structure_type": structure_type, **keys}
+    if num_procs is not None:
+        keys.setdefault("num_procs", num_procs)
+    written = validate_document(_WrittenSpace, path, keys)
+    if num_procs not in (None, written.processors):
         raise DocumentError(
             path,
-            f"the value is {said}, but {given} are asked for",
+            f"the value is {written.processors}, but {num_procs} are asked for",
             key="num_procs",
             remedy="drop one",
         )
-    if said is None and given is None:
-        degrees = [found[name].values for name in _DEGREES if name in found]
-        if derived is None and all(len(values) == 1 for values in degrees):
-            return math.prod(int(values[0]) for values in degrees)
-        raise DocumentError(
-            path,
-            "this key is missing, and degrees with several values do not tell it",
-            key="num_procs",
-            remedy="give the number of processors",
-        )
-    number = given if given is not None else said
-    assert number is not None, "one of them is given"
-    return number
+    found = written.values
+    return TuningSpace(
+        num_procs=written.processors,
+        training=bool(found["training"][0]),
+        domains=tuple(Domain(name=name, values=found[name]) for name in _ORDER if name in found),
+        derived=written.derived,
+    )
 
 
-def _values(path: str, name: str, written: Any) -> tuple[int | str | bool, ...]:
-    listed = written if isinstance(written, list) else [written]
-    if isinstance(written, dict):
-        listed = _range(path, name, written)
-    if not listed:
-        raise DocumentError(path, "the list is empty", key=name, remedy=f"give {_SPELLING}")
-    values = [_value(path, name, value) for value in listed]
-    if len(set(values)) < len(values):
-        raise DocumentError(path, f"a value of {shorten(written)} appears twice", key=name)
-    numbers = name not in CHOICES and name not in _FLAGS
-    # neighbours in order are alike, which tuners use; words have no order to bring them into
-    return tuple(sorted(values, key=int) if numbers else values)
+@dataclass(frozen=True, eq=False)  # by identity: types have to be hashable
+class _Values:
+    """What a field of a space may be: a value, a list of values, or a range of integers."""
 
+    one: Value
+    number: bool
 
-def _value(path: str, name: str, value: Any) -> int | str | bool:
-    if name in CHOICES:
-        expected, good = f"one of {', '.join(CHOICES[name])}", value in CHOICES[name]
-    elif name in _FLAGS:
-        expected, good = "true or false", type(value) in (bool, int) and value in (0, 1)
-    else:
-        least = 0 if name.endswith("_net") else 1
-        expected = f"an integer from {least} to {_LARGEST}"
-        good = type(value) is int and least <= value <= _LARGEST
-    if not good:
-        raise DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=name)
-    return bool(value) if name in _FLAGS else value
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
 
+    def check(self, written: object) -> tuple[Any, ...]:
+        """Return the values, numbers in ascending order, or raise what was expected."""
+        listed = written if isinstance(written, list) else [written]
+        if isinstance(written, dict):
+            listed = self._range(written)
+        if not listed:
+            raise key_error(f"the list is empty; give {_SPELLING}")
+        values = [self.one.check(value) for value in listed]
+        if len(set(values)) < len(values):
+            raise key_error(f"a value of {shorten(written)} appears twice")
+        # neighbours in order are alike, which tuners use; words have no order to bring them into
+        return tuple(sorted(values)) if self.number else tuple(values)
 
-def _range(path: str, name: str, written: Mapping[str, Any]) -> list[int]:
-    """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
-    problem = f"the value is {shorten(dict(written))}, expected {_SPELLING}"
-    if name in CHOICES or name in _FLAGS:
-        raise DocumentError(path, problem, key=name, remedy="this field takes no range")
-    if not {"from", "to"} <= set(written) <= {"from", "to", "step", "times"} or len(written) > 3:
-        raise DocumentError(path, problem, key=name)
-    if any(type(value) is not int for value in written.values()):
-        raise DocumentError(path, problem, key=name, remedy="ranges are of integers")
-    first, last = written["from"], min(written["to"], _LARGEST + 1)
-    if "times" not in written:
-        step = written.get("step", 1)
-        if step < 1 or last < first:
-            raise DocumentError(path, problem, key=name, remedy="let the range ascend")
-        if (last - first) // step >= _MOST_VALUES:
-            raise DocumentError(
-                path,
-                f"the range has more than {_MOST_VALUES} values",
-                key=name,
-                remedy="widen its step",
+    def _range(self, written: dict[str, Any]) -> list[int]:
+        """Return the values of {"from", "to"} with "step" or "times", both ends included if met."""
+        problem = f"the value is {shorten(written)}, expected {_SPELLING}"
+        if not self.number:
+            raise key_error(f"{problem}; this field takes no range")
+        known = {"from", "to", "step", "times"}
+        if not {"from", "to"} <= set(written) <= known or len(written) > 3:
+            raise key_error(problem)
+        if any(type(value) is not int for value in written.values()):
+            raise key_error(f"{problem}; ranges are of integers")
+        first, last = written["from"], written["to"]
+        step, factor = written.get("step", 1), written.get("times")
+        if factor is None and (step < 1 or last < first):
+            raise key_error(f"{problem}; let the range ascend")
+        if factor is not None and (factor < 2 or not 1 <= first <= last):
+            raise key_error(f"{problem}; let the range ascend from 1 or more")
+        if factor is None and (last - first) // step >= _MOST_VALUES:
+            raise key_error(f"the range has more than {_MOST_VALUES} values; widen its step")
+        # an end that no value may have would cut the range where nobody sees it
+        if last > LARGEST:
+            raise key_error(
+                f"the range ends at {shorten(last)}, expected an end of at most {LARGEST}"
             )
-        return list(range(first, last + 1, step))
-    factor, values = written["times"], []
-    if factor < 2 or not 1 <= first <= last:
-        raise DocumentError(path, problem, key=name, remedy="let the range ascend from 1 or more")
-    while first <= last:
-        values.append(first)
-        first *= factor
-    return values
+        if factor is None:
+            return list(range(first, last + 1, step))
+        values = []
+        while first <= last:
+            values.append(first)
+            first *= factor
+        return values
+
+
+def _values_of(name: str) -> _Values:
+    if name in CHOICES:
+        words = CHOICES[name]
+        expected = f"one of {', '.join(words)}"
+        return _Values(Value(expected, lambda value: value in words, {}), number=False)
+    if name in _FLAGS:
+        is_flag = Value("true or false", lambda v: type(v) in (bool, int) and v in (0, 1), {})
+        return _Values(is_flag, number=False)
+    least = 0 if name.endswith("_net") else 1
+    expected = f"an integer from {least} to {LARGEST}"
+    return _Values(
+        Value(expected, lambda value: type(value) is int and least <= value <= LARGEST, {}),
+        number=True,
+    )
+
+
+class _SpaceRules(StrictObject):
+    """What a space says: its fields, which are those of an execution, agree with each other."""
+
+    @property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of what is given."""
+        return {name: values for name, values in self if values is not None}
+
+    @property
+    def derived(self) -> str | None:
+        """Return the degree that is left out, for it follows from the others and num_procs."""
+        return next((name for name in _DEGREES if name not in self.values), None)
+
+    @property
+    def processors(self) -> int:
+        """Return num_procs, which three single degrees say as well."""
+        found = self.values
+        known = ("num_procs",) if "num_procs" in found else _DEGREES
+        return math.prod(found[name][0] for name in known)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        found = self.values
+        for name in _FIXED:
+            if name in found and len(found[name]) > 1:
+                problem = f"the value is {shorten(list(found[name]))}"
+                raise key_error(f"{problem}; give one value, a space has one", name)
+        absent = [name for name in _ORDER if name not in found]
+        if absent and (len(absent) > 1 or absent[0] not in _DEGREES):
+            lost = next((name for name in absent if name not in _DEGREES), absent[-1])
+            raise key_error(f"this key is missing; give {_SPELLING}", lost)
+        single = not absent and all(len(found[name]) == 1 for name in _DEGREES)
+        if "num_procs" not in found and not single:
+            raise key_error(
+                "this key is missing, and degrees with several values do not tell it; "
+                "give the number of processors",
+                "num_procs",
+            )
+        return self
+
+
+_WrittenSpace: type[_SpaceRules] = create_model(  # type: ignore[call-overload]
+    "_WrittenSpace",
+    __base__=_SpaceRules,
+    **{name: (Annotated[Any, _values_of(name)], None) for name in Execution.model_fields},
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -400,7 +358,7 @@ class Pricer:
         Seconds per sample, seconds or bytes, by objective; a rough figure is enough.
         """
         if self.objective == "memory":
-            return self.system.memory(1)[0] or 1.0
+            return self.system.memory_bytes(1) or 1.0
         peak_per_s = max(engine.tflops for engine in self.system.matrix.values()) * 1e12
         # a backward pass counts as two forward ones
         passes = 3 if self.space.training else 1
@@ -433,7 +391,7 @@ class Pricer:
         for tier, code in ((1, _LACKS_FIRST), (2, _LACKS_SECOND)):
             lacks = outcomes["reason"] == code
             need = outcomes[f"tier{tier}_bytes"][lacks]
-            has = self.system.memory(1 if tier == 1 else 2)[0]
+            has = self.system.memory_bytes(1 if tier == 1 else 2)
             # just above 1 where hardly anything lacks, 1.1 where nearly all does
             costs[lacks] = 1.0 + 0.1 * (1.0 - has / need)
         runs = outcomes["ok"] != 0
@@ -450,7 +408,7 @@ class Record:
         default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64)
     )
     """Points by the code of the reason why they are refused, 0 for those that run."""
-    best: Found | None = None
+    best: PricedExecution | None = None
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     """(evaluations, score, tie) whenever a better point was found."""
 
@@ -471,14 +429,7 @@ class Record:
                 self.steps.append((self.evaluations + row + 1, *score))
                 better = row
         if better is not None:
-            outcome = priced.outcomes[better]
-            self.best = Found(
-                execution=unpack_execution(priced.executions[better]),
-                **{
-                    name: float(outcome[name])
-                    for name in ("total_time_s", "sample_rate_per_s", "tier1_bytes", "tier2_bytes")
-                },
-            )
+            self.best = priced_execution(priced.executions[better], priced.outcomes[better])
         self.evaluations += len(first)
         self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
 
@@ -555,42 +506,6 @@ def draw_sample(space: TuningSpace, count: int, rng: np.random.Generator) -> NDA
 
 
 # --------------------------------------------------------------------------------------------------
-# Prices every point of a space on the workers of a Ray cluster.
-
-
-_SHARDS_PER_CPU = 8
-"""Enough that workers end together, few enough that none is too small to send."""
-
-
-def price_all_on_ray(
-    pricer: Pricer,
-    address: str,
-    progress: Callable[[int, int], None] | None = None,
-) -> Record:
-    """Return the record of every point, the same as without a cluster.
-
-    Each task prices a range of points with one thread; ranges are joined in their order, so that
-    the answer depends neither on the workers nor on who is first.
-    """
-    size = pricer.space.size
-    with cluster(address, pricer.threads) as ray:
-        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        step = max(CHUNK, -(-size // (cpus * _SHARDS_PER_CPU)))
-        # a task has one CPU
-        shared = ray.put(dataclasses.replace(pricer, threads=1))
-        task = ray.remote(num_cpus=1)(price_range)
-        record = Record()
-        parts = [
-            task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
-        ]
-        for part in parts:
-            record.join(ray.get(part))
-            if progress is not None:
-                progress(record.evaluations, size)
-        return record
-
-
-# --------------------------------------------------------------------------------------------------
 # What a tuner found, and how it got there.
 
 
@@ -609,7 +524,7 @@ class TuningResult:
 
     tuner: str
     objective: Objective
-    best: Found | None
+    best: PricedExecution | None
     evaluations: int
     space_size: int
     feasible: int

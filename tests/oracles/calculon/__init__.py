@@ -22,11 +22,11 @@ from tests.oracles.calculon.checks import (
     published_application,
 )
 from tests.oracles.calculon.layers import block_layers
-from tests.oracles.calculon.machine import rate_of, tier_of
-from tests.oracles.calculon.outer import outer_of
+from tests.oracles.calculon.machine import engine_rate, memory_rate, tier_of
 from tests.oracles.calculon.shape import shape_of
 from tests.oracles.calculon.step import step_statistics
 from tests.oracles.calculon.tables import layer_table
+from tests.oracles.calculon.vocab import vocab_of
 
 __all__ = ["evaluate"]
 
@@ -51,25 +51,22 @@ def evaluate(
     check_datatype(x, s, quirks)
     shape = shape_of(a, x, quirks)
     check_shape(a, x, shape, s)
-    matrix, vector = s.engine("matrix", x.datatype), s.engine("vector", x.datatype)
-    assert matrix is not None, "checked above"
-    assert vector is not None, "checked above"
-    first, second = s.memory(1), s.memory(2)
     machine = Machine(
-        matrix=rate_of(matrix),
-        vector=rate_of(vector),
-        memory=rate_of(first[1]),
-        memory_bytes=first[0],
-        second_memory=rate_of(second[1]),
-        second_memory_bytes=second[0],
+        matrix=engine_rate(s.matrix[x.datatype]),
+        vector=engine_rate(s.vector[x.datatype]),
+        memory=memory_rate(s.mem1),
+        # GiB are 2^30 bytes
+        memory_bytes=s.mem1.GiB * 2**30,
+        second_memory=memory_rate(s.mem2),
+        second_memory_bytes=s.mem2.GiB * 2**30,
         roofline=s.processing_mode == "roofline",
-        tensor=tier_of(s.tiers[x.tensor_par_net]),
-        pipeline=tier_of(s.tiers[x.pipeline_par_net]),
-        data=tier_of(s.tiers[x.data_par_net]),
+        tensor=tier_of(s.networks[x.tensor_par_net]),
+        pipeline=tier_of(s.networks[x.pipeline_par_net]),
+        data=tier_of(s.networks[x.data_par_net]),
     )
     operations = block_layers(shape)
     block = sum_block(shape, operations, machine)
-    statistics = step_statistics(x, shape, block, machine, outer_of(shape, machine))
+    statistics = step_statistics(x, shape, block, machine, vocab_of(shape, machine))
     check_memory(1, statistics["proc_mem_tier1_cap_req"] or 0.0, machine.memory_bytes)
     check_memory(2, statistics["proc_mem_tier2_cap_req"] or 0.0, machine.second_memory_bytes)
     if layers:

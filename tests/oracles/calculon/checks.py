@@ -169,7 +169,7 @@ def _check_tiers(x: Execution, system: System, quirks: Quirks) -> None:
         if size > 1:
             used[tier] = used.get(tier, 1) * size
     for tier in sorted(used):
-        network = system.tiers[tier]
+        network = system.networks[tier]
         if used[tier] > network.size:
             raise InfeasibleExecution(f"Network tier{tier} isn't big enough")
         # several groups may fill a domain together, if there are processors for whole domains

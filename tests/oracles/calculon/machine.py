@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from search.closed_form import native as machine
-
-__all__ = ["Collective", "Rate", "Tier", "rate_of", "tier_of"]
+__all__ = ["Collective", "Rate", "Tier", "engine_rate", "memory_rate", "tier_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +59,26 @@ class Tier:
         return self.latency_s + traffic / self.bytes_per_s
 
 
-def rate_of(rate: machine.Rate) -> Rate:
-    """Return a rate of a document."""
-    return Rate(peak_per_s=rate.peak_per_s, curve=rate.curve)
+def engine_rate(engine: Any) -> Rate:
+    """Return the rate of an engine of a document: TFLOP/s, sizes in GFLOP."""
+    curve = tuple((size * 1e9, share) for size, share in engine.gflops_efficiency)
+    return Rate(peak_per_s=engine.tflops * 1e12, curve=curve)
 
 
-def tier_of(tier: machine.Tier) -> Tier:
-    """Return a network of a document."""
+def memory_rate(memory: Any) -> Rate:
+    """Return the rate of a memory of a document: GB/s of 1e9 bytes, sizes in 1e6 bytes."""
+    curve = tuple((size * 1e6, share) for size, share in memory.MB_efficiency)
+    return Rate(peak_per_s=memory.GBps * 1e9, curve=curve)
+
+
+def tier_of(network: Any) -> Tier:
+    """Return a network of a document: GB/s of 1e9 bytes, of which the efficiency is reached."""
     return Tier(
-        bytes_per_s=tier.bytes_per_s,
-        latency_s=tier.latency_s,
-        processor_usage=tier.processor_usage,
+        bytes_per_s=network.bandwidth * 1e9 * network.efficiency,
+        latency_s=network.latency,
+        processor_usage=network.processor_usage,
         collectives={
-            name: Collective(scalar=one.scalar, offset=one.offset)
-            for name, one in tier.collectives.items()
+            name: Collective(scalar=scalar, offset=offset or 0.0)
+            for name, (scalar, offset) in network.ops.items()
         },
     )

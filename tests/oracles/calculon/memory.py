@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from search.closed_form.calculon.documents import Execution
 from tests.oracles.calculon.block import Block
-from tests.oracles.calculon.outer import Outer
 from tests.oracles.calculon.passes import checkpoint_bytes
 from tests.oracles.calculon.shape import Shape
+from tests.oracles.calculon.vocab import Vocab
 
 __all__ = ["Memory", "memory_of"]
 
@@ -30,7 +30,7 @@ class Memory:
     checkpoints: float
     weight_gradients: float
     optimizer: float
-    outer: float
+    vocab: float
     """Embedding, head and logits: what the fuller of the first and the last stage adds."""
     tables: int
     """Vocabulary tables on the processor."""
@@ -38,7 +38,7 @@ class Memory:
     second: float
 
 
-def memory_of(x: Execution, shape: Shape, block: Block, outer: Outer) -> Memory:
+def memory_of(x: Execution, shape: Shape, block: Block, vocab: Vocab) -> Memory:
     """Return the memory that an execution needs; needs no times."""
     s = block.spaces
     k, v, p = shape.blocks, shape.chunks, x.pipeline_par
@@ -58,7 +58,7 @@ def memory_of(x: Execution, shape: Shape, block: Block, outer: Outer) -> Memory:
     fewer = 0.0
     if p > 1 and shape.training and not x.activations_offload:
         fewer = k * (checkpoint if full else s.stored) * (live - min(live, ((v - 1) * p + 1) / v))
-    around = tables * outer.table_bytes + max(0.0, outer.logits_bytes - fewer)
+    around = tables * vocab.table_bytes + max(0.0, vocab.logits_bytes - fewer)
     # of an offloaded tensor the running block and the next stay in the first memory
     first = 2 * s.weight if x.weight_offload else k * s.weight
     first += smallest + 2 * checkpoint if x.activations_offload else activations + checkpoints
@@ -79,7 +79,7 @@ def memory_of(x: Execution, shape: Shape, block: Block, outer: Outer) -> Memory:
         checkpoints=checkpoints,
         weight_gradients=gradients,
         optimizer=k * s.optimizer,
-        outer=around,
+        vocab=around,
         tables=tables,
         first=first + s.activation_gradient + around,
         second=second,

@@ -12,15 +12,15 @@ from search.closed_form.calculon.documents import Execution
 from tests.oracles.calculon.block import Block, Machine, Pair, Work
 from tests.oracles.calculon.data_parallel import data_parallel_of
 from tests.oracles.calculon.memory import Memory, memory_of
-from tests.oracles.calculon.outer import Outer
 from tests.oracles.calculon.passes import Passes, passes_of
 from tests.oracles.calculon.shape import Shape
+from tests.oracles.calculon.vocab import Vocab
 
 __all__ = ["step_statistics"]
 
 
 def step_statistics(
-    x: Execution, shape: Shape, block: Block, machine: Machine, outer: Outer
+    x: Execution, shape: Shape, block: Block, machine: Machine, vocab: Vocab
 ) -> dict[str, Any]:
     """Return the statistics by name, in seconds, bytes and FLOP.
 
@@ -28,9 +28,9 @@ def step_statistics(
     the last stage) follow the 96.
     """
     passes = passes_of(x, shape, block, machine)
-    memory = memory_of(x, shape, block, outer)
+    memory = memory_of(x, shape, block, vocab)
     data = data_parallel_of(x, shape, block, passes, machine)
-    times = _times(x, shape, block, passes, outer, memory.tables) | {
+    times = _times(x, shape, block, passes, vocab, memory.tables) | {
         "dp_comm_link_time": shape.blocks * data.block_s,
         "dp_comm_exposed_time": data.exposed_s,
     }
@@ -53,7 +53,7 @@ def step_statistics(
         **_efficiencies(shape, block, machine, total_s),
         "sample_rate": x.batch_size / total_s,
     }
-    return statistics | (around | {"outer_space": memory.outer} if shape.vocab else {})
+    return statistics | (around | {"outer_space": memory.vocab} if shape.vocab else {})
 
 
 _TIMES = (
@@ -78,7 +78,7 @@ _PARTS = tuple(name for name in _TIMES if not name.endswith("_link_time"))
 
 
 def _times(
-    x: Execution, shape: Shape, block: Block, passes: Passes, outer: Outer, tables: int
+    x: Execution, shape: Shape, block: Block, passes: Passes, vocab: Vocab, tables: int
 ) -> dict[str, float]:
     c, steps = shape.chunk_blocks, shape.microbatches * shape.chunks
 
@@ -89,11 +89,11 @@ def _times(
     transfer_s += passes.transfers.backward_s if shape.training else 0.0
     pipeline_s = 0.0 if x.pipeline_par == 1 else steps * transfer_s
     # the outermost stages are the slowest, so every microbatch waits for their extra work
-    embedding_s = shape.microbatches * outer.embedding_s
-    head_s = shape.microbatches * outer.head_s
+    embedding_s = shape.microbatches * vocab.embedding_s
+    head_s = shape.microbatches * vocab.head_s
     if x.pipeline_par > 1:  # both stages wait for the slower of the two
         embedding_s, head_s = (embedding_s, 0.0) if embedding_s > head_s else (0.0, head_s)
-    optimizer_s = shape.blocks * block.optim.time_s.base + tables * outer.optimizer_s
+    optimizer_s = shape.blocks * block.optim.time_s.base + tables * vocab.optimizer_s
     return {
         "fw_time": total(block.fw.time_s),
         "bw_time": total(block.agrad.time_s, block.wgrad.time_s),

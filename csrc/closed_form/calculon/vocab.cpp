@@ -11,8 +11,8 @@ namespace autopar::analytic::calculon {
 // Per logit: maximum, difference, exponential and sum forward; difference and scale backward.
 constexpr double kLossFlops = 7.0;
 
-Outer Model::outer(const Execution& x, const Shape& s) const {
-  Outer result;
+Vocab Model::vocab(const Execution& x, const Shape& s) const {
+  Vocab result;
   if (!s.vocab) return result;
   const Rate &matrix = system_.matrix[x.datatype], &vector = system_.vector[x.datatype],
              &memory = system_.first.rate;

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from tests.oracles.calculon.block import Machine
 from tests.oracles.calculon.shape import Shape
 
-__all__ = ["Outer", "outer_of"]
+__all__ = ["Vocab", "vocab_of"]
 
 _LOSS_FLOPS = 7.0
 """Per logit: maximum, difference, exponential and sum forward; difference and scale backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outer:
+class Vocab:
     """Embedding, head and loss of one processor."""
 
     embedding_s: float = 0.0
@@ -34,10 +34,10 @@ class Outer:
     """Logits and their gradient, while the loss runs."""
 
 
-def outer_of(shape: Shape, machine: Machine) -> Outer:
+def vocab_of(shape: Shape, machine: Machine) -> Vocab:
     """Return what surrounds the blocks; nothing where the vocabulary is unknown."""
     if not shape.vocab:
-        return Outer()
+        return Vocab()
     s, e, t = shape, shape.element_bytes, shape.tensor
     parameters = s.vocab * s.hidden
     logits = s.tokens * s.vocab
@@ -63,7 +63,7 @@ def outer_of(shape: Shape, machine: Machine) -> Outer:
     states = float(parameters * e)
     if s.training:
         states += 4 * parameters + optimizer
-    return Outer(
+    return Vocab(
         embedding_s=embedding_s,
         head_s=head_s,
         optimizer_s=machine.processing_s(

@@ -1,0 +1,140 @@
+"""What is handed over to an engine: a job of a plan file and a request, and what prices it.
+
+Lowering is in the engines, choosing among their offers in `reprice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from autopar.documents.plan import PlanDocument, read_strategy
+from autopar.errors import DocumentError, OptionError
+from autopar.plans import Plan, Prediction, violations
+from search.engines.job import Job
+from search.engines.reprice import Price
+from search.question import Session, open_session, read_plan_for
+from search.request import Request, model_spec
+
+__all__ = ["job_of", "num_layers_of", "pricer_of", "world_size_of"]
+
+
+def job_of(
+    path: str, document: PlanDocument, request: Request, notice: Callable[[str], None]
+) -> tuple[Job, Session | None]:
+    """Return what is exported, and what prices it: None where no hardware is named.
+
+    notice : takes a sentence on what is assumed.
+
+    Raises
+    ------
+    OptionError: the model, or a number of nodes that fits the plan, is not given.
+    DocumentError: the plan is not one of the model, or not legal for it.
+    """
+    inputs, options = request.inputs, request.options
+    sizes = (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
+    if inputs.model is None and None in sizes:
+        raise OptionError(
+            "--model: is missing, and the plan does not say it; give a shipped name, a config.json "
+            "or a model.json"
+        )
+    session = None
+    # nothing names hardware: the export has no price then
+    if inputs.uses_default_hardware:
+        spec = model_spec(inputs)
+        plan, num_nodes, gpus_per_node = _without_hardware(
+            path, document, request, spec.num_layers, notice
+        )
+    else:
+        session = open_session(inputs, options, request.given, has_plan=True)
+        spec, plan = session.spec, read_plan_for(document, session, path=path)
+        num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
+    problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise DocumentError(
+            path,
+            f"the plan is illegal for {spec.name}: {problems[0]}{more}",
+            remedy="autopar-search --evaluate shows everything",
+        )
+    job = Job(
+        plan=plan,
+        spec=spec,
+        model=inputs.model or spec.name,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=options.async_grad_reduce,
+        precision=options.mixed_precision,
+        fp32_gradients=options.fp32_gradients,
+    )
+    return job, session
+
+
+def _without_hardware(
+    path: str,
+    document: PlanDocument,
+    request: Request,
+    num_layers: int,
+    notice: Callable[[str], None],
+) -> tuple[Plan, int, int]:
+    nodes, gpus = request.inputs.num_nodes, request.inputs.num_gpus_per_node
+    plan = read_strategy(document, world_size=world_size_of(request), path=path)
+    world = plan.world_size
+    if len(plan.layers) != num_layers:
+        raise DocumentError(
+            path,
+            f"describes {len(plan.layers)} layers while the model has {num_layers}",
+            key="tp_sizes_enc",
+            remedy="give the plan's --model or --num-layers",
+        )
+    if gpus is None:
+        # 8 GPUs a node, the common size, where that comes out even
+        gpus = world // nodes if nodes else 8 if world % 8 == 0 else world
+    if nodes is None:
+        nodes = max(1, world // gpus)
+        notice(f"no --num-nodes given, writing for {nodes} x {gpus} GPUs")
+    if nodes * gpus != world:
+        raise OptionError(
+            f"--num-nodes: {nodes} x {gpus} GPUs are {nodes * gpus}, the plan is for {world}; give "
+            "--num-nodes and --num-gpus-per-node of the cluster"
+        )
+    return plan, nodes, gpus
+
+
+def world_size_of(request: Request) -> int | None:
+    """Return the GPUs that a request says, None where it does not."""
+    inputs = request.inputs
+    if inputs.world_size is not None:
+        return inputs.world_size
+    if inputs.num_gpus_per_node is not None:
+        return (inputs.num_nodes or 1) * inputs.num_gpus_per_node
+    # 8 GPUs a node, as where a plan says how many there are
+    return inputs.num_nodes * 8 if inputs.num_nodes is not None else None
+
+
+def pricer_of(session: Session, request: Request) -> Price:
+    """Return what prices plans with options changed; each change loads its own tables once.
+
+    Raises InputError where no tables were measured that way.
+    """
+    # without changes it is the session's own
+    planners = {frozenset[tuple[str, bool]](): session.planner}
+
+    def price(plan: Plan, changes: Mapping[str, bool]) -> Prediction:
+        key = frozenset(changes.items())
+        if key not in planners:
+            changed: dict[str, Any] = dict(changes)
+            options = replace(request.options, **changed)
+            planners[key] = open_session(request.inputs, options, request.given).planner
+        return planners[key].evaluate(plan)
+
+    return price
+
+
+def num_layers_of(request: Request) -> int | None:
+    """Return the layers of the model that a request says, None where it does not."""
+    if request.inputs.model is not None:
+        return model_spec(request.inputs).num_layers
+    return sum(request.inputs.num_layers) if request.inputs.num_layers else None
