@@ -206,7 +206,7 @@ def _expand(shell: _Shell, word: str) -> list[str]:
         items = shell.arrays.get(match[1], [])
         # Elements such as "--fp8-format hybrid" are meant to fall apart, and unquoted they do.
         return list(items) if word.startswith('"') else [p for item in items for p in item.split()]
-    return [part for part in _split(_replaced(shell, word, apart=True)) if part]
+    return _split(_replaced(shell, word, apart=True))
 
 
 def _text(shell: _Shell, word: str) -> str:

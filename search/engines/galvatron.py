@@ -283,6 +283,12 @@ def lower(job: Job) -> Lowered:
                 "the model description does not hold the base of rotary positions: the launch asks "
                 "for ROTARY_BASE"
             )
+        base = job.spec.rotary_base
+        if base is not None and not base.is_integer():
+            notes.append(
+                f"Galvatron's rotary_base is a whole number: the model is {job.spec.name} with "
+                f"{round(base)} in the place of {base}"
+            )
         if job.spec.rotary_scaling_factor is not None:
             notes.append(
                 f"Galvatron has no scaled rotary frequencies: the model is {job.spec.name} without "

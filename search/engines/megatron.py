@@ -150,10 +150,13 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
             "ROTARY_BASE"
         )
         return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
-    arguments: list[Argument] = [
-        # the flag takes whole numbers
-        ("rotary-base", (str(int(base)) if base.is_integer() else repr(base),))
-    ]
+    # `--rotary-base` is an int of argparse, which refuses the text of any other number
+    if not base.is_integer():
+        raise InputError(
+            f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
+            "takes whole numbers only; export to torchtitan, deepspeed or accelerate instead"
+        )
+    arguments: list[Argument] = [("rotary-base", (str(int(base)),))]
     if spec.rotary_scaling_factor is not None:
         factor = str(spec.rotary_scaling_factor)
         arguments += [("use-rope-scaling", ()), ("rope-scaling-factor", (factor,))]

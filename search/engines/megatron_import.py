@@ -315,7 +315,7 @@ def _recomputed(arguments: _Arguments, sizes: Sequence[int], notes: list[str]) -
     if arguments.has("recompute-activations") or granularity == "selective":
         notes.append("selective recomputation is priced as none: it needs less memory than that")
         return (False,) * sum(sizes)
-    if not granularity:
+    if not arguments.has("recompute-granularity"):
         return (False,) * sum(sizes)
     if granularity != "full":
         raise arguments.fail(

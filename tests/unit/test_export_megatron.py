@@ -115,6 +115,15 @@ def test_base_of_rotary_positions_is_the_specs() -> None:
     assert any("ROTARY_BASE" in note for note in unsaid.notes)
 
 
+def test_a_base_that_is_no_whole_number_is_refused() -> None:
+    """Megatron-LM's own parser would refuse `--rotary-base 10000.5` on the cluster."""
+    asked = job(UNIFORM)
+    spec = replace(asked.spec, rotary_base=10000.5)
+
+    with pytest.raises(InputError, match=r"base 10000\.5, .* whole numbers only; export to"):
+        lower(replace(asked, spec=spec))
+
+
 @pytest.mark.parametrize("name", ["t5-3b", "bert-large"])
 def test_other_architectures_are_refused(name: str) -> None:
     """pretrain_gpt.py builds decoders of one kind."""
