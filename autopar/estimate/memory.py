@@ -44,7 +44,6 @@ __all__ = [
     "checkpoint_bytes",
     "logits_peak_bytes",
     "other_memory",
-    "tensor_degrees",
 ]
 
 
@@ -161,19 +160,6 @@ Kernels = Literal["eager", "fused"]
 STATE_BYTES_PER_PARAMETER = 16
 """Weights, gradients and Adam's fp32 weights and moments: 2 + 2 + 12, or 4 + 4 + 8 for fp32."""
 _LOGIT_BYTES = 4
-
-
-def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
-    """Return the legal tensor degrees: they divide heads and MLP width and fit the k-v heads."""
-    heads = layer.num_heads or 1
-    kv_heads = layer.num_kv_heads or heads
-    # an unknown width restricts no more than the heads do
-    ffn = layer.ffn_hidden_size or heads
-    return tuple(
-        t
-        for t in range(1, heads + 1)
-        if heads % t == 0 and ffn % t == 0 and (kv_heads % t == 0 or t % kv_heads == 0)
-    )
 
 
 def activation_bytes(

@@ -15,7 +15,6 @@ from autopar.estimate.memory import (
     checkpoint_bytes,
     logits_peak_bytes,
     other_memory,
-    tensor_degrees,
 )
 from autopar.model import (
     LayerMemory,
@@ -27,6 +26,7 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
+from autopar.plans import tensor_degrees
 from autopar.sources import Source
 
 __all__ = [

@@ -23,7 +23,7 @@ from autopar.model import (
     ShardedTime,
     TimePoint,
 )
-from search.cost.rows import LayerRows
+from search.cost.tables import LayerRows, PricedRows
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
 
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime)
+_Priced = TypeVar("_Priced", bound=PricedRows)
 
 
 def calibration_doubts(
@@ -83,14 +84,7 @@ def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
 
 def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
     """Return the rows of a layer type with their bytes multiplied."""
-    if options.calibration is None:
-        return rows
-    # what fills memory; parameters stay as they are, since messages are counted from them
-    names = ("states", "activations", "transient", "backward_peak", "shared")
-    changes: dict[str, Any] = {
-        name: calibrated_bytes(getattr(rows, name), options) for name in names
-    }
-    return dataclasses.replace(rows, **changes)
+    return _more_bytes(rows, options, "backward_peak")
 
 
 def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
@@ -101,11 +95,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     """
     if options.calibration is None:
         return rows
-    names = ("states", "activations", "loss", "transient", "shared")
-    changes: dict[str, Any] = {
-        name: calibrated_bytes(getattr(rows, name), options) for name in names
-    }
-    rows = dataclasses.replace(rows, **changes)
+    rows = _more_bytes(rows, options, "loss")
     seconds = options.calibration.fixed_s.value
     if seconds == 0.0:
         return rows
@@ -114,6 +104,17 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     return dataclasses.replace(
         rows, step={**rows.step, "fixed": np.where(everywhere, seconds, 0.0)}
     )
+
+
+def _more_bytes(rows: _Priced, options: SearchOptions, own: str) -> _Priced:
+    """Multiply what fills memory; parameters stay, since messages are counted from them."""
+    if options.calibration is None:
+        return rows
+    names = ("states", "activations", "transient", "shared", own)
+    changes: dict[str, Any] = {
+        name: calibrated_bytes(getattr(rows, name), options) for name in names
+    }
+    return dataclasses.replace(rows, **changes)
 
 
 def _longer_hardware(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
 from autopar.documents.sidecar import Form
+from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import (
     LayerMemory,
@@ -26,7 +27,7 @@ from autopar.model import (
     ShardedTime,
 )
 from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
-from search.cost.rows import Rows
+from search.cost.tables import Rows
 from search.options import SearchOptions
 
 __all__ = [
@@ -537,9 +538,8 @@ def attention_share(spec: LayerSpec) -> float | None:
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         return None
-    head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
-    query = spec.num_heads * head_dim
-    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
+    query = spec.num_heads * head_dim(spec)
+    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim(spec)
     # two products of S x S scores, two FLOP a multiply-add; a causal mask hides half
     attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
     # a token visits so many MLPs

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from search.cost.fits import (
     other_cells,
     shard_name,
 )
-from search.cost.rows import Rows
+from search.cost.tables import Rows
 from search.options import SearchOptions
 
 __all__ = [
@@ -194,12 +193,7 @@ class OtherDraws(Draws):
 
 def repeated(rows: Rows) -> Rows:
     """Return the rows once per replica, one replica after the other."""
-    tiled: dict[str, Any] = {
-        field.name: np.tile(getattr(rows, field.name), NUM_REPLICAS)
-        for field in fields(rows)
-        if field.name != "shape"
-    }
-    return replace(rows, **tiled)
+    return rows.take(np.tile(np.arange(len(rows.batch)), NUM_REPLICAS))
 
 
 def _draw(cell: Cell, generator: np.random.Generator) -> F64:

@@ -17,8 +17,9 @@ from autopar.documents.spec import load_spec
 from autopar.estimate.memory import ShardKind, backward_bytes
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import Recipe, layer_backward_bytes, tensor_bytes
+from search.cost.memory import layer_backward_bytes, tensor_bytes
 from search.cost.model import CostModel
+from search.cost.tables import Recipe
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.communication import Groups
-from search.cost.tables import Layout
+from search.cost.tables import ActivationLayout
 from search.cost.time import (
     Exchange,
     layout_of,
@@ -23,12 +23,12 @@ from tests.cost_cases import toy_hardware
 X = np.array([[8e6], [2e6]])  # bytes of the fully sharded activation, two tables, one type
 
 
-def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -> Layout:
+def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -> ActivationLayout:
     """Return a layout in short."""
-    return Layout(sequence_shards=shards, cp=cp, replicas=replicas, strided=strided)
+    return ActivationLayout(sequence_shards=shards, cp=cp, replicas=replicas, strided=strided)
 
 
-def costs(*layouts: Layout) -> tuple[np.ndarray, np.ndarray]:
+def costs(*layouts: ActivationLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return forward and backward redistribution of the first table, (Y, Y)."""
     stages = np.array([1, 1], dtype=np.int64)
     forward, backward = redistribution_s(layouts, X, stages, 8, Groups(toy_hardware(), print))
