@@ -273,20 +273,24 @@ _BRACE = re.compile(r"[{}]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def dump_yaml(document: Mapping[str, Any], indent: int = 0) -> str:
-    """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline."""
+def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
+    """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline.
+
+    quoted : all texts, not only those that a reader would take for something else.
+    """
     pad, lines = "  " * indent, []
     for key, value in document.items():
         if isinstance(value, Mapping):
-            lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1))
+            lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1, quoted=quoted))
         elif isinstance(value, list | tuple):
-            lines.append(f"{pad}{key}: [{', '.join(_scalar(item, True) for item in value)}]\n")
+            items = (_scalar(item, in_list=True, quoted=quoted) for item in value)
+            lines.append(f"{pad}{key}: [{', '.join(items)}]\n")
         else:
-            lines.append(f"{pad}{key}: {_scalar(value)}\n")
+            lines.append(f"{pad}{key}: {_scalar(value, quoted=quoted)}\n")
     return "".join(lines)
 
 
-def _scalar(value: Any, in_list: bool = False) -> str:
+def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -299,7 +303,8 @@ def _scalar(value: Any, in_list: bool = False) -> str:
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
     # in a list a brace would begin a mapping
-    return text if _is_plain(text) and not (in_list and _BRACE.search(text)) else json.dumps(text)
+    plain = not quoted and _is_plain(text) and not (in_list and _BRACE.search(text))
+    return text if plain else json.dumps(text)
 
 
 def _is_plain(text: str) -> bool:

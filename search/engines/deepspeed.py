@@ -22,7 +22,6 @@ from search.engines.job import (
 )
 from search.engines.nearest import (
     Reach,
-    Shape,
     kv_heads_problems,
     nearest,
     refuse_stages,
@@ -94,9 +93,8 @@ def lower(job: Job) -> Lowered:
 
 def _document(job: Job, plan: Plan) -> dict[str, object]:
     layer = plan.layers[0]
-    shape = Shape(tp=layer.tp, ulysses=layer.ulysses, cp=1)
     micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
-    tensor = shape.tp > 1 and not shape.ulysses
+    tensor = layer.tp > 1 and not layer.ulysses
     document: dict[str, object] = {}
     # With AutoTP the configuration is read before the tensor groups exist: its check of the
     # batch product takes every rank for a data rank, so the product is left to DeepSpeed.
@@ -112,9 +110,9 @@ def _document(job: Job, plan: Plan) -> dict[str, object]:
         "zero_optimization": _zero(zero_stage(plan)),
     }
     if tensor:
-        document["tensor_parallel"] = {"autotp_size": shape.tp, "vocab_parallel_lm_head": True}
-    if shape.tp > 1 and shape.ulysses:
-        document["sequence_parallel_size"] = shape.tp
+        document["tensor_parallel"] = {"autotp_size": layer.tp, "vocab_parallel_lm_head": True}
+    if layer.tp > 1 and layer.ulysses:
+        document["sequence_parallel_size"] = layer.tp
     # without ZeRO there is nothing to ask for: see `runs`
     if job.fp32_gradients and zero_stage(plan) > 0:
         document["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -16,7 +16,7 @@ Import = Callable[..., Imported]
 
 EXPORTERS: tuple[str, ...] = get_args(Engine)
 """Engines by the name of their module here, which has a `lower`."""
-_IMPORT_MODULES: dict[str, str] = {"galvatron": "galvatron", "megatron": "megatron_import"}
+_IMPORT_MODULES: dict[str, str] = {"galvatron": "galvatron", "megatron": "megatron_arguments"}
 """By engine the module here that reads its configurations with `import_NAME`."""
 IMPORTERS: tuple[str, ...] = tuple(_IMPORT_MODULES)
 """Engines whose configurations are read."""

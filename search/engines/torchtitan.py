@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plans import Plan
+from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
     ONE_STAGE,
     ROTARY_BASE,
@@ -27,7 +27,7 @@ from search.engines.job import (
     search_fields,
     torchrun,
 )
-from search.engines.nearest import DataMode, Reach, Shape, kv_heads_problems, nearest
+from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 
 __all__ = [
     "VERSION",
@@ -184,7 +184,7 @@ _MODULE = "autopar_recipe"
 _FUNCTION = "autopar_plan"
 
 
-def _data_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
+def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # Its FSDP mesh is dp_shard * cp, so a context group always shards what it holds.
     return "zero2" if mode == "ddp" and shape.cp > 1 else mode
 
