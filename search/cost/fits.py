@@ -32,16 +32,15 @@ from search.options import SearchOptions
 
 __all__ = [
     "OTHER",
-    "Cell",
     "ComputeFit",
     "ComputeFits",
+    "MeasuredTime",
     "OtherFits",
     "Pass",
     "attention_share",
     "fit_computation",
     "fit_layer_time",
-    "fit_measured_other_time",
-    "fit_measured_time",
+    "fit_measured",
     "fit_other",
     "fit_other_time",
     "layer_memory",
@@ -78,84 +77,77 @@ class ComputeFit:
         return result
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTime:
+    """One measured time, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: tuple[int, ...]
+    """One for a layer; those of all layer types for what is no layer."""
+    time_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where known."""
+
+
 def fit_layer_time(
     kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
 ) -> ComputeFit:
-    """Return the fitted forward of one layer at `seq_length`.
-
-    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
-    several batch sizes. Raises InputError when the measurements cannot answer.
-    """
-    points = [(p.batch, (p.seq_length,), p.forward_s) for p in profile.times]
-    return _fit(f"layer type {kind}", points, (seq_length,), options, note, quadratic=True)
-
-
-def fit_measured_time(
-    name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
-    seq_length: int,
-    options: SearchOptions,
-    note: _Note,
-) -> ComputeFit:
-    """Return the fit of other times of a layer, (batch, lengths, seconds), in the same forms."""
-    return _fit(name, points, (seq_length,), options, note, quadratic=True)
+    """Return the fitted forward of one layer at `seq_length`; raises as `fit_measured`."""
+    name, times = f"layer type {kind}", _forwards(profile)
+    return fit_measured(name, times, (seq_length,), options, note, of_layer=True)
 
 
 def fit_other_time(
     profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
 ) -> ComputeFit:
     """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
-    points = [(p.batch, p.seq_lengths, p.forward_s) for p in profile.other_times]
-    return fit_measured_other_time("embedding and head", points, seq_lengths, options, note)
+    times = other_cells(profile.other_times)["forward"]
+    return fit_measured(OTHER, times, seq_lengths, options, note, of_layer=False)
 
 
-def fit_measured_other_time(
+def fit_measured(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
-    seq_lengths: tuple[int, ...],
-    options: SearchOptions,
-    note: _Note,
-) -> ComputeFit:
-    """Return the fit of other times of embedding, head and loss, in the forms of their forward."""
-    return _fit(name, points, seq_lengths, options, note, quadratic=False)
-
-
-def _fit(
-    name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     seq_lengths: tuple[int, ...],
     options: SearchOptions,
     note: _Note,
     *,
-    quadratic: bool,
+    of_layer: bool,
 ) -> ComputeFit:
+    """Return the fit of measured times of a layer, or of what is none, at `seq_lengths`.
+
+    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
+    several batch sizes and c2 only of layers. Raises InputError when the measurements cannot
+    answer.
+    """
     mode = options.time_profile_mode
-    if not points:
+    if not times:
         raise InputError(
             f"{name}: the computation file has no times; give another --time-profiling-path"
         )
     if mode == "sequence":
-        return _fit_sequence(name, points, seq_lengths, options, note, quadratic=quadratic)
+        return _fit_sequence(name, times, seq_lengths, options, note, quadratic=of_layer)
     # only mode sequence moves between lengths
-    here = [point for point in points if point[1] == seq_lengths]
+    here = [time for time in times if time.seq_lengths == seq_lengths]
     if not here:
-        measured = sorted({lengths for _, lengths, _ in points})
+        measured = sorted({time.seq_lengths for time in times})
         raise InputError(
             f"{name}: no computation time was measured at sequence length "
             f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
             f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
             f"or use --time-profile-mode sequence"
         )
-    batches = {batch for batch, _, _ in here}
+    batches = {time.batch for time in here}
     if mode == "batch" and len(batches) < 2:
         raise InputError(
-            f"{name}: only batch size {here[0][0]} was measured at sequence length "
+            f"{name}: only batch size {here[0].batch} was measured at sequence length "
             f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
             f"profile more batch sizes or use --time-profile-mode static"
         )
     # a peer's mode: at one length a launch cost where several batches tell it, and tokens
     form: Form = "sequence" if mode == "hybrid" else mode
-    fitted = _checked_fit(name, here, form, note, quadratic=quadratic)
+    fitted = _checked_fit(name, here, form, note, quadratic=of_layer)
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(sum(seq_lengths)),
@@ -166,7 +158,7 @@ def _fit(
 
 def _fit_sequence(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     seq_lengths: tuple[int, ...],
     options: SearchOptions,
     note: _Note,
@@ -174,7 +166,7 @@ def _fit_sequence(
     quadratic: bool,
 ) -> ComputeFit:
     length = sum(seq_lengths)
-    measured = {sum(lengths) for _, lengths, _ in points}
+    measured = {sum(time.seq_lengths) for time in times}
     # times at one length do not say how they grow with it
     if len(measured) == 1 and length not in measured:
         raise InputError(
@@ -188,37 +180,38 @@ def _fit_sequence(
                 f"one ({max(measured)}); profile longer sequences or pass --extrapolate"
             )
         note(f"extrapolated: {name} to sequence length {length}, beyond twice the measured")
-    fitted = _checked_fit(name, points, "sequence", note, quadratic=quadratic)
+    fitted = _checked_fit(name, times, "sequence", note, quadratic=quadratic)
     squared = fitted.coefficient("s_per_token_squared")
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(length),
         # the term in S^2 is attention, all others are linear in tokens
         attention_s=squared * length**2 if "s_per_token_squared" in fitted.terms else None,
-        largest_batch=max(batch for batch, _, _ in points),
+        largest_batch=max(time.batch for time in times),
     )
 
 
 def _checked_fit(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     form: Form,
     note: _Note,
     *,
     quadratic: bool,
 ) -> FittedTimes:
-    """Return the fit of (batch, lengths, seconds), and note one that is far off."""
-    batches = [batch for batch, _, _ in points]
-    tokens = [sum(lengths) for _, lengths, _ in points]
+    """Return the fit of measured times, and note one that is far off."""
+    batches = [time.batch for time in times]
+    tokens = [sum(time.seq_lengths) for time in times]
     terms = terms_of(form, batches, tokens, quadratic=quadratic)
-    fitted = fit_times(batches, tokens, [time_s for _, _, time_s in points], terms)
+    fitted = fit_times(batches, tokens, [time.time_s for time in times], terms)
     error = float(fitted.errors[fitted.worst])
     if abs(error) > BAD_FIT:
-        batch, lengths, _ = points[fitted.worst]
+        worst = times[fitted.worst]
         remedy = "; --time-profile-mode batch knows a launch cost" if form == "static" else ""
         note(
-            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch {batch}, "
-            f"sequence length {_lengths(lengths)}, the worst of {len(points)} times{remedy}"
+            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch "
+            f"{worst.batch}, sequence length {_lengths(worst.seq_lengths)}, the worst of "
+            f"{len(times)} times{remedy}"
         )
     return fitted
 
@@ -331,19 +324,6 @@ sequence parallelism norms and residuals run over S/t tokens and without over S,
 for the other; DTensor's layers have the same local matrices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One measured time of a layer, in seconds for the whole batch."""
-
-    batch: int
-    seq_lengths: tuple[int, ...]
-    """One for a layer; those of all layer types for what is no layer."""
-    time_s: float
-    low_s: float | None = None
-    high_s: float | None = None
-    """5th and 95th percentile of the samples, where known."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComputeFits:
     """Fitted times of one layer type, at one sequence length."""
@@ -433,9 +413,8 @@ def fit_computation(
         if what == "forward" and degree == 1:
             continue  # fitted above
         name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
-        times = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
         try:
-            fit = fit_measured_time(name, times, seq_length, options, note)
+            fit = fit_measured(name, cells, (seq_length,), options, note, of_layer=True)
         except InputError as error:
             note(f"not used: {error}")
             continue
@@ -457,73 +436,60 @@ def fit_other(
     cells = other_cells(profile.other_times).get("backward", [])
     backward = None
     if cells:
-        points = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
         name = f"{OTHER}, backward"
         try:
-            backward = fit_measured_other_time(name, points, seq_lengths, options, note)
+            backward = fit_measured(name, cells, seq_lengths, options, note, of_layer=False)
         except InputError as error:
             note(f"not used: {error}")
     return OtherFits(forward=forward, backward=backward)
 
 
-def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[Cell]]:
+def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[MeasuredTime]]:
     """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
-    result: dict[Pass, list[Cell]] = {"forward": []}
-    for p in times:
-        result["forward"].append(
-            Cell(
-                batch=p.batch,
-                seq_lengths=p.seq_lengths,
-                time_s=p.forward_s,
-                low_s=p.forward_low_s,
-                high_s=p.forward_high_s,
-            )
+    passes: tuple[Pass, Pass] = ("forward", "backward")
+    found = {what: [c for p in times for c in _cells(p, what, p.seq_lengths)] for what in passes}
+    return {what: cells for what, cells in found.items() if cells or what == "forward"}
+
+
+def _cells(
+    point: ShardedTime | OtherTime, what: Pass, lengths: tuple[int, ...]
+) -> Iterator[MeasuredTime]:
+    """Yield the time of one pass of a measured point, where it was measured."""
+    time_s = getattr(point, f"{what}_s")
+    if time_s is not None:
+        low_s, high_s = getattr(point, f"{what}_low_s"), getattr(point, f"{what}_high_s")
+        yield MeasuredTime(
+            batch=point.batch, seq_lengths=lengths, time_s=time_s, low_s=low_s, high_s=high_s
         )
-        if p.backward_s is not None:
-            result.setdefault("backward", []).append(
-                Cell(
-                    batch=p.batch,
-                    seq_lengths=p.seq_lengths,
-                    time_s=p.backward_s,
-                    low_s=p.backward_low_s,
-                    high_s=p.backward_high_s,
-                )
-            )
-    return result
+
+
+def _forwards(profile: LayerProfile) -> list[MeasuredTime]:
+    """Return the documented forwards of a layer type."""
+    return [
+        MeasuredTime(
+            batch=p.batch,
+            seq_lengths=(p.seq_length,),
+            time_s=p.forward_s,
+            low_s=p.low_s,
+            high_s=p.high_s,
+        )
+        for p in profile.times
+    ]
 
 
 def measured_cells(
     kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
-) -> dict[tuple[Pass, bool, int], list[Cell]]:
+) -> dict[tuple[Pass, bool, int], list[MeasuredTime]]:
     """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
 
     Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
     """
-    result: dict[tuple[Pass, bool, int], list[Cell]] = {
-        ("forward", False, 1): [
-            Cell(
-                batch=p.batch,
-                seq_lengths=(p.seq_length,),
-                time_s=p.forward_s,
-                low_s=p.low_s,
-                high_s=p.high_s,
-            )
-            for p in profile.times
-        ]
+    result: dict[tuple[Pass, bool, int], list[MeasuredTime]] = {
+        ("forward", False, 1): _forwards(profile)
     }
     for (ulysses, degree), points in sorted(_by_shard(kind, profile, options, note).items()):
         for what in _PASSES:
-            cells = [
-                Cell(
-                    batch=p.batch,
-                    seq_lengths=(p.seq_length,),
-                    time_s=time_s,
-                    low_s=getattr(p, f"{what}_low_s"),
-                    high_s=getattr(p, f"{what}_high_s"),
-                )
-                for p in points
-                if (time_s := getattr(p, f"{what}_s")) is not None
-            ]
+            cells = [c for p in points for c in _cells(p, what, (p.seq_length,))]
             if cells:
                 # a sidecar's forward of whole layers does not replace the documented one
                 result.setdefault((what, ulysses, degree), cells)

@@ -16,13 +16,12 @@ from autopar.arrays import F64, I64
 from autopar.model import LayerProfile, OtherTime
 from search.cost.fits import (
     OTHER,
-    Cell,
     ComputeFit,
     ComputeFits,
+    MeasuredTime,
     OtherFits,
     Pass,
-    fit_measured_other_time,
-    fit_measured_time,
+    fit_measured,
     measured_cells,
     other_cells,
     shard_name,
@@ -41,8 +40,6 @@ __all__ = [
 ]
 
 _Key = tuple[Pass, bool, int]
-_Point = tuple[int, tuple[int, ...], float]
-"""(batch, lengths, seconds)."""
 
 NUM_REPLICAS = 200
 _SEED = 20240229
@@ -98,7 +95,7 @@ class DrawnOtherFits(OtherFits):
 class Draws(ABC):
     """Replicas of measured cells, and the fits of them, made when they are needed."""
 
-    def __init__(self, place: int, cells: Mapping[_Key, Sequence[Cell]]) -> None:
+    def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
         """Draw the cells; `place` is where they stand in the profile."""
         self._cells = cells
         # seeded by place: draws of one layer type do not depend on the others
@@ -110,7 +107,7 @@ class Draws(ABC):
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
 
     @abstractmethod
-    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
         """Return the fit of a replica."""
 
     @abstractmethod
@@ -132,14 +129,11 @@ class Draws(ABC):
             fits = []
             # without spread all replicas are the first
             for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
-                fits.append(
-                    self._fit(
-                        [
-                            (c.batch, c.seq_lengths, float(t))
-                            for c, t in zip(cells, drawn, strict=True)
-                        ]
-                    )
-                )
+                again = [
+                    MeasuredTime(batch=c.batch, seq_lengths=c.seq_lengths, time_s=float(t))
+                    for c, t in zip(cells, drawn, strict=True)
+                ]
+                fits.append(self._fit(again))
             self._fitted[key] = _columns(fits)
         return self._fitted[key]
 
@@ -165,9 +159,10 @@ class LayerDraws(Draws):
         self._seq_length = seq_length
         self._options = options
 
-    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
         name = f"layer type {self._kind}"
-        return fit_measured_time(name, points, self._seq_length, self._options, _ignore)
+        lengths = (self._seq_length,)
+        return fit_measured(name, times, lengths, self._options, _ignore, of_layer=True)
 
     def _name(self, key: _Key) -> str:
         return f"{shard_name(*key)} of layer type {self._kind}"
@@ -184,8 +179,9 @@ class OtherDraws(Draws):
         self._seq_lengths = seq_lengths
         self._options = options
 
-    def _fit(self, points: Sequence[_Point]) -> ComputeFit:
-        return fit_measured_other_time(OTHER, points, self._seq_lengths, self._options, _ignore)
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        lengths = self._seq_lengths
+        return fit_measured(OTHER, times, lengths, self._options, _ignore, of_layer=False)
 
     def _name(self, key: _Key) -> str:
         return f"{key[0]} of {OTHER}"
@@ -196,7 +192,7 @@ def repeated(rows: Rows) -> Rows:
     return rows.take(np.tile(np.arange(len(rows.batch)), NUM_REPLICAS))
 
 
-def _draw(cell: Cell, generator: np.random.Generator) -> F64:
+def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
     """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
     # nothing is known of what lies outside the percentiles
     quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)

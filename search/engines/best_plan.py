@@ -19,8 +19,7 @@ from typing import Any, Literal, TypedDict
 from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
-from search.engines.job import Engine, Job
-from search.engines.registry import lower_for
+from search.engines.job import Engine, Job, lower_for
 from search.options import SearchOptions
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session

@@ -12,12 +12,10 @@ from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError
-from autopar.plans import Plan
 
 __all__ = [
     "Command",
     "Configuration",
-    "Imported",
     "dump_yaml",
     "flags_of",
     "load_yaml",
@@ -391,15 +389,6 @@ def _fail(path: object, line: int, problem: str) -> DocumentError:
 
 
 _MAX_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imported:
-    """A plan that was found in an engine's configuration."""
-
-    plan: Plan
-    notes: tuple[str, ...]
-    """What a plan does not say, and how to price it; what was read in two ways."""
 
 
 @dataclass(frozen=True, kw_only=True)

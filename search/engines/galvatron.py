@@ -22,8 +22,8 @@ from autopar.documents.spec import head_dim
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
-from search.engines.configuration import Configuration, Imported, dump_yaml
-from search.engines.job import ROTARY_BASE, Job, Lowered, one_line, required, torchrun
+from search.engines.configuration import Configuration, dump_yaml
+from search.engines.job import ROTARY_BASE, Imported, Job, Lowered, one_line, required, torchrun
 
 __all__ = [
     "ENGINE_VERSION",

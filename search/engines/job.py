@@ -1,11 +1,12 @@
-"""What every exporter takes and gives: a job in, files and the list of what they lose out."""
+"""Which engines there are, and what exporters take and give: a job in, files and losses out."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from autopar.command.options import rows_of, words_of, written
 from autopar.model import ModelSpec
@@ -13,12 +14,16 @@ from autopar.plans import Plan
 from search.options import SearchOptions
 
 __all__ = [
+    "EXPORTERS",
+    "IMPORTERS",
     "NODE_RANK",
     "ONE_STAGE",
     "RENDEZVOUS",
     "ROTARY_BASE",
     "UNIFORM",
     "Engine",
+    "Import",
+    "Imported",
     "Job",
     "Loss",
     "Lower",
@@ -26,7 +31,9 @@ __all__ = [
     "SearchFields",
     "as_typed",
     "different",
+    "importer_for",
     "layer_ranges",
+    "lower_for",
     "one_line",
     "per_value",
     "required",
@@ -37,6 +44,12 @@ __all__ = [
 
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
+"""By the name of the module here that has its `lower`."""
+EXPORTERS: tuple[str, ...] = get_args(Engine)
+_IMPORT_MODULES = {"galvatron": "galvatron", "megatron": "megatron_arguments"}
+"""By engine the module here that reads its configurations with `import_NAME`."""
+IMPORTERS = tuple(_IMPORT_MODULES)
+"""Engines whose configurations are read."""
 
 SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""
@@ -104,6 +117,32 @@ class Lowered:
 
 Lower = Callable[[Job], Lowered]
 """Raises InputError, one sentence, where the engine has nothing near the plan at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A plan that was found in an engine's configuration."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    """What a plan does not say, and how to price it; what was read in two ways."""
+
+
+Import = Callable[..., Imported]
+"""Takes a Configuration, world_size and num_layers."""
+
+
+def lower_for(engine: str) -> Lower:
+    """Return what lowers a plan for an engine, one of EXPORTERS."""
+    lower: Lower = importlib.import_module(f"search.engines.{engine}").lower
+    return lower
+
+
+def importer_for(engine: str) -> Import:
+    """Return what reads the configurations of an engine, one of IMPORTERS."""
+    module = importlib.import_module(f"search.engines.{_IMPORT_MODULES[engine]}")
+    importer: Import = getattr(module, f"import_{engine}")
+    return importer
 
 
 # --------------------------------------------------------------------------------------------------

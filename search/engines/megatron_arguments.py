@@ -25,7 +25,8 @@ from autopar.plans import (
     data_degree,
     layer_problems,
 )
-from search.engines.configuration import Configuration, Imported
+from search.engines.configuration import Configuration
+from search.engines.job import Imported
 
 __all__ = [
     "Argument",

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.configuration import dump_yaml, flags_of, load_yaml, script_command
-from search.engines.registry import lower_for
+from search.engines.job import lower_for
 from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
 
