@@ -148,10 +148,7 @@ class Rules:
 def parse_rules(pin: Sequence[str], forbid: Sequence[str]) -> Rules:
     """Return the rules of `--pin` and `--forbid`.
 
-    Raises
-    ------
-    OptionError
-        When a rule does not follow the grammar; the message shows it.
+    Raises OptionError when a rule does not follow the grammar; the message shows it.
     """
     rules: list[Rule] = []
     for text in pin:
@@ -302,10 +299,7 @@ def build_space(
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
 
-    Raises
-    ------
-    OptionError
-        When the options exclude everything, naming the ones that do.
+    Raises OptionError when the options exclude everything, naming the ones that do.
     """
     preset = PRESETS[options.search_space]
     stages = _stages(options, preset, world_size, num_layers, rules)

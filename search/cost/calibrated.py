@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.arrays import I64
 from autopar.hardware import Curve, HardwareProfile
@@ -35,7 +34,7 @@ __all__ = [
     "calibration_doubts",
 ]
 
-_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime)
+_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime, Curve)
 _Priced = TypeVar("_Priced", bound=PricedRows)
 
 
@@ -44,9 +43,7 @@ def calibration_doubts(
 ) -> tuple[str, ...]:
     """Return what speaks against the options' calibration for these documents, one line each.
 
-    Raises
-    ------
-    OptionError : it was fitted on another device.
+    Raises OptionError: it was fitted on another device.
     """
     calibration = options.calibration
     if calibration is None:
@@ -131,12 +128,13 @@ def _longer_hardware(
         p2p_bytes_per_s={
             key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
         },
-        curves={key: _curve(value, communication) for key, value in hardware.curves.items()},
+        # percentiles move with their median: the spread stays the same share
+        curves={key: _times(value, communication) for key, value in hardware.curves.items()},
         strided_curves={
-            key: _curve(value, communication) for key, value in hardware.strided_curves.items()
+            key: _times(value, communication) for key, value in hardware.strided_curves.items()
         },
         p2p_curves={
-            key: _curve(value, communication) for key, value in hardware.p2p_curves.items()
+            key: _times(value, communication) for key, value in hardware.p2p_curves.items()
         },
         # not the links: the optimizer step and the look-up are computation
         memory_bytes_per_s=None if rate is None else rate / computation,
@@ -148,20 +146,6 @@ def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
         model,
         layers=tuple(_layer(layer, factor) for layer in model.layers),
         other_times=tuple(_times(time, factor) for time in model.other_times),
-    )
-
-
-def _curve(curve: Curve, factor: float) -> Curve:
-    def longer(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-        return None if times_s is None else times_s * factor
-
-    return Curve(
-        sizes_bytes=curve.sizes_bytes,
-        times_s=curve.times_s * factor,
-        # percentiles move with their median: the spread stays the same share
-        low_s=longer(curve.low_s),
-        high_s=longer(curve.high_s),
-        latency_s=None if curve.latency_s is None else curve.latency_s * factor,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.documents.spec import head_dim
-from autopar.estimate.memory import ShardKind, backward_bytes
+from autopar.estimate.model import ShardKind, backward_bytes
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerMemory, LayerSpec
 from autopar.plans import LayerStrategy
@@ -286,7 +286,7 @@ def layer_backward_bytes(
 ) -> tuple[float, str]:
     """Return what the backward of one sample needs above `kept_bytes`, and the rule if it is one.
 
-    As counted; at another degree the rule of `autopar.estimate.memory`, raised by what the nearest
+    As counted; at another degree the rule of `autopar.estimate.model`, raised by what the nearest
     counted degree is above it.
     """
     # degree 1 is the unsharded layer under either name

@@ -19,6 +19,7 @@ from search.engines.job import (
     Loss,
     Lowered,
     different,
+    samples_of_a_rank,
     search_fields,
     shell_lines,
 )
@@ -69,10 +70,7 @@ _REACH = Reach(
 def lower(job: Job) -> Lowered:
     """Return the configuration of a plan, or of the nearest plan that accelerate can express.
 
-    Raises
-    ------
-    InputError
-        For a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and where no plan near this one is legal.
     """
     refuse_stages(job, _TITLE, "")
     plan, losses = nearest(job, _REACH)
@@ -208,7 +206,7 @@ def _launch(job: Job, plan: Plan) -> str:
 
 def _notes(job: Job, plan: Plan) -> list[str]:
     layer = plan.layers[0]
-    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
+    micro = samples_of_a_rank(plan)
     script = (
         f"written for accelerate {VERSION}; train.py is your script: its DataLoader has "
         f"batch_size={micro}, and accelerator.accumulate counts {plan.num_microbatches} "

@@ -133,10 +133,8 @@ def choose(request: Request) -> Choice:
 
     What the request says itself is never changed: where that leaves its engine nothing, it is said.
 
-    Raises
-    ------
-    InfeasibleError : no plan that the engine runs fits.
-    InputError : the request has no plan for any engine, such as pins that no search has.
+    Raises InfeasibleError: no plan that the engine runs fits; InputError: the request has no plan
+    for any engine, such as pins that no search has.
     """
     engine = request.engine
     assert engine is not None, "without one there is nothing to choose"

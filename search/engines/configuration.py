@@ -81,9 +81,7 @@ def script_command(text: str, path: object) -> Command:
     Read are assignments, arrays, `+=`, quotes, comments, continuation lines and `${NAME:-default}`.
     What the environment says stays `$NAME`.
 
-    Raises
-    ------
-    DocumentError : a quote or bracket is not closed, or the script has anything else.
+    Raises DocumentError: a quote or bracket is not closed, or the script has anything else.
     """
     shell = _Shell(str(path))
     found: Command | None = None
@@ -321,9 +319,7 @@ def _is_plain(text: str) -> bool:
 def load_yaml(text: str, path: object) -> dict[str, Any]:
     """Return the mapping in a YAML text.
 
-    Raises
-    ------
-    DocumentError : it is none, gives a key twice, or has anchors or tags; names the line.
+    Raises DocumentError: it is none, gives a key twice, or has anchors or tags; names the line.
     """
     import yaml  # only where a file is YAML
 
@@ -406,9 +402,7 @@ class Configuration:
 def read_configuration(path: Path | str) -> Configuration:
     """Return the content of a `.json`, a `.yaml` or a script, told apart by suffix and content.
 
-    Raises
-    ------
-    DocumentError : the file is missing or unreadable, or is none of these.
+    Raises DocumentError: the file is missing or unreadable, or is none of these.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":

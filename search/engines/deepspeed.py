@@ -17,6 +17,7 @@ from search.engines.job import (
     Loss,
     Lowered,
     different,
+    samples_of_a_rank,
     search_fields,
     torchrun,
 )
@@ -51,10 +52,7 @@ def zero_stage(plan: Plan) -> int:
 def lower(job: Job) -> Lowered:
     """Return the configuration of a plan, or of the nearest plan that DeepSpeed can express.
 
-    Raises
-    ------
-    InputError
-        For a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and where no plan near this one is legal.
     """
     how = ": DeepSpeed builds them in code, with PipelineModule(num_stages=)"
     refuse_stages(job, "DeepSpeed's configuration", how)
@@ -93,7 +91,7 @@ def lower(job: Job) -> Lowered:
 
 def _document(job: Job, plan: Plan) -> dict[str, object]:
     layer = plan.layers[0]
-    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
+    micro = samples_of_a_rank(plan)
     tensor = layer.tp > 1 and not layer.ulysses
     document: dict[str, object] = {}
     # With AutoTP the configuration is read before the tensor groups exist: its check of the
@@ -144,7 +142,7 @@ def _notes(job: Job, plan: Plan) -> list[str]:
             "Ulysses is switched on in the script: pass the mpu that "
             "UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size="
             f"{layer.tp}, micro_batch_size="
-            f"{plan.global_batch // (plan.num_microbatches * plan.data_degree(0))}, "
+            f"{samples_of_a_rank(plan)}, "
             f"seq_length={job.seq_length}, ...) returns to deepspeed.initialize"
         )
     elif layer.tp > 1:

@@ -23,7 +23,16 @@ from autopar.errors import DocumentError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 from search.engines.configuration import Configuration, dump_yaml
-from search.engines.job import ROTARY_BASE, Imported, Job, Lowered, one_line, required, torchrun
+from search.engines.job import (
+    ROTARY_BASE,
+    Imported,
+    Job,
+    Lowered,
+    has_one_kind,
+    one_line,
+    required,
+    torchrun,
+)
 
 __all__ = [
     "ENGINE_VERSION",
@@ -105,9 +114,7 @@ def import_galvatron(
     world_size : number of GPUs, where the configuration does not say it.
     num_layers : layers of the model, for a GLOBAL mode that leaves them to the model.
 
-    Raises
-    ------
-    DocumentError : a value is missing or unusable, or says what no plan can.
+    Raises DocumentError: a value is missing or unusable, or says what no plan can.
     """
     world = world_size or source.world_size
     if any(key in source.document for key in _LAYERS):
@@ -427,15 +434,8 @@ def _lacks_base(spec: ModelSpec) -> bool:
 
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
-    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    return (
-        len(shapes) == 1
-        and first.causal
-        and not any(layer.cross_attention for layer in spec.layers)
-        and known
-        and spec.vocab_size is not None
-    )
+    return has_one_kind(spec) and first.causal and known and spec.vocab_size is not None
 
 
 def _model(spec: ModelSpec) -> dict[str, object]:

@@ -31,12 +31,14 @@ __all__ = [
     "SearchFields",
     "as_typed",
     "different",
+    "has_one_kind",
     "importer_for",
     "layer_ranges",
     "lower_for",
     "one_line",
     "per_value",
     "required",
+    "samples_of_a_rank",
     "search_fields",
     "shell_lines",
     "torchrun",
@@ -155,6 +157,17 @@ NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 """What is asked for where a spec does not hold it."""
+
+
+def has_one_kind(spec: ModelSpec) -> bool:
+    """Return whether all layers are self-attending ones of one shape, whatever their runs."""
+    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
+    return len(shapes) == 1 and not any(layer.cross_attention for layer in spec.layers)
+
+
+def samples_of_a_rank(plan: Plan) -> int:
+    """Return the samples of a micro-batch on one data rank of a plan whose layers are alike."""
+    return plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
 
 
 def required(name: str, message: str) -> str:

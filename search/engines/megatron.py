@@ -26,6 +26,7 @@ from search.engines.job import (
     Loss,
     Lowered,
     different,
+    has_one_kind,
     layer_ranges,
     one_line,
     per_value,
@@ -59,9 +60,7 @@ _LAYER_NORM = 4
 def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
     """Return the arguments that describe an architecture, and what the user has to add.
 
-    Raises
-    ------
-    InputError : the model is none that pretrain_gpt.py builds, or its description has gaps.
+    Raises InputError: the model is none that pretrain_gpt.py builds, or its description has gaps.
     """
     # one kind of layers is left by the check, so that any of them speaks for all
     layer = spec.layers[-1]
@@ -119,8 +118,7 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
 
 
 def _check(spec: ModelSpec) -> None:
-    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
-    if len(shapes) > 1 or any(layer.cross_attention for layer in spec.layers):
+    if not has_one_kind(spec):
         raise InputError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
             "models of one kind of decoder layers; export to galvatron instead"
@@ -199,9 +197,7 @@ class _Nearest:
 def _nearest(job: Job) -> _Nearest:
     """Return the nearest plan; `losses` is empty exactly when it is that of `checkpoints_first`.
 
-    Raises
-    ------
-    InputError : no plan with these stages and this batch is both near and legal.
+    Raises InputError: no plan with these stages and this batch is both near and legal.
     """
     losses: list[Loss] = []
     plan = checkpoints_first(job.plan, job.spec)
@@ -434,9 +430,7 @@ _Sections = Mapping[str, Sequence[Argument]]
 def lower(job: Job) -> Lowered:
     """Return a plan as Megatron-LM takes it.
 
-    Raises
-    ------
-    InputError : the model is none of pretrain_gpt.py's, or no near plan is legal.
+    Raises InputError: the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
     model, notes = model_arguments(job.spec)
     # what differs from the priced plan is said at the end, this switch included

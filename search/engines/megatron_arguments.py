@@ -8,6 +8,7 @@ to know, and flags that say nothing of the plan, are notes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -151,36 +152,40 @@ def layout_string(sizes: Sequence[int]) -> str:
 def parse_layout(text: str) -> tuple[str, ...]:
     """Return the stages of a layout written out, such as `("Ett", "ttL")`.
 
-    Raises
-    ------
-    LayoutError : a character is unknown, a bracket or a repetition is incomplete.
+    Raises LayoutError: a character is unknown, a bracket or a repetition is incomplete.
     """
+    return tuple(_written_out(text.replace(",", "")).split("|"))
+
+
+def _written_out(text: str, *, in_bracket: bool = False) -> str:
+    """Return a layout without brackets and repetitions; a bracket holds no other bracket."""
     written, at = "", 0
-    source = text.replace(",", "")
-    while at < len(source):
-        if source[at] == "(":
-            end = source.find(")", at)
+    while at < len(text):
+        piece, at = text[at], at + 1
+        if piece == "(" and not in_bracket:
+            end = text.find(")", at)
             if end < 0:
                 raise LayoutError("a bracket is not closed")
-            piece = _unrolled(source[at + 1 : end])
-            count, next_at = _count(source, end + 1)
-            if count is None:
+            if end == at:
+                raise LayoutError("a bracket is empty")
+            piece, at = _written_out(text[at:end], in_bracket=True), end + 1
+            if text[at : at + 1] != "*":
                 raise LayoutError("a bracket needs a repetition such as (tt|)*3")
-        else:
-            piece = _unit(source[at])
-            count, next_at = _count(source, at + 1)
-        written += _repeated(piece, 1 if count is None else count, len(written))
-        at = next_at
-    return tuple(written.split("|"))
+        elif piece not in _KINDS:
+            raise LayoutError(f"holds the unknown character {piece!r}")
+        count, at = _count(text, at)
+        # before it is written out: `t*9999999` would fill the memory
+        if len(written) + len(piece) * count > _MOST:
+            raise LayoutError(f"describes more than {_MOST} layers and stages")
+        written += piece * count
+    return written
 
 
 def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Return the transformer layers of every stage.
 
-    Raises
-    ------
-    LayoutError : it is no layout, or none of this model, or one that no plan has: several parts
-        per stage, multi-token prediction, a stage without a layer.
+    Raises LayoutError: it is no layout, or none of this model, or one that no plan has: several
+    parts per stage, multi-token prediction, a stage without a layer.
     """
     stages = parse_layout(text)
     if len(stages) % num_stages:
@@ -204,44 +209,17 @@ def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ..
     return sizes
 
 
-def _unit(character: str) -> str:
-    if character not in _KINDS:
-        raise LayoutError(f"holds the unknown character {character!r}")
-    return character
-
-
-def _unrolled(text: str) -> str:
-    """Return what stands in a bracket, which holds no other bracket."""
-    if not text:
-        raise LayoutError("a bracket is empty")
-    written, at = "", 0
-    while at < len(text):
-        count, next_at = _count(text, at + 1)
-        written += _repeated(_unit(text[at]), 1 if count is None else count, len(written))
-        at = next_at
-    return written
-
-
-def _count(text: str, at: int) -> tuple[int | None, int]:
+def _count(text: str, at: int) -> tuple[int, int]:
     """Return the number of a repetition that begins at `at`, and where what follows begins."""
     if text[at : at + 1] != "*":
-        return None, at
-    end = at + 1
-    while end < len(text) and text[end].isascii() and text[end].isdigit():
-        end += 1
-    if end == at + 1:
+        return 1, at
+    match = re.compile(r"\*([0-9]+)").match(text, at)
+    if match is None:
         raise LayoutError("a * is followed by no number")
     # before int(): a number of thousands of digits is not even read
-    if end - at > 7:
+    if len(match[1]) > 6:
         raise LayoutError(f"repeats something more than {_MOST} times")
-    return int(text[at + 1 : end]), end
-
-
-def _repeated(piece: str, count: int, before: int) -> str:
-    # before it is written out: `t*9999999` would fill the memory
-    if before + len(piece) * count > _MOST:
-        raise LayoutError(f"describes more than {_MOST} layers and stages")
-    return piece * count
+    return int(match[1]), match.end()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -409,9 +387,7 @@ def import_megatron(
     ----------
     world_size : number of GPUs, where the launch does not say it. num_layers : the same.
 
-    Raises
-    ------
-    DocumentError : an argument is unusable, or says what no plan can.
+    Raises DocumentError: an argument is unusable, or says what no plan can.
     """
     arguments = _Arguments(
         path=source.path, words=source.flags if source.flags is not None else _words(source)

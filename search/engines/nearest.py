@@ -82,10 +82,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
     Of several tensor degrees it takes `Job.tensor_degree`, else the largest that is legal;
     all layers are ZeRO-3 or checkpointed where one is, so that memory does not grow by either.
 
-    Raises
-    ------
-    InputError
-        Where no degree is legal.
+    Raises InputError where no degree is legal.
     """
     refused = ""
     for shape in _shapes(job, reach):

@@ -24,6 +24,7 @@ from search.engines.job import (
     different,
     layer_ranges,
     required,
+    samples_of_a_rank,
     search_fields,
     torchrun,
 )
@@ -129,10 +130,7 @@ def plain(name: str) -> str:
 def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
     """Return the imports, names by module, and the source of `model_spec()`.
 
-    Raises
-    ------
-    InputError
-        Where torchtitan 0.3.0 has no such model, with what stands in the way.
+    Raises InputError where torchtitan 0.3.0 has no such model, with what stands in the way.
     """
     layer = spec.layers[0]
     obstacles = {
@@ -202,10 +200,7 @@ _REACH = Reach(
 def lower(job: Job) -> Lowered:
     """Return the recipe of a plan, or of the nearest plan that torchtitan can express.
 
-    Raises
-    ------
-    InputError
-        Where torchtitan has no such model, or no plan near this one is legal.
+    Raises InputError where torchtitan has no such model, or no plan near this one is legal.
     """
     imports, model = model_source(job.spec)
     if job.spec.tied_embeddings and job.plan.num_stages > 1:
@@ -367,7 +362,7 @@ def _config(job: Job, plan: Plan, policy: str) -> str:
     layer = plan.layers[0]
     dp = plan.data_degree(0)
     # samples of one data rank
-    micro = plan.global_batch // (plan.num_microbatches * dp)
+    micro = samples_of_a_rank(plan)
     piped = plan.num_stages > 1
     sharded = _sharded(plan)
     # a mesh that shards holds all data ranks; ddp replicates over them

@@ -144,7 +144,7 @@ def test_transient(
 def test_the_backward_of_a_layer_is_transient(
     strategy: LayerStrategy, options: dict[str, Any], units: float
 ) -> None:
-    """Of the samples of one micro-batch, by the rule of `autopar.estimate.memory`."""
+    """Of the samples of one micro-batch, by the rule of `autopar.estimate.model`."""
     assert row(strategy, **options)["transient"] == [units * TOKENS] * 2
 
 
