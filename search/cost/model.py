@@ -29,16 +29,23 @@ from search.cost.calibrated import (
 )
 from search.cost.communication import Groups, half_allreduces
 from search.cost.fits import (
+    NUM_REPLICAS,
     OTHER,
+    PASSES,
     ComputeFit,
     ComputeFits,
+    DrawnFits,
+    DrawnOtherFits,
+    Draws,
+    LayerDraws,
+    OtherDraws,
     OtherFits,
-    Pass,
     attention_share,
     fit_computation,
     fit_other,
     layer_memory,
     other_memory,
+    repeated,
     shard_name,
 )
 from search.cost.memory import (
@@ -51,15 +58,6 @@ from search.cost.memory import (
     state_bytes,
     to_bytes,
     zero_transient_bytes,
-)
-from search.cost.spread import (
-    NUM_REPLICAS,
-    DrawnFits,
-    DrawnOtherFits,
-    Draws,
-    LayerDraws,
-    OtherDraws,
-    repeated,
 )
 from search.cost.tables import (
     POSITIONS,
@@ -95,9 +93,6 @@ __all__ = [
 
 # --------------------------------------------------------------------------------------------------
 # What a cost model assumed, in words: the defaults it used, and what it derived or left out.
-
-
-_PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,7 +228,7 @@ class Assumptions:
     ) -> None:
         """Record which sharded times are measured and which follow from a smaller degree."""
         degrees = sorted({(s.ulysses, s.tp) for s in strategies if s.tp > 1})
-        for what in _PASSES:
+        for what in PASSES:
             if not any(w == what and d > 1 for w, _, d in fits.measured):
                 continue
             for ulysses, degree in degrees:
