@@ -169,30 +169,25 @@ def other_memory(
     if layer_norm:
         norm = s_last * last.hidden_size * 2 * element_bytes
     states: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
-    activations: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    kept: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
     # 0 rows of vocabulary leave what is never split by it
     embedding_rest, head_rest = embedding_parameter_counts(spec, 0)
+    # token numbers are int64
+    tokens = 8.0 * sum(seq_lengths)
     for v in degrees:
         vocab = padded_vocab_size(spec, v)
-        tables = {
-            "first": vocab / v * first.hidden_size + embedding_rest,
-            "last": vocab / v * last.hidden_size + head_rest,
-        }
+        embedding = vocab / v * first.hidden_size + embedding_rest
+        head = vocab / v * last.hidden_size + head_rest
         # the only stage has a tied table once; first and last stage need a copy each
         shared = vocab / v * first.hidden_size if spec.tied_embeddings else 0.0
-        tables["only"] = tables["first"] + tables["last"] - shared
-        kept = {
-            # token numbers are int64
-            "first": 8.0 * sum(seq_lengths),
-            "last": norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v,
-        }
-        kept["only"] = kept["first"] + kept["last"]
-        for position in states:
-            states[position][v] = STATE_BYTES_PER_PARAMETER * tables[position]
-            activations[position][v] = kept[position]
+        loss = norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v
+        states["only"][v] = STATE_BYTES_PER_PARAMETER * (embedding + head - shared)
+        states["first"][v] = STATE_BYTES_PER_PARAMETER * embedding
+        states["last"][v] = STATE_BYTES_PER_PARAMETER * head
+        kept["only"][v], kept["first"][v], kept["last"][v] = tokens + loss, tokens, loss
     return {
         position: OtherMemory(
-            model_state_bytes=states[position], activation_bytes_per_sample=activations[position]
+            model_state_bytes=states[position], activation_bytes_per_sample=kept[position]
         )
         for position in states
     }

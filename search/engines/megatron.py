@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,8 @@ from autopar.plans import (
     LayerStrategy,
     Plan,
     VocabStrategy,
-    data_degree,
     fewest_microbatches,
+    layer_problems,
     violations,
 )
 from search.engines.configuration import dump_yaml
@@ -283,19 +284,20 @@ def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
 
 def _with_prefix(plan: Plan, losses: list[Loss]) -> tuple[Plan, int]:
     """Let every stage recompute its first k layers, k the most that any stage recomputes."""
-    stages = plan.stage_of_layer()
-    counts = [0] * plan.num_stages
-    for strategy, stage in zip(plan.layers, stages, strict=True):
-        counts[stage] += strategy.checkpoint
-    most = max(counts)
-    layers, position, last = [], 0, 0
-    for strategy, stage in zip(plan.layers, stages, strict=True):
-        position = position + 1 if stage == last else 1
-        last = stage
-        layers.append(replace(strategy, checkpoint=position <= most))
+    counts = Counter(
+        stage
+        for strategy, stage in zip(plan.layers, plan.stage_of_layer(), strict=True)
+        if strategy.checkpoint
+    )
+    most = max(counts.values(), default=0)
+    positions = (position for size in plan.stage_sizes for position in range(size))
+    layers = [
+        replace(strategy, checkpoint=position < most)
+        for strategy, position in zip(plan.layers, positions, strict=True)
+    ]
     changed = [i for i, new in enumerate(layers) if new != plan.layers[i]]
     if changed:
-        now, before = sum(strategy.checkpoint for strategy in layers), sum(counts)
+        now, before = sum(strategy.checkpoint for strategy in layers), counts.total()
         prefix = "the first layer" if most == 1 else f"the first {most} layers"
         count = "as many in all" if now == before else f"{now} in all instead of {before}"
         losses.append(
@@ -313,9 +315,7 @@ def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
     wanted = job.tensor_degree
     for layers in _uniform(plan, wanted):
         degrees = _shared_degrees(layers)
-        if degrees is None:
-            continue
-        if not data_degree(plan.world_size, plan.num_stages, degrees.tensor * degrees.context):
+        if degrees is None or not degrees.data(plan):
             continue
         vocab = engine_vocab(degrees, plan, zero3=plan.vocab.zero3)
         candidate = replace(plan, layers=layers, vocab=vocab)
@@ -367,15 +367,14 @@ def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
 
 def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
     """Return whether a plan is legal, also by the engine's stricter rules for heads and tokens."""
-    if violations(plan, job.spec, sequence_parallel=job.sequence_parallel):
-        return False
-    if degrees.context > 1 and job.seq_length % (2 * degrees.context):
-        return False  # asked of all-to-all too
+    sp = job.sequence_parallel
+    # it asks of all-to-all what it asks of a ring
+    ring = LayerStrategy(tp=degrees.tensor, cp=degrees.context)
     exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
-    return not any(
-        problem
+    return not violations(plan, job.spec, sequence_parallel=sp) and not any(
+        any(layer_problems(layer, ring, sequence_parallel=sp))
+        or any(exchange_problems(layer.num_heads, layer.num_kv_heads, 1, exchanged))
         for layer in job.spec.layers
-        for problem in exchange_problems(layer.num_heads, layer.num_kv_heads, 1, exchanged)
     )
 
 
@@ -582,10 +581,8 @@ def _data_parallel(job: Job, near: _Nearest) -> tuple[list[Argument], bool, list
 
 def _batch(near: _Nearest) -> list[Argument]:
     plan = near.plan
-    ranks = near.degrees.tensor * near.degrees.context
-    data = data_degree(plan.world_size, plan.num_stages, ranks)
     # its micro-batch is that of one data rank, a plan's of all of them
-    micro = plan.global_batch // (plan.num_microbatches * data)
+    micro = plan.global_batch // (plan.num_microbatches * near.degrees.data(plan))
     return [
         (Flag.MICRO_BATCH, (str(micro),)),
         (Flag.GLOBAL_BATCH, (str(plan.global_batch),)),

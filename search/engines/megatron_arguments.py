@@ -82,6 +82,10 @@ class MegatronDegrees:
     exchange: int = 1
     """Part of the context degree over which layers that mix both kinds exchange heads; else 1."""
 
+    def data(self, plan: Plan) -> int:
+        """Return the data degree of a plan beside them, 0 where they do not fit."""
+        return data_degree(plan.world_size, plan.num_stages, self.tensor * self.context)
+
     def layer(self, word: str) -> LayerStrategy:
         """Return the strategy of a layer whose `cp-comm-type` is a word of `_WAYS`."""
         ulysses, ring = _WAYS[word]
