@@ -26,6 +26,7 @@ from search.engines.job import (
 from search.engines.nearest import (
     DataMode,
     Reach,
+    keeps_whole_sequences,
     kv_heads_problems,
     nearest,
     refuse_stages,
@@ -100,11 +101,10 @@ def _runs(job: Job, plan: Plan) -> dict[str, bool]:
     Accumulation leaves gradients unreduced but with ZeRO of DeepSpeed. DDP keeps fp32 weights and
     gradients beside autocast, FSDP2 gets the precision of the model as its reduce dtype.
     """
-    layer, kind = plan.layers[0], _kind(plan)
+    kind = _kind(plan)
     replicas = kind in ("NO", "MULTI_GPU")
     return {
-        # its tensor parallelism keeps whole sequences between the blocks
-        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
         "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
     }

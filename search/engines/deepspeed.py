@@ -23,6 +23,7 @@ from search.engines.job import (
 )
 from search.engines.nearest import (
     Reach,
+    keeps_whole_sequences,
     kv_heads_problems,
     nearest,
     refuse_stages,
@@ -67,10 +68,9 @@ def lower(job: Job) -> Lowered:
             )
         )
     document = _document(job, plan)
-    layer, sharded = plan.layers[0], zero_stage(plan) > 0
+    sharded = zero_stage(plan) > 0
     runs = {
-        # its tensor parallelism keeps whole sequences between the blocks
-        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         # ZeRO of stages 2 and 3 reduces in every micro-batch
         "async_grad_reduce": not sharded,
         # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32

@@ -20,6 +20,7 @@ from search.engines.job import Job, Loss, per_value
 __all__ = [
     "DataMode",
     "Reach",
+    "keeps_whole_sequences",
     "kv_heads_problems",
     "nearest",
     "refuse_stages",
@@ -191,50 +192,36 @@ def _data_mode(plan: Plan) -> DataMode:
 
 def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss]:
     """Yield what differs, a key of the strategy file each."""
+    default = plan.default_dp_type
+    of_layers: dict[str, Callable[[LayerStrategy], str]] = {
+        "tp_sizes_enc": lambda s: f"degree {s.tp}",
+        "use_sp": lambda s: "Ulysses" if s.ulysses else "tensor parallelism",
+        "cp_sizes_enc": lambda s: f"context degree {s.cp}",
+        "tp_consecutive_flags": lambda s: "strided groups" if s.strided else "neighbours",
+        "dp_types_enc": lambda s: "zero3" if s.zero3 else default,
+        "checkpoint": lambda s: "checkpoints" if s.checkpoint else "no checkpoints",
+    }
+    of_plan: dict[str, Callable[[Plan], str]] = {
+        "default_dp_type": lambda p: p.default_dp_type,
+        "vtp": lambda p: f"degree {p.vocab.tp} for embedding and head",
+        "vsp": lambda p: f"{'Ulysses' if p.vocab.ulysses else 'vocabulary'} sharding",
+        "embed_sdp": lambda p: f"{'zero3' if p.vocab.zero3 else default} for embedding and head",
+    }
 
-    def reason(key: str) -> str:
-        return f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
-
-    def layers(key: str, text: Callable[[LayerStrategy], str]) -> Iterator[Loss]:
-        before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
-        if before != after:
-            yield Loss(
-                field=key,
-                what=f"the plan has {per_value(before)}; {reason(key)}, "
-                f"so it takes {per_value(after) if len(set(after)) > 1 else after[0]}",
-            )
-
-    def single(key: str, before: object, after: object, text: Callable[[object], str]) -> Loss:
-        what = f"the plan has {text(before)}; {reason(key)}, so it takes {text(after)}"
+    def loss(key: str, before: str, after: str, because: str = "") -> Loss:
+        reason = f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
+        what = f"the plan has {before}; {reason}, so it takes {after}{because}"
         return Loss(field=key, what=what)
 
-    for loss in layers("tp_sizes_enc", lambda s: f"degree {s.tp}"):
-        because = f" ({refused})" if refused else ""
-        yield dataclasses.replace(loss, what=loss.what + because)
-    yield from layers("use_sp", lambda s: "Ulysses" if s.ulysses else "tensor parallelism")
-    yield from layers("cp_sizes_enc", lambda s: f"context degree {s.cp}")
-    yield from layers(
-        "tp_consecutive_flags", lambda s: "strided groups" if s.strided else "neighbours"
-    )
-    default = f"{plan.default_dp_type}"
-    yield from layers("dp_types_enc", lambda s: "zero3" if s.zero3 else default)
-    yield from layers("checkpoint", lambda s: "checkpoints" if s.checkpoint else "no checkpoints")
-    if near.default_dp_type != plan.default_dp_type:
-        yield single("default_dp_type", plan.default_dp_type, near.default_dp_type, str)
-    a, b = plan.vocab, near.vocab
-    if a.tp != b.tp:
-        yield single("vtp", a.tp, b.tp, lambda v: f"degree {v} for embedding and head")
-    if a.ulysses != b.ulysses:
-        yield single(
-            "vsp", a.ulysses, b.ulysses, lambda v: f"{'Ulysses' if v else 'vocabulary'} sharding"
-        )
-    if a.zero3 != b.zero3:
-        yield single(
-            "embed_sdp",
-            a.zero3,
-            b.zero3,
-            lambda v: f"{'zero3' if v else default} for embedding and head",
-        )
+    for key, text in of_layers.items():
+        before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
+        if before != after:
+            because = f" ({refused})" if refused and key == "tp_sizes_enc" else ""
+            taken = per_value(after) if len(set(after)) > 1 else after[0]
+            yield loss(key, per_value(before), taken, because)
+    for key, said in of_plan.items():
+        if said(plan) != said(near):
+            yield loss(key, said(plan), said(near))
 
 
 def refuse_stages(job: Job, title: str, how: str) -> None:
@@ -249,10 +236,17 @@ def refuse_stages(job: Job, title: str, how: str) -> None:
         )
 
 
+def keeps_whole_sequences(plan: Plan) -> bool:
+    """Return whether tensor parallelism of a plan of one shape is without sequence parallelism.
+
+    That is so in engines that have none.
+    """
+    return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
+
+
 def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
     """Return the loss of an engine whose tensor parallelism has no sequence parallelism."""
-    layer = near.layers[0]
-    if not job.sequence_parallel or layer.tp == 1 or layer.ulysses:
+    if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
     what = (
         f"the plan counts on Megatron sequence parallelism; {title} keeps whole sequences between "
