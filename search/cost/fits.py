@@ -77,13 +77,11 @@ class ComputeFit:
 
     def forward_s(self, batch: F64) -> F64:
         """Return the unsharded forward of `batch` samples, in seconds."""
-        result: F64 = self.launch_s + batch * self.sample_s
-        return result
+        return self.launch_s + batch * self.sample_s
 
     def sharded_forward_s(self, batch: F64, shards: F64) -> F64:
         """Return the forward of `batch` samples over `shards` ranks: c0 + (F - c0)/(t*c)."""
-        result: F64 = self.launch_s + batch * self.sample_s / shards
-        return result
+        return self.launch_s + batch * self.sample_s / shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -614,8 +612,7 @@ class DrawnOtherFits(OtherFits):
         if super().seconds(what, batch, table) is None:
             return None
         launch, sample = self.draws.coefficients((what, False, 1))
-        result: F64 = launch[table] + batch * sample[table]
-        return result
+        return launch[table] + batch * sample[table]
 
 
 class Draws(ABC):
@@ -725,8 +722,7 @@ def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
     # a percentile that was not measured stays at the median
     low = cell.time_s if cell.low_s is None else cell.low_s
     high = cell.time_s if cell.high_s is None else cell.high_s
-    drawn: F64 = np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
-    return drawn
+    return np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
 
 
 def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:

@@ -59,8 +59,7 @@ def state_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients:
     weights = recipe.weight / np.where(rows.zero3, rows.zero_size, 1.0)
     # sums over several micro-batches stay whole until the one reduction of a step
     gradients = recipe.gradient / (sharded if shard_gradients else 1.0)
-    result: F64 = parameters * (weights + gradients + recipe.optimizer / sharded)
-    return result
+    return parameters * (weights + gradients + recipe.optimizer / sharded)
 
 
 def zero_transient_bytes(
@@ -84,8 +83,7 @@ def prefetched_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
 
     They may be there while another layer, or the loss, has its own peak: shared bytes.
     """
-    result: F64 = parameters * np.where(rows.zero3 & (rows.zero_size > 1.0), recipe.weight, 0.0)
-    return result
+    return parameters * np.where(rows.zero3 & (rows.zero_size > 1.0), recipe.weight, 0.0)
 
 
 def gathered_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
@@ -97,8 +95,7 @@ def gathered_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
     # Ulysses exchanges heads, and one tensor rank has its whole input
     gathers = ~rows.ulysses & (rows.tensor > 1.0) & pricing.options.sequence_parallel
     token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
-    result: F64 = np.where(gathers, rows.batch * token_bytes / rows.context, 0.0)
-    return result
+    return np.where(gathers, rows.batch * token_bytes / rows.context, 0.0)
 
 
 def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:

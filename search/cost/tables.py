@@ -149,8 +149,7 @@ class PlanTables:
     @property
     def candidate_batch(self) -> I64:
         """(Q,) global batch of every candidate."""
-        batch: I64 = self.table_microbatch[self.candidate_table] * self.candidate_microbatches
-        return batch
+        return self.table_microbatch[self.candidate_table] * self.candidate_microbatches
 
     def num_bytes(self) -> int:
         """Return the memory of all arrays, in bytes."""

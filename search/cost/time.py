@@ -59,8 +59,7 @@ def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
     # the shorter is slowed down by k while both run, the rest of the longer runs alone
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
     # k above 2 would make overlap slower than one after the other
-    result: F64 = np.minimum(both, window_s + comm_s)
-    return result
+    return np.minimum(both, window_s + comm_s)
 
 
 def overlapped_backward_s(
@@ -81,8 +80,7 @@ def overlapped_backward_s(
         separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
         together = together + comm_s
     # two limits on what hides, each in its own window and all under B: the tighter one counts
-    result: F64 = np.maximum(separate, overlap_s(compute_s, together, coefficient))
-    return result
+    return np.maximum(separate, overlap_s(compute_s, together, coefficient))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -110,8 +108,7 @@ class OptimizerCurve:
         beyond = parameters * (self.times_s[-1] / self.parameters[-1])
         known = np.where(parameters > self.parameters[-1], beyond, inside)
         # the curve begins at its launch, but a rank without parameters launches nothing
-        result: F64 = np.where(parameters > 0.0, known, 0.0)
-        return result
+        return np.where(parameters > 0.0, known, 0.0)
 
 
 def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurve | None:
@@ -538,8 +535,7 @@ def optimizer_s(
     rate = pricing.hardware.memory_bytes_per_s
     if rate is None:
         return np.zeros_like(parameters)
-    result: F64 = shard * (pricing.recipe.step_bytes / rate)
-    return result
+    return shard * (pricing.recipe.step_bytes / rate)
 
 
 def layer_time(

@@ -327,8 +327,7 @@ def _communication(
     batch, group = every.batch[rows], every.tensor_group[rows]
 
     def message(layer: LayerSpec) -> F64:
-        result: F64 = batch * (float(layer.seq_length) * layer.hidden_size * pricing.recipe.element)
-        return result
+        return batch * (float(layer.seq_length) * layer.hidden_size * pricing.recipe.element)
 
     if position != "last":
         size = message(model.spec.layers[0])
