@@ -64,6 +64,10 @@ class VocabStrategy:
     ulysses: bool = False
     zero3: bool = False
 
+    def as_layer(self) -> LayerStrategy:
+        """Return the strategy of a layer that is split as embedding and head are."""
+        return LayerStrategy(tp=self.tp, ulysses=self.ulysses, zero3=self.zero3)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

@@ -76,7 +76,6 @@ from search.cost.time import (
     fit_optimizer,
     layer_time,
     layout_of,
-    layout_of_vocab,
     redistribution_s,
     send_s,
 )
@@ -389,7 +388,7 @@ class CostModel:
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
         layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
-        vocab_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
+        vocab_layout = [layout_of(v.as_layer(), sequence_parallel=sp) for v in vocab]
         # in a fixed order, so that equal inputs give equal tables
         layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
         number = {layout: i for i, layout in enumerate(layouts)}

@@ -15,7 +15,7 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.documents.spec import head_dim
 from autopar.model import LayerProfile, LayerSpec
-from autopar.plans import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Groups
 from search.cost.fits import ComputeFits
@@ -32,7 +32,6 @@ __all__ = [
     "gradient_sync_s",
     "layer_time",
     "layout_of",
-    "layout_of_vocab",
     "optimizer_s",
     "overlap_s",
     "overlapped_backward_s",
@@ -156,12 +155,6 @@ def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Activation
         # a tensor group of one rank has no neighbours to be apart from
         strided=strategy.strided and strategy.tp > 1,
     )
-
-
-def layout_of_vocab(vocab: VocabStrategy, *, sequence_parallel: bool) -> ActivationLayout:
-    """Return the layout of the embedding's output and of the head's input, never strided."""
-    like = LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses)
-    return layout_of(like, sequence_parallel=sequence_parallel)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.arrays import F64, I64
+from autopar.documents.spec import padded_vocab_size
 from autopar.model import LayerSpec, ModelSpec, OtherMemory
-from autopar.plans import (
-    LayerStrategy,
-    PipelineType,
-    VocabStrategy,
-    data_degree,
-    vocab_problems,
-)
+from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
 from search.cost.fits import OtherFits
 from search.cost.memory import (
     communicator_bytes,
@@ -98,10 +93,8 @@ def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
     if spec.vocab_size is None:
         states = model.memory["first"].model_state_bytes.get(degree, 0.0)
         return states / _STATE_BYTES_DOCUMENTED
-    multiple = spec.make_vocab_size_divisible_by * degree
     # every vocabulary rank holds as many rows as the others
-    padded = -(-spec.vocab_size // multiple) * multiple
-    return padded * spec.layers[0].hidden_size / degree
+    return padded_vocab_size(spec, degree) * spec.layers[0].hidden_size / degree
 
 
 def vocab_rows(
@@ -125,7 +118,7 @@ def vocab_rows(
     measured = (has[0], has[1] & has[2])
     world = pricing.hardware.world_size
     every = build_rows(
-        [LayerStrategy(tp=v.tp, ulysses=v.ulysses, zero3=v.zero3) for v in vocab],
+        [v.as_layer() for v in vocab],
         tables,
         pricing,
         legal=np.array(

@@ -13,7 +13,6 @@ from search.cost.tables import ActivationLayout
 from search.cost.time import (
     Exchange,
     layout_of,
-    layout_of_vocab,
     plan_exchange,
     redistribution_s,
     send_s,
@@ -49,8 +48,10 @@ def test_layouts() -> None:
     assert layout_of(tp, sequence_parallel=True) == layout(8, 2)
     assert layout_of(ulysses, sequence_parallel=False) == layout(8, 2)
     assert layout_of(tp, sequence_parallel=False) == layout(2, 2, 4)
-    assert layout_of_vocab(VocabStrategy(tp=4), sequence_parallel=False) == layout(1, 1, 4)
-    assert layout_of_vocab(VocabStrategy(tp=4, ulysses=True), sequence_parallel=False) == layout(4)
+    assert layout_of(VocabStrategy(tp=4).as_layer(), sequence_parallel=False) == layout(1, 1, 4)
+    assert layout_of(
+        VocabStrategy(tp=4, ulysses=True).as_layer(), sequence_parallel=False
+    ) == layout(4)
 
 
 def test_equal_layouts_are_free() -> None:
@@ -132,7 +133,7 @@ def test_strided_layouts() -> None:
     assert layout_of(strided, sequence_parallel=True) == layout(2, strided=True)
     assert layout_of(strided, sequence_parallel=False) == layout(1, 1, 2, strided=True)
     assert not layout_of(LayerStrategy(strided=True), sequence_parallel=True).strided
-    assert not layout_of_vocab(VocabStrategy(tp=2), sequence_parallel=True).strided
+    assert not layout_of(VocabStrategy(tp=2).as_layer(), sequence_parallel=True).strided
 
 
 def test_another_rank_order_moves_everything_over_the_stage() -> None:
