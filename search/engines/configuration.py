@@ -398,6 +398,17 @@ class Configuration:
     world_size: int | None = None
     """Where the launch says it."""
 
+    def num_gpus(self, known: int | None) -> int:
+        """Return the known number of GPUs, else the launch's; raises DocumentError without both."""
+        found = known or self.world_size
+        if not found:
+            raise DocumentError(
+                self.path,
+                "does not say the number of GPUs",
+                remedy="give --num-nodes and --num-gpus-per-node",
+            )
+        return found
+
 
 def read_configuration(path: Path | str) -> Configuration:
     """Return the content of a `.json`, a `.yaml` or a script, told apart by suffix and content.

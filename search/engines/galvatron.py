@@ -201,12 +201,7 @@ def _global(
             remedy="give Galvatron's strategy file, train_dist.yaml or launch script",
         )
     notes = list[str]()
-    if world is None:
-        raise DocumentError(
-            source.path,
-            "does not say the number of GPUs",
-            remedy="give --num-nodes and --num-gpus-per-node",
-        )
+    world = source.num_gpus(world)
     mode = validate_document(_GlobalMode, source.path, values)
     layers = mode.num_layers or num_layers
     if layers is None:

@@ -396,13 +396,8 @@ def import_megatron(
     arguments = _Arguments(
         path=source.path, words=source.flags if source.flags is not None else _words(source)
     )
-    world = world_size or source.world_size or arguments.number("world-size", 0)
-    if not world:
-        raise DocumentError(
-            source.path,
-            "does not say the number of GPUs",
-            remedy="give --num-nodes and --num-gpus-per-node",
-        )
+    own = world_size or source.world_size or arguments.number("world-size", 0)
+    world = source.num_gpus(own)
     notes = list[str]()
     plan = _plan(arguments, world, num_layers, notes)
     return Imported(plan=plan, notes=tuple(notes))
