@@ -1,7 +1,7 @@
 """Memory of a layer on a rank, in bytes: states, transient peaks, shared buffers.
 
-Source: cost-model.md "Memory of a rank"; activations are in `activations`. Every function works on
-flat arrays of rows; layers, embedding and head share the formulas of states and ZeRO transients.
+Source: cost-model.md "Memory of a rank". Every function works on flat arrays of rows; layers,
+embedding and head share the formulas of states, ZeRO transients and communicators.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ to know, and flags that say nothing of the plan, are notes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -236,7 +237,7 @@ def _count(text: str, at: int) -> tuple[int, int]:
 # `megatron/core/transformer/moe/moe_layer.py`, which ends the first step otherwise.
 
 
-def number(arguments: Arguments, flag: str, default: int) -> int:
+def _number(arguments: Arguments, flag: str, default: int) -> int:
     """Return the whole number of a flag, the default where it is absent; ValueError otherwise."""
     return int(arguments[flag][0]) if arguments.get(flag) else default
 
@@ -249,28 +250,28 @@ def violated_rules(arguments: Arguments, world_size: int) -> tuple[str, ...]:
 
 
 def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
-    tp = number(arguments, Flag.TENSOR, 1)
-    pp = number(arguments, Flag.STAGES, 1)
-    cp = number(arguments, Flag.CONTEXT, 1)
+    tp = _number(arguments, Flag.TENSOR, 1)
+    pp = _number(arguments, Flag.STAGES, 1)
+    cp = _number(arguments, Flag.CONTEXT, 1)
     dp = data_degree(world, pp, tp * cp)
     if not dp:
         yield f"world size({world}) % (tp({tp}) * pp({pp}) * cp({cp})) != 0"
         # every further rule needs a whole data degree
         return
-    micro = number(arguments, Flag.MICRO_BATCH, 1)
-    batch = number(arguments, Flag.GLOBAL_BATCH, micro * dp)
+    micro = _number(arguments, Flag.MICRO_BATCH, 1)
+    batch = _number(arguments, Flag.GLOBAL_BATCH, micro * dp)
     if batch % (micro * dp):
         yield f"global batch({batch}) % (micro batch({micro}) * dp({dp})) = {batch % (micro * dp)}"
-    heads = number(arguments, "num-attention-heads", 0)
-    groups = number(arguments, "num-query-groups", heads)
-    length = number(arguments, "seq-length", 0)
+    heads = _number(arguments, "num-attention-heads", 0)
+    groups = _number(arguments, "num-query-groups", heads)
+    length = _number(arguments, "seq-length", 0)
     layer = LayerSpec(
         num_layers=1,
         seq_length=length,
         hidden_size=0,
         num_heads=heads,
         num_kv_heads=groups or None,
-        ffn_hidden_size=number(arguments, "ffn-hidden-size", 0),
+        ffn_hidden_size=_number(arguments, "ffn-hidden-size", 0),
     )
     # what no plan may break; the engine's all-to-all keeps the zigzag of its ring
     scattered = "sequence-parallel" in arguments
@@ -278,9 +279,9 @@ def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
     yield from exchange_problems(heads, groups, tp, _all_to_all(arguments, cp))
     if scattered and tp == 1:
         yield "--sequence-parallel needs --tensor-model-parallel-size above 1"
-    if "num-experts" in arguments and tp > 1 and "sequence-parallel" not in arguments:
+    if "num-experts" in arguments and tp > 1 and not scattered:
         yield f"experts with tp({tp}) need --sequence-parallel"
-    if number(arguments, "max-position-embeddings", length) < length:
+    if _number(arguments, "max-position-embeddings", length) < length:
         yield f"max-position-embeddings is below seq-length({length})"
 
 
@@ -305,9 +306,9 @@ def _all_to_all(arguments: Arguments, cp: int) -> int:
 
 
 def _layers(arguments: Arguments) -> Iterator[str]:
-    pp = number(arguments, Flag.STAGES, 1)
-    cp = number(arguments, Flag.CONTEXT, 1)
-    layers = number(arguments, "num-layers", 0)
+    pp = _number(arguments, Flag.STAGES, 1)
+    cp = _number(arguments, Flag.CONTEXT, 1)
+    layers = _number(arguments, "num-layers", 0)
     layout = arguments.get(Flag.LAYOUT)
     if layout:
         try:
@@ -321,9 +322,7 @@ def _layers(arguments: Arguments) -> Iterator[str]:
     if len(kinds) not in (0, 1, layers):
         yield f"--cp-comm-type has {len(kinds)} entries for {layers} layers"
     sizes = arguments.get(Flag.HIERARCHY, ())
-    product = 1
-    for size in sizes:
-        product *= int(size)
+    product = math.prod(map(int, sizes))
     if sizes and product != cp:
         yield f"hierarchical sizes multiply to {product} where cp is {cp}"
     if "a2a+p2p" in kinds and not sizes:
@@ -348,7 +347,7 @@ def _data(arguments: Arguments) -> Iterator[str]:
             "no-gradient-accumulation-fusion" not in arguments
         ):
             yield "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"
-        if number(arguments, Flag.STAGES, 1) > 1:
+        if _number(arguments, Flag.STAGES, 1) > 1:
             yield "--use-megatron-fsdp is not combined with pipeline stages"
 
 
