@@ -26,7 +26,7 @@ from search.question import Session, open_session
 from search.request import ROWS, Request, extended, fill_options
 from search.space import divisors
 
-__all__ = ["Choice", "choose"]
+__all__ = ["BestPart", "choose"]
 
 
 class _Part(TypedDict, total=False):
@@ -93,7 +93,7 @@ _REASON_LENGTH = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class BestPart:
     """The part of an engine's space with the fastest plan."""
 
     request: Request
@@ -128,7 +128,7 @@ class _Sessions:
         return self._opened[key]
 
 
-def choose(request: Request) -> Choice:
+def choose(request: Request) -> BestPart:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
     What the request says itself is never changed: where that leaves its engine nothing, it is said.
@@ -139,7 +139,7 @@ def choose(request: Request) -> Choice:
     engine = request.engine
     assert engine is not None, "without one there is nothing to choose"
     if engine == "galvatron":  # runs every plan
-        return Choice(request=request, notices=())
+        return BestPart(request=request, notices=())
     sessions = _Sessions(request)
     session = sessions.of(request.options)
     best: _Found | None = None
@@ -175,7 +175,7 @@ def choose(request: Request) -> Choice:
         f"{engine}: of {len(tried)} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return Choice(request=best.request, notices=(notice,))
+    return BestPart(request=best.request, notices=(notice,))
 
 
 def _short(error: InputError) -> str:
