@@ -13,7 +13,7 @@ from autopar.documents.spec import write_spec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
-from search.engines.registry import EXPORTERS, lower_for
+from search.engines.job import EXPORTERS, lower_for
 from search.engines.reprice import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
