@@ -95,6 +95,11 @@ class Row:
         return f"{key}_" if keyword.iskeyword(key) else key
 
     @property
+    def label(self) -> str:
+        """The name as the command line and its help have it: `--name`, of a word `NAME`."""
+        return (self.metavar or self.name.upper()) if self.positional else f"--{self.name}"
+
+    @property
     def flaglike(self) -> bool:
         """True when it needs no value."""
         return self.kind in ("flag", "switch")
@@ -228,7 +233,7 @@ class Command:
 
         Raises
         ------
-        OptionError: an option is unknown or has no value.
+        OptionError: an option is unknown or has no value, a word is missing or too much.
         """
         # before any check: help is for command lines that are not right yet
         if {"--help", "-h"} & set(arguments):
@@ -237,7 +242,7 @@ class Command:
         normal, notices = normalise(arguments, self.rows, FAMILIES[self.family])
         for notice in notices:
             say(notice)
-        return _typed(self.name, self.rows, normal)
+        return _taken(self.rows, normal)
 
 
 @cache
@@ -399,45 +404,42 @@ def _is_truth(text: str) -> bool:
 _NO_ROW = Row("", "", "text", "", "")
 
 
-def _typed(program: str, rows: Sequence[Row], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return option name -> raw value of what typer reads in normalised arguments.
+def _taken(rows: Sequence[Row], arguments: Sequence[str]) -> dict[str, Any]:
+    """Return option name -> text, bool or list of texts of arguments that `normalise` returned."""
+    named = {f"--{row.name}": row for row in rows if not row.positional}
+    off = {f"--no-{row.name}": row for row in rows if row.kind == "switch"}
+    places = [row for row in rows if row.positional]
+    found: dict[str, Any] = {}
+    queue, words = list(arguments), False
 
-    typer splits a command line and counts its words; numbers are read by `convert`, whose errors
-    are one sentence.
-    """
-    import inspect
+    def take(row: Row, value: Any) -> None:
+        # of an option that is there twice the last one counts
+        found[row.name] = [*found.get(row.name, ()), value] if row.kind == "texts" else value
 
-    import typer
-
-    types_: dict[str, Any] = {"flag": bool, "switch": bool | None, "texts": list[str] | None}
-    parameters = []
-    for row in rows:
-        info: Any
-        if row.positional:
-            default = ... if row.default is MISSING else None
-            info = typer.Argument(default, metavar=row.metavar or row.name.upper())
+    while queue:
+        token = queue.pop(0)
+        if token == "--" and not words:
+            words = True  # what follows is no option, whatever it begins with
+        elif token in off and not words:
+            take(off[token], False)
+        elif token in named and not words:
+            row = named[token]
+            take(row, True if row.flaglike else queue.pop(0))
+        elif token[:1] == "-" and token != "-" and not words:
+            raise OptionError(f"{token}: this option is unknown; see --help")
+        elif left := [row for row in places if row.name not in found or row.kind == "texts"]:
+            take(left[0], token)
         else:
-            info = typer.Option(
-                False if row.kind == "flag" else None,
-                f"--{row.name}/--no-{row.name}" if row.kind == "switch" else f"--{row.name}",
-            )
-        hint = types_.get(row.kind, str | None)
-        parameters.append(
-            inspect.Parameter(
-                row.key, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=hint
-            )
-        )
+            remedy = f"give one {places[-1].label}" if places else "options begin with --"
+            raise OptionError(f"{token!r:.60}: this word is too much; {remedy}, see --help")
+    for row in places:
+        if row.default is MISSING and row.name not in found:
+            raise _missing(row)
+    return given_options(rows, {row.name: found.get(row.name) for row in rows})
 
-    def callback(**values: Any) -> dict[str, Any]:
-        return values
 
-    # typer reads the signature; made of the rows, an option is said once.
-    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    callback.__annotations__ = {one.name: one.annotation for one in parameters}
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name=program)(callback)
-    found = app(args=list(arguments), prog_name=program, standalone_mode=False)
-    return given_options(rows, {row.name: found[row.key] for row in rows})
+def _missing(row: Row) -> OptionError:
+    return OptionError(f"{row.label} is missing; it takes: {row.help}")
 
 
 def given_options(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -496,7 +498,7 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
             # what the caller gives wins over the command line
             fields.setdefault(row.field, values[row.name])
         elif row.default is MISSING and row.field not in fields:
-            raise OptionError(f"--{row.name} is missing; it takes: {row.help}")
+            raise _missing(row)
     return cls(**fields)
 
 
@@ -670,7 +672,7 @@ def _help_lines(row: Row, width: int) -> list[str]:
 
     value = row.metavar or "|".join(row.choices) or _VALUES.get(row.kind, "")
     if row.positional:
-        left = f"  {row.metavar or row.name.upper()}"
+        left = f"  {row.label}"
     elif row.kind == "switch":
         left = f"  --[no-]{row.name}"
     else:
