@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from autopar import __version__
-from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
+from autopar.documents.checks import Quantity, StrictObject, key_error, published, validate_document
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError, OptionError
 from autopar.sources import Source
@@ -124,8 +124,31 @@ class _Input(StrictObject):
     sha256: str = ""
 
 
+_EXAMPLE: dict[str, Any] = {
+    "format": CALIBRATION_FORMAT,
+    "version": CALIBRATION_VERSION,
+    "hardware": {"name": "h100_1x8", "world_size": 8},
+    "model": {
+        "name": "llama2-7b",
+        "num_layers": 32,
+        "seq_length": [4096],
+        "hidden_size": [4096],
+        "precision": "bf16",
+    },
+    "factors": {
+        "computation": {"value": 1.04, "low": 1.01, "high": 1.07},
+        "communication": {"value": 1.2, "low": None, "high": None},
+        "fixed_s": {"value": 0.002, "low": 0.0, "high": 0.004},
+        "memory": {"value": 0.98, "low": 0.97, "high": 0.99},
+    },
+}
+
+
+@published("calibration")
 class CalibrationDocument(StrictObject):
     """The file: factors, what they were fitted on, and how well they fit."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-calibration"]
     version: int

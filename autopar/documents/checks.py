@@ -33,6 +33,7 @@ from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 
 __all__ = [
+    "DOCUMENTS",
     "INT",
     "PatternDocument",
     "Quantity",
@@ -42,6 +43,7 @@ __all__ = [
     "document_errors",
     "key_error",
     "load_document",
+    "published",
     "validate_document",
 ]
 
@@ -238,6 +240,24 @@ class StrictObject(BaseModel):
 
 
 _Document = TypeVar("_Document", bound=BaseModel)
+
+DOCUMENTS: dict[str, type[BaseModel]] = {}
+"""Model of every kind of document, by its role, as far as their modules are imported."""
+
+
+def published(role: str) -> Callable[[type[_Document]], type[_Document]]:
+    """Return the decorator of the model of a kind of document, whose JSON Schema is published.
+
+    role : how plans, sidecars and docs/schemas call it. What docs/formats.md does not show carries
+    an example: `json_schema_extra={"examples": [...]}` of its `model_config`.
+    """
+
+    def known(kind: type[_Document]) -> type[_Document]:
+        assert role not in DOCUMENTS, f"two documents are called {role!r}"
+        DOCUMENTS[role] = kind
+        return kind
+
+    return known
 
 
 def validate_document(

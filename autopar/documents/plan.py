@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from autopar.documents.checks import validate_document
+from autopar.documents.checks import published, validate_document
 from autopar.documents.json import load_object, shorten, write_text
 from autopar.documents.plan_entries import (
     AlternativeEntry,
@@ -93,6 +93,7 @@ class _Answer(Entry):
     """(bound - found) / found; 0 when optimal."""
 
 
+@published("plan")
 class PlanDocument(_Answer):
     """Our own plan file (`autopar_plan_*.json`): a plan, its prediction and what both rest on."""
 
@@ -180,6 +181,7 @@ class PlanDocument(_Answer):
         return None
 
 
+@published("result")
 class ResultDocument(_Answer):
     """The object that `autopar-search --json` prints; some keys are there only where they apply."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from autopar import __version__
-from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
+from autopar.documents.checks import Quantity, StrictObject, key_error, published, validate_document
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
 
@@ -374,6 +374,7 @@ class Run(StrictObject):
     """Raw figures of a model, by cell."""
 
 
+@published("sidecar")
 class Sidecar(StrictObject):
     """Metadata and raw samples of one documented file."""
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import create_model
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, Value, validate_document
+from autopar.documents.checks import StrictObject, Value, published, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
@@ -136,11 +136,14 @@ _MODEL: dict[str, Any] = {
     "layers": (Annotated[list[_Layer], _LAYERS], ...),
     **_fields(ModelSpec),
 }
-ModelDocument = create_model(
-    "ModelDocument",
-    __base__=StrictObject,
-    __doc__="What an architecture is (`model.json`): layer types in execution order, and the rest.",
-    **_MODEL,
+ModelDocument = published("model")(
+    create_model(
+        "ModelDocument",
+        __base__=StrictObject,
+        __doc__="What an architecture is (`model.json`): layer types in execution order, and the "
+        "rest.",
+        **_MODEL,
+    )
 )
 
 
