@@ -40,6 +40,7 @@ __all__ = [
     "Rule",
     "StrictObject",
     "Value",
+    "check_version",
     "document_errors",
     "key_error",
     "load_document",
@@ -277,6 +278,30 @@ def validate_document(
             problem = problem if expected is None else f"this key is missing, expected {expected}"
     # outside the except, so that no pydantic error hangs behind ours
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
+
+
+def check_version(
+    path: Path | str, data: Mapping[str, Any], kind: str, newest: int, *, give: str, again: str
+) -> None:
+    """Raise a DocumentError unless `format` is `kind`, and `version` one that this release reads.
+
+    Before anything else is checked: of another document every key would be wrong.
+
+    Parameters
+    ----------
+    give, again : what to do with another document, and with a newer version besides an update.
+    """
+    if data.get("format") != kind:
+        problem = f"expected {kind!r}, got {shorten(data.get('format'))}"
+        raise DocumentError(path, problem, key="format", remedy=give)
+    version = data.get("version")
+    # type() and not isinstance: true is an int in Python
+    if type(version) is not int or version < 1:
+        problem = f"expected a positive integer, got {shorten(version)}"
+        raise DocumentError(path, problem, key="version")
+    if version > newest:
+        problem = f"is {version} and this release reads up to {newest}"
+        raise DocumentError(path, problem, key="version", remedy=f"update autopar or {again}")
 
 
 def document_errors(

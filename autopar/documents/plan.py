@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from autopar.documents.checks import published, validate_document
+from autopar.documents.checks import check_version, published, validate_document
 from autopar.documents.json import load_object, shorten, write_text
 from autopar.documents.plan_entries import (
     AlternativeEntry,
@@ -137,7 +137,14 @@ class PlanDocument(_Answer):
     def parse(cls, data: Mapping[str, Any], path: Path | str = "plan") -> PlanDocument:
         """Return what an object says, as `read` does; `path` is for errors."""
         if "format" in data:
-            _check_version(path, data)
+            check_version(
+                path,
+                data,
+                PLAN_FILE_FORMAT,
+                PLAN_FILE_VERSION,
+                give="give a plan or strategy file",
+                again="search again",
+            )
             return validate_document(cls, path, data, remedy=_REMEDY)
         if "status" in data or isinstance(data.get("plan"), Mapping):
             read = {key: value for key, value in data.items() if key in _READ_OF_RESULTS}
@@ -240,29 +247,6 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
             f"cannot be written ({error.strerror or error})",
             remedy="choose another --output-config-path",
         ) from None
-
-
-def _check_version(path: Path | str, document: Mapping[str, Any]) -> None:
-    """Raise a DocumentError unless a document is a plan file that this release reads."""
-    if document.get("format") != PLAN_FILE_FORMAT:
-        raise DocumentError(
-            path,
-            f"expected {PLAN_FILE_FORMAT!r}, got {shorten(document.get('format'))}",
-            key="format",
-            remedy="give a plan or strategy file",
-        )
-    version = document.get("version")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DocumentError(
-            path, f"expected a positive integer, got {shorten(version)}", key="version"
-        )
-    if version > PLAN_FILE_VERSION:
-        raise DocumentError(
-            path,
-            f"is {version} and this release reads up to {PLAN_FILE_VERSION}",
-            key="version",
-            remedy="update autopar or search again",
-        )
 
 
 # --------------------------------------------------------------------------------------------------

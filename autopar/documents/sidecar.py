@@ -8,15 +8,17 @@ append-only: writing a document again keeps the runs that were measured before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from autopar import __version__
 from autopar.documents.checks import Quantity, StrictObject, key_error, published, validate_document
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
+from autopar.sources import Source
 
 __all__ = [
     "REPLACES",
@@ -29,6 +31,7 @@ __all__ = [
     "FitCell",
     "Form",
     "LayerTimes",
+    "Loaded",
     "Measurement",
     "ModelMeasurement",
     "OtherTimes",
@@ -43,6 +46,7 @@ __all__ = [
     "TimeCoefficients",
     "TimeFit",
     "append_run",
+    "load_with_sidecar",
     "newest_cells",
     "read_sidecar",
     "sidecar_path",
@@ -469,6 +473,43 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
             path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
         )
     return sidecar
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Generic[_Document]):
+    """One validated file with its sidecar, and where both came from."""
+
+    path: Path
+    document: _Document
+    sidecar: Sidecar | None
+    sources: tuple[Source, ...]
+    """Of the file and, where it has one, of its sidecar, which says of itself what it is."""
+
+
+def load_with_sidecar(
+    kind: DocumentKind, path: Path, model: type[_Document], *, remedy: str
+) -> Loaded[_Document]:
+    """Return a documented file and its sidecar; raises DocumentError, `remedy` if it is missing."""
+    loaded = load_object(path, remedy=remedy)
+    document = validate_document(model, path, loaded.data)
+    sidecar = read_sidecar(path, kind)
+    source = Source(role=kind, path=str(path), sha256=loaded.sha256)
+    if sidecar is None:
+        return Loaded(path=path, document=document, sidecar=None, sources=(source,))
+    # what a sidecar says of itself holds for its document
+    source = replace(source, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
+    meta = load_object(sidecar_path(path))
+    own = replace(
+        source,
+        role=f"{kind} sidecar",
+        path=str(meta.path),
+        sha256=meta.sha256,
+        notes=(sidecar.source,),
+    )
+    return Loaded(path=path, document=document, sidecar=sidecar, sources=(source, own))
 
 
 def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:

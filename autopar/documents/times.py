@@ -27,7 +27,11 @@ __all__ = [
     "read_layer_times",
     "read_other_times",
     "read_times",
+    "required",
     "seqs_of",
+    "seqs_of_model",
+    "seqs_text",
+    "type_of_model",
 ]
 
 
@@ -306,6 +310,45 @@ def seqs_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.strip("[]").replace("_", ",").split(","))
 
 
+def seqs_text(seqs: tuple[int, ...]) -> str:
+    """Return the documented spelling of sequence lengths: `2048` or `[512,512]`."""
+    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
+
+
+def seqs_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the sequence lengths in a key, one for each layer type; raises DocumentError."""
+    seqs = seqs_of(text)
+    # one number stands for all layer types
+    if len(seqs) == 1:
+        return seqs * len(spec.layers)
+    if len(seqs) != len(spec.layers):
+        raise DocumentError(
+            path,
+            f"the key names {format_count(len(seqs), 'sequence length')}, but model "
+            f"{spec.name!r} has {len(spec.layers)} layer type(s)",
+            key=key,
+        )
+    return seqs
+
+
+def type_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> int:
+    """Return the index of a layer type in a key; raises DocumentError where the model has none."""
+    if int(text) >= len(spec.layers):
+        raise DocumentError(
+            path,
+            f"the file has layer type {text}, but model {spec.name!r} has "
+            f"{len(spec.layers)} layer type(s), numbered from 0",
+            key=key,
+            remedy="give the model's other layer type, or another file",
+        )
+    return int(text)
+
+
+def required(path: Path, key: str, remedy: str) -> DocumentError:
+    """Return the error of a key that a file lacks."""
+    return DocumentError(path, "this key is missing and is required", key=key, remedy=remedy)
+
+
 def computation_content(document: ComputationDocument) -> Content:
     """Return whether a file has processed keys, raw ones that suffice, or neither."""
     keys = list(document.root)
@@ -336,8 +379,8 @@ class _Reader:
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.path = path
+        self.spec = spec
         self.seqs = tuple(layer.seq_length for layer in spec.layers)
-        self.name = spec.name
         self.layers: list[dict[tuple[int, int], float]] = [{} for _ in spec.layers]
         self.others: dict[_Key, float] = {}
         self.raw: dict[_Key, dict[tuple[int, ...], tuple[float, str]]] = {}
@@ -346,27 +389,21 @@ class _Reader:
     def add(self, key: str, value: float) -> None:
         """Take one entry in, ms as in the file."""
         if match := _LAYER.regex.fullmatch(key):
-            kind = int(match["type"])
-            if kind >= len(self.layers):
-                raise DocumentError(
-                    self.path,
-                    f"the file has layer type {kind}, but model {self.name!r} has "
-                    f"{len(self.layers)} layer type(s), numbered from 0",
-                    key=key,
-                    remedy="give the model's other layer type, or another file",
-                )
+            kind = type_of_model(self.path, key, match["type"], self.spec)
             batch = self._batch(match["batch"])
-            seq = self._seqs(key, match["seq"], 1, (self.seqs[kind],))[0]
+            text = match["seq"]
+            seq = int(text) if text else self._unnamed(self.seqs[kind])[0]
             self._put(self.layers[kind], (batch, seq), value, key)
         elif match := _OTHER.regex.fullmatch(key):
-            seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs)
+            text = match["seq"]
+            seqs = self._seqs(key, text) if text else self._unnamed(*self.seqs)
             self._put(self.others, (self._batch(match["batch"]), seqs), value, key)
         elif match := _RAW.regex.fullmatch(key):
             counts = seqs_of(match["layers"])
             # a run of another number of layer types is of another model
             if len(counts) == len(self.layers):
                 batch = int(match["batch"] or 1)
-                seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs, note=False)
+                seqs = self._seqs(key, match["seq"]) if match["seq"] else self.seqs
                 runs = self.raw.setdefault((batch, seqs), {})
                 runs.setdefault(counts, (value, key))
 
@@ -377,9 +414,11 @@ class _Reader:
             self._derive(missing)
         for kind, points in enumerate(self.layers):
             if not points:
-                self._missing(f"layertype_{kind}_bsz1_seq{self.seqs[kind]}")
+                key = f"layertype_{kind}_bsz1_seq{self.seqs[kind]}"
+                raise required(self.path, key, MAKE_COMPUTATION)
         if not self.others:
-            self._missing(f"layertype_other_bsz1_seq{_seq_text(self.seqs)}")
+            key = f"layertype_other_bsz1_seq{seqs_text(self.seqs)}"
+            raise required(self.path, key, MAKE_COMPUTATION)
         layers = tuple(
             tuple(
                 # ms per sample of the file -> seconds of the whole batch
@@ -400,31 +439,12 @@ class _Reader:
             self.notes["keys without bsz were read as batch 1"] = None
         return int(text or 1)
 
-    def _seqs(
-        self,
-        key: str,
-        text: str | None,
-        count: int,
-        default: tuple[int, ...],
-        *,
-        note: bool = True,
-    ) -> tuple[int, ...]:
-        if text is None:
-            if note:
-                named = ", ".join(str(s) for s in default)
-                self.notes[f"keys without seq were read as the model's {named}"] = None
-            return default
-        seqs = seqs_of(text)
-        # one number stands for all layer types
-        if len(seqs) == 1:
-            return seqs * count
-        if len(seqs) != count:
-            raise DocumentError(
-                self.path,
-                f"the key names {format_count(len(seqs), 'sequence length')}, but model "
-                f"{self.name!r} has {count} layer type(s)",
-                key=key,
-            )
+    def _seqs(self, key: str, text: str) -> tuple[int, ...]:
+        return seqs_of_model(self.path, key, text, self.spec)
+
+    def _unnamed(self, *seqs: int) -> tuple[int, ...]:
+        named = ", ".join(map(str, seqs))
+        self.notes[f"keys without seq were read as the model's {named}"] = None
         return seqs
 
     def _put(self, points: dict[Any, float], point: Any, value: float, key: str) -> None:
@@ -436,11 +456,6 @@ class _Reader:
                 remedy="remove one of them",
             )
         points[point] = value
-
-    def _missing(self, key: str) -> None:
-        raise DocumentError(
-            self.path, "this key is missing and is required", key=key, remedy=MAKE_COMPUTATION
-        )
 
     def _derive(self, missing: list[int]) -> None:
         """Fill in what is missing from raw passes with different numbers of layers.
@@ -498,10 +513,6 @@ def _only_differs(base: tuple[int, ...], other: tuple[int, ...], kind: int) -> b
     )
 
 
-def _seq_text(seqs: tuple[int, ...]) -> str:
-    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
-
-
 def computation_keys(profile: ModelProfile) -> dict[str, float]:
     """Return the documented keys of a profile's times, ms per layer per sample."""
 
@@ -511,7 +522,7 @@ def computation_keys(profile: ModelProfile) -> dict[str, float]:
                 # seconds of a batch -> ms per sample
                 yield f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}", p.forward_s / p.batch / MS
         for other in profile.other_times:
-            key = f"layertype_other_bsz{other.batch}_seq{_seq_text(other.seq_lengths)}"
+            key = f"layertype_other_bsz{other.batch}_seq{seqs_text(other.seq_lengths)}"
             yield key, other.forward_s / other.batch / MS
 
     return dict(entries())
