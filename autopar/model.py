@@ -1,8 +1,8 @@
 """ModelSpec (what the architecture is) and ModelProfile (what was measured of it).
 
 A ModelSpec is needed for legality (heads, widths) and for estimates; a ModelProfile holds the
-content of the two documented model files in base units. `model_files` reads and writes the
-latter, `specs` the former.
+content of the two documented model files in base units. `documents.model` reads and writes the
+latter, `documents.spec` the former.
 """
 
 from __future__ import annotations

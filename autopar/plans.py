@@ -1,7 +1,6 @@
 """Plan: a strategy for every layer, the stages and the batch; and the prediction of one.
 
-`plan_files` reads and writes the documented strategy file, `plan_documents` our own plan file;
-`legality` says why a plan cannot run.
+`documents.plan` reads and writes plan files; `violations` says why a plan cannot run.
 """
 
 from __future__ import annotations

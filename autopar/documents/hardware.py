@@ -1,7 +1,7 @@
 """Reads the documented hardware files: four files make one HardwareProfile.
 
 All published spellings are read (Galvatron, PaddleNLP), the documented one is written. Units are
-converted here and in `hardware_write`, and nowhere else.
+converted here and nowhere else.
 """
 
 from __future__ import annotations

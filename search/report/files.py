@@ -13,26 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.plan import (
-    PlanDocument,
-    ResultDocument,
-    strategy_document,
-    strategy_file_name,
-    write_strategy,
-)
-from autopar.documents.plan_entries import (
     AlternativeEntry,
     FrontierEntry,
     InfeasibilityEntry,
     InputEntry,
     MemoryEntry,
     OptionsEntry,
+    PlanDocument,
     PredictionEntry,
+    ResultDocument,
     StatisticsEntry,
     VersionsEntry,
     finite,
     plain,
     spread_of,
+    write_strategy,
 )
+from autopar.documents.strategy import strategy_document, strategy_file_name
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
 from autopar.units import GIB
