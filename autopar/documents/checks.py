@@ -272,10 +272,20 @@ def validate_document(
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        problem, location = _first(error)
-        if error.errors(include_url=False)[0]["type"] == "missing":
-            expected = _expected(kind, location)
-            problem = problem if expected is None else f"this key is missing, expected {expected}"
+        details = error.errors(include_url=False)
+
+    def order(detail: ErrorDetails) -> tuple[bool, bool]:
+        missing = detail["type"] == "missing"
+        return missing, missing and not _misspelt(kind, detail, data)
+
+    # what is wrong is said before what is missing, and what is misspelt first of that
+    detail = min(details, key=order)
+    problem, location = _sentence(detail), detail["loc"]
+    if detail["type"] == "missing":
+        expected = _expected(kind, location)
+        problem = problem if expected is None else f"this key is missing, expected {expected}"
+        near = _misspelt(kind, detail, data)
+        remedy = f"the file has the similar key {near!r}" if near else remedy
     # outside the except, so that no pydantic error hangs behind ours
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
 
@@ -357,6 +367,12 @@ def key_error(problem: str, *location: str | int) -> ValidationError:
     """Return the error of one key, to be raised inside a validator."""
     detail = InitErrorDetails(type=_problem(problem), loc=location, input=None)
     return ValidationError.from_exception_data("document", [detail])
+
+
+def _misspelt(kind: type[BaseModel], detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
+    """Return what a file that may have any keys has in the place of a missing one."""
+    unknown = [key for key in data if key not in kind.model_fields]
+    return nearest(str(detail["loc"][0]), unknown, 0.8) if len(detail["loc"]) == 1 else None
 
 
 def _first(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
