@@ -15,7 +15,14 @@ from typing import Annotated, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from autopar import __version__
-from autopar.documents.checks import Quantity, StrictObject, key_error, published, validate_document
+from autopar.documents.checks import (
+    Quantity,
+    StrictObject,
+    Value,
+    key_error,
+    published,
+    validate_document,
+)
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.sources import Source
@@ -101,6 +108,16 @@ SecondsOrZero = Annotated[
 _Ratio = Annotated[
     float, Quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
 ]
+_Size = Annotated[
+    int,
+    Value(
+        "a whole number of at least 1",
+        # type() and not isinstance: true is an int in Python
+        lambda value: type(value) is int and value >= 1,
+        {"type": "integer", "minimum": 1},
+    ),
+]
+_AGAIN = "measure again with `profile-model --profile-type computation`"
 _Operation = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,40}$")]
 
 
@@ -242,13 +259,29 @@ class ModelMeasurement(StrictObject):
     elapsed_s: float = 0.0
 
 
-class LayerTimes(StrictObject):
+class _Spread(StrictObject):
+    """Medians of samples, each between its percentiles."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("forward", "backward", "recompute"):
+            middle, low, high = (
+                getattr(self, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
+            )
+            if middle is None and (low, high) != (None, None):
+                raise key_error(f"has percentiles of {name}, but no median; {_AGAIN}")
+            if (low is not None and low > middle) or (high is not None and high < middle):
+                raise key_error(f"has a {name} median outside its percentiles; {_AGAIN}")
+        return self
+
+
+class LayerTimes(_Spread):
     """Median times of one layer at one size on a rank, in seconds for the whole batch."""
 
     layer_type: int
-    batch: int
-    seq_length: int
-    degree: int = 1
+    batch: _Size
+    seq_length: _Size
+    degree: _Size = 1
     kind: str = "sp"
     """A `TensorKind`; readers leave out those that they do not know."""
     forward_s: Seconds
@@ -265,11 +298,11 @@ class LayerTimes(StrictObject):
     recompute_high_s: Seconds | None = None
 
 
-class OtherTimes(StrictObject):
+class OtherTimes(_Spread):
     """Median times of everything that is not a layer, in seconds for the whole batch."""
 
-    batch: int
-    seq_lengths: list[int]
+    batch: _Size
+    seq_lengths: list[_Size]
     """Of all layer types."""
     forward_s: Seconds
     backward_s: Seconds | None = None

@@ -53,8 +53,6 @@ _AGREE = 0.01
 _LAYERS, _OTHERS = "layer_times", "other_times"
 """Keys of the sidecar."""
 
-_SPREADS = ("forward", "backward", "recompute")
-
 
 def read_layer_times(
     path: Path,
@@ -69,14 +67,13 @@ def read_layer_times(
 
     Raises
     ------
-    DocumentError: a cell has two entries, no positive size, or percentiles on the wrong side.
+    DocumentError: a cell has two entries.
     """
     if sidecar is None or not sidecar.layer_times:
         return times, ((),) * len(times), ()
     notes: dict[str, None] = {}
     found: list[dict[tuple[int, int, int, str], ShardedTime]] = [{} for _ in spec.layers]
     for number, entry in enumerate(sidecar.layer_times):
-        _check(path, number, entry)
         if entry.kind not in get_args(TensorKind):
             notes[f"layer_times of kind {entry.kind!r} were left out: unknown here"] = None
             continue
@@ -119,23 +116,21 @@ def read_other_times(
 
     Raises
     ------
-    DocumentError: a size has two entries, is not positive or not of this model's layer types, or
-        percentiles are on the wrong side.
+    DocumentError: a size has two entries, or is not of this model's layer types.
     """
     if sidecar is None or not sidecar.other_times:
         return times, ()
     found: dict[tuple[int, tuple[int, ...]], OtherTimes] = {}
     for number, entry in enumerate(sidecar.other_times):
         lengths = tuple(entry.seq_lengths)
-        if min((entry.batch, *lengths)) < 1 or len(lengths) != len(spec.layers):
+        if len(lengths) != len(spec.layers):
             raise _damaged(
                 path,
                 number,
-                f"has batch {entry.batch} and sequence lengths {list(lengths)}, expected at least "
-                f"1 and one length for each of {len(spec.layers)} layer type(s)",
+                f"has sequence lengths {list(lengths)}, expected one length for each of "
+                f"{len(spec.layers)} layer type(s)",
                 _OTHERS,
             )
-        _check_spread(path, number, entry, _OTHERS)
         if (entry.batch, lengths) in found:
             raise _damaged(path, number, "is a second one of this size", _OTHERS)
         found[entry.batch, lengths] = entry
@@ -195,23 +190,6 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
         and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
         - {"batch", "seq_lengths", "forward_s"}
     ]
-
-
-def _check(path: Path, number: int, entry: LayerTimes) -> None:
-    for name in ("batch", "seq_length", "degree"):
-        if getattr(entry, name) < 1:
-            raise _damaged(path, number, f"has {name} {getattr(entry, name)}, expected at least 1")
-    _check_spread(path, number, entry, _LAYERS)
-
-
-def _check_spread(path: Path, number: int, entry: LayerTimes | OtherTimes, key: str) -> None:
-    for name in _SPREADS:
-        middle = getattr(entry, f"{name}_s", None)
-        low, high = (getattr(entry, f"{name}_{end}_s", None) for end in ("low", "high"))
-        if middle is None and (low, high) != (None, None):
-            raise _damaged(path, number, f"has percentiles of {name}, but no median", key)
-        if (low is not None and low > middle) or (high is not None and high < middle):
-            raise _damaged(path, number, f"has a {name} median outside its percentiles", key)
 
 
 def _damaged(path: Path, number: int, what: str, key: str = _LAYERS) -> DocumentError:
