@@ -34,6 +34,7 @@ from autopar.errors import DocumentError, InputError, nearest
 
 __all__ = [
     "DOCUMENTS",
+    "FLAG",
     "INT",
     "PatternDocument",
     "Quantity",
@@ -46,6 +47,7 @@ __all__ = [
     "load_document",
     "published",
     "validate_document",
+    "whole_number",
 ]
 
 INT = "[1-9][0-9]{0,8}"
@@ -137,6 +139,19 @@ class Value:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {**(handler(schema) if self.inside else {}), **self.schema}
+
+
+FLAG = Value("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
+
+
+def whole_number(least: int, most: int) -> Value:
+    """Return the check of a whole number in this range."""
+    return Value(
+        f"a whole number from {least} to {most}",
+        # type() and not isinstance: true is an int in Python
+        lambda value: type(value) is int and least <= value <= most,
+        {"type": "integer", "minimum": least, "maximum": most},
+    )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from autopar.documents.checks import (
+    FLAG,
     StrictObject,
     Value,
     check_version,
@@ -101,9 +102,7 @@ _Amount = Annotated[float, Value("a number of at least 0", _is_amount, _AMOUNT_S
 _Count = Annotated[
     int, Value("a whole number of at least 0", _is_count, {"type": "integer", "minimum": 0})
 ]
-_Flag = Annotated[
-    bool, Value("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
-]
+_Flag = Annotated[bool, FLAG]
 _Text = Annotated[str, Value("a text", lambda value: isinstance(value, str), {"type": "string"})]
 _Interval = Annotated[
     list[float | None],

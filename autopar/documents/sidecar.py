@@ -18,10 +18,10 @@ from autopar import __version__
 from autopar.documents.checks import (
     Quantity,
     StrictObject,
-    Value,
     key_error,
     published,
     validate_document,
+    whole_number,
 )
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
@@ -108,15 +108,7 @@ SecondsOrZero = Annotated[
 _Ratio = Annotated[
     float, Quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
 ]
-_Size = Annotated[
-    int,
-    Value(
-        "a whole number of at least 1",
-        # type() and not isinstance: true is an int in Python
-        lambda value: type(value) is int and value >= 1,
-        {"type": "integer", "minimum": 1},
-    ),
-]
+_Size = Annotated[int, whole_number(1, 10**9)]
 _AGAIN = "measure again with `profile-model --profile-type computation`"
 _Operation = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,40}$")]
 

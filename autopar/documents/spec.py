@@ -18,7 +18,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, Value, published, validate_document
+from autopar.documents.checks import (
+    FLAG,
+    StrictObject,
+    Value,
+    published,
+    validate_document,
+    whole_number,
+)
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
@@ -26,21 +33,16 @@ from autopar.units import format_count
 
 __all__ = [
     "FORMAT",
-    "RATIO",
     "ModelDocument",
     "bare_spec",
     "checked_layer",
     "embedding_parameter_counts",
     "head_dim",
-    "is_ratio",
-    "largest",
     "load_spec",
     "padded_vocab_size",
     "parameter_count",
     "parse_hugging_face",
     "parse_own",
-    "unexpected",
-    "whole",
     "write_spec",
 ]
 
@@ -65,37 +67,23 @@ _MOST = {
 }
 """Largest plausible integers; `_MOST_OTHERS` for every other key."""
 _MOST_OTHERS = 10**9
-RATIO = "a number from 1 to 1e12"
-"""What `is_ratio` takes, in words."""
 
 
-def largest(key: str) -> int:
+def _largest(key: str) -> int:
     """Return the largest plausible value of a whole number."""
     return _MOST.get(key, _MOST_OTHERS)
 
 
-def whole(value: object, least: int, most: int) -> bool:
-    """Return whether a value of a document is a whole number in this range."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def is_ratio(value: object) -> bool:
+def _is_ratio(value: object) -> bool:
     """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 1 <= value <= 1e12  # infinite numbers and NaN are not
 
 
-def _whole_number(least: int, most: int) -> Value:
-    return Value(
-        f"a whole number from {least} to {most}",
-        lambda value: whole(value, least, most),
-        {"type": "integer", "minimum": least, "maximum": most},
-    )
-
-
-_SWITCH = Value("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
-_RATIO = Value(RATIO, is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12})
+_RATIO = Value(
+    "a number from 1 to 1e12", _is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12}
+)
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
 
 
@@ -104,7 +92,7 @@ def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     # annotations are texts here, so the kind is what they begin with
     kind, key = str(field.type), field.name
     if kind.startswith("bool"):
-        value = _SWITCH
+        value = FLAG
     elif kind.startswith("str"):
         text = {"type": "string", "minLength": 1}
         value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
@@ -112,7 +100,7 @@ def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
         value = _RATIO
     else:
         # 0 only where it stands for none of them
-        value = _whole_number(int(key not in _NOT_POSITIVE_ONLY), largest(key))
+        value = whole_number(int(key not in _NOT_POSITIVE_ONLY), _largest(key))
     annotated = Annotated[Any, value]
     default = ... if field.default is dataclasses.MISSING else field.default
     return (annotated | None if "None" in kind else annotated), default
@@ -166,11 +154,6 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         for index, layer in enumerate(content.pop("layers"))
     ]
     return ModelSpec(layers=tuple(layers), **content)
-
-
-def unexpected(path: Path, key: str, value: object, expected: str) -> DocumentError:
-    """Return the error of a value that is not what the key expects."""
-    return DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=key)
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
@@ -235,9 +218,9 @@ _LLAMA3_SCALING = {
 """What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
 
 
-_Whole = Annotated[int, _whole_number(1, largest("hidden_size"))]
-_Layers = Annotated[int, _whole_number(1, largest("num_layers"))]
-_Switch = Annotated[bool, _SWITCH]
+_Whole = Annotated[int, whole_number(1, _largest("hidden_size"))]
+_Layers = Annotated[int, whole_number(1, _largest("num_layers"))]
+_Switch = Annotated[bool, FLAG]
 _Ratio = Annotated[float, _RATIO]
 
 
@@ -367,7 +350,7 @@ class _Llama(_Config):
             return found
         factor = section.get("factor")
         alike = all(section.get(key) == value for key, value in _LLAMA3_SCALING.items())
-        if kind == "llama3" and alike and factor is not None and is_ratio(factor):
+        if kind == "llama3" and alike and factor is not None and _is_ratio(factor):
             return {**found, "rotary_scaling_factor": float(factor)}
         return unknown
 

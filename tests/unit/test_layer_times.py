@@ -118,7 +118,7 @@ def test_an_edited_forward_wins_and_is_noted(tmp_path: Path) -> None:
         ([WHOLE, WHOLE], "entry 1 is a second one"),
         (
             [{**WHOLE, "degree": 0}],
-            r"layer_times\.0\.degree.*is 0, expected a whole number of at least 1",
+            r"layer_times\.0\.degree.*is 0, expected a whole number from 1",
         ),
         ([{**WHOLE, "forward_low_s": 4.1e-3}], "forward median outside its percentiles"),
         ([{**WHOLE, "backward_high_s": 8.9e-3}], "backward median outside its percentiles"),
