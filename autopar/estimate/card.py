@@ -31,7 +31,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, key_error, validate_document
+from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.hardware import Curve, HardwareProfile
@@ -344,6 +344,7 @@ def _text(value: object) -> object:
 _Text = Annotated[str, BeforeValidator(_text)]
 
 
+@published("card")
 class CardDocument(_Part):
     """One device and its network: every number with its source, or what it is assumed on."""
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.plan import read_strategy
 from autopar.documents.spec import write_spec
+from autopar.documents.strategy import strategy_document
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
