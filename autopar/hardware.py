@@ -1,7 +1,7 @@
 """HardwareProfile: what is known of a cluster, in base units, whoever measured it.
 
 The four documented files (all-reduce and point-to-point bandwidth, overlap coefficient,
-collective times) meet here as one typed document; `hardware_files` reads and writes them.
+collective times) meet here as one typed document; `documents.hardware` reads and writes them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ModelSpec (what the architecture is) and ModelProfile (what was measured of it).
 
 A ModelSpec is needed for legality (heads, widths) and for estimates; a ModelProfile holds the
-content of the two documented model files in base units. `model_files` reads and writes the
-latter, `specs` the former.
+content of the two documented model files in base units. `autopar.documents.model` reads and writes
+the latter, `autopar.documents.spec` the former.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ShardedTime:
     degree: int
     """Degree of the group; 1 for a whole layer."""
     kind: str
-    """As `TensorKind` of `model_measurements`."""
+    """As `TensorKind` of `autopar.documents.sidecar`."""
     forward_s: float
     backward_s: float | None = None
     recompute_s: float | None = None

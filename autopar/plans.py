@@ -1,7 +1,8 @@
 """Plan: a strategy for every layer, the stages and the batch; and the prediction of one.
 
-`plan_files` reads and writes the documented strategy file, `plan_documents` our own plan file;
-`legality` says why a plan cannot run.
+Every rule of legality stands here once, as a function that returns its sentence where it is broken;
+`violations` asks all of them of a plan, and the search and the engines ask those that they need.
+`autopar.documents.plan` reads and writes plans.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ __all__ = [
     "VocabStrategy",
     "WidestCell",
     "ZeroDefault",
+    "data_degree",
+    "fewest_microbatches",
+    "layer_problems",
+    "tensor_degrees",
     "violations",
+    "vocab_problems",
+    "width_problems",
 ]
 
 
@@ -57,6 +64,10 @@ class VocabStrategy:
     ulysses: bool = False
     zero3: bool = False
 
+    def as_layer(self) -> LayerStrategy:
+        """Return the strategy of a layer that is split as embedding and head are."""
+        return LayerStrategy(tp=self.tp, ulysses=self.ulysses, zero3=self.zero3)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -77,9 +88,7 @@ class Plan:
     def data_degree(self, layer: int) -> int:
         """Return the data degree of a layer (0 when tp*cp does not divide the stage's ranks)."""
         strategy = self.layers[layer]
-        ranks, rest = divmod(self.world_size, self.num_stages)
-        degree, rest2 = divmod(ranks, strategy.tp * strategy.cp)
-        return 0 if rest or rest2 else degree
+        return data_degree(self.world_size, self.num_stages, strategy.tp * strategy.cp)
 
     def stage_of_layer(self) -> tuple[int, ...]:
         """Return the stage index of every layer."""
@@ -162,7 +171,81 @@ class Prediction:
 
 
 # --------------------------------------------------------------------------------------------------
-# Says why a plan cannot run: every rule of legality, each violation with its arithmetic.
+# Why a plan cannot run: every rule of legality, each violation with its arithmetic.
+
+
+def data_degree(world_size: int, num_stages: int, group: int) -> int:
+    """Return the data degree beside tensor and context groups of `group` ranks, 0 where none fits.
+
+    Degrees fill a stage: group * data * stages is the world.
+    """
+    degree, rest = divmod(world_size, num_stages * group)
+    return 0 if rest else degree
+
+
+def fewest_microbatches(pipeline_type: PipelineType, num_stages: int) -> int:
+    """Return how many micro-batches a schedule needs."""
+    # the first stage of 1F1B holds p micro-batches before the first backward arrives
+    return num_stages if pipeline_type == "1f1b" else 1
+
+
+def tensor_degrees(layer: LayerSpec) -> tuple[int, ...]:
+    """Return the tensor degrees that a layer's widths allow; 1 alone where heads are unknown."""
+    degrees = range(1, (layer.num_heads or 1) + 1)
+    return tuple(t for t in degrees if not any(width_problems(layer, t)))
+
+
+def width_problems(layer: LayerSpec, degree: int, *, ulysses: bool = False) -> Iterator[str]:
+    """Yield why heads and MLP do not split over so many tensor ranks; unknown sizes always do."""
+    name = "ulysses" if ulysses else "tp"
+    heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
+    # every rank has whole heads
+    if heads is not None and heads % degree:
+        yield f"heads({heads}) % {name}({degree}) = {heads % degree} != 0"
+    # fewer key-value heads than ranks are copied, equally often on all of them
+    if kv_heads is not None and kv_heads % degree and degree % kv_heads:
+        yield (
+            f"kv_heads({kv_heads}) % {name}({degree}) = {kv_heads % degree} "
+            f"and {name}({degree}) % kv_heads({kv_heads}) = {degree % kv_heads}, "
+            "where one must be 0"
+        )
+    # Ulysses splits tokens and heads, never the width of the MLP
+    if not ulysses and ffn is not None and ffn % degree:
+        yield f"ffn_hidden_size({ffn}) % tp({degree}) = {ffn % degree} != 0"
+
+
+def layer_problems(
+    layer: LayerSpec, strategy: LayerStrategy, *, sequence_parallel: bool
+) -> Iterator[str]:
+    """Yield why a layer of this shape cannot have a strategy."""
+    t, c, s = strategy.tp, strategy.cp, layer.seq_length
+    yield from width_problems(layer, t, ulysses=strategy.ulysses)
+    name = "ulysses" if strategy.ulysses else "tp"
+    # only these two split the sequence over the tensor group
+    shards = t if strategy.ulysses or sequence_parallel else 1
+    if c > 1:
+        # Zigzag: every rank of the ring holds one early and one late piece of the sequence, so
+        # that causal work is even.
+        pieces = 2 * c * shards
+        factor = f" * {name}({t})" if shards > 1 else ""
+        if s % pieces:
+            yield f"seq_length({s}) % (2 * cp({c}){factor}) = {s % pieces} != 0"
+    elif s % shards:
+        yield f"seq_length({s}) % {name}({t}) = {s % shards} != 0"
+
+
+def vocab_problems(
+    spec: ModelSpec, vocab: VocabStrategy, *, sequence_parallel: bool
+) -> Iterator[str]:
+    """Yield why embedding and head cannot have a strategy.
+
+    The vocabulary itself is padded to a multiple of the degree, so it never restricts it.
+    """
+    if vocab.ulysses or sequence_parallel:
+        for s in sorted({layer.seq_length for layer in spec.layers}):
+            if s % vocab.tp:
+                name = "vsp" if vocab.ulysses else "vtp"
+                yield f"seq_length({s}) % {name}({vocab.tp}) = {s % vocab.tp} != 0"
 
 
 def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple[str, ...]:
@@ -178,10 +261,12 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
     # Runs that differ in something else, such as checkpointing, share a sentence.
     where: dict[str, list[tuple[int, int]]] = {}
     for first, last, kind, strategy in _runs(plan, spec):
-        texts = list(_degrees(plan, strategy))
+        t, c = strategy.tp, strategy.cp
+        texts = list(_ranks(plan, f"tp({t}) * cp({c})", t * c))
         # with another number of layers no strategy can be told its layer type
         if shape_known:
-            texts += _shape(spec.layers[kind], strategy, sequence_parallel)
+            layer = spec.layers[kind]
+            texts += layer_problems(layer, strategy, sequence_parallel=sequence_parallel)
         for text in texts:
             ranges = where.setdefault(text, [])
             # runs that touch read as one range
@@ -190,7 +275,12 @@ def violations(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> tuple
             else:
                 ranges.append((first, last))
     problems += (f"{_layers(ranges)}: {text}" for text, ranges in where.items())
-    problems += _vocabulary(plan, spec, sequence_parallel)
+    t = plan.vocab.tp
+    ends = [
+        *_ranks(plan, f"vtp({t})", t),
+        *vocab_problems(spec, plan.vocab, sequence_parallel=sequence_parallel),
+    ]
+    problems += (f"embedding and head: {text}" for text in ends)
     return tuple(problems)
 
 
@@ -219,8 +309,7 @@ def _structure(plan: Plan, spec: ModelSpec) -> Iterator[str]:
         yield f"pp({p}) > layers({num_layers})"
     if plan.world_size % p:
         yield f"world_size({plan.world_size}) % pp({p}) = {plan.world_size % p} != 0"
-    # the first stage of 1F1B holds p micro-batches before the first backward arrives
-    if plan.pipeline_type == "1f1b" and m < p:
+    if m < fewest_microbatches(plan.pipeline_type, p):
         yield f"1F1B needs micro-batches({m}) >= pp({p})"
     if plan.global_batch % m:
         yield (
@@ -241,68 +330,16 @@ def _runs(plan: Plan, spec: ModelSpec) -> Iterator[tuple[int, int, int, LayerStr
         first += count
 
 
-def _degrees(plan: Plan, strategy: LayerStrategy) -> Iterator[str]:
-    """Degrees must fill the stage, and every rank must get whole samples: b = G/(m*d)."""
-    p, m, world = plan.num_stages, plan.num_microbatches, plan.world_size
-    group = strategy.tp * strategy.cp
+def _ranks(plan: Plan, degrees: str, group: int) -> Iterator[str]:
+    """Degrees fill the stage, and every rank gets whole samples: b = G/(m*d)."""
+    p, m, world, batch = plan.num_stages, plan.num_microbatches, plan.world_size, plan.global_batch
+    # rounded down, so that the product shows what is left out
     d = world // (p * group)
-    # the product shows what the rounded degree leaves out
-    if d * p * group != world:
-        yield (
-            f"tp({strategy.tp}) * cp({strategy.cp}) * dp({d}) * pp({p}) = {d * p * group} "
-            f"!= world_size({world})"
-        )
-    yield from _samples(plan.global_batch, m, d, "dp")
-
-
-def _samples(batch: int, m: int, d: int, name: str) -> Iterator[str]:
-    # A batch that m does not divide is reported once, for the whole plan.
+    if not data_degree(world, p, group):
+        yield f"{degrees} * dp({d}) * pp({p}) = {d * p * group} != world_size({world})"
+    # a batch that m does not divide is reported once, for the whole plan
     if d > 0 and batch % m == 0 and batch % (m * d):
         yield (
-            f"global_batch({batch}) / (micro-batches({m}) * {name}({d})) = {batch / (m * d):g} "
+            f"global_batch({batch}) / (micro-batches({m}) * dp({d})) = {batch / (m * d):g} "
             f"samples, which is not an integer"
         )
-
-
-def _shape(layer: LayerSpec, strategy: LayerStrategy, sequence_parallel: bool) -> Iterator[str]:
-    t, c, s = strategy.tp, strategy.cp, layer.seq_length
-    name = "ulysses" if strategy.ulysses else "tp"
-    heads, kv_heads, ffn = layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size
-    # every rank has whole heads
-    if heads is not None and heads % t:
-        yield f"heads({heads}) % {name}({t}) = {heads % t} != 0"
-    # fewer key-value heads than ranks are copied, equally often on all of them
-    if kv_heads is not None and kv_heads % t and t % kv_heads:
-        yield (
-            f"kv_heads({kv_heads}) % {name}({t}) = {kv_heads % t} "
-            f"and {name}({t}) % kv_heads({kv_heads}) = {t % kv_heads}, where one must be 0"
-        )
-    # Ulysses splits tokens and heads, never the width of the MLP
-    if not strategy.ulysses and ffn is not None and ffn % t:
-        yield f"ffn_hidden_size({ffn}) % tp({t}) = {ffn % t} != 0"
-    # only these two split the sequence over the tensor group
-    shards = t if strategy.ulysses or sequence_parallel else 1
-    if c > 1:
-        # Zigzag: every rank of the ring holds one early and one late piece of the sequence.
-        pieces = 2 * c * shards
-        factor = f" * {name}({t})" if shards > 1 else ""
-        if s % pieces:
-            yield f"seq_length({s}) % (2 * cp({c}){factor}) = {s % pieces} != 0"
-    elif s % shards:
-        yield f"seq_length({s}) % {name}({t}) = {s % shards} != 0"
-
-
-def _vocabulary(plan: Plan, spec: ModelSpec, sequence_parallel: bool) -> Iterator[str]:
-    """The vocabulary itself is padded to a multiple of the degree, so it never restricts it."""
-    t, p, world = plan.vocab.tp, plan.num_stages, plan.world_size
-    d = world // (p * t)
-    where = "embedding and head: "
-    if d * p * t != world:
-        yield f"{where}vtp({t}) * dp({d}) * pp({p}) = {d * p * t} != world_size({world})"
-    for text in _samples(plan.global_batch, plan.num_microbatches, d, "dp"):
-        yield where + text
-    if plan.vocab.ulysses or sequence_parallel:
-        for s in sorted({layer.seq_length for layer in spec.layers}):
-            if s % t:
-                name = "vsp" if plan.vocab.ulysses else "vtp"
-                yield f"{where}seq_length({s}) % {name}({t}) = {s % t} != 0"

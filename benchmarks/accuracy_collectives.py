@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from autopar.documents.json import write_text
-from autopar.estimate.card import allreduce_time_s, load_card
+from autopar.estimate.card import GroupShape, allreduce_time_s, load_card
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
@@ -100,7 +100,8 @@ def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
     def ours(row: Measured) -> float | None:
         if row.operation != "allreduce":
             return None
-        shape = (row.gpus_per_node, row.gpus_per_node, row.num_nodes)
+        ranks, each = row.gpus_per_node * row.num_nodes, row.gpus_per_node
+        shape = GroupShape(ranks=ranks, fewest=each, most=each, nodes=row.num_nodes)
         return allreduce_time_s(card, row.size_bytes, shape)
 
     models: tuple[Model, ...] = (

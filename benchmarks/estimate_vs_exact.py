@@ -15,7 +15,7 @@ from autopar.documents import catalog
 from autopar.documents.model import with_shipped_memory
 from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_model
-from autopar.estimate.memory import Kernels
+from autopar.estimate.model import Kernels
 from autopar.model import ModelProfile, OtherMemory
 
 __all__ = ["Ratios", "main", "ratios"]

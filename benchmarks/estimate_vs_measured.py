@@ -17,7 +17,7 @@ from typing import Any
 
 from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
-from autopar.estimate.memory import Kernels
+from autopar.estimate.model import Kernels
 from autopar.model import ModelProfile
 from autopar.units import GB, MIB, MS
 

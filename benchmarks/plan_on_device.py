@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from autopar.documents.json import load_object, write_json
-from autopar.documents.plan import strategy_document
+from autopar.documents.strategy import strategy_document
 from autopar.errors import AutoparError, OptionError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS

@@ -2,7 +2,7 @@
 
 The command line, the Python interface and the plan file all speak this one record: its fields are
 the options of `autopar-search`, with their help. Where inputs lie is no choice of a search: that
-is `inputs.InputSpec`.
+is `request.InputSpec`.
 """
 
 from __future__ import annotations
@@ -219,6 +219,7 @@ def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, obje
     """Return the options that shape an answer; threads and limits of time do not."""
     record = asdict(options)
     record["memory_constraint_bytes"] = memory_bytes
+    # how it is searched, not what: the same answer has to give the same bytes
     for name in ("threads", "time_limit_s"):
         del record[name]
     if options.calibration is None:  # plan files of questions without one do not name it

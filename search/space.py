@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import OptionError, nearest
-from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault
+from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
 from search.options import SearchOptions
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "Rules",
     "SearchSpace",
+    "Table",
     "build_space",
     "divisors",
     "global_batches",
@@ -147,10 +148,7 @@ class Rules:
 def parse_rules(pin: Sequence[str], forbid: Sequence[str]) -> Rules:
     """Return the rules of `--pin` and `--forbid`.
 
-    Raises
-    ------
-    OptionError
-        When a rule does not follow the grammar; the message shows it.
+    Raises OptionError when a rule does not follow the grammar; the message shows it.
     """
     rules: list[Rule] = []
     for text in pin:
@@ -234,7 +232,7 @@ def _layer_values(strategy: LayerStrategy) -> dict[str, int]:
 
 
 Table = tuple[int, int, ZeroDefault]
-Candidate = tuple[int, int]
+"""(number of stages p, samples per micro-batch g, default dp type)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +243,7 @@ class SearchSpace:
     """In canonical order."""
     vocab: tuple[VocabStrategy, ...]
     tables: tuple[Table, ...]
-    """(stages p, samples per micro-batch g, default dp type)."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[tuple[int, int], ...]
     """(index into tables, micro-batches m)."""
     uniform: bool
     """True when all layers must share one strategy."""
@@ -302,10 +299,7 @@ def build_space(
 ) -> SearchSpace:
     """Return the search space of a cluster and a number of layers.
 
-    Raises
-    ------
-    OptionError
-        When the options exclude everything, naming the ones that do.
+    Raises OptionError when the options exclude everything, naming the ones that do.
     """
     preset = PRESETS[options.search_space]
     stages = _stages(options, preset, world_size, num_layers, rules)
@@ -329,7 +323,7 @@ def build_space(
         ("ddp", "zero2") if options.default_dp_type == "any" else (options.default_dp_type,)
     )
     index: dict[Table, int] = {}
-    candidates: list[Candidate] = []
+    candidates: list[tuple[int, int]] = []
     for p in stages:
         ranks = world_size // p
         smallest_data = min((ranks // s for s in shards if ranks % s == 0), default=0)
@@ -455,9 +449,8 @@ def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:
         choices = [options.settle_chunk] if batch % options.settle_chunk == 0 else []
     else:
         choices = list(divisors(batch))
-    # 1F1B has a micro-batch in flight for every stage
-    fills = 1 if options.pipeline_type == "gpipe" or stages == 1 else stages
-    return [m for m in choices if m >= fills]
+    fewest = fewest_microbatches("gpipe" if options.pipeline_type == "gpipe" else "1f1b", stages)
+    return [m for m in choices if m >= fewest]
 
 
 def _no_batch(

@@ -98,6 +98,11 @@ class Row:
         return f"{key}_" if keyword.iskeyword(key) else key
 
     @property
+    def label(self) -> str:
+        """The name as the command line and its help have it: `--name`, of a word `NAME`."""
+        return (self.metavar or self.name.upper()) if self.positional else f"--{self.name}"
+
+    @property
     def flaglike(self) -> bool:
         """True when it needs no value."""
         return self.kind in ("flag", "switch")
@@ -232,7 +237,7 @@ class Command:
 
         Raises
         ------
-        OptionError: an option is unknown or has no value.
+        OptionError: an option is unknown or has no value, a word is missing or too much.
         """
         # before any check: help is for command lines that are not right yet
         if {"--help", "-h"} & set(arguments):
@@ -441,12 +446,13 @@ _NO_ROW = Row("", "", "text", "", "")
 def _typed(program: str, rows: Sequence[Row], arguments: Sequence[str]) -> dict[str, Any]:
     """Return option name -> raw value of what typer reads in normalised arguments.
 
-    typer splits a command line and counts its words; numbers are read by `convert`, whose errors
-    are one sentence.
+    Words that are missing or too many are said before, in our form; numbers are read by `convert`.
     """
     import inspect
 
     import typer
+
+    _check_words(rows, arguments)
 
     types_: dict[str, Any] = {"flag": bool, "switch": bool | None, "texts": list[str] | None}
     parameters = []
@@ -477,6 +483,37 @@ def _typed(program: str, rows: Sequence[Row], arguments: Sequence[str]) -> dict[
     app.command(name=program)(callback)
     found = app(args=list(arguments), prog_name=program, standalone_mode=False)
     return given_options(rows, {row.name: found[row.key] for row in rows})
+
+
+def _check_words(rows: Sequence[Row], arguments: Sequence[str]) -> None:
+    """Raise OptionError for a word that has no place, or a place that has no word."""
+    valued = {f"--{row.name}" for row in rows if not row.positional and not row.flaglike}
+    flags = {f"--{row.name}" for row in rows if row.flaglike}
+    flags |= {f"--no-{row.name}" for row in rows if row.kind == "switch"}
+    words: list[str] = []
+    queue, literal = list(arguments), False
+    while queue:
+        token = queue.pop(0)
+        if literal or token == "-" or token[:1] != "-":
+            words.append(token)
+        elif token == "--":
+            literal = True  # what follows is no option, whatever it begins with
+        elif token in valued:
+            queue.pop(0)
+        elif token not in flags:
+            raise OptionError(f"{token}: this option is unknown; see --help")
+    places = [row for row in rows if row.positional]
+    if len(words) > len(places) and not any(row.kind == "texts" for row in places):
+        remedy = f"give one {places[-1].label}" if places else "options begin with --"
+        extra = words[len(places)]
+        raise OptionError(f"{extra!r:.60}: this word is too much; {remedy}, see --help")
+    for row in places[len(words) :]:
+        if row.default is MISSING:
+            raise _missing(row)
+
+
+def _missing(row: Row) -> OptionError:
+    return OptionError(f"{row.label} is missing; it takes: {row.help}")
 
 
 def given_options(rows: Sequence[Row], raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -535,7 +572,7 @@ def make(cls: type[_Made], values: Mapping[str, Any], **more: Any) -> _Made:
             # what the caller gives wins over the command line
             fields.setdefault(row.field, values[row.name])
         elif row.default is MISSING and row.field not in fields:
-            raise OptionError(f"--{row.name} is missing; it takes: {row.help}")
+            raise _missing(row)
     return cls(**fields)
 
 
@@ -747,7 +784,7 @@ def _help_lines(row: Row, width: int) -> list[str]:
 
     value = row.metavar or "|".join(row.choices) or _VALUES.get(row.kind, "")
     if row.positional:
-        left = f"  {row.metavar or row.name.upper()}"
+        left = f"  {row.label}"
     elif row.kind == "switch":
         left = f"  --[no-]{row.name}"
     else:

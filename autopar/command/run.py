@@ -69,9 +69,6 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     # what ends the interpreter is no failure
     if not isinstance(error, Exception):
         raise error
-    message = getattr(error, "format_message", None)
-    if callable(message):  # typer's own usage errors, whose classes it does not export
-        return Failure(f"{one_line(str(message())).rstrip('.')}; see --help", 2)
     if os.environ.get(DEBUG_VARIABLE):
         raise error
     if isinstance(error, AutoparError):
@@ -118,7 +115,7 @@ def guarded(
     if closed:
         say("stdout is closed: what was printed is lost; give it a file or a terminal")
         return code if isinstance(code, int) and code else 2
-    if code == INTERRUPTED:  # typer makes an exit code of Ctrl-C, and says nothing
+    if code == INTERRUPTED:  # a command that keeps what it has by then leaves the sentence to this
         say(interrupted)
     return code if isinstance(code, int) else 0
 

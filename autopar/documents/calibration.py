@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from autopar import __version__
-from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
-from autopar.documents.json import load_object, shorten, write_json
-from autopar.errors import DocumentError, OptionError
+from autopar.documents.checks import (
+    Quantity,
+    StrictObject,
+    check_version,
+    key_error,
+    published,
+    validate_document,
+)
+from autopar.documents.json import load_object, write_json
+from autopar.errors import OptionError
 from autopar.sources import Source
 from autopar.units import format_seconds
 
@@ -124,8 +131,31 @@ class _Input(StrictObject):
     sha256: str = ""
 
 
+_EXAMPLE: dict[str, Any] = {
+    "format": CALIBRATION_FORMAT,
+    "version": CALIBRATION_VERSION,
+    "hardware": {"name": "h100_1x8", "world_size": 8},
+    "model": {
+        "name": "llama2-7b",
+        "num_layers": 32,
+        "seq_length": [4096],
+        "hidden_size": [4096],
+        "precision": "bf16",
+    },
+    "factors": {
+        "computation": {"value": 1.04, "low": 1.01, "high": 1.07},
+        "communication": {"value": 1.2, "low": None, "high": None},
+        "fixed_s": {"value": 0.002, "low": 0.0, "high": 0.004},
+        "memory": {"value": 0.98, "low": 0.97, "high": 0.99},
+    },
+}
+
+
+@published("calibration")
 class CalibrationDocument(StrictObject):
     """The file: factors, what they were fitted on, and how well they fit."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     format: Literal["autopar-calibration"]
     version: int
@@ -251,27 +281,14 @@ def read_calibration(path: Path | str) -> Calibration:
     """
     loaded = load_object(path, remedy="autopar-verify writes such a file")
     data = loaded.data
-    # a document of another kind is told so before its version is judged
-    if data.get("format") != CALIBRATION_FORMAT:
-        raise DocumentError(
-            path,
-            f"expected {CALIBRATION_FORMAT!r}, got {shorten(data.get('format'))}",
-            key="format",
-            remedy="give the calibration.json of autopar-verify",
-        )
-    version = data.get("version")
-    # type() and not isinstance: true is an int in Python
-    if type(version) is int and version > CALIBRATION_VERSION:
-        raise DocumentError(
-            path,
-            f"is {version} and this release reads up to {CALIBRATION_VERSION}",
-            key="version",
-            remedy="update autopar or run autopar-verify again",
-        )
-    if type(version) is not int or version < 1:
-        raise DocumentError(
-            path, f"expected a positive integer, got {shorten(version)}", key="version"
-        )
+    check_version(
+        path,
+        data,
+        CALIBRATION_FORMAT,
+        CALIBRATION_VERSION,
+        give="give the calibration.json of autopar-verify",
+        again="run autopar-verify again",
+    )
     document = validate_document(CalibrationDocument, Path(path), data)
     factors = document.factors
     return Calibration(

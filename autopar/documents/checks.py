@@ -33,16 +33,21 @@ from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 
 __all__ = [
+    "DOCUMENTS",
+    "FLAG",
     "INT",
     "PatternDocument",
     "Quantity",
     "Rule",
     "StrictObject",
     "Value",
+    "check_version",
     "document_errors",
     "key_error",
     "load_document",
+    "published",
     "validate_document",
+    "whole_number",
 ]
 
 INT = "[1-9][0-9]{0,8}"
@@ -134,6 +139,19 @@ class Value:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {**(handler(schema) if self.inside else {}), **self.schema}
+
+
+FLAG = Value("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
+
+
+def whole_number(least: int, most: int) -> Value:
+    """Return the check of a whole number in this range."""
+    return Value(
+        f"a whole number from {least} to {most}",
+        # type() and not isinstance: true is an int in Python
+        lambda value: type(value) is int and least <= value <= most,
+        {"type": "integer", "minimum": least, "maximum": most},
+    )
 
 
 @dataclass(frozen=True)
@@ -239,6 +257,24 @@ class StrictObject(BaseModel):
 
 _Document = TypeVar("_Document", bound=BaseModel)
 
+DOCUMENTS: dict[str, type[BaseModel]] = {}
+"""Model of every kind of document, by its role, as far as their modules are imported."""
+
+
+def published(role: str) -> Callable[[type[_Document]], type[_Document]]:
+    """Return the decorator of the model of a kind of document, whose JSON Schema is published.
+
+    role : how plans, sidecars and docs/schemas call it. What docs/formats.md does not show carries
+    an example: `json_schema_extra={"examples": [...]}` of its `model_config`.
+    """
+
+    def known(kind: type[_Document]) -> type[_Document]:
+        assert role not in DOCUMENTS, f"two documents are called {role!r}"
+        DOCUMENTS[role] = kind
+        return kind
+
+    return known
+
 
 def validate_document(
     kind: type[_Document],
@@ -251,12 +287,46 @@ def validate_document(
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        problem, location = _first(error)
-        if error.errors(include_url=False)[0]["type"] == "missing":
-            expected = _expected(kind, location)
-            problem = problem if expected is None else f"this key is missing, expected {expected}"
+        details = error.errors(include_url=False)
+
+    def order(detail: ErrorDetails) -> tuple[bool, bool]:
+        missing = detail["type"] == "missing"
+        return missing, missing and not _misspelt(kind, detail, data)
+
+    # what is wrong is said before what is missing, and what is misspelt first of that
+    detail = min(details, key=order)
+    problem, location = _sentence(detail), detail["loc"]
+    if detail["type"] == "missing":
+        expected = _expected(kind, location)
+        problem = problem if expected is None else f"this key is missing, expected {expected}"
+        near = _misspelt(kind, detail, data)
+        remedy = f"the file has the similar key {near!r}" if near else remedy
     # outside the except, so that no pydantic error hangs behind ours
     raise DocumentError(path, problem, key=_short_key(location), remedy=remedy)
+
+
+def check_version(
+    path: Path | str, data: Mapping[str, Any], kind: str, newest: int, *, give: str, again: str
+) -> None:
+    """Raise a DocumentError unless `format` is `kind`, and `version` one that this release reads.
+
+    Before anything else is checked: of another document every key would be wrong.
+
+    Parameters
+    ----------
+    give, again : what to do with another document, and with a newer version besides an update.
+    """
+    if data.get("format") != kind:
+        problem = f"expected {kind!r}, got {shorten(data.get('format'))}"
+        raise DocumentError(path, problem, key="format", remedy=give)
+    version = data.get("version")
+    # type() and not isinstance: true is an int in Python
+    if type(version) is not int or version < 1:
+        problem = f"expected a positive integer, got {shorten(version)}"
+        raise DocumentError(path, problem, key="version")
+    if version > newest:
+        problem = f"is {version} and this release reads up to {newest}"
+        raise DocumentError(path, problem, key="version", remedy=f"update autopar or {again}")
 
 
 def document_errors(
@@ -312,6 +382,12 @@ def key_error(problem: str, *location: str | int) -> ValidationError:
     """Return the error of one key, to be raised inside a validator."""
     detail = InitErrorDetails(type=_problem(problem), loc=location, input=None)
     return ValidationError.from_exception_data("document", [detail])
+
+
+def _misspelt(kind: type[BaseModel], detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
+    """Return what a file that may have any keys has in the place of a missing one."""
+    unknown = [key for key in data if key not in kind.model_fields]
+    return nearest(str(detail["loc"][0]), unknown, 0.8) if len(detail["loc"]) == 1 else None
 
 
 def _first(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:

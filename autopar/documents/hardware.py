@@ -1,7 +1,7 @@
 """Reads the documented hardware files: four files make one HardwareProfile.
 
 All published spellings are read (Galvatron, PaddleNLP), the documented one is written. Units are
-converted here and in `hardware_write`, and nowhere else.
+converted here and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from autopar.documents.checks import INT, PatternDocument, validate_document
-from autopar.documents.json import load_object, write_json
+from autopar.documents.checks import INT, PatternDocument
+from autopar.documents.json import write_json
 from autopar.documents.schemas import (
     AllreduceDocument,
     OverlapDocument,
@@ -29,7 +29,7 @@ from autopar.documents.sidecar import (
     CurveData,
     DocumentKind,
     Sidecar,
-    read_sidecar,
+    load_with_sidecar,
     sidecar_path,
     write_sidecar,
 )
@@ -652,25 +652,14 @@ def _load(
         if not path.exists():
             near = f" (present: {', '.join(others[:4])})" if others else ""
             raise DocumentError(path, f"this file does not exist{near}", remedy=MAKE_HARDWARE)
-    loaded = load_object(path, remedy=f"{MAKE_HARDWARE}, documented name {name}")
-    document = validate_document(model, path, loaded.data)
-    sidecar = read_sidecar(path, kind)
-    first = Source(role=kind, path=str(path), sha256=loaded.sha256)
-    if sidecar is None:
-        lone = _Loaded(kind=kind, path=path, sidecar=None, curves=SidecarCurves(), sources=(first,))
-        return lone, document
-    first = replace(first, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
-    curves = sidecar_curves(path, sidecar, num_nodes * gpus_per_node)
-    meta = load_object(sidecar_path(path))
-    second = replace(
-        first,
-        role=f"{kind} sidecar",
-        path=str(meta.path),
-        sha256=meta.sha256,
-        notes=(sidecar.source, *curves.notes),
-    )
-    both = _Loaded(kind=kind, path=path, sidecar=sidecar, curves=curves, sources=(first, second))
-    return both, document
+    loaded = load_with_sidecar(kind, path, model, remedy=f"{MAKE_HARDWARE}, documented name {name}")
+    curves, sources = SidecarCurves(), loaded.sources
+    if loaded.sidecar is not None:
+        curves = sidecar_curves(path, loaded.sidecar, num_nodes * gpus_per_node)
+        first, second = sources
+        sources = (first, replace(second, notes=(*second.notes, *curves.notes)))
+    file = _Loaded(kind=kind, path=path, sidecar=loaded.sidecar, curves=curves, sources=sources)
+    return file, loaded.document
 
 
 def _with_notes(file: _Loaded, notes: tuple[str, ...]) -> _Loaded:

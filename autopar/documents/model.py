@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from autopar.documents.memory import (
 from autopar.documents.schemas import ComputationDocument, MemoryDocument
 from autopar.documents.sidecar import (
     SIDECAR_VERSION,
+    Loaded,
     Sidecar,
-    read_sidecar,
+    load_with_sidecar,
     sidecar_path,
     write_sidecar,
 )
@@ -75,16 +76,6 @@ class ModelMemory:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Loaded:
-    """One validated file with its sidecar, where it came from, and notes."""
-
-    path: Path
-    sidecar: Sidecar | None
-    sources: tuple[Source, ...]
-    notes: tuple[str, ...]
-
-
 def read_model_profile(
     *,
     computation: Path,
@@ -105,10 +96,10 @@ def read_model_profile(
     DocumentError: a file is missing or unusable, the directory holds two equal candidates, or the
         memory file has only the variant with (without) sequence parallelism.
     """
-    times_file, times_doc = _load(
+    times_file, file_notes = _load(
         "computation", Path(computation), ComputationDocument, precision, spec
     )
-    layer_times, other_times, time_notes = read_times(times_file.path, times_doc, spec)
+    layer_times, other_times, time_notes = read_times(times_file.path, times_file.document, spec)
     layer_times, sharded_times, sidecar_notes = read_layer_times(
         times_file.path, times_file.sidecar, spec, layer_times
     )
@@ -137,7 +128,7 @@ def read_model_profile(
         logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
         sources=(*times_file.sources, *kept.sources),
         notes=(
-            *times_file.notes,
+            *file_notes,
             *time_notes,
             *sidecar_notes,
             *other_notes,
@@ -158,10 +149,10 @@ def read_model_memory(
 
     Parameters and errors are those of `read_model_profile`.
     """
-    memory_file, memory_doc = _load("memory", Path(memory), MemoryDocument, precision, spec)
+    memory_file, file_notes = _load("memory", Path(memory), MemoryDocument, precision, spec)
     layer_memory, other_memory, memory_notes = read_memory(
         memory_file.path,
-        memory_doc,
+        memory_file.document,
         spec,
         sequence_parallel=sequence_parallel,
         parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
@@ -183,7 +174,7 @@ def read_model_memory(
         estimated=sidecar is not None and sidecar.estimated,
         synthetic=sidecar is not None and sidecar.synthetic,
         sources=memory_file.sources,
-        notes=(*memory_file.notes, *memory_notes, *cell_notes),
+        notes=(*file_notes, *memory_notes, *cell_notes),
     )
 
 
@@ -193,7 +184,8 @@ def _load(
     model: type[_Document],
     precision: str,
     spec: ModelSpec,
-) -> tuple[_Loaded, _Document]:
+) -> tuple[Loaded[_Document], tuple[str, ...]]:
+    """Return the file of a model, and notes on how it was chosen."""
     remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
     notes: tuple[str, ...] = ()
     if path.is_dir():
@@ -202,24 +194,7 @@ def _load(
         expected = model_file_name(kind, precision, spec)
         remedy = f"{remedy}, documented name {expected}"
         notes = _precision_note(path, precision)
-    loaded = load_object(path, remedy=remedy)
-    document = validate_document(model, path, loaded.data)
-    sidecar = read_sidecar(path, kind)
-    sources = [Source(role=kind, path=str(path), sha256=loaded.sha256)]
-    if sidecar is not None:
-        # what a sidecar says of itself holds for its document
-        sources[0] = replace(sources[0], estimated=sidecar.estimated, synthetic=sidecar.synthetic)
-        meta = load_object(sidecar_path(path))
-        sources.append(
-            replace(
-                sources[0],
-                role=f"{kind} sidecar",
-                path=str(meta.path),
-                sha256=meta.sha256,
-                notes=(sidecar.source,),
-            )
-        )
-    return _Loaded(path=path, sidecar=sidecar, sources=tuple(sources), notes=notes), document
+    return load_with_sidecar(kind, path, model, remedy=remedy), notes
 
 
 def _content_of(
@@ -241,7 +216,7 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
     return ()
 
 
-def _parameter_bytes(file: _Loaded, option: Literal[4, 2]) -> Literal[4, 2]:
+def _parameter_bytes(file: Loaded[MemoryDocument], option: Literal[4, 2]) -> Literal[4, 2]:
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
     # 4 is the default, so only 2 was asked for
     if recorded is not None and option == 2 and recorded != option:

@@ -1,16 +1,23 @@
-"""JSON Schemas of the documents, made from their pydantic models."""
+"""Pydantic models of the documented files of hardware and models; JSON Schemas of all documents."""
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BeforeValidator
 
-from autopar.documents.checks import INT, PatternDocument, Quantity, Rule, StrictObject
-from autopar.documents.plan import PlanDocument, ResultDocument
-from autopar.documents.sidecar import Sidecar
-from autopar.documents.spec import ModelDocument
-from autopar.estimate.card import CardDocument
+import autopar
+from autopar.documents.checks import (
+    DOCUMENTS,
+    INT,
+    PatternDocument,
+    Quantity,
+    Rule,
+    StrictObject,
+    published,
+)
 
 __all__ = [
     "DOCUMENTS",
@@ -101,6 +108,7 @@ _MibOrZero = Annotated[float, _MIB_OR_ZERO]
 _RawMib = Annotated[float, _RAW_MIB]
 
 
+@published("allreduce")
 class AllreduceDocument(PatternDocument):
     """All-reduce bus bandwidth by group: `consec_1` neighbouring ranks, `consec_0` strided."""
 
@@ -120,6 +128,7 @@ class AllreduceDocument(PatternDocument):
     )
 
 
+@published("p2p")
 class P2pDocument(PatternDocument):
     """Bandwidth between neighbouring pipeline stages by number of stages."""
 
@@ -133,12 +142,14 @@ class P2pDocument(PatternDocument):
     )
 
 
+@published("overlap")
 class OverlapDocument(StrictObject):
     """Slow-down of kernels while computation and communication overlap."""
 
     overlap_coe: Annotated[float, _COEFFICIENT]
 
 
+@published("sp_time")
 class SpTimeDocument(PatternDocument):
     """Time of one collective by group size and message size, groups of neighbouring ranks."""
 
@@ -156,6 +167,7 @@ class SpTimeDocument(PatternDocument):
     )
 
 
+@published("computation")
 class ComputationDocument(PatternDocument):
     """Forward time on one GPU: processed entries per layer and sample, and raw passes."""
 
@@ -273,6 +285,7 @@ _OtherTable = Annotated[
 ]
 
 
+@published("memory")
 class MemoryDocument(PatternDocument):
     """Memory per rank: processed tables by sequence length and degree, and raw runs, MiB."""
 
@@ -309,28 +322,15 @@ class MemoryDocument(PatternDocument):
 # Every document by its role, and its JSON Schema.
 
 
-DOCUMENTS: dict[str, type[BaseModel]] = {
-    "allreduce": AllreduceDocument,
-    "p2p": P2pDocument,
-    "overlap": OverlapDocument,
-    "sp_time": SpTimeDocument,
-    "computation": ComputationDocument,
-    "memory": MemoryDocument,
-    "sidecar": Sidecar,
-    "card": CardDocument,
-    "model": ModelDocument,
-    "plan": PlanDocument,
-    "result": ResultDocument,
-}
-"""Model of every document; the profiles by the role that they have in a plan's inputs."""
-
-
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON Schema (2020-12) of every document by its role."""
+    """Return the JSON Schema (2020-12) of every document by its role, wherever it is defined."""
+    # a module that is imported has made its documents known
+    for module in pkgutil.walk_packages(autopar.__path__, "autopar."):
+        import_module(module.name)
     return {
         role: {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             **model.model_json_schema(),
         }
-        for role, model in DOCUMENTS.items()
+        for role, model in sorted(DOCUMENTS.items())
     }

@@ -8,15 +8,24 @@ append-only: writing a document again keeps the runs that were measured before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from autopar import __version__
-from autopar.documents.checks import Quantity, StrictObject, key_error, validate_document
+from autopar.documents.checks import (
+    Quantity,
+    StrictObject,
+    key_error,
+    published,
+    validate_document,
+    whole_number,
+)
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
+from autopar.sources import Source
 
 __all__ = [
     "REPLACES",
@@ -29,6 +38,7 @@ __all__ = [
     "FitCell",
     "Form",
     "LayerTimes",
+    "Loaded",
     "Measurement",
     "ModelMeasurement",
     "OtherTimes",
@@ -43,6 +53,7 @@ __all__ = [
     "TimeCoefficients",
     "TimeFit",
     "append_run",
+    "load_with_sidecar",
     "newest_cells",
     "read_sidecar",
     "sidecar_path",
@@ -97,6 +108,8 @@ SecondsOrZero = Annotated[
 _Ratio = Annotated[
     float, Quantity(what="a ratio", unit="", maximum=1e9, too_large="is no ratio of two times")
 ]
+_Size = Annotated[int, whole_number(1, 10**9)]
+_AGAIN = "measure again with `profile-model --profile-type computation`"
 _Operation = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,40}$")]
 
 
@@ -238,13 +251,29 @@ class ModelMeasurement(StrictObject):
     elapsed_s: float = 0.0
 
 
-class LayerTimes(StrictObject):
+class _Spread(StrictObject):
+    """Medians of samples, each between its percentiles."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("forward", "backward", "recompute"):
+            middle, low, high = (
+                getattr(self, f"{name}_{which}", None) for which in ("s", "low_s", "high_s")
+            )
+            if middle is None and (low, high) != (None, None):
+                raise key_error(f"has percentiles of {name}, but no median; {_AGAIN}")
+            if (low is not None and low > middle) or (high is not None and high < middle):
+                raise key_error(f"has a {name} median outside its percentiles; {_AGAIN}")
+        return self
+
+
+class LayerTimes(_Spread):
     """Median times of one layer at one size on a rank, in seconds for the whole batch."""
 
     layer_type: int
-    batch: int
-    seq_length: int
-    degree: int = 1
+    batch: _Size
+    seq_length: _Size
+    degree: _Size = 1
     kind: str = "sp"
     """A `TensorKind`; readers leave out those that they do not know."""
     forward_s: Seconds
@@ -261,11 +290,11 @@ class LayerTimes(StrictObject):
     recompute_high_s: Seconds | None = None
 
 
-class OtherTimes(StrictObject):
+class OtherTimes(_Spread):
     """Median times of everything that is not a layer, in seconds for the whole batch."""
 
-    batch: int
-    seq_lengths: list[int]
+    batch: _Size
+    seq_lengths: list[_Size]
     """Of all layer types."""
     forward_s: Seconds
     backward_s: Seconds | None = None
@@ -374,6 +403,7 @@ class Run(StrictObject):
     """Raw figures of a model, by cell."""
 
 
+@published("sidecar")
 class Sidecar(StrictObject):
     """Metadata and raw samples of one documented file."""
 
@@ -468,6 +498,43 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
             path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
         )
     return sidecar
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Generic[_Document]):
+    """One validated file with its sidecar, and where both came from."""
+
+    path: Path
+    document: _Document
+    sidecar: Sidecar | None
+    sources: tuple[Source, ...]
+    """Of the file and, where it has one, of its sidecar, which says of itself what it is."""
+
+
+def load_with_sidecar(
+    kind: DocumentKind, path: Path, model: type[_Document], *, remedy: str
+) -> Loaded[_Document]:
+    """Return a documented file and its sidecar; raises DocumentError, `remedy` if it is missing."""
+    loaded = load_object(path, remedy=remedy)
+    document = validate_document(model, path, loaded.data)
+    sidecar = read_sidecar(path, kind)
+    source = Source(role=kind, path=str(path), sha256=loaded.sha256)
+    if sidecar is None:
+        return Loaded(path=path, document=document, sidecar=None, sources=(source,))
+    # what a sidecar says of itself holds for its document
+    source = replace(source, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
+    meta = load_object(sidecar_path(path))
+    own = replace(
+        source,
+        role=f"{kind} sidecar",
+        path=str(meta.path),
+        sha256=meta.sha256,
+        notes=(sidecar.source,),
+    )
+    return Loaded(path=path, document=document, sidecar=sidecar, sources=(source, own))
 
 
 def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:

@@ -10,14 +10,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import create_model
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, Value, validate_document
+from autopar.documents.checks import (
+    FLAG,
+    StrictObject,
+    Value,
+    published,
+    validate_document,
+    whole_number,
+)
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError, InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
@@ -25,22 +32,17 @@ from autopar.units import format_count
 
 __all__ = [
     "FORMAT",
-    "RATIO",
     "ModelDocument",
     "bare_spec",
     "checked_layer",
     "embedding_parameter_counts",
     "head_dim",
-    "is_ratio",
-    "largest",
     "load_spec",
     "padded_vocab_size",
     "parameter_count",
     "parse_hugging_face",
     "parse_own",
     "resized",
-    "unexpected",
-    "whole",
     "write_spec",
 ]
 
@@ -65,27 +67,23 @@ _MOST = {
 }
 """Largest plausible integers; `_MOST_OTHERS` for every other key."""
 _MOST_OTHERS = 10**9
-RATIO = "a number from 1 to 1e12"
-"""What `is_ratio` takes, in words."""
 
 
-def largest(key: str) -> int:
+def _largest(key: str) -> int:
     """Return the largest plausible value of a whole number."""
     return _MOST.get(key, _MOST_OTHERS)
 
 
-def whole(value: object, least: int, most: int) -> bool:
-    """Return whether a value of a document is a whole number in this range."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def is_ratio(value: object) -> bool:
+def _is_ratio(value: object) -> bool:
     """Return whether a value of a document is a base or a factor: a number from 1 to 1e12."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 1 <= value <= 1e12  # infinite numbers and NaN are not
 
 
+_RATIO = Value(
+    "a number from 1 to 1e12", _is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12}
+)
 _LAYER = '{"num_layers": ..., "seq_length": ..., "hidden_size": ...}'
 
 
@@ -94,20 +92,15 @@ def _field(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     # annotations are texts here, so the kind is what they begin with
     kind, key = str(field.type), field.name
     if kind.startswith("bool"):
-        value = Value("true or false", lambda x: isinstance(x, bool), {"type": "boolean"})
+        value = FLAG
     elif kind.startswith("str"):
         text = {"type": "string", "minLength": 1}
         value = Value("a text", lambda x: isinstance(x, str) and bool(x), text)
     elif kind.startswith("float"):
-        value = Value(RATIO, is_ratio, {"type": "number", "minimum": 1, "maximum": 1e12})
+        value = _RATIO
     else:
         # 0 only where it stands for none of them
-        least, most = int(key not in _NOT_POSITIVE_ONLY), largest(key)
-        value = Value(
-            f"a whole number from {least} to {most}",
-            lambda x: whole(x, least, most),
-            {"type": "integer", "minimum": least, "maximum": most},
-        )
+        value = whole_number(int(key not in _NOT_POSITIVE_ONLY), _largest(key))
     annotated = Annotated[Any, value]
     default = ... if field.default is dataclasses.MISSING else field.default
     return (annotated | None if "None" in kind else annotated), default
@@ -136,11 +129,14 @@ _MODEL: dict[str, Any] = {
     "layers": (Annotated[list[_Layer], _LAYERS], ...),
     **_fields(ModelSpec),
 }
-ModelDocument = create_model(
-    "ModelDocument",
-    __base__=StrictObject,
-    __doc__="What an architecture is (`model.json`): layer types in execution order, and the rest.",
-    **_MODEL,
+ModelDocument = published("model")(
+    create_model(
+        "ModelDocument",
+        __base__=StrictObject,
+        __doc__="What an architecture is (`model.json`): layer types in execution order, and the "
+        "rest.",
+        **_MODEL,
+    )
 )
 
 
@@ -158,11 +154,6 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         for index, layer in enumerate(content.pop("layers"))
     ]
     return ModelSpec(layers=tuple(layers), **content)
-
-
-def unexpected(path: Path, key: str, value: object, expected: str) -> DocumentError:
-    """Return the error of a value that is not what the key expects."""
-    return DocumentError(path, f"the value is {shorten(value)}, expected {expected}", key=key)
 
 
 def checked_layer(path: Path, layer: LayerSpec, keys: Mapping[str, str]) -> LayerSpec:
@@ -227,70 +218,129 @@ _LLAMA3_SCALING = {
 """What every release of Llama from 3.1 on has beside its factor; engines take it for granted."""
 
 
-class _Config:
-    """A `config.json` whose values are checked as they are asked for."""
+_Whole = Annotated[int, whole_number(1, _largest("hidden_size"))]
+_Layers = Annotated[int, whole_number(1, _largest("num_layers"))]
+_Switch = Annotated[bool, FLAG]
+_Ratio = Annotated[float, _RATIO]
 
-    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
-        self.path, self.data = path, data
 
-    def number(self, key: str, default: int | None = None) -> int:
-        # layers have a limit of their own, whatever a family calls their number
-        value, most = self.data.get(key), largest("num_layers" if "layer" in key else key)
-        expected = f"a whole number from 1 to {most}"
-        if value is None and default is not None:
-            return default
-        if key not in self.data:
-            near = nearest(key, self.data, 0.8)
-            remedy = f"the file has the similar key {near!r}" if near else None
+class _Config(BaseModel):
+    """The keys of a `config.json` that say what the architecture is; files have many others."""
+
+    model_config = ConfigDict(frozen=True)
+
+    vocab_size: _Whole
+    tie_word_embeddings: _Switch | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        """Return the architecture; raises DocumentError where keys contradict each other."""
+        raise NotImplementedError
+
+    def model(
+        self, path: Path, name: str, *layers: LayerSpec, tied: bool, **values: Any
+    ) -> ModelSpec:
+        """Return the model of these layers; tied : what the family does where it is not said."""
+        for layer in layers:
+            checked_layer(path, layer, _LAYER_KEYS)
+        said = self.tie_word_embeddings
+        return ModelSpec(
+            name=name,
+            layers=layers,
+            vocab_size=self.vocab_size,
+            tied_embeddings=tied if said is None else said,
+            **values,
+        )
+
+
+def _divided(path: Path, config: BaseModel, hidden_key: str, heads_key: str) -> int:
+    """Return the width of a head where the file does not give it: hidden size / heads."""
+    hidden, heads = getattr(config, hidden_key), getattr(config, heads_key)
+    if hidden % heads:
+        raise DocumentError(
+            path,
+            f"the value is {heads}, which does not divide {hidden_key} {hidden}",
+            key=heads_key,
+            remedy="change one of them",
+        )
+    width: int = hidden // heads
+    return width
+
+
+class _Rope(BaseModel):
+    """Of rotary positions: what transformers 4 calls rope_scaling and 5 rope_parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    rope_theta: _Ratio | None = None
+
+
+_Section = Annotated[
+    _Rope, Value("an object or null", lambda value: isinstance(value, dict), {}, inside=True)
+]
+
+
+class _Llama(_Config):
+    """Llama and those that are built like it."""
+
+    base: ClassVar[float] = 1e4
+    """`default_theta` of the family in transformers, src/transformers/models/*/"""
+    qkv_biases: ClassVar[bool] = False
+
+    num_hidden_layers: _Layers
+    max_position_embeddings: _Whole
+    hidden_size: _Whole
+    num_attention_heads: _Whole
+    num_key_value_heads: _Whole | None = None
+    head_dim: _Whole | None = None
+    intermediate_size: _Whole
+    attention_bias: _Switch | None = None
+    mlp_bias: _Switch | None = None
+    rope_theta: _Ratio | None = None
+    rope_scaling: _Section | None = None
+    rope_parameters: _Section | None = None
+    partial_rotary_factor: Any = None
+
+    @property
+    def experts(self) -> dict[str, Any]:
+        """Number of experts, and of those that a token visits; empty for one MLP."""
+        return {}
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        biases = bool(self.mlp_bias)
+        if not self.qkv_biases and bool(self.attention_bias) != biases:
             raise DocumentError(
-                self.path, f"this key is missing, expected {expected}", key=key, remedy=remedy
+                path,
+                f"is {str(not biases).lower()} and mlp_bias is {str(biases).lower()}; layers with "
+                "biases in only one of attention and MLP are not supported",
+                key="attention_bias",
+                remedy="describe the model in a model.json",
             )
-        if not whole(value, 1, most):
-            raise unexpected(self.path, key, value, expected)
-        assert isinstance(value, int)
-        return value
+        layer = LayerSpec(
+            num_layers=self.num_hidden_layers,
+            seq_length=self.max_position_embeddings,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or _divided(path, self, "hidden_size", "num_attention_heads"),
+            ffn_hidden_size=self.intermediate_size,
+            gated_mlp=True,
+            qkv_biases=self.qkv_biases,
+            biases=biases,
+            **self.experts,
+        )
+        return self.model(path, name, layer, tied=False, **self._rotary())
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise unexpected(self.path, key, value, "true or false")
-        return value
-
-    def head_dim(self, hidden_key: str, heads_key: str) -> int:
-        """Return the width of a head where the file does not give it: hidden size / heads."""
-        hidden, heads = self.number(hidden_key), self.number(heads_key)
-        if hidden % heads:
-            raise DocumentError(
-                self.path,
-                f"the value is {heads}, which does not divide {hidden_key} {hidden}",
-                key=heads_key,
-                remedy="change one of them",
-            )
-        return hidden // heads
-
-    def rotary(self, default: float) -> dict[str, float | None]:
-        """Return base and scaling of rotary positions, from the keys of transformers 4 or 5.
-
-        default : the base that the family's configuration class of transformers has.
-        """
+    def _rotary(self) -> dict[str, float | None]:
+        """Return base and scaling of rotary positions, from the keys of transformers 4 or 5."""
         unknown: dict[str, float | None] = {"rotary_base": None, "rotary_scaling_factor": None}
-        section: Mapping[str, Any] = {}
-        # transformers 4 calls the section rope_scaling, 5 rope_parameters
-        for key in ("rope_scaling", "rope_parameters"):
-            value = self.data.get(key)
-            if value is not None and not isinstance(value, dict):
-                raise unexpected(self.path, key, value, "an object or null")
-            section = value or section
-        base = section.get("rope_theta")
-        key = "rope_theta" if base is None else "rope_parameters.rope_theta"
+        section: dict[str, Any] = {}
+        for part in (self.rope_scaling, self.rope_parameters):
+            section = (part.model_dump(exclude_unset=True) if part is not None else {}) or section
         # transformers 5 keeps the base in the section, 4 at the top
-        base = self.data.get("rope_theta") if base is None else base
-        if base is not None and not is_ratio(base):
-            raise unexpected(self.path, key, base, RATIO)
-        found: dict[str, float | None] = {"rotary_base": float(default if base is None else base)}
-        parts = (self.data.get("partial_rotary_factor"), section.get("partial_rotary_factor"))
+        given = section.get("rope_theta")
+        given = self.rope_theta if given is None else given
+        found: dict[str, float | None] = {"rotary_base": float(given or self.base)}
+        parts = (self.partial_rotary_factor, section.get("partial_rotary_factor"))
         kind = section.get("rope_type", section.get("type", "default"))
         # positions that turn a part of every head cannot be said in a spec
         if any(part not in (None, 1) for part in parts):
@@ -300,149 +350,50 @@ class _Config:
             return found
         factor = section.get("factor")
         alike = all(section.get(key) == value for key, value in _LLAMA3_SCALING.items())
-        if kind == "llama3" and alike and factor is not None and is_ratio(factor):
+        if kind == "llama3" and alike and factor is not None and _is_ratio(factor):
             return {**found, "rotary_scaling_factor": float(factor)}
         return unknown
 
-    def name(self) -> str:
-        # files without a name lie in a folder that has it
-        text = self.data.get("_name_or_path") or self.path.resolve().parent.name
-        return str(text).rstrip("/").split("/")[-1]
 
-    def model(self, *layers: LayerSpec, tied: bool, **values: Any) -> ModelSpec:
-        for layer in layers:
-            checked_layer(self.path, layer, _LAYER_KEYS)
-        return ModelSpec(
-            name=self.name(),
-            layers=layers,
-            vocab_size=self.number("vocab_size"),
-            tied_embeddings=self.flag("tie_word_embeddings", tied),
-            **values,
-        )
+class _Qwen2(_Llama):
+    qkv_biases = True
 
 
-def _llama(
-    config: _Config, *, base: float = 1e4, qkv_biases: bool = False, experts: bool = False
-) -> ModelSpec:
-    # base: `default_theta` of the family in transformers, src/transformers/models/*/
-    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
-    biases = config.flag("mlp_bias", False)
-    if not qkv_biases and config.flag("attention_bias", False) != biases:
-        raise DocumentError(
-            config.path,
-            f"is {str(not biases).lower()} and mlp_bias is {str(biases).lower()}; layers with "
-            "biases in only one of attention and MLP are not supported",
-            key="attention_bias",
-            remedy="describe the model in a model.json",
-        )
-    layer = LayerSpec(
-        num_layers=config.number("num_hidden_layers"),
-        seq_length=config.number("max_position_embeddings"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=config.number("num_key_value_heads", heads),
-        head_dim=(
-            config.head_dim("hidden_size", "num_attention_heads")
-            if config.data.get("head_dim") is None
-            else config.number("head_dim")
-        ),
-        ffn_hidden_size=config.number("intermediate_size"),
-        gated_mlp=True,
-        qkv_biases=qkv_biases,
-        biases=biases,
-        num_experts=config.number("num_local_experts") if experts else None,
-        experts_per_token=config.number("num_experts_per_tok") if experts else None,
-    )
-    return config.model(layer, tied=False, **config.rotary(base))
+class _Mixtral(_Llama):
+    base = 1e6
 
+    num_local_experts: _Whole
+    num_experts_per_tok: _Whole
 
-def _gpt2(config: _Config) -> ModelSpec:
-    ffn = config.number("n_inner", 4 * config.number("n_embd"))
-    old_name = config.data.get("n_positions") is None and "n_ctx" in config.data
-    positions = config.number("n_ctx" if old_name else "n_positions")
-    layer = _biased(config, ("n_embd", "n_head", "n_layer"), positions, ffn)
-    return config.model(layer, tied=True, learned_positions=positions)
-
-
-def _gpt_neox(config: _Config) -> ModelSpec:
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("intermediate_size")
-    layer = _biased(config, _NAMES, positions, ffn)
-    return config.model(layer, tied=False)
-
-
-def _opt(config: _Config) -> ModelSpec:
-    hidden = config.number("hidden_size")
-    if config.number("word_embed_proj_dim", hidden) != hidden:
-        raise DocumentError(
-            config.path,
-            f"is {config.data['word_embed_proj_dim']}, not hidden_size {hidden}; projected "
-            "embeddings are not supported",
-            key="word_embed_proj_dim",
-        )
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("ffn_dim")
-    layer = _biased(config, _NAMES, positions, ffn)
-    return config.model(layer, tied=True, learned_positions=positions + 2)  # OPT's offset of 2
-
-
-def _bert(config: _Config) -> ModelSpec:
-    hidden = config.number("hidden_size")
-    positions = config.number("max_position_embeddings")
-    ffn = config.number("intermediate_size")
-    layer = _biased(config, _NAMES, positions, ffn, causal=False)
-    vocab = config.number("vocab_size")
-    return config.model(
-        layer,
-        tied=True,
-        learned_positions=positions,
-        extra_embedding_parameters=config.number("type_vocab_size", 2) * hidden,
-        # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
-        extra_head_parameters=hidden * hidden + 3 * hidden + vocab,
-    )
-
-
-def _t5(config: _Config) -> ModelSpec:
-    heads = config.number("num_heads")
-    encoder = LayerSpec(
-        num_layers=config.number("num_layers"),
-        seq_length=config.number("n_positions", 512),
-        hidden_size=config.number("d_model"),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=config.number("d_kv"),
-        ffn_hidden_size=config.number("d_ff"),
-        gated_mlp=str(config.data.get("feed_forward_proj", "relu")).startswith("gated"),
-        causal=False,
-    )
-    decoder = dataclasses.replace(
-        encoder,
-        num_layers=config.number("num_decoder_layers", encoder.num_layers),
-        causal=True,
-        cross_attention=True,
-        norm_parameters_per_hidden=3,
-    )
-    # one table of relative position biases each for encoder and decoder
-    biases = 2 * config.number("relative_attention_num_buckets", 32) * heads
-    return config.model(encoder, decoder, tied=True, extra_embedding_parameters=biases)
+    @property
+    def experts(self) -> dict[str, Any]:
+        return {
+            "num_experts": self.num_local_experts,
+            "experts_per_token": self.num_experts_per_tok,
+        }
 
 
 def _biased(
-    config: _Config, keys: tuple[str, str, str], positions: int, ffn: int, *, causal: bool = True
+    path: Path,
+    config: BaseModel,
+    keys: tuple[str, str, str],
+    positions: int,
+    ffn: int,
+    *,
+    causal: bool = True,
 ) -> LayerSpec:
     """Return a layer with LayerNorms (4h), biases everywhere and a two-matrix MLP.
 
     `keys`: what the file calls hidden size, heads and layers.
     """
-    hidden_key, heads_key, layers_key = keys
-    hidden, heads = config.number(hidden_key), config.number(heads_key)
+    hidden, heads, layers = (getattr(config, key) for key in keys)
     return LayerSpec(
-        num_layers=config.number(layers_key),
+        num_layers=layers,
         seq_length=positions,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=config.head_dim(hidden_key, heads_key),
+        head_dim=_divided(path, config, *keys[:2]),
         ffn_hidden_size=ffn,
         causal=causal,
         biases=True,
@@ -450,24 +401,127 @@ def _biased(
     )
 
 
-_FAMILIES: dict[str, Callable[[_Config], ModelSpec]] = {
-    "bert": _bert,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _llama,
-    "mixtral": lambda config: _llama(config, base=1e6, experts=True),
-    "opt": _opt,
-    "qwen2": lambda config: _llama(config, qkv_biases=True),
-    "t5": _t5,
+class _Gpt2(_Config):
+    n_embd: _Whole
+    n_head: _Whole
+    n_layer: _Layers
+    n_inner: _Whole | None = None
+    # files of the first releases call it n_ctx
+    n_positions: _Whole = Field(validation_alias=AliasChoices("n_positions", "n_ctx"))
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        keys = ("n_embd", "n_head", "n_layer")
+        layer = _biased(path, self, keys, self.n_positions, self.n_inner or 4 * self.n_embd)
+        return self.model(path, name, layer, tied=True, learned_positions=self.n_positions)
+
+
+class _GptNeox(_Config):
+    hidden_size: _Whole
+    num_attention_heads: _Whole
+    num_hidden_layers: _Layers
+    max_position_embeddings: _Whole
+    intermediate_size: _Whole
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        layer = _biased(path, self, _NAMES, self.max_position_embeddings, self.intermediate_size)
+        return self.model(path, name, layer, tied=False)
+
+
+class _Opt(_Config):
+    hidden_size: _Whole
+    num_attention_heads: _Whole
+    num_hidden_layers: _Layers
+    max_position_embeddings: _Whole
+    ffn_dim: _Whole
+    word_embed_proj_dim: _Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        if (self.word_embed_proj_dim or self.hidden_size) != self.hidden_size:
+            raise DocumentError(
+                path,
+                f"is {self.word_embed_proj_dim}, not hidden_size {self.hidden_size}; projected "
+                "embeddings are not supported",
+                key="word_embed_proj_dim",
+            )
+        positions = self.max_position_embeddings
+        layer = _biased(path, self, _NAMES, positions, self.ffn_dim)
+        # OPT's offset of 2
+        return self.model(path, name, layer, tied=True, learned_positions=positions + 2)
+
+
+class _Bert(_GptNeox):
+    type_vocab_size: _Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        hidden, positions = self.hidden_size, self.max_position_embeddings
+        layer = _biased(path, self, _NAMES, positions, self.intermediate_size, causal=False)
+        return self.model(
+            path,
+            name,
+            layer,
+            tied=True,
+            learned_positions=positions,
+            extra_embedding_parameters=(self.type_vocab_size or 2) * hidden,
+            # masked-language-model head: dense h*h + h, LayerNorm 2h, output bias
+            extra_head_parameters=hidden * hidden + 3 * hidden + self.vocab_size,
+        )
+
+
+class _T5(_Config):
+    num_heads: _Whole
+    num_layers: _Layers
+    num_decoder_layers: _Layers | None = None
+    n_positions: _Whole | None = None
+    d_model: _Whole
+    d_kv: _Whole
+    d_ff: _Whole
+    feed_forward_proj: Any = "relu"
+    relative_attention_num_buckets: _Whole | None = None
+
+    def spec(self, path: Path, name: str) -> ModelSpec:
+        encoder = LayerSpec(
+            num_layers=self.num_layers,
+            seq_length=self.n_positions or 512,
+            hidden_size=self.d_model,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.d_kv,
+            ffn_hidden_size=self.d_ff,
+            gated_mlp=str(self.feed_forward_proj).startswith("gated"),
+            causal=False,
+        )
+        decoder = dataclasses.replace(
+            encoder,
+            num_layers=self.num_decoder_layers or encoder.num_layers,
+            causal=True,
+            cross_attention=True,
+            norm_parameters_per_hidden=3,
+        )
+        # one table of relative position biases each for encoder and decoder
+        biases = 2 * (self.relative_attention_num_buckets or 32) * self.num_heads
+        return self.model(
+            path, name, encoder, decoder, tied=True, extra_embedding_parameters=biases
+        )
+
+
+_FAMILIES: dict[str, type[_Config]] = {
+    "bert": _Bert,
+    "gpt2": _Gpt2,
+    "gpt_neox": _GptNeox,
+    "llama": _Llama,
+    "mistral": _Llama,
+    "mixtral": _Mixtral,
+    "opt": _Opt,
+    "qwen2": _Qwen2,
+    "t5": _T5,
 }
 
 
 def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a Hugging Face `config.json`; raises DocumentError naming the key."""
     family = data.get("model_type")
-    parse = _FAMILIES.get(family) if isinstance(family, str) else None
-    if parse is None:
+    kind = _FAMILIES.get(family) if isinstance(family, str) else None
+    if kind is None:
         found = f"the value is {shorten(family)}" if "model_type" in data else "this key is missing"
         near = nearest(str(family)[:50], _FAMILIES, 0.6)
         raise DocumentError(
@@ -487,7 +541,9 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
                 key=key,
                 remedy="use model_type mixtral, or describe the model in a model.json",
             )
-    return parse(_Config(path, data))
+    # files without a name lie in a folder that has it
+    name = str(data.get("_name_or_path") or path.resolve().parent.name)
+    return validate_document(kind, path, data).spec(path, name.rstrip("/").split("/")[-1])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ __all__ = [
     "read_layer_times",
     "read_other_times",
     "read_times",
+    "required",
     "seqs_of",
+    "seqs_of_model",
+    "seqs_text",
+    "type_of_model",
 ]
 
 
@@ -49,8 +53,6 @@ _AGREE = 0.01
 _LAYERS, _OTHERS = "layer_times", "other_times"
 """Keys of the sidecar."""
 
-_SPREADS = ("forward", "backward", "recompute")
-
 
 def read_layer_times(
     path: Path,
@@ -65,14 +67,13 @@ def read_layer_times(
 
     Raises
     ------
-    DocumentError: a cell has two entries, no positive size, or percentiles on the wrong side.
+    DocumentError: a cell has two entries.
     """
     if sidecar is None or not sidecar.layer_times:
         return times, ((),) * len(times), ()
     notes: dict[str, None] = {}
     found: list[dict[tuple[int, int, int, str], ShardedTime]] = [{} for _ in spec.layers]
     for number, entry in enumerate(sidecar.layer_times):
-        _check(path, number, entry)
         if entry.kind not in get_args(TensorKind):
             notes[f"layer_times of kind {entry.kind!r} were left out: unknown here"] = None
             continue
@@ -115,23 +116,21 @@ def read_other_times(
 
     Raises
     ------
-    DocumentError: a size has two entries, is not positive or not of this model's layer types, or
-        percentiles are on the wrong side.
+    DocumentError: a size has two entries, or is not of this model's layer types.
     """
     if sidecar is None or not sidecar.other_times:
         return times, ()
     found: dict[tuple[int, tuple[int, ...]], OtherTimes] = {}
     for number, entry in enumerate(sidecar.other_times):
         lengths = tuple(entry.seq_lengths)
-        if min((entry.batch, *lengths)) < 1 or len(lengths) != len(spec.layers):
+        if len(lengths) != len(spec.layers):
             raise _damaged(
                 path,
                 number,
-                f"has batch {entry.batch} and sequence lengths {list(lengths)}, expected at least "
-                f"1 and one length for each of {len(spec.layers)} layer type(s)",
+                f"has sequence lengths {list(lengths)}, expected one length for each of "
+                f"{len(spec.layers)} layer type(s)",
                 _OTHERS,
             )
-        _check_spread(path, number, entry, _OTHERS)
         if (entry.batch, lengths) in found:
             raise _damaged(path, number, "is a second one of this size", _OTHERS)
         found[entry.batch, lengths] = entry
@@ -191,23 +190,6 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
         and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
         - {"batch", "seq_lengths", "forward_s"}
     ]
-
-
-def _check(path: Path, number: int, entry: LayerTimes) -> None:
-    for name in ("batch", "seq_length", "degree"):
-        if getattr(entry, name) < 1:
-            raise _damaged(path, number, f"has {name} {getattr(entry, name)}, expected at least 1")
-    _check_spread(path, number, entry, _LAYERS)
-
-
-def _check_spread(path: Path, number: int, entry: LayerTimes | OtherTimes, key: str) -> None:
-    for name in _SPREADS:
-        middle = getattr(entry, f"{name}_s", None)
-        low, high = (getattr(entry, f"{name}_{end}_s", None) for end in ("low", "high"))
-        if middle is None and (low, high) != (None, None):
-            raise _damaged(path, number, f"has percentiles of {name}, but no median", key)
-        if (low is not None and low > middle) or (high is not None and high < middle):
-            raise _damaged(path, number, f"has a {name} median outside its percentiles", key)
 
 
 def _damaged(path: Path, number: int, what: str, key: str = _LAYERS) -> DocumentError:
@@ -306,6 +288,45 @@ def seqs_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.strip("[]").replace("_", ",").split(","))
 
 
+def seqs_text(seqs: tuple[int, ...]) -> str:
+    """Return the documented spelling of sequence lengths: `2048` or `[512,512]`."""
+    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
+
+
+def seqs_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the sequence lengths in a key, one for each layer type; raises DocumentError."""
+    seqs = seqs_of(text)
+    # one number stands for all layer types
+    if len(seqs) == 1:
+        return seqs * len(spec.layers)
+    if len(seqs) != len(spec.layers):
+        raise DocumentError(
+            path,
+            f"the key names {format_count(len(seqs), 'sequence length')}, but model "
+            f"{spec.name!r} has {len(spec.layers)} layer type(s)",
+            key=key,
+        )
+    return seqs
+
+
+def type_of_model(path: Path, key: str, text: str, spec: ModelSpec) -> int:
+    """Return the index of a layer type in a key; raises DocumentError where the model has none."""
+    if int(text) >= len(spec.layers):
+        raise DocumentError(
+            path,
+            f"the file has layer type {text}, but model {spec.name!r} has "
+            f"{len(spec.layers)} layer type(s), numbered from 0",
+            key=key,
+            remedy="give the model's other layer type, or another file",
+        )
+    return int(text)
+
+
+def required(path: Path, key: str, remedy: str) -> DocumentError:
+    """Return the error of a key that a file lacks."""
+    return DocumentError(path, "this key is missing and is required", key=key, remedy=remedy)
+
+
 def computation_content(document: ComputationDocument) -> Content:
     """Return whether a file has processed keys, raw ones that suffice, or neither."""
     keys = list(document.root)
@@ -336,8 +357,8 @@ class _Reader:
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.path = path
+        self.spec = spec
         self.seqs = tuple(layer.seq_length for layer in spec.layers)
-        self.name = spec.name
         self.layers: list[dict[tuple[int, int], float]] = [{} for _ in spec.layers]
         self.others: dict[_Key, float] = {}
         self.raw: dict[_Key, dict[tuple[int, ...], tuple[float, str]]] = {}
@@ -346,27 +367,21 @@ class _Reader:
     def add(self, key: str, value: float) -> None:
         """Take one entry in, ms as in the file."""
         if match := _LAYER.regex.fullmatch(key):
-            kind = int(match["type"])
-            if kind >= len(self.layers):
-                raise DocumentError(
-                    self.path,
-                    f"the file has layer type {kind}, but model {self.name!r} has "
-                    f"{len(self.layers)} layer type(s), numbered from 0",
-                    key=key,
-                    remedy="give the model's other layer type, or another file",
-                )
+            kind = type_of_model(self.path, key, match["type"], self.spec)
             batch = self._batch(match["batch"])
-            seq = self._seqs(key, match["seq"], 1, (self.seqs[kind],))[0]
+            text = match["seq"]
+            seq = int(text) if text else self._unnamed(self.seqs[kind])[0]
             self._put(self.layers[kind], (batch, seq), value, key)
         elif match := _OTHER.regex.fullmatch(key):
-            seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs)
+            text = match["seq"]
+            seqs = self._seqs(key, text) if text else self._unnamed(*self.seqs)
             self._put(self.others, (self._batch(match["batch"]), seqs), value, key)
         elif match := _RAW.regex.fullmatch(key):
             counts = seqs_of(match["layers"])
             # a run of another number of layer types is of another model
             if len(counts) == len(self.layers):
                 batch = int(match["batch"] or 1)
-                seqs = self._seqs(key, match["seq"], len(self.layers), self.seqs, note=False)
+                seqs = self._seqs(key, match["seq"]) if match["seq"] else self.seqs
                 runs = self.raw.setdefault((batch, seqs), {})
                 runs.setdefault(counts, (value, key))
 
@@ -377,9 +392,11 @@ class _Reader:
             self._derive(missing)
         for kind, points in enumerate(self.layers):
             if not points:
-                self._missing(f"layertype_{kind}_bsz1_seq{self.seqs[kind]}")
+                key = f"layertype_{kind}_bsz1_seq{self.seqs[kind]}"
+                raise required(self.path, key, MAKE_COMPUTATION)
         if not self.others:
-            self._missing(f"layertype_other_bsz1_seq{_seq_text(self.seqs)}")
+            key = f"layertype_other_bsz1_seq{seqs_text(self.seqs)}"
+            raise required(self.path, key, MAKE_COMPUTATION)
         layers = tuple(
             tuple(
                 # ms per sample of the file -> seconds of the whole batch
@@ -400,31 +417,12 @@ class _Reader:
             self.notes["keys without bsz were read as batch 1"] = None
         return int(text or 1)
 
-    def _seqs(
-        self,
-        key: str,
-        text: str | None,
-        count: int,
-        default: tuple[int, ...],
-        *,
-        note: bool = True,
-    ) -> tuple[int, ...]:
-        if text is None:
-            if note:
-                named = ", ".join(str(s) for s in default)
-                self.notes[f"keys without seq were read as the model's {named}"] = None
-            return default
-        seqs = seqs_of(text)
-        # one number stands for all layer types
-        if len(seqs) == 1:
-            return seqs * count
-        if len(seqs) != count:
-            raise DocumentError(
-                self.path,
-                f"the key names {format_count(len(seqs), 'sequence length')}, but model "
-                f"{self.name!r} has {count} layer type(s)",
-                key=key,
-            )
+    def _seqs(self, key: str, text: str) -> tuple[int, ...]:
+        return seqs_of_model(self.path, key, text, self.spec)
+
+    def _unnamed(self, *seqs: int) -> tuple[int, ...]:
+        named = ", ".join(map(str, seqs))
+        self.notes[f"keys without seq were read as the model's {named}"] = None
         return seqs
 
     def _put(self, points: dict[Any, float], point: Any, value: float, key: str) -> None:
@@ -436,11 +434,6 @@ class _Reader:
                 remedy="remove one of them",
             )
         points[point] = value
-
-    def _missing(self, key: str) -> None:
-        raise DocumentError(
-            self.path, "this key is missing and is required", key=key, remedy=MAKE_COMPUTATION
-        )
 
     def _derive(self, missing: list[int]) -> None:
         """Fill in what is missing from raw passes with different numbers of layers.
@@ -498,10 +491,6 @@ def _only_differs(base: tuple[int, ...], other: tuple[int, ...], kind: int) -> b
     )
 
 
-def _seq_text(seqs: tuple[int, ...]) -> str:
-    return str(seqs[0]) if len(seqs) == 1 else f"[{','.join(map(str, seqs))}]"
-
-
 def computation_keys(profile: ModelProfile) -> dict[str, float]:
     """Return the documented keys of a profile's times, ms per layer per sample."""
 
@@ -511,7 +500,7 @@ def computation_keys(profile: ModelProfile) -> dict[str, float]:
                 # seconds of a batch -> ms per sample
                 yield f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}", p.forward_s / p.batch / MS
         for other in profile.other_times:
-            key = f"layertype_other_bsz{other.batch}_seq{_seq_text(other.seq_lengths)}"
+            key = f"layertype_other_bsz{other.batch}_seq{seqs_text(other.seq_lengths)}"
             yield key, other.forward_s / other.batch / MS
 
     return dict(entries())

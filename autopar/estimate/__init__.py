@@ -7,8 +7,7 @@ Nothing here was measured: every result has `estimated=True`, names its card as 
 from __future__ import annotations
 
 from autopar.estimate.card import Card, estimate_hardware, load_card, parse_hardware
-from autopar.estimate.memory import activation_bytes
-from autopar.estimate.model import estimate_model
+from autopar.estimate.model import activation_bytes, estimate_model
 
 __all__ = [
     "Card",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import (
@@ -31,7 +31,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, key_error, validate_document
+from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.hardware import Curve, HardwareProfile
@@ -344,6 +344,7 @@ def _text(value: object) -> object:
 _Text = Annotated[str, BeforeValidator(_text)]
 
 
+@published("card")
 class CardDocument(_Part):
     """One device and its network: every number with its source, or what it is assumed on."""
 
@@ -458,10 +459,10 @@ def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
 # --------------------------------------------------------------------------------------------------
 # HardwareProfile from a card: alpha-beta times of every group a plan can use.
 #
-# A group is described by its *shape*: ranks per node and nodes. Times follow NCCL's own cost model
-# (src/graph/tuning.cc): a latency per step of the ring or tree and a bandwidth that the slowest
-# link sets. All groups of a kind run at the same time, as in training: every GPU brings its own
-# NVLink ports and its own network adapter, so groups do not share links.
+# A group is described by its *shape*: its ranks, those on a node, and nodes. Times follow NCCL's
+# own cost model (src/graph/tuning.cc): a latency per step of the ring or tree and a bandwidth that
+# the slowest link sets. All groups of a kind run at the same time, as in training: every GPU brings
+# its own NVLink ports and its own network adapter, so groups do not share links.
 
 
 _REFERENCE_BYTES = tuple(float(MIB << k) for k in range(4, 10))
@@ -469,8 +470,15 @@ _REFERENCE_BYTES = tuple(float(MIB << k) for k in range(4, 10))
 _CURVE_BYTES = tuple(float(MIB << k) for k in range(11))
 """Sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
 
-GroupShape = tuple[int, int, int]
-"""(fewest ranks of the group on one of its nodes, most, number of nodes)."""
+
+class GroupShape(NamedTuple):
+    """How the ranks of a group lie on nodes, which they may straddle unevenly."""
+
+    ranks: int
+    fewest: int
+    """Ranks of the group on the node that has the fewest of them."""
+    most: int
+    nodes: int
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
@@ -545,8 +553,7 @@ def allreduce_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
     the group's ranks on one node. alpha = base + the steps of the quicker of NCCL's algorithms:
     ring 2(n-k) intra + 2(k-1) inter hops, tree 2(n/k-1) intra + 2 log2(k) inter (tuning.cc).
     """
-    fewest, most, nodes = shape
-    ranks = max(fewest * nodes, most)
+    ranks, fewest, most, nodes = shape
     intra, inter = card.intra_node, card.inter_node
     # twice around: once to reduce, once to gather; k - 1 of the n - 1 hops leave a node
     ring = 2 * (ranks - nodes) * intra.hop_s + 2 * (nodes - 1) * inter.hop_s
@@ -570,8 +577,7 @@ def all2all_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
     peer, the part for the other n-r ranks through its adapter. alpha = base + one hop per peer of
     the node (and one across nodes).
     """
-    fewest, most, nodes = shape
-    ranks = max(fewest * nodes, most)
+    ranks, fewest, most, nodes = shape
     intra, inter = card.intra_node, card.inter_node
     latency = card.collective_base_s + (most - 1) * intra.hop_s
     # 1/n of the input goes to each of the most - 1 peers on the node
@@ -610,5 +616,5 @@ def _group_shapes(
     shapes = set()
     for start in starts:
         per_node = Counter((start + k * step) // gpus_per_node for k in range(size)).values()
-        shapes.add((min(per_node), max(per_node), len(per_node)))
+        shapes.add(GroupShape(size, min(per_node), max(per_node), len(per_node)))
     return sorted(shapes)

@@ -1,22 +1,20 @@
-"""ModelProfile from a spec and a card: the content of the two documented model files."""
+"""ModelProfile from a spec and a card: memory and times counted from the architecture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from autopar.documents.spec import head_dim, padded_vocab_size, parameter_count
+from autopar.documents.spec import (
+    embedding_parameter_counts,
+    head_dim,
+    padded_vocab_size,
+    parameter_count,
+)
 from autopar.errors import InputError
 from autopar.estimate.card import Card, load_card
-from autopar.estimate.memory import (
-    Kernels,
-    activation_bytes,
-    checkpoint_bytes,
-    logits_peak_bytes,
-    other_memory,
-    tensor_degrees,
-)
 from autopar.model import (
     LayerMemory,
     LayerProfile,
@@ -27,18 +25,282 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
+from autopar.plans import tensor_degrees
 from autopar.sources import Source
 
 __all__ = [
+    "STATE_BYTES_PER_PARAMETER",
     "VOCAB_DEGREES",
     "Attention",
     "Gemm",
+    "Kernels",
+    "ShardKind",
     "Traffic",
+    "activation_bytes",
+    "backward_bytes",
+    "checkpoint_bytes",
     "estimate_model",
     "layer_operations",
+    "logits_peak_bytes",
     "operation_time_s",
+    "other_memory",
     "other_operations",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# What layers and vocabulary keep until their backward, by the operations that keep it.
+#
+# Activations are what autograd keeps of one sample, in Megatron's partitioning (Korthikanti et al.
+# 2022, arXiv 2205.05198, section 4) with flash attention and no dropout. With S tokens, h hidden,
+# a heads and k key-value heads of width d, f MLP width, e bytes per element, per sample:
+#
+#     around the tensor-parallel blocks, n = 2 norms (3 with cross-attention):
+#         X = n * S*h*(e + e)             norm input and output (= input of the next linears)
+#         r = n * S*4                     fp32 statistics of a norm (twice for LayerNorm)
+#     inside them:
+#         A = S*a*d*e + 2*S*kv*e + S*a*d*e + 4*S*a    q, k+v, attention output, log-sum-exp
+#         M = 2*S*f*e (GELU, ReLU) or 4*S*f*e (gated: gate, up, their activation, product)
+#     sequence parallelism at degree t: (X + r + A + M) / t;  without: X + r + (A + M) / t
+#     k+v: kv = k*d heads / t, but at least one head per rank: max(k, t)*d / t.
+#
+# A mixture of E experts, of which a token visits c evenly, without dropping tokens: M becomes c*M,
+# and the tokens in the order of their experts, which every rank needs whole, add to it:
+#         P = c*S*h*e                     input of the experts, not divided by t
+#         R = 4*S*E + 12*c*S              fp32 probabilities; weights and numbers of the chosen
+#         O = c*S*h*e (eager: twice)      output of the experts; eager keeps it weighted as well
+#     R and O belong to the tokens of a rank, as X does. All experts are on every rank, 1/t of each.
+#
+# `kernels="fused"` is exactly that. `kernels="eager"` adds what unfused code of today's runtimes
+# keeps beside it: the sequence-first copy of the attention output (S*a*d*e); with RMSNorm the fp32
+# input and the normalised value instead of the input alone (n * S*h*4); with rotary positions (no
+# learned ones, gated MLP) the fused qkv buffer that the value is a view of, beside the rotated q
+# and k (S*a*d*e + S*k*d*e).
+
+
+Kernels = Literal["eager", "fused"]
+STATE_BYTES_PER_PARAMETER = 16
+"""Weights, gradients and Adam's fp32 weights and moments: 2 + 2 + 12, or 4 + 4 + 8 for fp32."""
+_LOGIT_BYTES = 4
+
+
+def activation_bytes(
+    layer: LayerSpec,
+    seq_length: int,
+    degree: int,
+    *,
+    element_bytes: int = 2,
+    sequence_parallel: bool = True,
+    kernels: Kernels = "eager",
+    memory_seq_length: int | None = None,
+) -> float:
+    """Return the bytes one layer keeps per sample at a tensor degree (formula: above).
+
+    `memory_seq_length` is the length of the sequence that cross-attention reads.
+    """
+    if kernels not in ("eager", "fused"):
+        raise InputError(f"kernels must be 'eager' or 'fused', got {kernels!r}")
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+    s, e, h = seq_length, element_bytes, layer.hidden_size
+    heads, width = layer.num_heads, head_dim(layer)
+    kv_heads = layer.num_kv_heads or heads
+    kv_share = max(kv_heads, degree) * width / degree  # at least one head on every rank
+    num_norms = 3 if layer.cross_attention else 2
+    layer_norm = layer.norm_parameters_per_hidden == 2 * num_norms
+    eager = kernels == "eager"
+
+    # 4 bytes a token: fp32 mean and deviation of a LayerNorm, one number of an RMSNorm
+    around = num_norms * (2.0 * s * h * e + 4 * s * (2 if layer_norm else 1))
+    # RMSNorm in steps keeps its input in fp32 beside the normalised value
+    if eager and not layer_norm:
+        around += num_norms * 4.0 * s * h
+    query = s * heads * width * e / degree
+    logsumexp = 4.0 * s * heads / degree
+    inside = 0.0
+    lengths = [s] + ([memory_seq_length or s] if layer.cross_attention else [])
+    for index, kv_length in enumerate(lengths):
+        # q and the attention output are of the same width, k and v of the other
+        inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
+        if eager:
+            # the sequence-first copy of the output
+            inside += query
+            # rotary positions turn q and k of self-attention; v is a view of the fused qkv
+            if index == 0 and layer.gated_mlp:
+                inside += query + s * kv_share * e
+    mlp = (4.0 if layer.gated_mlp else 2.0) * s * layer.ffn_hidden_size * e / degree
+    if layer.num_experts is None:
+        inside += mlp
+    else:
+        visited = layer.experts_per_token or layer.num_experts
+        # the experts' input is whole on every rank, so not over the degree
+        inside += visited * (mlp + s * h * e)
+        around += 4.0 * s * layer.num_experts + 12.0 * s * visited
+        around += (2 if eager else 1) * visited * s * h * e
+    # sequence parallelism splits what lies around the blocks; without it every rank has all of it
+    return around / (degree if sequence_parallel else 1) + inside
+
+
+def checkpoint_bytes(layer: LayerSpec, seq_length: int, element_bytes: int = 2) -> float:
+    """Return the bytes a checkpointed layer keeps per sample, unsharded: its input, S*h*e."""
+    return float(seq_length * layer.hidden_size * element_bytes)
+
+
+def other_memory(
+    spec: ModelSpec,
+    seq_lengths: tuple[int, ...],
+    degrees: tuple[int, ...],
+    *,
+    element_bytes: int = 2,
+    sequence_parallel: bool = True,
+    kernels: Kernels = "eager",
+) -> dict[str, OtherMemory]:
+    """Return memory of embedding, head and loss by position and vocabulary degree v.
+
+    States: 16 bytes x (padded_vocab*h / v for each table, the rest whole); tied weights are one
+    table on the only stage and one each on the first and the last. Activations per sample: first,
+    the token numbers (8*S); last, final norm (input and output, /v with sequence parallelism) and
+    4 bytes per logit / v; the loss needs `logits_peak_bytes` more while it runs.
+    """
+    first, last = spec.layers[0], spec.layers[-1]
+    s_last = seq_lengths[-1]
+    layer_norm = last.norm_parameters_per_hidden >= 4
+    norm = s_last * last.hidden_size * (2 * element_bytes + (4 if kernels == "eager" else 0))
+    if layer_norm:
+        norm = s_last * last.hidden_size * 2 * element_bytes
+    states: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    kept: dict[str, dict[int, float]] = {"only": {}, "first": {}, "last": {}}
+    # 0 rows of vocabulary leave what is never split by it
+    embedding_rest, head_rest = embedding_parameter_counts(spec, 0)
+    # token numbers are int64
+    tokens = 8.0 * sum(seq_lengths)
+    for v in degrees:
+        vocab = padded_vocab_size(spec, v)
+        embedding = vocab / v * first.hidden_size + embedding_rest
+        head = vocab / v * last.hidden_size + head_rest
+        # the only stage has a tied table once; first and last stage need a copy each
+        shared = vocab / v * first.hidden_size if spec.tied_embeddings else 0.0
+        loss = norm / (v if sequence_parallel else 1) + _LOGIT_BYTES * s_last * vocab / v
+        states["only"][v] = STATE_BYTES_PER_PARAMETER * (embedding + head - shared)
+        states["first"][v] = STATE_BYTES_PER_PARAMETER * embedding
+        states["last"][v] = STATE_BYTES_PER_PARAMETER * head
+        kept["only"][v], kept["first"][v], kept["last"][v] = tokens + loss, tokens, loss
+    return {
+        position: OtherMemory(
+            model_state_bytes=states[position], activation_bytes_per_sample=kept[position]
+        )
+        for position in states
+    }
+
+
+def logits_peak_bytes(spec: ModelSpec, seq_length: int) -> float:
+    """Return the extra bytes per sample while the loss runs: 4 more per logit (8 at the peak)."""
+    return float(_LOGIT_BYTES * seq_length * padded_vocab_size(spec))
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory that a layer needs for a moment above what it keeps, while its backward runs.
+#
+# A formula for each moment that can be the peak: what is alive then, less what is gone by then. In
+# units of X = S*h*e of one sample, with F = f/h (n*F: twice that for gated MLPs), A = a*d/h and
+# K = k*d/h (at least one head on every rank), for t ranks:
+#
+#     MLP         1 + n*F             incoming gradient, gradients of the MLP's inner values
+#     row linear  1 + (1 + F)/t       sp: the gathered gradient, beside incoming and inner one
+#     attention   1 + 2*A + 2*K - M   gradients of output, q, k and v; the MLP's M = 2 + 2*F (gated:
+#                                     2 + 4*F), norm included, are gone
+#     least       2                   a gradient in and one out; tp: both whole on every rank
+#
+# Inside the tensor-parallel region terms are over t; outside they are over t with sp and Ulysses.
+# A mixture, whose tokens visit c experts:
+#
+#     experts     1 + c*n*F           gated: c less, as outputs of the experts are gone
+#     routing     1 + 3*c             outputs, their gradients, weighted ones; tp: whole on every
+#                                     rank; sp: 2*c + c/t, or c + (1 + c*F - c)/t
+#     attention   as above            M has c*(2 + 2*F) (gated: c*(2 + 4*F)) for its MLP
+#
+# and the weights of the visits, 2*c*S bytes (sp: 4*c*S/t, Ulysses: 2*c*S/t). Every rule is at least
+# what `profile-model --source exact` counts of the built-in layers, and equal to it for the models
+# that are shipped, but for 1 % of a mixture's.
+
+
+ShardKind = Literal["sp", "tp", "ulysses"]
+"""Tensor parallelism with and without sequence parallelism, Ulysses; all the same at degree 1."""
+
+_UNKNOWN_SHARE = 0.5
+"""Of what a layer keeps. Gated MLPs keep at least 4*F and their gradients take 2*F, plain ones
+2*F and F; with the incoming gradient no shipped dense layer is above 0.43 at degree 1."""
+
+
+def backward_bytes(
+    layer: LayerSpec,
+    seq_length: int,
+    degree: int,
+    kind: ShardKind,
+    kept_bytes: float,
+    *,
+    element_bytes: float = 2.0,
+) -> float:
+    """Return the bytes above `kept_bytes` that one sample's backward needs on a rank.
+
+    kept_bytes : what the layer keeps per sample on that rank. It is used only where heads or MLP
+    width are unknown: half of it, and at degrees above 1 one whole activation more.
+    """
+    unit = float(seq_length) * layer.hidden_size * element_bytes
+    # a mixture that does not say how many: a token visits all experts
+    visited = float(layer.experts_per_token or layer.num_experts or 0)
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        return _UNKNOWN_SHARE * kept_bytes + unit * (2.0 * visited + (degree > 1))
+    t, h = float(degree), float(layer.hidden_size)
+    inner = layer.ffn_hidden_size / h
+    # n*F of the table above: gate and up each have a gradient
+    gradients = (2.0 if layer.gated_mlp else 1.0) * inner
+    width = head_dim(layer)
+    # at least one key-value head on every rank
+    key_value = max(layer.num_kv_heads or layer.num_heads, degree) * width / h
+    # gradients of output and q are 2*A wide, those of k and v 2*K
+    attention = 2.0 * layer.num_heads * width / h + 2.0 * key_value
+    if visited:
+        weights = {"sp": 4.0 / t, "tp": 2.0, "ulysses": 2.0 / t}[kind] * visited * seq_length
+        # of every visited expert 2 + 2*n*F is gone by then
+        attention -= 2.0 * visited * (gradients + 1.0)
+        return unit * _mixture(layer, visited, t, kind, inner, gradients, attention) + weights
+    # M = 2 + 2*n*F is gone; its 2 turns the 1 of the table into the - 1 of the lines below
+    attention -= 2.0 * gradients
+    if kind == "tp":
+        # without sp what lies outside the tensor-parallel region is whole on every rank
+        return unit * max(1.0 + gradients / t, 2.0, attention / t - 1.0)
+    moments = [(1.0 + gradients) / t, 2.0 / t, (attention - 1.0) / t]
+    if kind == "sp" and degree > 1:
+        # in front of the row-parallel product sp gathers a whole gradient on every rank
+        moments.append(1.0 + max(1.0 + inner, 2.0) / t)
+    return unit * max(moments)
+
+
+def _mixture(
+    layer: LayerSpec,
+    visited: float,
+    t: float,
+    kind: ShardKind,
+    inner: float,
+    gradients: float,
+    attention: float,
+) -> float:
+    """Return the peak of a mixture of experts in units of one activation, its weights left out."""
+    # with gates the outputs of the experts are gone when their gradients arrive
+    gone = visited if layer.gated_mlp else 0.0
+    if kind == "tp":
+        return max(1.0 + visited * gradients / t - gone, 1.0 + 3.0 * visited, attention / t - 1.0)
+    moments = [
+        (1.0 + visited * gradients - gone) / t,
+        (1.0 + 3.0 * visited) / t,
+        (attention - 1.0) / t,
+    ]
+    if kind == "sp" and t > 1.0:
+        # sp: tokens sorted by expert are whole on every rank while they are routed
+        moments.append(2.0 * visited + visited / t)
+        moments.append(visited + (1.0 + visited * inner - visited) / t)
+    return max(moments)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -88,7 +350,8 @@ Operation = Gemm | Attention | Traffic
 
 def operation_time_s(card: Card, operation: Operation, precision: str) -> float:
     """Return the seconds of one operation on one device."""
-    peak = _peak(card, precision)
+    _check_precision(card, precision)
+    peak = card.flop_per_s[precision]
     if isinstance(operation, Traffic):
         rate = card.memory_bytes_per_s * card.memory_efficiency
         return operation.num_bytes / rate + operation.kernels * card.kernel_launch_s
@@ -232,10 +495,9 @@ def _wave_fill(m: int, n: int, tile_m: int, tile_n: int, num_sms: int, count: in
     return useful * tiles / (math.ceil(tiles / num_sms) * num_sms)
 
 
-def _peak(card: Card, precision: str) -> float:
+def _check_precision(card: Card, precision: str) -> None:
     if precision not in card.flop_per_s:
         raise InputError(f"precision must be bf16, fp16 or fp32, got {precision!r}")
-    return card.flop_per_s[precision]
 
 
 def _element_bytes(precision: str) -> int:
@@ -263,16 +525,14 @@ def estimate_model(
     """Return the estimated profile of a model on one device of a card.
 
     `seq_lengths` are applied to all layer types; the default is every type's own length.
-    `kernels` says what the training code fuses (see `autopar.estimate.memory`). Formulas:
-    `autopar.estimate.model` for times, `autopar.estimate.memory` for memory. The backward is
-    not estimated: readers take twice the forward. Raises InputError.
+    `kernels` says what the training code fuses. The backward is not estimated: readers take twice
+    the forward. Raises InputError.
     """
     device = load_card(card)
-    if precision not in device.flop_per_s:
-        raise InputError(f"precision must be bf16, fp16 or fp32, got {precision!r}")
+    _check_precision(device, precision)
     if not batches or min(batches) < 1 or (seq_lengths and min(seq_lengths) < 1):
         raise InputError("batches and sequence lengths must be whole numbers from 1")
-    element = 4 if precision == "fp32" else 2
+    element = _element_bytes(precision)
     own = tuple(layer.seq_length for layer in spec.layers)
     # lengths that are asked for hold for all layer types; else every type has its own
     cases = [tuple(s for _ in spec.layers) for s in seq_lengths] if seq_lengths else [own]
@@ -280,7 +540,7 @@ def estimate_model(
     times: list[list[TimePoint]] = [[] for _ in spec.layers]
     memory: list[dict[int, LayerMemory]] = [{} for _ in spec.layers]
     other_times: list[OtherTime] = []
-    others: dict[str, dict[tuple[int, ...], OtherMemory]] = {"only": {}, "first": {}, "last": {}}
+    others: dict[str, dict[tuple[int, ...], OtherMemory]] = {}
     # the vocabulary may be sharded as any layer is
     tensor = {t for layer in spec.layers for t in tensor_degrees(layer)}
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
@@ -332,7 +592,7 @@ def estimate_model(
             kernels=kernels,
         )
         for position, value in found.items():
-            others[position][lengths] = value
+            others.setdefault(position, {})[lengths] = value
     note = f"estimated: {spec.name} on card {device.name}, {precision}, {kernels} kernels"
     return ModelProfile(
         layers=tuple(

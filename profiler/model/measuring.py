@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.documents.spec import padded_vocab_size, parameter_count
 from autopar.errors import AutoparError
-from autopar.estimate.memory import activation_bytes
+from autopar.estimate.model import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
 from profiler.measure import Policy

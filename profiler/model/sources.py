@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError, nearest
-from autopar.estimate.memory import tensor_degrees
 from autopar.model import LayerSpec, ModelSpec
+from autopar.plans import tensor_degrees
 from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import (
     Built,

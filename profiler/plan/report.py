@@ -19,8 +19,8 @@ from rich.markup import escape
 
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import write_json
-from autopar.documents.plan import PlanDocument, strategy_document
-from autopar.documents.plan_entries import StageEntry
+from autopar.documents.plan import PlanDocument, StageEntry
+from autopar.documents.strategy import strategy_document
 from autopar.errors import OptionError
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (

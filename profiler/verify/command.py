@@ -17,8 +17,8 @@ from autopar.command.options import Command, make, read_values, rows_of
 from autopar.documents.calibration import write_calibration
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import write_json
-from autopar.documents.plan import strategy_document
 from autopar.documents.spec import load_spec
+from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document

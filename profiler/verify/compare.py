@@ -17,8 +17,7 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.documents.json import load_object, shorten
-from autopar.documents.plan import PlanDocument
-from autopar.documents.plan_entries import StageEntry
+from autopar.documents.plan import PlanDocument, StageEntry
 from autopar.errors import DocumentError
 
 __all__ = [

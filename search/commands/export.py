@@ -15,8 +15,7 @@ from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError
 from autopar.units import format_seconds
 from search.commands.app import emit, leave, working
-from search.engines.job import Job, as_typed
-from search.engines.registry import EXPORTERS, IMPORTERS
+from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
 from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
 from search.report.plan import print_heading
@@ -222,7 +221,7 @@ def _execute(raw: dict[str, Any]) -> int:
 def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
     from search.engines.handover import job_of, pricer_of
-    from search.engines.registry import lower_for
+    from search.engines.job import lower_for
     from search.engines.reprice import choose
 
     path = own.plan
@@ -305,7 +304,7 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     from search.engines.configuration import read_configuration
     from search.engines.galvatron import strategy_text
     from search.engines.handover import num_layers_of, world_size_of
-    from search.engines.registry import importer_for
+    from search.engines.job import importer_for
     from search.engines.reprice import import_document
 
     imported = importer_for(engine)(

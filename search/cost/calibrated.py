@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.arrays import I64
 from autopar.hardware import Curve, HardwareProfile
@@ -23,7 +22,7 @@ from autopar.model import (
     ShardedTime,
     TimePoint,
 )
-from search.cost.rows import LayerRows
+from search.cost.tables import LayerRows, PricedRows
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
 
@@ -35,7 +34,8 @@ __all__ = [
     "calibration_doubts",
 ]
 
-_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime)
+_Time = TypeVar("_Time", TimePoint, ShardedTime, OtherTime, Curve)
+_Priced = TypeVar("_Priced", bound=PricedRows)
 
 
 def calibration_doubts(
@@ -43,9 +43,7 @@ def calibration_doubts(
 ) -> tuple[str, ...]:
     """Return what speaks against the options' calibration for these documents, one line each.
 
-    Raises
-    ------
-    OptionError : it was fitted on another device.
+    Raises OptionError: it was fitted on another device.
     """
     calibration = options.calibration
     if calibration is None:
@@ -83,14 +81,7 @@ def calibrated_bytes(values: I64, options: SearchOptions) -> I64:
 
 def calibrated_layer(rows: LayerRows, options: SearchOptions) -> LayerRows:
     """Return the rows of a layer type with their bytes multiplied."""
-    if options.calibration is None:
-        return rows
-    # what fills memory; parameters stay as they are, since messages are counted from them
-    names = ("states", "activations", "transient", "backward_peak", "shared")
-    changes: dict[str, Any] = {
-        name: calibrated_bytes(getattr(rows, name), options) for name in names
-    }
-    return dataclasses.replace(rows, **changes)
+    return _more_bytes(rows, options, "backward_peak")
 
 
 def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
@@ -101,11 +92,7 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     """
     if options.calibration is None:
         return rows
-    names = ("states", "activations", "loss", "transient", "shared")
-    changes: dict[str, Any] = {
-        name: calibrated_bytes(getattr(rows, name), options) for name in names
-    }
-    rows = dataclasses.replace(rows, **changes)
+    rows = _more_bytes(rows, options, "loss")
     seconds = options.calibration.fixed_s.value
     if seconds == 0.0:
         return rows
@@ -114,6 +101,17 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     return dataclasses.replace(
         rows, step={**rows.step, "fixed": np.where(everywhere, seconds, 0.0)}
     )
+
+
+def _more_bytes(rows: _Priced, options: SearchOptions, own: str) -> _Priced:
+    """Multiply what fills memory; parameters stay, since messages are counted from them."""
+    if options.calibration is None:
+        return rows
+    names = ("states", "activations", "transient", "shared", own)
+    changes: dict[str, Any] = {
+        name: calibrated_bytes(getattr(rows, name), options) for name in names
+    }
+    return dataclasses.replace(rows, **changes)
 
 
 def _longer_hardware(
@@ -130,15 +128,16 @@ def _longer_hardware(
         p2p_bytes_per_s={
             key: value / communication for key, value in hardware.p2p_bytes_per_s.items()
         },
-        curves={key: _curve(value, communication) for key, value in hardware.curves.items()},
+        # percentiles move with their median: the spread stays the same share
+        curves={key: _times(value, communication) for key, value in hardware.curves.items()},
         strided_curves={
-            key: _curve(value, communication) for key, value in hardware.strided_curves.items()
+            key: _times(value, communication) for key, value in hardware.strided_curves.items()
         },
         p2p_curves={
-            key: _curve(value, communication) for key, value in hardware.p2p_curves.items()
+            key: _times(value, communication) for key, value in hardware.p2p_curves.items()
         },
         sequence_curves={
-            key: _curve(value, communication) for key, value in hardware.sequence_curves.items()
+            key: _times(value, communication) for key, value in hardware.sequence_curves.items()
         },
         # not the links: the optimizer step and the look-up are computation
         memory_bytes_per_s=None if rate is None else rate / computation,
@@ -150,20 +149,6 @@ def _longer_model(model: ModelProfile, factor: float) -> ModelProfile:
         model,
         layers=tuple(_layer(layer, factor) for layer in model.layers),
         other_times=tuple(_times(time, factor) for time in model.other_times),
-    )
-
-
-def _curve(curve: Curve, factor: float) -> Curve:
-    def longer(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-        return None if times_s is None else times_s * factor
-
-    return Curve(
-        sizes_bytes=curve.sizes_bytes,
-        times_s=curve.times_s * factor,
-        # percentiles move with their median: the spread stays the same share
-        low_s=longer(curve.low_s),
-        high_s=longer(curve.high_s),
-        latency_s=None if curve.latency_s is None else curve.latency_s * factor,
     )
 
 

@@ -32,10 +32,7 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
     empty = curve.empty_s
     # a line through two noisy points may fall below 0
     below = np.maximum(empty + (times[0] - empty) / sizes[0] * num_bytes, 0.0)
-    result: F64 = np.where(
-        num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside)
-    )
-    return result
+    return np.where(num_bytes < sizes[0], below, np.where(num_bytes > sizes[-1], above, inside))
 
 
 def half_allreduces(hardware: HardwareProfile) -> list[str]:
@@ -100,13 +97,11 @@ class Groups:
 
     def known(self, group: I64) -> NDArray[np.bool_]:
         """Return for each group whether its bandwidth is measured or can be derived."""
-        result: NDArray[np.bool_] = ~np.isnan(self._bus[group])
-        return result
+        return ~np.isnan(self._bus[group])
 
     def bus_bytes_per_s(self, group: I64) -> F64:
         """Return the bus bandwidth of each group (inf for a single rank, nan when unknown)."""
-        result: F64 = self._bus[group]
-        return result
+        return self._bus[group]
 
     def seconds(self, operation: str, num_bytes: F64, group: I64, *, sequence: bool = False) -> F64:
         """Return the time of one `operation` of `num_bytes` in each group, in seconds.

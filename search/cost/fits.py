@@ -1,4 +1,4 @@
-"""Fits: from measured points to the numbers that the formulas use, once per model.
+"""Fits: from measured points to the numbers that the formulas use, and these drawn again.
 
 Source: cost-model.md section 1 (compute) and "Memory of a rank" (sequence mode). All results are
 in seconds and bytes; b is the number of samples that a tensor group processes together.
@@ -6,6 +6,7 @@ in seconds and bytes; b is the number of samples that a tensor group processes t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
 from autopar.documents.sidecar import Form
+from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import (
     LayerMemory,
@@ -26,27 +28,34 @@ from autopar.model import (
     ShardedTime,
 )
 from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
-from search.cost.rows import Rows
+from search.cost.tables import Rows
 from search.options import SearchOptions
 
 __all__ = [
+    "NUM_REPLICAS",
     "OTHER",
-    "Cell",
+    "PASSES",
     "ComputeFit",
     "ComputeFits",
+    "DrawnFits",
+    "DrawnOtherFits",
+    "Draws",
+    "LayerDraws",
+    "MeasuredTime",
+    "OtherDraws",
     "OtherFits",
     "Pass",
     "attention_share",
     "fit_computation",
     "fit_layer_time",
-    "fit_measured_other_time",
-    "fit_measured_time",
+    "fit_measured",
     "fit_other",
     "fit_other_time",
     "layer_memory",
     "measured_cells",
     "other_cells",
     "other_memory",
+    "repeated",
     "shard_name",
 ]
 
@@ -68,93 +77,84 @@ class ComputeFit:
 
     def forward_s(self, batch: F64) -> F64:
         """Return the unsharded forward of `batch` samples, in seconds."""
-        result: F64 = self.launch_s + batch * self.sample_s
-        return result
+        return self.launch_s + batch * self.sample_s
 
     def sharded_forward_s(self, batch: F64, shards: F64) -> F64:
         """Return the forward of `batch` samples over `shards` ranks: c0 + (F - c0)/(t*c)."""
-        result: F64 = self.launch_s + batch * self.sample_s / shards
-        return result
+        return self.launch_s + batch * self.sample_s / shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTime:
+    """One measured time, in seconds for the whole batch."""
+
+    batch: int
+    seq_lengths: tuple[int, ...]
+    """One for a layer; those of all layer types for what is no layer."""
+    time_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    """5th and 95th percentile of the samples, where known."""
 
 
 def fit_layer_time(
     kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions, note: _Note
 ) -> ComputeFit:
-    """Return the fitted forward of one layer at `seq_length`.
-
-    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
-    several batch sizes. Raises InputError when the measurements cannot answer.
-    """
-    points = [(p.batch, (p.seq_length,), p.forward_s) for p in profile.times]
-    return _fit(f"layer type {kind}", points, (seq_length,), options, note, quadratic=True)
-
-
-def fit_measured_time(
-    name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
-    seq_length: int,
-    options: SearchOptions,
-    note: _Note,
-) -> ComputeFit:
-    """Return the fit of other times of a layer, (batch, lengths, seconds), in the same forms."""
-    return _fit(name, points, (seq_length,), options, note, quadratic=True)
+    """Return the fitted forward of one layer at `seq_length`; raises as `fit_measured`."""
+    name, times = f"layer type {kind}", _forwards(profile)
+    return fit_measured(name, times, (seq_length,), options, note, of_layer=True)
 
 
 def fit_other_time(
     profile: ModelProfile, seq_lengths: tuple[int, ...], options: SearchOptions, note: _Note
 ) -> ComputeFit:
     """Return the fitted forward of embedding, head and loss; linear in S in sequence mode."""
-    points = [(p.batch, p.seq_lengths, p.forward_s) for p in profile.other_times]
-    return fit_measured_other_time("embedding and head", points, seq_lengths, options, note)
+    times = other_cells(profile.other_times)["forward"]
+    return fit_measured(OTHER, times, seq_lengths, options, note, of_layer=False)
 
 
-def fit_measured_other_time(
+def fit_measured(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
-    seq_lengths: tuple[int, ...],
-    options: SearchOptions,
-    note: _Note,
-) -> ComputeFit:
-    """Return the fit of other times of embedding, head and loss, in the forms of their forward."""
-    return _fit(name, points, seq_lengths, options, note, quadratic=False)
-
-
-def _fit(
-    name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     seq_lengths: tuple[int, ...],
     options: SearchOptions,
     note: _Note,
     *,
-    quadratic: bool,
+    of_layer: bool,
 ) -> ComputeFit:
+    """Return the fit of measured times of a layer, or of what is none, at `seq_lengths`.
+
+    static: proportional to b; batch: c0 + c1*b; sequence: c0 + b*(c1*S + c2*S^2), c0 only with
+    several batch sizes and c2 only of layers. Raises InputError when the measurements cannot
+    answer.
+    """
     mode = options.time_profile_mode
-    if not points:
+    if not times:
         raise InputError(
             f"{name}: the computation file has no times; give another --time-profiling-path"
         )
     if mode == "sequence":
-        return _fit_sequence(name, points, seq_lengths, options, note, quadratic=quadratic)
+        return _fit_sequence(name, times, seq_lengths, options, note, quadratic=of_layer)
     # only mode sequence moves between lengths
-    here = [point for point in points if point[1] == seq_lengths]
+    here = [time for time in times if time.seq_lengths == seq_lengths]
     if not here:
-        measured = sorted({lengths for _, lengths, _ in points})
+        measured = sorted({time.seq_lengths for time in times})
         raise InputError(
             f"{name}: no computation time was measured at sequence length "
             f"{_lengths(seq_lengths)} (measured: {', '.join(map(_lengths, measured))}); "
             f"profile it, plan a measured length with {_nearest(measured, seq_lengths)}, "
             f"or use --time-profile-mode sequence"
         )
-    batches = {batch for batch, _, _ in here}
+    batches = {time.batch for time in here}
     if mode == "batch" and len(batches) < 2:
         raise InputError(
-            f"{name}: only batch size {here[0][0]} was measured at sequence length "
+            f"{name}: only batch size {here[0].batch} was measured at sequence length "
             f"{_lengths(seq_lengths)}, --time-profile-mode batch needs at least two; "
             f"profile more batch sizes or use --time-profile-mode static"
         )
     # a peer's mode: at one length a launch cost where several batches tell it, and tokens
     form: Form = "sequence" if mode == "hybrid" else mode
-    fitted = _checked_fit(name, here, form, note, quadratic=quadratic)
+    fitted = _checked_fit(name, here, form, note, quadratic=of_layer)
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(sum(seq_lengths)),
@@ -165,7 +165,7 @@ def _fit(
 
 def _fit_sequence(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     seq_lengths: tuple[int, ...],
     options: SearchOptions,
     note: _Note,
@@ -173,7 +173,7 @@ def _fit_sequence(
     quadratic: bool,
 ) -> ComputeFit:
     length = sum(seq_lengths)
-    measured = {sum(lengths) for _, lengths, _ in points}
+    measured = {sum(time.seq_lengths) for time in times}
     # times at one length do not say how they grow with it
     if len(measured) == 1 and length not in measured:
         raise InputError(
@@ -187,37 +187,38 @@ def _fit_sequence(
                 f"one ({max(measured)}); profile longer sequences or pass --extrapolate"
             )
         note(f"extrapolated: {name} to sequence length {length}, beyond twice the measured")
-    fitted = _checked_fit(name, points, "sequence", note, quadratic=quadratic)
+    fitted = _checked_fit(name, times, "sequence", note, quadratic=quadratic)
     squared = fitted.coefficient("s_per_token_squared")
     return ComputeFit(
         launch_s=fitted.launch_s,
         sample_s=fitted.sample_s(length),
         # the term in S^2 is attention, all others are linear in tokens
         attention_s=squared * length**2 if "s_per_token_squared" in fitted.terms else None,
-        largest_batch=max(batch for batch, _, _ in points),
+        largest_batch=max(time.batch for time in times),
     )
 
 
 def _checked_fit(
     name: str,
-    points: Sequence[tuple[int, tuple[int, ...], float]],
+    times: Sequence[MeasuredTime],
     form: Form,
     note: _Note,
     *,
     quadratic: bool,
 ) -> FittedTimes:
-    """Return the fit of (batch, lengths, seconds), and note one that is far off."""
-    batches = [batch for batch, _, _ in points]
-    tokens = [sum(lengths) for _, lengths, _ in points]
+    """Return the fit of measured times, and note one that is far off."""
+    batches = [time.batch for time in times]
+    tokens = [sum(time.seq_lengths) for time in times]
     terms = terms_of(form, batches, tokens, quadratic=quadratic)
-    fitted = fit_times(batches, tokens, [time_s for _, _, time_s in points], terms)
+    fitted = fit_times(batches, tokens, [time.time_s for time in times], terms)
     error = float(fitted.errors[fitted.worst])
     if abs(error) > BAD_FIT:
-        batch, lengths, _ = points[fitted.worst]
+        worst = times[fitted.worst]
         remedy = "; --time-profile-mode batch knows a launch cost" if form == "static" else ""
         note(
-            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch {batch}, "
-            f"sequence length {_lengths(lengths)}, the worst of {len(points)} times{remedy}"
+            f"bad fit: {name} in mode {form} is off by {error * 100:+.3g} % at batch "
+            f"{worst.batch}, sequence length {_lengths(worst.seq_lengths)}, the worst of "
+            f"{len(times)} times{remedy}"
         )
     return fitted
 
@@ -316,7 +317,7 @@ def _lengths(lengths: tuple[int, ...]) -> str:
 
 
 Pass = Literal["forward", "backward", "recompute"]
-_PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
+PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
 
 OTHER = "embedding and head"
 """What is no layer, in messages."""
@@ -328,19 +329,6 @@ _STANDS_FOR = {
 """By sequence parallelism: the kind that a Megatron layer is, then what may stand for it. With
 sequence parallelism norms and residuals run over S/t tokens and without over S, so neither stands
 for the other; DTensor's layers have the same local matrices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One measured time of a layer, in seconds for the whole batch."""
-
-    batch: int
-    seq_lengths: tuple[int, ...]
-    """One for a layer; those of all layer types for what is no layer."""
-    time_s: float
-    low_s: float | None = None
-    high_s: float | None = None
-    """5th and 95th percentile of the samples, where known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -377,7 +365,7 @@ class ComputeFits:
 
     def extrapolated(self, rows: Rows) -> Iterator[tuple[str, int]]:
         """Yield the measurements that rows take beyond twice their largest batch, and that."""
-        for what in _PASSES:
+        for what in PASSES:
             for at, degree, fit in self.used(what, rows):
                 if rows.batch[at].max() > 2 * fit.largest_batch:
                     yield shard_name(what, bool(rows.ulysses[at[0]]), degree), fit.largest_batch
@@ -432,9 +420,8 @@ def fit_computation(
         if what == "forward" and degree == 1:
             continue  # fitted above
         name = f"layer type {kind}, {shard_name(what, ulysses, degree)}"
-        times = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
         try:
-            fit = fit_measured_time(name, times, seq_length, options, note)
+            fit = fit_measured(name, cells, (seq_length,), options, note, of_layer=True)
         except InputError as error:
             note(f"not used: {error}")
             continue
@@ -456,73 +443,60 @@ def fit_other(
     cells = other_cells(profile.other_times).get("backward", [])
     backward = None
     if cells:
-        points = [(c.batch, c.seq_lengths, c.time_s) for c in cells]
         name = f"{OTHER}, backward"
         try:
-            backward = fit_measured_other_time(name, points, seq_lengths, options, note)
+            backward = fit_measured(name, cells, seq_lengths, options, note, of_layer=False)
         except InputError as error:
             note(f"not used: {error}")
     return OtherFits(forward=forward, backward=backward)
 
 
-def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[Cell]]:
+def other_cells(times: Sequence[OtherTime]) -> dict[Pass, list[MeasuredTime]]:
     """Return the cells of both fits of embedding, head and loss; the backward's if there are."""
-    result: dict[Pass, list[Cell]] = {"forward": []}
-    for p in times:
-        result["forward"].append(
-            Cell(
-                batch=p.batch,
-                seq_lengths=p.seq_lengths,
-                time_s=p.forward_s,
-                low_s=p.forward_low_s,
-                high_s=p.forward_high_s,
-            )
+    passes: tuple[Pass, Pass] = ("forward", "backward")
+    found = {what: [c for p in times for c in _cells(p, what, p.seq_lengths)] for what in passes}
+    return {what: cells for what, cells in found.items() if cells or what == "forward"}
+
+
+def _cells(
+    point: ShardedTime | OtherTime, what: Pass, lengths: tuple[int, ...]
+) -> Iterator[MeasuredTime]:
+    """Yield the time of one pass of a measured point, where it was measured."""
+    time_s = getattr(point, f"{what}_s")
+    if time_s is not None:
+        low_s, high_s = getattr(point, f"{what}_low_s"), getattr(point, f"{what}_high_s")
+        yield MeasuredTime(
+            batch=point.batch, seq_lengths=lengths, time_s=time_s, low_s=low_s, high_s=high_s
         )
-        if p.backward_s is not None:
-            result.setdefault("backward", []).append(
-                Cell(
-                    batch=p.batch,
-                    seq_lengths=p.seq_lengths,
-                    time_s=p.backward_s,
-                    low_s=p.backward_low_s,
-                    high_s=p.backward_high_s,
-                )
-            )
-    return result
+
+
+def _forwards(profile: LayerProfile) -> list[MeasuredTime]:
+    """Return the documented forwards of a layer type."""
+    return [
+        MeasuredTime(
+            batch=p.batch,
+            seq_lengths=(p.seq_length,),
+            time_s=p.forward_s,
+            low_s=p.low_s,
+            high_s=p.high_s,
+        )
+        for p in profile.times
+    ]
 
 
 def measured_cells(
     kind: int, profile: LayerProfile, options: SearchOptions, note: _Note
-) -> dict[tuple[Pass, bool, int], list[Cell]]:
+) -> dict[tuple[Pass, bool, int], list[MeasuredTime]]:
     """Return the cells of every fit, by pass, Ulysses or not, and degree, in a fixed order.
 
     Whole layers are listed once, as not Ulysses; their forwards are the documented ones.
     """
-    result: dict[tuple[Pass, bool, int], list[Cell]] = {
-        ("forward", False, 1): [
-            Cell(
-                batch=p.batch,
-                seq_lengths=(p.seq_length,),
-                time_s=p.forward_s,
-                low_s=p.low_s,
-                high_s=p.high_s,
-            )
-            for p in profile.times
-        ]
+    result: dict[tuple[Pass, bool, int], list[MeasuredTime]] = {
+        ("forward", False, 1): _forwards(profile)
     }
     for (ulysses, degree), points in sorted(_by_shard(kind, profile, options, note).items()):
-        for what in _PASSES:
-            cells = [
-                Cell(
-                    batch=p.batch,
-                    seq_lengths=(p.seq_length,),
-                    time_s=time_s,
-                    low_s=getattr(p, f"{what}_low_s"),
-                    high_s=getattr(p, f"{what}_high_s"),
-                )
-                for p in points
-                if (time_s := getattr(p, f"{what}_s")) is not None
-            ]
+        for what in PASSES:
+            cells = [c for p in points for c in _cells(p, what, (p.seq_length,))]
             if cells:
                 # a sidecar's forward of whole layers does not replace the documented one
                 result.setdefault((what, ulysses, degree), cells)
@@ -537,9 +511,8 @@ def attention_share(spec: LayerSpec) -> float | None:
     """
     if spec.num_heads is None or spec.ffn_hidden_size is None:
         return None
-    head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
-    query = spec.num_heads * head_dim
-    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim
+    query = spec.num_heads * head_dim(spec)
+    key_value = (spec.num_kv_heads or spec.num_heads) * head_dim(spec)
     # two products of S x S scores, two FLOP a multiply-add; a causal mask hides half
     attention = 4.0 * spec.seq_length**2 * query * (0.5 if spec.causal else 1.0)
     # a token visits so many MLPs
@@ -581,3 +554,186 @@ def _by_shard(
             f"{'with' if options.sequence_parallel else 'without'} sequence parallelism needs {own}"
         )
     return {key: list(group.values()) for key, group in cells.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Computation drawn again within its measured spread: replicas of the fits.
+#
+# Source: cost-model.md "Spread of computation". The draws of a cell depend on nothing but its place
+# in the profile, so two plans see the same replicas.
+
+
+_Key = tuple[Pass, bool, int]
+
+NUM_REPLICAS = 200
+_SEED = 20240229
+_OTHER_PLACE = 1_000_000
+"""Of embedding, head and loss, behind any layer type."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnFits(ComputeFits):
+    """The fits of a layer type with the coefficients of every replica, for `repeated` rows."""
+
+    draws: LayerDraws
+    rows_per_replica: int
+
+    def seconds(self, what: Pass, rows: Rows, otherwise: F64 | None = None) -> F64:
+        """Return the time of every row of every replica; as `ComputeFits.seconds`."""
+        # rows are repeated replica by replica
+        replica = np.arange(len(rows.batch)) // self.rows_per_replica
+        if what == "forward":
+            launch, sample = self.draws.coefficients(("forward", False, 1))
+            result = launch[replica] + rows.batch * sample[replica] / rows.shards
+        else:
+            assert otherwise is not None, "only forwards are always measured"
+            result = otherwise.copy()
+        for at, degree, _ in self.used(what, rows):
+            # whole layers have one fit for both kinds, under this name
+            ulysses = bool(rows.ulysses[at[0]]) and degree > 1
+            launch, sample = self.draws.coefficients((what, ulysses, degree))
+            r = replica[at]
+            # cells are of this degree already: only the shards beyond it divide
+            result[at] = launch[r] + rows.batch[at] * sample[r] / (rows.shards[at] / degree)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnOtherFits(OtherFits):
+    """The fits of embedding, head and loss with the coefficients of every replica.
+
+    For as many tables as there are replicas, of which each is priced in the next.
+    """
+
+    draws: OtherDraws
+
+    def seconds(self, what: Pass, batch: F64, table: I64) -> F64 | None:
+        """Return the time of every row of every replica; as `OtherFits.seconds`."""
+        if super().seconds(what, batch, table) is None:
+            return None
+        launch, sample = self.draws.coefficients((what, False, 1))
+        return launch[table] + batch * sample[table]
+
+
+class Draws(ABC):
+    """Replicas of measured cells, and the fits of them, made when they are needed."""
+
+    def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
+        """Draw the cells; `place` is where they stand in the profile."""
+        self._cells = cells
+        # seeded by place: draws of one layer type do not depend on the others
+        generator = np.random.default_rng((_SEED, place))
+        self._times: dict[_Key, F64] = {
+            key: np.stack([_draw(cell, generator) for cell in group])
+            for key, group in cells.items()
+        }
+        self._fitted: dict[_Key, tuple[F64, F64]] = {}
+
+    @abstractmethod
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        """Return the fit of a replica."""
+
+    @abstractmethod
+    def _name(self, key: _Key) -> str:
+        """Return what the cells of a fit measure, in words."""
+
+    @property
+    def has_spread(self) -> bool:
+        """True when some cell is not the same in every replica."""
+        return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
+
+    def coefficients(self, key: _Key) -> tuple[F64, F64]:
+        """Return launch and per-sample seconds of every replica, each (NUM_REPLICAS,).
+
+        key : pass, Ulysses or not, and degree.
+        """
+        if key not in self._fitted:
+            cells, times = self._cells[key], self._times[key]
+            fits = []
+            # without spread all replicas are the first
+            for drawn in times.T if np.ptp(times, axis=1).any() else times.T[:1]:
+                again = [
+                    MeasuredTime(batch=c.batch, seq_lengths=c.seq_lengths, time_s=float(t))
+                    for c, t in zip(cells, drawn, strict=True)
+                ]
+                fits.append(self._fit(again))
+            self._fitted[key] = _columns(fits)
+        return self._fitted[key]
+
+    def cells(self) -> Mapping[str, F64]:
+        """Return the replicas (NUM_REPLICAS,) of every cell that has spread, by its name."""
+        return {
+            f"{self._name(key)}, batch {cell.batch}, "
+            f"sequence length {','.join(map(str, cell.seq_lengths))}": times
+            for key, cells in self._cells.items()
+            for cell, times in zip(cells, self._times[key], strict=True)
+            if np.ptp(times) > 0.0
+        }
+
+
+class LayerDraws(Draws):
+    """Replicas of one layer type's cells."""
+
+    def __init__(
+        self, kind: int, profile: LayerProfile, seq_length: int, options: SearchOptions
+    ) -> None:
+        super().__init__(kind, measured_cells(kind, profile, options, _ignore))
+        self._kind = kind
+        self._seq_length = seq_length
+        self._options = options
+
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        name = f"layer type {self._kind}"
+        lengths = (self._seq_length,)
+        return fit_measured(name, times, lengths, self._options, _ignore, of_layer=True)
+
+    def _name(self, key: _Key) -> str:
+        return f"{shard_name(*key)} of layer type {self._kind}"
+
+
+class OtherDraws(Draws):
+    """Replicas of the cells of embedding, head and loss."""
+
+    def __init__(
+        self, times: Sequence[OtherTime], seq_lengths: tuple[int, ...], options: SearchOptions
+    ) -> None:
+        cells = {(what, False, 1): found for what, found in other_cells(times).items()}
+        super().__init__(_OTHER_PLACE, cells)
+        self._seq_lengths = seq_lengths
+        self._options = options
+
+    def _fit(self, times: Sequence[MeasuredTime]) -> ComputeFit:
+        lengths = self._seq_lengths
+        return fit_measured(OTHER, times, lengths, self._options, _ignore, of_layer=False)
+
+    def _name(self, key: _Key) -> str:
+        return f"{key[0]} of {OTHER}"
+
+
+def repeated(rows: Rows) -> Rows:
+    """Return the rows once per replica, one replica after the other."""
+    return rows.take(np.tile(np.arange(len(rows.batch)), NUM_REPLICAS))
+
+
+def _draw(cell: MeasuredTime, generator: np.random.Generator) -> F64:
+    """Return replicas of a cell: quantiles of 5 to 95 %, straight from low over median to high."""
+    # nothing is known of what lies outside the percentiles
+    quantile = generator.uniform(0.05, 0.95, NUM_REPLICAS)
+    # a percentile that was not measured stays at the median
+    low = cell.time_s if cell.low_s is None else cell.low_s
+    high = cell.time_s if cell.high_s is None else cell.high_s
+    return np.interp(quantile, (0.05, 0.5, 0.95), (low, cell.time_s, high))
+
+
+def _columns(fits: list[ComputeFit]) -> tuple[F64, F64]:
+    launch = np.array([fit.launch_s for fit in fits])
+    sample = np.array([fit.sample_s for fit in fits])
+    # one fit stands for all replicas where cells have no spread
+    return (
+        np.broadcast_to(launch, NUM_REPLICAS).copy(),
+        np.broadcast_to(sample, NUM_REPLICAS).copy(),
+    )
+
+
+def _ignore(_: str) -> None:
+    """Take no notes: the fit of the medians has taken them."""

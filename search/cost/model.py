@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autopar.arrays import F64
+from autopar.arrays import F64, I64, Bool
 from autopar.documents.calibration import Calibration
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
-from autopar.plans import LayerStrategy, PipelineType, VocabStrategy
+from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
 from autopar.units import GIB
 from search.cost.calibrated import (
     calibrated,
@@ -29,21 +28,27 @@ from search.cost.calibrated import (
 )
 from search.cost.communication import Groups, half_allreduces
 from search.cost.fits import (
+    NUM_REPLICAS,
     OTHER,
+    PASSES,
     ComputeFit,
     ComputeFits,
+    DrawnFits,
+    DrawnOtherFits,
+    Draws,
+    LayerDraws,
+    OtherDraws,
     OtherFits,
-    Pass,
     attention_share,
     fit_computation,
     fit_other,
     layer_memory,
     other_memory,
+    repeated,
     shard_name,
 )
 from search.cost.memory import (
     ActivationBytes,
-    Recipe,
     activation_bytes,
     gathered_bytes,
     layer_shared_bytes,
@@ -53,37 +58,29 @@ from search.cost.memory import (
     to_bytes,
     zero_transient_bytes,
 )
-from search.cost.rows import (
+from search.cost.tables import (
+    POSITIONS,
     LayerRows,
+    PlanTables,
+    Pricing,
+    Recipe,
     Rows,
-    Table,
     build_rows,
-    legal_strategies,
     sum_of,
     table_arrays,
 )
-from search.cost.spread import (
-    NUM_REPLICAS,
-    DrawnFits,
-    DrawnOtherFits,
-    Draws,
-    LayerDraws,
-    OtherDraws,
-    repeated,
-)
-from search.cost.tables import POSITIONS, PlanTables
 from search.cost.time import (
     LayerTime,
     OptimizerCurve,
     fit_optimizer,
     layer_time,
     layout_of,
-    layout_of_vocab,
     redistribution_s,
     send_s,
 )
 from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
 from search.options import SearchOptions
+from search.space import Table
 
 __all__ = [
     "Assumptions",
@@ -94,9 +91,6 @@ __all__ = [
 
 # --------------------------------------------------------------------------------------------------
 # What a cost model assumed, in words: the defaults it used, and what it derived or left out.
-
-
-_PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,7 +193,7 @@ class Assumptions:
         kind: int,
         layer: LayerModel,
         strategies: Sequence[LayerStrategy],
-        measured: NDArray[np.bool_],
+        measured: Bool,
         derived: tuple[str, ...],
     ) -> None:
         """Record what the strategies of one layer type need.
@@ -232,7 +226,7 @@ class Assumptions:
     ) -> None:
         """Record which sharded times are measured and which follow from a smaller degree."""
         degrees = sorted({(s.ulysses, s.tp) for s in strategies if s.tp > 1})
-        for what in _PASSES:
+        for what in PASSES:
             if not any(w == what and d > 1 for w, _, d in fits.measured):
                 continue
             for ulysses, degree in degrees:
@@ -303,12 +297,17 @@ class CostModel:
     ) -> None:
         self.spec = spec
         self.options = options
-        self.recipe = Recipe.of(options)
         self._said = Assumptions()
         # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
         self.model, self.hardware = model, hardware = calibrated(model, hardware, options)
         self.groups = Groups(hardware, self._said.note)
+        self._pricing = Pricing(
+            hardware=hardware,
+            groups=self.groups,
+            options=options,
+            recipe=Recipe.of(options),
+        )
         if len(spec.layers) != len(model.layers):
             raise InputError(
                 f"{spec.name} has {len(spec.layers)} layer types, but the profile measured "
@@ -388,7 +387,7 @@ class CostModel:
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
         layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
-        vocab_layout = [layout_of_vocab(v, sequence_parallel=sp) for v in vocab]
+        vocab_layout = [layout_of(v.as_layer(), sequence_parallel=sp) for v in vocab]
         # in a fixed order, so that equal inputs give equal tables
         layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
         number = {layout: i for i, layout in enumerate(layouts)}
@@ -401,12 +400,10 @@ class CostModel:
         # S*h*e of a sample, by layer type
         token_bytes = (
             np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
-            * self.recipe.element
+            * self._pricing.recipe.element
         )
         vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
-        fixed = stage_fixed_bytes(
-            stages, samples, world, float(token_bytes.max()), estimated=self.hardware.estimated
-        )
+        fixed = stage_fixed_bytes(stages, samples, float(token_bytes.max()), self.hardware)
         # X, the activation of a micro-batch on a rank where all ranks of a stage share it
         sharded_bytes = (samples * stages / world)[:, None] * token_bytes
         change_forward, change_backward = redistribution_s(
@@ -436,9 +433,9 @@ class CostModel:
             redistribute_backward_s=change_backward,
             send_s=send_s(layouts, sharded_bytes, stages, self.groups),
             vocab_valid=vocab_costs.valid,
-            vocab_forward_s=sum_of(vocab_costs.forward),
-            vocab_backward_s=sum_of(vocab_costs.backward),
-            vocab_tail_s=sum_of(vocab_costs.step),
+            vocab_forward_s=vocab_costs.forward_s,
+            vocab_backward_s=vocab_costs.backward_s,
+            vocab_tail_s=vocab_costs.tail_s,
             vocab_static_bytes=vocab_costs.states,
             vocab_activation_bytes=vocab_activations,
             vocab_transient_bytes=vocab_transient,
@@ -457,63 +454,32 @@ class CostModel:
         price_illegal: bool = False,
     ) -> LayerRows:
         """Return one layer type priced in every table with every strategy, by category."""
-        layer, options, recipe = self._layers[layer_type], self.options, self.recipe
-        spec = layer.spec
-        sp = options.sequence_parallel
+        layer, options, pricing = self._layers[layer_type], self.options, self._pricing
         kept = self._activations(layer, strategies)
         measured = ~np.isnan(kept.kept)
         self._said.record_layer(layer_type, layer, strategies, measured, kept.derived)
-        rows = build_rows(
-            self.hardware.world_size,
-            strategies,
-            tables,
-            self.groups,
-            legal=legal_strategies(spec, strategies, sequence_parallel=sp),
-            priceable=measured,
-            price_illegal=price_illegal,
-        )
+        rows = self._rows(layer.spec, strategies, tables, measured, price_illegal=price_illegal)
         self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
         for name, largest in layer.fits.extrapolated(rows):
             self._said.note_batch(f"layer type {layer_type}, {name}", largest)
         seconds = self._layer_time(layer, rows, layer.fits)
         # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
         parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
-        states = np.zeros((2, *rows.shape), dtype=np.int64)
-        transient = np.zeros_like(states)
-        prefetched = prefetched_bytes(parameters, rows.zero_size, rows.zero3, recipe)
+        prefetched = prefetched_bytes(parameters, rows, pricing.recipe)
         # weights gathered early may lie beside another layer's peak: moved to the shared bytes
         passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy] - prefetched
-        backward_peak = np.zeros(rows.shape, dtype=np.int64)
-        backward_peak[rows.table, rows.strategy] = to_bytes(
-            rows.batch * kept.backward[rows.strategy]
-        )
         if not options.global_memory_buffer:
-            passing = passing + gathered_bytes(
-                rows, spec.seq_length, spec.hidden_size, recipe, options
-            )
+            passing = passing + gathered_bytes(rows, layer.spec, pricing)
+        states, transient = [], []
         # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
-        for now, shard in enumerate((True, not options.async_grad_reduce)):
-            args = (parameters, rows.zero_size, rows.zero3, rows.zero2, recipe)
-            states[now][rows.table, rows.strategy] = to_bytes(
-                state_bytes(*args, shard_gradients=shard)
-            )
-            transient[now][rows.table, rows.strategy] = to_bytes(
-                passing + zero_transient_bytes(*args, shard_gradients=shard)
-            )
-        activations = np.zeros(rows.shape, dtype=np.int64)
-        activations[rows.table, rows.strategy] = to_bytes(rows.batch * kept.kept[rows.strategy])
-        shared = np.zeros(rows.shape, dtype=np.int64)
-        shared[rows.table, rows.strategy] = to_bytes(
-            prefetched
-            + layer_shared_bytes(
-                rows,
-                spec.seq_length,
-                spec.hidden_size,
-                recipe,
-                options,
-                estimated=self.hardware.estimated,
-            )
-        )
+        for shard in (True, not options.async_grad_reduce):
+            args = (parameters, rows, pricing.recipe)
+            states.append(state_bytes(*args, shard_gradients=shard))
+            transient.append(passing + zero_transient_bytes(*args, shard_gradients=shard))
+
+        def full(num_bytes: F64) -> I64:
+            return rows.scatter(to_bytes(num_bytes))
+
         # one infinite category of a sum is enough to keep a row from being chosen
         base = {"forward", "backward", "tail"}
         parts = [
@@ -523,21 +489,17 @@ class CostModel:
             }
             for part in (seconds.forward, seconds.backward, seconds.step)
         ]
-        valid = np.zeros(rows.shape, dtype=np.bool_)
-        valid[rows.table, rows.strategy] = rows.valid
-        priced = np.zeros(rows.shape, dtype=np.bool_)
-        priced[rows.table, rows.strategy] = True
         found = LayerRows(
-            valid=valid,
-            priced=priced,
+            valid=rows.scatter(rows.valid),
+            priced=rows.scatter(np.ones_like(rows.valid)),
             forward=parts[0],
             backward=parts[1],
             step=parts[2],
-            states=states,
-            activations=activations,
-            transient=transient,
-            backward_peak=backward_peak,
-            shared=shared,
+            states=np.stack([full(part) for part in states]),
+            activations=full(rows.batch * kept.kept[rows.strategy]),
+            transient=np.stack([full(part) for part in transient]),
+            backward_peak=full(rows.batch * kept.backward[rows.strategy]),
+            shared=full(prefetched + layer_shared_bytes(rows, layer.spec, pricing)),
         )
         return calibrated_layer(found, options)
 
@@ -592,18 +554,9 @@ class CostModel:
         Each of shape (NUM_REPLICAS, S); strategies without a price hold inf.
         """
         layer = self._layers[layer_type]
-        sp = self.options.sequence_parallel
-        kept = self._activations(layer, strategies)
-        rows = build_rows(
-            self.hardware.world_size,
-            strategies,
-            [table],
-            self.groups,
-            legal=legal_strategies(layer.spec, strategies, sequence_parallel=sp),
-            priceable=~np.isnan(kept.kept),
-            # plans made elsewhere have an interval too
-            price_illegal=True,
-        )
+        measured = ~np.isnan(self._activations(layer, strategies).kept)
+        # plans made elsewhere have an interval too
+        rows = self._rows(layer.spec, strategies, [table], measured, price_illegal=True)
         fits = DrawnFits(
             whole=layer.fits.whole,
             measured=layer.fits.measured,
@@ -635,7 +588,7 @@ class CostModel:
         found = self._vocab_rows(
             replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
         )
-        return sum_of(found.forward), sum_of(found.backward), sum_of(found.step)
+        return found.forward_s, found.backward_s, found.tail_s
 
     def _vocab_rows(
         self,
@@ -645,20 +598,28 @@ class CostModel:
         *,
         price_illegal: bool,
     ) -> VocabRows:
-        found = vocab_rows(
-            model,
-            vocab,
+        found = vocab_rows(model, vocab, tables, self._pricing, price_illegal=price_illegal)
+        return calibrated_vocab(found, self.options)
+
+    def _rows(
+        self,
+        spec: LayerSpec,
+        strategies: Sequence[LayerStrategy],
+        tables: Sequence[Table],
+        measured: Bool,
+        *,
+        price_illegal: bool,
+    ) -> Rows:
+        sp = self.options.sequence_parallel
+        legal = [not any(layer_problems(spec, s, sequence_parallel=sp)) for s in strategies]
+        return build_rows(
+            strategies,
             tables,
-            self.hardware.world_size,
-            self.groups,
-            self.recipe,
-            self.options,
-            coefficient=self.hardware.overlap_coefficient,
-            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
-            estimated=self.hardware.estimated,
+            self._pricing,
+            legal=np.array(legal, dtype=np.bool_),
+            priceable=(measured, measured),
             price_illegal=price_illegal,
         )
-        return calibrated_vocab(found, self.options)
 
     def _activations(
         self, layer: LayerModel, strategies: Sequence[LayerStrategy]
@@ -667,7 +628,7 @@ class CostModel:
             layer.memory,
             strategies,
             layer.spec,
-            self.recipe,
+            self._pricing.recipe,
             sequence_parallel=self.options.sequence_parallel,
         )
 
@@ -678,12 +639,8 @@ class CostModel:
             fits,
             layer.memory.parameter_count,
             layer.attention_sample_s,
-            self.groups,
-            self.recipe,
-            self.options,
-            coefficient=self.hardware.overlap_coefficient,
-            memory_bytes_per_s=self.hardware.memory_bytes_per_s,
-            optimizer=self._optimizer,
+            self._pricing,
+            self._optimizer,
         )
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:

@@ -1,5 +1,5 @@
 """PlanTables: the contiguous arrays that the planner works on, and the only place that fixes
-their layout.
+their layout; and the flat rows that formulas are evaluated over on the way to them.
 
 A *table* is one (number of stages p, samples per micro-batch g = G/m, default dp type); time and
 memory of a layer depend on those and its strategy only, never on the global batch itself. So
@@ -32,15 +32,35 @@ first layer the type of the first layer, between last layer and head that of the
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.arrays import F64, I64
-from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault
+from autopar.arrays import F64, I64, Bool
+from autopar.hardware import HardwareProfile
+from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
+from search.cost.communication import Groups
+from search.options import SearchOptions
+from search.space import Table
 
-__all__ = ["POSITIONS", "STAGE_KINDS", "Layout", "PlanTables"]
+__all__ = [
+    "POSITIONS",
+    "STAGE_KINDS",
+    "ActivationLayout",
+    "LayerRows",
+    "PlanTables",
+    "PricedRows",
+    "Pricing",
+    "Recipe",
+    "Rows",
+    "build_rows",
+    "sum_of",
+    "table_arrays",
+]
 
 POSITIONS = ("only", "first", "last")
 """Where vocabulary layers stand: p == 1 has 'only'; otherwise the first and the last stage."""
@@ -48,7 +68,7 @@ STAGE_KINDS = ("only", "first", "middle", "last")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Layout:
+class ActivationLayout:
     """How the activation between two layers is spread over a stage's ranks."""
 
     sequence_shards: int
@@ -70,7 +90,7 @@ class PlanTables:
     layer_type: NDArray[np.int32]
     """(L,) type of every layer."""
     strategies: tuple[LayerStrategy, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ActivationLayout, ...]
     strategy_layout: NDArray[np.int32]
     """(S,)"""
     vocab: tuple[VocabStrategy, ...]
@@ -129,9 +149,269 @@ class PlanTables:
     @property
     def candidate_batch(self) -> I64:
         """(Q,) global batch of every candidate."""
-        batch: I64 = self.table_microbatch[self.candidate_table] * self.candidate_microbatches
-        return batch
+        return self.table_microbatch[self.candidate_table] * self.candidate_microbatches
 
     def num_bytes(self) -> int:
         """Return the memory of all arrays, in bytes."""
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows priced: seconds and bytes of every (table, strategy), by category.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedRows:
+    """Seconds and bytes of (table, strategy), split by category."""
+
+    valid: Bool
+    """(N tables, strategies)"""
+    priced: Bool
+    """The same; also true where only a divisibility rule is broken, when those were asked for."""
+    forward: dict[str, F64]
+    """Seconds of a micro-batch's forward."""
+    backward: dict[str, F64]
+    """Seconds of a micro-batch's backward."""
+    step: dict[str, F64]
+    """Seconds once per step."""
+    states: I64
+    """The leading axis of two of `PlanTables`, as that of `transient`."""
+    activations: I64
+    """Per micro-batch in flight."""
+    transient: I64
+    shared: I64
+
+    @property
+    def forward_s(self) -> F64:
+        """Sum of `forward`."""
+        return sum_of(self.forward)
+
+    @property
+    def backward_s(self) -> F64:
+        """Sum of `backward`."""
+        return sum_of(self.backward)
+
+    @property
+    def tail_s(self) -> F64:
+        """Sum of `step`."""
+        return sum_of(self.step)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerRows(PricedRows):
+    """One layer type priced, axes (N, S).
+
+    Categories: forward, tp, ulysses, cp, zero3; backward, recompute, tp, ulysses, cp, zero3, sync;
+    tail, optimizer. Rows without a price hold inf seconds in `forward`, `backward` and `tail`, and
+    0 elsewhere.
+    """
+
+    backward_peak: I64
+    """A part of `transient`: what a layer's backward needs above what is kept."""
+
+    def time_s(self, table: int, strategy: int) -> dict[str, float]:
+        """Return the seconds of one row by category, per micro-batch and per step."""
+        result: dict[str, float] = {}
+        for part in (self.forward, self.backward, self.step):
+            for name, values in part.items():
+                result[name] = result.get(name, 0.0) + float(values[table, strategy])
+        return result
+
+
+def sum_of(parts: dict[str, F64]) -> F64:
+    """Return the sum of the categories, in their order."""
+    values = iter(parts.values())
+    total = next(values).copy()
+    for value in values:
+        total += value
+    return total
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows: what formulas are evaluated over. Only `build_rows` and `Rows.scatter` know the table axes.
+#
+# Rank order inside a stage: tensor or Ulysses ranks fastest, then context, then data; with strided
+# tensor groups context first, then data, then tensor.
+
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Bytes per parameter and per activation element of a training precision."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+    element: float
+
+    @staticmethod
+    def of(options: SearchOptions) -> Recipe:
+        """Return the recipe of the options: fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 grads 4)."""
+        if options.mixed_precision == "fp32":
+            # optimizer: two moments of 4 bytes; the weight is its own master copy
+            return Recipe(weight=4.0, gradient=4.0, optimizer=8.0, element=4.0)
+        gradient = 4.0 if options.fp32_gradients else 2.0
+        # optimizer: master weight and two moments, 4 bytes each
+        return Recipe(weight=2.0, gradient=gradient, optimizer=12.0, element=2.0)
+
+    @property
+    def step_bytes(self) -> float:
+        """Memory traffic of the optimizer per parameter: gradient and states read and written."""
+        # three states of 4 bytes are read and written, the gradient is read
+        return self.gradient + 24.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pricing:
+    """What rows of every kind are priced with."""
+
+    hardware: HardwareProfile
+    groups: Groups
+    """Of `hardware`."""
+    options: SearchOptions
+    recipe: Recipe
+    """Of `options`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Flat arrays over the n priced rows; `valid` marks those that are also legal."""
+
+    shape: tuple[int, int]
+    """(tables, strategies) to scatter back into."""
+    table: I64
+    strategy: I64
+    valid: Bool
+    stages: F64
+    """(n,) p"""
+    ranks: F64
+    """(n,) ranks of a stage"""
+    samples: F64
+    """(n,) g"""
+    tensor: F64
+    context: F64
+    shards: F64
+    """(n,) t*c"""
+    batch: F64
+    """(n,) b = g/d"""
+    zero_size: F64
+    """(n,) ranks over which gradients are reduced and ZeRO shards"""
+    ulysses: Bool
+    zero3: Bool
+    zero2: Bool
+    """(n,) gradients and optimizer are sharded (default zero2, not zero3)"""
+    checkpoint: Bool
+    tensor_group: I64
+    context_group: I64
+    zero_group: I64
+
+    def scatter(self, values: NDArray[_Scalar], fill: float = 0) -> NDArray[_Scalar]:
+        """Return (tables, strategies) with `values` (n,) in the priced places, else `fill`."""
+        full = np.full(self.shape, fill, dtype=values.dtype)
+        full[self.table, self.strategy] = values
+        return full
+
+    @property
+    def sharded(self) -> Bool:
+        """(n,) whether ZeRO shards anything."""
+        return self.zero3 | self.zero2
+
+    def take(self, places: I64) -> Rows:
+        """Return the rows at these places, in their order and as often as they are named."""
+        names = (field.name for field in dataclasses.fields(self) if field.name != "shape")
+        taken: dict[str, Any] = {name: getattr(self, name)[places] for name in names}
+        return dataclasses.replace(self, **taken)
+
+
+def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
+    """Return p, g and "default is zero2" of every table, each of shape (N,)."""
+    stages = np.array([p for p, _, _ in tables], dtype=np.int64)
+    samples = np.array([g for _, g, _ in tables], dtype=np.int64)
+    zero2 = np.array([kind == "zero2" for _, _, kind in tables], dtype=np.bool_)
+    return stages, samples, zero2
+
+
+def build_rows(
+    strategies: Sequence[LayerStrategy],
+    tables: Sequence[Table],
+    pricing: Pricing,
+    *,
+    legal: Bool,
+    priceable: tuple[Bool, Bool],
+    price_illegal: bool = False,
+) -> Rows:
+    """Return the rows of one layer type, or of embedding and head.
+
+    legal : (S,) whether the model allows the strategy, by the rules of `autopar.plans`; those of
+    ranks and samples are added here. priceable : (S,) each, whether it has the measurements for it
+    on a single stage, and on several. With `price_illegal` rows that only break divisibility rules
+    are priced too (with a fractional b), still marked as not valid.
+    """
+    stages, samples, zero2 = table_arrays(tables)
+    world_size, groups = pricing.hardware.world_size, pricing.groups
+    tensor = np.array([s.tp for s in strategies], dtype=np.int64)
+    context = np.array([s.cp for s in strategies], dtype=np.int64)
+    ulysses = np.array([s.ulysses for s in strategies], dtype=np.bool_)
+    zero3 = np.array([s.zero3 for s in strategies], dtype=np.bool_)
+    checkpoint = np.array([s.checkpoint for s in strategies], dtype=np.bool_)
+    # groups depend on p alone, so tables of other batches share them
+    distinct, stage_index = np.unique(stages, return_inverse=True)
+
+    size = (len(distinct), len(strategies))
+    fits = np.zeros(size, dtype=np.bool_)
+    # rows that do not fit keep degrees of 1: no remainder divides by 0
+    data = np.ones(size, dtype=np.int64)
+    zero_size = np.ones(size, dtype=np.int64)
+    group = np.zeros((3, *size), dtype=np.int64)
+    for i, num_stages in enumerate(distinct.tolist()):
+        for k, s in enumerate(strategies):
+            d = data_degree(world_size, num_stages, s.tp * s.cp)
+            if not d or not priceable[num_stages > 1][k]:
+                continue
+            # context and Ulysses ranks have the weights of data ranks: they reduce together
+            z = d * s.cp * (s.tp if s.ulysses else 1)
+            # neighbours first: tensor, context, data; strided: context, data, tensor
+            group[0, i, k] = groups.index(s.tp, d * s.cp if s.strided else 1)
+            group[1, i, k] = groups.index(s.cp, 1 if s.strided else s.tp)
+            group[2, i, k] = groups.index(z, 1 if s.ulysses or s.strided else s.tp)
+            fits[i, k], data[i, k], zero_size[i, k] = True, d, z
+    # without a bandwidth a row has no price
+    fits &= groups.known(group).all(axis=0)
+
+    priced = fits[stage_index]
+    data = data[stage_index]
+    # b is a whole number of samples, never rounded: the rule of `violations`, for all rows at once
+    whole = samples[:, None] % data == 0
+    sharded = zero_size[stage_index]
+    # ZeRO-3 of one rank shards nothing: a second name for the plan without it
+    allowed = whole & (~zero3 | (sharded > 1)) & legal
+    if not price_illegal:
+        priced = priced & allowed
+    table, strategy = np.nonzero(priced)
+    t, c = tensor[strategy].astype(np.float64), context[strategy].astype(np.float64)
+    p = stages[table]
+    at = stage_index[table]
+    return Rows(
+        shape=(len(tables), len(strategies)),
+        table=table,
+        strategy=strategy,
+        valid=allowed[table, strategy],
+        stages=p.astype(np.float64),
+        ranks=(world_size // p).astype(np.float64),
+        samples=samples[table].astype(np.float64),
+        tensor=t,
+        context=c,
+        shards=t * c,
+        batch=samples[table] / data[table, strategy],
+        zero_size=sharded[table, strategy].astype(np.float64),
+        ulysses=ulysses[strategy],
+        zero3=zero3[strategy],
+        # the default is of layers that ZeRO-3 does not shard already
+        zero2=zero2[table] & ~zero3[strategy],
+        checkpoint=checkpoint[strategy],
+        tensor_group=group[0][at, strategy],
+        context_group=group[1][at, strategy],
+        zero_group=group[2][at, strategy],
+    )

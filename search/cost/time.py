@@ -11,18 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
+from autopar.documents.spec import head_dim
 from autopar.model import LayerProfile, LayerSpec
-from autopar.plans import LayerStrategy, VocabStrategy
+from autopar.plans import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Groups
 from search.cost.fits import ComputeFits
-from search.cost.memory import Recipe
-from search.cost.rows import Rows
-from search.cost.tables import Layout
-from search.options import SearchOptions
+from search.cost.tables import ActivationLayout, Pricing, Rows
 
 __all__ = [
     "BACKWARD_FACTOR",
@@ -35,7 +32,6 @@ __all__ = [
     "gradient_sync_s",
     "layer_time",
     "layout_of",
-    "layout_of_vocab",
     "optimizer_s",
     "overlap_s",
     "overlapped_backward_s",
@@ -62,8 +58,7 @@ def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
     # the shorter is slowed down by k while both run, the rest of the longer runs alone
     both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
     # k above 2 would make overlap slower than one after the other
-    result: F64 = np.minimum(both, window_s + comm_s)
-    return result
+    return np.minimum(both, window_s + comm_s)
 
 
 def overlapped_backward_s(
@@ -84,8 +79,7 @@ def overlapped_backward_s(
         separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
         together = together + comm_s
     # two limits on what hides, each in its own window and all under B: the tighter one counts
-    result: F64 = np.maximum(separate, overlap_s(compute_s, together, coefficient))
-    return result
+    return np.maximum(separate, overlap_s(compute_s, together, coefficient))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -113,8 +107,7 @@ class OptimizerCurve:
         beyond = parameters * (self.times_s[-1] / self.parameters[-1])
         known = np.where(parameters > self.parameters[-1], beyond, inside)
         # the curve begins at its launch, but a rank without parameters launches nothing
-        result: F64 = np.where(parameters > 0.0, known, 0.0)
-        return result
+        return np.where(parameters > 0.0, known, 0.0)
 
 
 def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurve | None:
@@ -151,23 +144,17 @@ def fit_optimizer(layers: Iterable[tuple[LayerProfile, float]]) -> OptimizerCurv
 # fully sharded activation of a micro-batch is X = g*S*h*e*p/W bytes on each of them.
 
 
-def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> Layout:
+def layout_of(strategy: LayerStrategy, *, sequence_parallel: bool) -> ActivationLayout:
     """Return the layout of a layer's input and output."""
     # without SP every tensor rank holds the whole activation: replicas instead of shards
     sharded = strategy.ulysses or sequence_parallel
-    return Layout(
+    return ActivationLayout(
         sequence_shards=strategy.cp * (strategy.tp if sharded else 1),
         cp=strategy.cp,
         replicas=1 if sharded else strategy.tp,
         # a tensor group of one rank has no neighbours to be apart from
         strided=strategy.strided and strategy.tp > 1,
     )
-
-
-def layout_of_vocab(vocab: VocabStrategy, *, sequence_parallel: bool) -> Layout:
-    """Return the layout of the embedding's output and of the head's input, never strided."""
-    like = LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses)
-    return layout_of(like, sequence_parallel=sequence_parallel)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -184,7 +171,7 @@ Way = tuple[tuple[Exchange, ...], ...]
 """Collectives of one direction: a sum over alternatives, each the maximum of its members."""
 
 
-def plan_exchange(source: Layout, target: Layout) -> tuple[Way, Way]:
+def plan_exchange(source: ActivationLayout, target: ActivationLayout) -> tuple[Way, Way]:
     """Return the collectives that turn `source` into `target`: forward, and backward.
 
     Sharded to sharded (one copy each): an all-to-all in groups of lcm/gcd of the sequence
@@ -246,7 +233,11 @@ def _all_to_all(first: int, second: int, stride: int, multiple: int) -> Exchange
 
 
 def redistribution_s(
-    layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, world_size: int, groups: Groups
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    world_size: int,
+    groups: Groups,
 ) -> tuple[F64, F64]:
     """Return forward and backward redistribution, each (N, K, Y, Y) seconds.
 
@@ -284,7 +275,11 @@ def redistribution_s(
 
 
 def _reorder_s(
-    layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, world_size: int, groups: Groups
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    world_size: int,
+    groups: Groups,
 ) -> F64:
     """(N, K, Y, Y) seconds of the all-to-all over a stage where the rank order differs, else 0.
 
@@ -335,7 +330,9 @@ def _exchange_s(
     return known[exchange]
 
 
-def send_s(layouts: Sequence[Layout], sharded_bytes: F64, stages: I64, groups: Groups) -> F64:
+def send_s(
+    layouts: Sequence[ActivationLayout], sharded_bytes: F64, stages: I64, groups: Groups
+) -> F64:
     """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
     X * replicas from every rank of a stage at once, in the time of a message between p stages.
@@ -379,15 +376,14 @@ class TensorParallelTime:
     weight_gradient_s: F64
 
 
-def tensor_parallel_s(
-    rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe, options: SearchOptions
-) -> TensorParallelTime:
+def tensor_parallel_s(rows: Rows, spec: LayerSpec, pricing: Pricing) -> TensorParallelTime:
     """Return the messages of Megatron tensor parallelism, V = b*S*h*e/c bytes each, in seconds.
 
     With SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the input-gradient
     and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR beside the
     weight-gradient GEMMs. A layer with cross attention has three such blocks instead of two.
     """
+    groups, recipe = pricing.groups, pricing.recipe
     # attention and MLP are a block each, and so is cross attention
     blocks = 3.0 if spec.cross_attention else 2.0
     # one tensor rank exchanges nothing, and Ulysses exchanges heads
@@ -402,7 +398,7 @@ def tensor_parallel_s(
     token_bytes = float(spec.seq_length) * spec.hidden_size * recipe.element
     message = (rows.batch[megatron] / rows.context[megatron]) * token_bytes
     group = rows.tensor_group[megatron]
-    if not options.sequence_parallel:
+    if not pricing.options.sequence_parallel:
         reduce = count
         # a row-parallel product is a partial sum that every tensor rank needs whole
         reduce[megatron] = blocks * groups.seconds("allreduce", message, group)
@@ -428,12 +424,13 @@ def tensor_parallel_s(
     )
 
 
-def ulysses_s(rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe) -> F64:
+def ulysses_s(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
     """Return the all-to-alls of Ulysses in one direction, in seconds.
 
     q and the output move b*(S/c)*heads*head_dim*e/t each (h where heads are unknown), k and v are
     scaled by max(kv_heads, t)/heads.
     """
+    groups, recipe = pricing.groups, pricing.recipe
     result = np.zeros_like(rows.batch)
     at = np.flatnonzero(rows.ulysses & (rows.tensor > 1.0))
     if at.size:
@@ -442,7 +439,7 @@ def ulysses_s(rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe) -> F6
         width = spec.hidden_size
         if heads is not None:
             # heads times their width may differ from the hidden size
-            width = heads * (spec.head_dim or spec.hidden_size // heads)
+            width = heads * head_dim(spec)
         token_bytes = float(spec.seq_length) * width * recipe.element
         # the message of an all-to-all is the tensor of one rank, 1/(t*c) of the group's
         query = rows.batch[at] * token_bytes / rows.shards[at]
@@ -459,18 +456,14 @@ def ulysses_s(rows: Rows, spec: LayerSpec, groups: Groups, recipe: Recipe) -> F6
 
 
 def ring_s(
-    rows: Rows,
-    spec: LayerSpec,
-    attention_sample_s: float,
-    groups: Groups,
-    recipe: Recipe,
-    coefficient: float,
+    rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
 ) -> tuple[F64, F64]:
     """Return the exposed ring exchanges of context parallelism, forward and backward, in seconds.
 
     An exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them, one
     beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
     """
+    groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
     forward, backward = np.zeros_like(rows.batch), np.zeros_like(rows.batch)
     at = np.flatnonzero(rows.context > 1.0)
     if not at.size:
@@ -478,11 +471,10 @@ def ring_s(
     t, c, b = rows.tensor[at], rows.context[at], rows.batch[at]
     width = np.full_like(t, float(spec.hidden_size)) / t
     if spec.num_heads is not None:
-        head_dim = spec.head_dim or spec.hidden_size // spec.num_heads
         # a rank computes with whole heads, so it holds one of k and v at least
-        width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim / t
+        width = np.maximum(spec.num_kv_heads or spec.num_heads, t) * head_dim(spec) / t
     # 2.0: k and v travel together
-    message = 2.0 * b * (spec.seq_length / c) * width * recipe.element
+    message = 2.0 * b * (spec.seq_length / c) * width * pricing.recipe.element
     # every rank sends to the next at once, the whole message: a ring's bandwidth without (g-1)/g
     exchange = message / groups.bus_bytes_per_s(rows.context_group[at])
     # a rank has 1/(t*c) of the attention, in c steps with the keys of one rank each
@@ -500,23 +492,18 @@ def ring_s(
     return forward, backward
 
 
-def gradient_sync_s(
-    parameters: F64,
-    sharded: NDArray[np.bool_],
-    group: NDArray[np.int64],
-    groups: Groups,
-    recipe: Recipe,
-) -> tuple[F64, F64]:
+def gradient_sync_s(parameters: F64, rows: Rows, pricing: Pricing) -> tuple[F64, F64]:
     """Return gradient reduction and parameter gathering of a layer, in seconds.
 
     ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g). The gathering AG(w*N) is 0 without ZeRO.
     """
+    groups, recipe, group = pricing.groups, pricing.recipe, rows.zero_group
     gradients = parameters * recipe.gradient
     # a shard of the optimizer needs its share of the sum only, a whole one needs all of it
     reduce = np.zeros_like(parameters)
     # ZeRO-3 gathers before each use and ZeRO-2 once behind the optimizer: the message is the same
     gather = np.zeros_like(parameters)
-    yes, no = np.flatnonzero(sharded), np.flatnonzero(~sharded)
+    yes, no = np.flatnonzero(rows.sharded), np.flatnonzero(~rows.sharded)
     if yes.size:
         reduce[yes] = groups.seconds("reducescatter", gradients[yes], group[yes])
         weights = parameters[yes] * recipe.weight
@@ -527,26 +514,21 @@ def gradient_sync_s(
 
 
 def optimizer_s(
-    parameters: F64,
-    group_size: F64,
-    sharded: NDArray[np.bool_],
-    recipe: Recipe,
-    memory_bytes_per_s: float | None,
-    measured: OptimizerCurve | None,
+    parameters: F64, rows: Rows, pricing: Pricing, measured: OptimizerCurve | None
 ) -> F64:
     """Return the optimizer step of the parameters on the ZeRO shard, in seconds.
 
     The measured curve; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
     bandwidth, 0 when that is unknown.
     """
+    shard = parameters / np.where(rows.sharded, rows.zero_size, 1.0)
     if measured is not None:
         # the curve knows the launch, so it is asked at the shard and not divided
-        return measured.step_s(parameters / np.where(sharded, group_size, 1.0))
-    if memory_bytes_per_s is None:
+        return measured.step_s(shard)
+    rate = pricing.hardware.memory_bytes_per_s
+    if rate is None:
         return np.zeros_like(parameters)
-    shard = parameters / np.where(sharded, group_size, 1.0)
-    result: F64 = shard * (recipe.step_bytes / memory_bytes_per_s)
-    return result
+    return shard * (pricing.recipe.step_bytes / rate)
 
 
 def layer_time(
@@ -555,33 +537,26 @@ def layer_time(
     fits: ComputeFits,
     parameter_count: float,
     attention_sample_s: float,
-    groups: Groups,
-    recipe: Recipe,
-    options: SearchOptions,
-    *,
-    coefficient: float,
-    memory_bytes_per_s: float | None,
-    optimizer: OptimizerCurve | None = None,
+    pricing: Pricing,
+    optimizer: OptimizerCurve | None,
 ) -> LayerTime:
     """Return the time of every row by category, in seconds.
 
     attention_sample_s : attention part of one sample's unsharded forward, the ring's window;
-    coefficient : overlap coefficient k; optimizer : its measured step, if there is one.
+    optimizer : its measured step, if there is one.
     """
+    options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
     # a checkpointed layer runs its forward again, exposed messages included
     again = np.where(rows.checkpoint, 1.0, 0.0)
     recompute = again * fits.seconds("recompute", rows, compute)
-    tensor = tensor_parallel_s(rows, spec, groups, recipe, options)
-    ulysses = ulysses_s(rows, spec, groups, recipe)
-    ring_forward, ring_backward = ring_s(
-        rows, spec, attention_sample_s, groups, recipe, coefficient
-    )
+    tensor = tensor_parallel_s(rows, spec, pricing)
+    ulysses = ulysses_s(rows, spec, pricing)
+    ring_forward, ring_backward = ring_s(rows, spec, attention_sample_s, pricing)
     # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
     parameters = parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
-    sharded = rows.zero3 | rows.zero2
-    reduce, gather = gradient_sync_s(parameters, sharded, rows.zero_group, groups, recipe)
+    reduce, gather = gradient_sync_s(parameters, rows, pricing)
     # ZeRO-3 drops what it gathered after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
@@ -625,8 +600,6 @@ def layer_time(
         backward=backward_parts,
         step={
             "tail": (sync if options.async_grad_reduce else nothing) + gather_tail,
-            "optimizer": optimizer_s(
-                parameters, rows.zero_size, sharded, recipe, memory_bytes_per_s, optimizer
-            ),
+            "optimizer": optimizer_s(parameters, rows, pricing, optimizer),
         },
     )

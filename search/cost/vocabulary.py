@@ -11,20 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.arrays import F64, I64, Bool
+from autopar.arrays import F64, I64
+from autopar.documents.spec import padded_vocab_size
 from autopar.model import LayerSpec, ModelSpec, OtherMemory
-from autopar.plans import PipelineType, VocabStrategy
-from search.cost.communication import Groups
+from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
 from search.cost.fits import OtherFits
 from search.cost.memory import (
-    COMMUNICATOR_BYTES,
-    Recipe,
+    communicator_bytes,
+    gathered_bytes,
     state_bytes,
     to_bytes,
     zero_transient_bytes,
 )
-from search.cost.rows import Table, table_arrays
-from search.cost.tables import POSITIONS
+from search.cost.tables import POSITIONS, PricedRows, Pricing, Rows, build_rows
 from search.cost.time import (
     BACKWARD_FACTOR,
     OptimizerCurve,
@@ -32,7 +31,7 @@ from search.cost.time import (
     optimizer_s,
     overlap_s,
 )
-from search.options import SearchOptions
+from search.space import Table
 
 __all__ = ["VocabModel", "VocabRows", "tied_parameters", "vocab_rows"]
 
@@ -55,33 +54,20 @@ class VocabModel:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VocabRows:
-    """Seconds and bytes of the vocabulary layers by category; axes (N tables, 3, E)."""
+class VocabRows(PricedRows):
+    """The vocabulary layers priced; axes (N tables, 3, E), of `valid` and `priced` (N, E).
 
-    valid: Bool
-    """(N, E)"""
-    priced: Bool
-    """(N, E); also true where only a divisibility rule is broken, when those were asked for.
-    What is not priced holds 0 seconds and bytes."""
+    Categories: forward, tp, zero3; backward, tp, zero3, sync; tail, optimizer, tied (all-reduce of
+    tied weights). What is not priced holds 0 seconds and bytes. `activations` are kept until the
+    layers' backward is over.
+    """
+
     unmeasured: tuple[int, ...]
     """Degrees that fit some table but have no entry in the memory tables."""
     largest_batch: float
     """Most samples that a priced vocabulary group processes together, 0 without any."""
-    forward: dict[str, F64]
-    """forward, tp, zero3"""
-    backward: dict[str, F64]
-    """backward, tp, zero3, sync"""
-    step: dict[str, F64]
-    """tail, optimizer, tied (all-reduce of tied weights)"""
-    states: I64
-    """(2, N, 3, E)"""
-    activations: I64
-    """Kept per micro-batch in flight until the layers' backward is over."""
     loss: I64
     """What head and loss have beside it, which is gone when the backward of a layer begins."""
-    transient: I64
-    """(2, N, 3, E)"""
-    shared: I64
 
     def memory(self, pipeline_type: PipelineType) -> tuple[I64, I64]:
         """Return kept (N, 3, E) and transient (2, N, 3, E) bytes.
@@ -96,21 +82,6 @@ class VocabRows:
         return kept, self.transient + passing
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """The flat rows (n,) of one position."""
-
-    table: I64
-    degree: F64
-    ulysses: Bool
-    batch: F64
-    zero_size: F64
-    zero3: Bool
-    zero2: Bool
-    tensor_group: I64
-    zero_group: I64
-
-
 def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
     """Return the embedding parameters on a rank that a tied head shares with it.
 
@@ -122,24 +93,16 @@ def tied_parameters(model: VocabModel, vocab: VocabStrategy) -> float:
     if spec.vocab_size is None:
         states = model.memory["first"].model_state_bytes.get(degree, 0.0)
         return states / _STATE_BYTES_DOCUMENTED
-    multiple = spec.make_vocab_size_divisible_by * degree
     # every vocabulary rank holds as many rows as the others
-    padded = -(-spec.vocab_size // multiple) * multiple
-    return padded * spec.layers[0].hidden_size / degree
+    return padded_vocab_size(spec, degree) * spec.layers[0].hidden_size / degree
 
 
 def vocab_rows(
     model: VocabModel,
     vocab: Sequence[VocabStrategy],
     tables: Sequence[Table],
-    world_size: int,
-    groups: Groups,
-    recipe: Recipe,
-    options: SearchOptions,
+    pricing: Pricing,
     *,
-    coefficient: float,
-    memory_bytes_per_s: float | None,
-    estimated: bool,
     price_illegal: bool = False,
 ) -> VocabRows:
     """Return every (table, embedding strategy) priced at each position.
@@ -147,45 +110,38 @@ def vocab_rows(
     Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
     not `priced` hold zeros.
     """
-    stages, samples, zero2 = table_arrays(tables)
-    shape = (len(tables), len(POSITIONS), len(vocab))
-    degree = np.array([v.tp for v in vocab], dtype=np.int64)
-    ulysses = np.array([v.ulysses for v in vocab], dtype=np.bool_)
-    zero3 = np.array([v.zero3 for v in vocab], dtype=np.bool_)
-    # both split the sequence, which then has to divide over the ranks
-    split = ulysses | options.sequence_parallel
-    whole = np.array(
-        [all(layer.seq_length % v.tp == 0 for layer in model.spec.layers) for v in vocab],
-        dtype=np.bool_,
-    )
-    ranks = world_size // stages
-    rest = (world_size % stages != 0)[:, None] | (ranks[:, None] % degree != 0)
-    # 1 where the degree does not fit, so that no remainder divides by 0
-    data = np.where(rest, 1, ranks[:, None] // degree)
-    # ranks of Ulysses have whole weights, so all of a stage reduce them
-    zero_size = np.where(ulysses, ranks[:, None], data)
-    priced = ~rest
+    options, spec = pricing.options, model.spec
+    sp = options.sequence_parallel
     states, activations = _measured(model, vocab)
     has = ~np.isnan(states) & ~np.isnan(activations)
     # a pipeline needs the tables of both its ends, a single stage one of its own
-    pipelined = (stages > 1)[:, None]
-    measured = np.where(pipelined, has[1] & has[2], has[0])
-    lacking = np.flatnonzero((priced & ~measured).any(axis=0)).tolist()
-    unmeasured = sorted({vocab[k].tp for k in lacking})
-    priced &= measured
-    allowed = (samples[:, None] % data == 0) & (~zero3 | (zero_size > 1)) & (whole | ~split)
-
-    tensor_group, zero_group = _groups(stages, vocab, world_size, groups, priced)
-    priced &= groups.known(tensor_group) & groups.known(zero_group)
-    valid = priced & allowed
-    if not price_illegal:
-        priced = valid
-
+    measured = (has[0], has[1] & has[2])
+    world = pricing.hardware.world_size
+    every = build_rows(
+        [v.as_layer() for v in vocab],
+        tables,
+        pricing,
+        legal=np.array(
+            [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab], dtype=np.bool_
+        ),
+        priceable=measured,
+        price_illegal=price_illegal,
+    )
+    shape = (len(tables), len(POSITIONS), len(vocab))
     out = VocabRows(
-        valid=valid,
-        priced=priced,
-        unmeasured=tuple(unmeasured),
-        largest_batch=float((samples[:, None] / data)[priced].max(initial=0.0)),
+        valid=every.scatter(every.valid),
+        priced=every.scatter(np.ones_like(every.valid)),
+        unmeasured=tuple(
+            sorted(
+                {
+                    v.tp
+                    for p in {p for p, _, _ in tables}
+                    for k, v in enumerate(vocab)
+                    if data_degree(world, p, v.tp) and not measured[p > 1][k]
+                }
+            )
+        ),
+        largest_batch=float(every.batch.max(initial=0.0)),
         forward={name: np.zeros(shape) for name in ("forward", "tp", "zero3")},
         backward={name: np.zeros(shape) for name in ("backward", "tp", "zero3", "sync")},
         step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},
@@ -197,57 +153,38 @@ def vocab_rows(
     )
     for number, position in enumerate(POSITIONS):
         # one stage has position `only`, several have `first` and `last`
-        table, which = np.nonzero(priced & (pipelined if number else ~pipelined))
-        if not table.size:
+        rows = every.take(np.flatnonzero((every.stages > 1.0) == (number > 0)))
+        if not rows.table.size:
             continue
-        part = _Part(
-            table=table,
-            degree=degree[which].astype(np.float64),
-            ulysses=ulysses[which],
-            batch=samples[table] / data[table, which],
-            zero_size=zero_size[table, which].astype(np.float64),
-            zero3=zero3[which],
-            zero2=zero2[table] & ~zero3[which],
-            tensor_group=tensor_group[table, which],
-            zero_group=zero_group[table, which],
-        )
-        at = (table, np.full_like(table, number), which)
+        which = rows.strategy
+        at = (rows.table, np.full_like(rows.table, number), which)
         # the file counts states of 16 bytes a parameter, whatever recipe is planned
         parameters = states[number][which] / _STATE_BYTES_DOCUMENTED
         gathered = _at_once(position, states, model)[which] / _STATE_BYTES_DOCUMENTED
-        _time(
-            out,
-            at,
-            position,
-            part,
-            parameters,
-            model,
-            groups,
-            recipe,
-            options,
-            coefficient,
-            memory_bytes_per_s,
-        )
+        _time(out, at, position, rows, parameters, model, pricing)
+        # what SP with vtp > 1 gathers, in the shared buffer or on its own
+        buffer = gathered_bytes(rows, spec.layers[0 if position == "first" else -1], pricing)
         # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
         for now, shard in enumerate((True, not options.async_grad_reduce)):
-            args = (parameters, part.zero_size, part.zero3, part.zero2, recipe)
-            peak = zero_transient_bytes(gathered, *args[1:], shard_gradients=shard)
+            recipe = pricing.recipe
+            peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard)
             # logits are where the loss is
             if position != "first":
                 logits = model.logits_peak_bytes_per_sample
                 # of the columns of the vocabulary, or with Ulysses of the tokens, a rank has 1/vtp
-                peak = peak + part.batch * logits / part.degree
+                peak = peak + rows.batch * logits / rows.tensor
             if not options.global_memory_buffer:
-                peak = peak + _gathered(position, part, model, recipe, options)
-            out.states[now][at] = to_bytes(state_bytes(*args, shard_gradients=shard))
-            out.transient[now][at] = to_bytes(peak)
-        stays = part.batch * _staying(position, activations)[which]
+                peak = peak + buffer
+            kept = state_bytes(parameters, rows, recipe, shard_gradients=shard)
+            out.states[now][at], out.transient[now][at] = to_bytes(kept), to_bytes(peak)
+        stays = rows.batch * _staying(position, activations)[which]
         out.activations[at] = to_bytes(stays)
         # what does not stay beside the layers belongs to the loss
-        out.loss[at] = to_bytes(part.batch * activations[number][which]) - out.activations[at]
-        out.shared[at] = to_bytes(_shared(position, part, model, recipe, options, estimated))
-    if model.spec.tied_embeddings:
-        _tie(out, model, vocab, stages, world_size, priced, groups, recipe)
+        out.loss[at] = to_bytes(rows.batch * activations[number][which]) - out.activations[at]
+        shared = communicator_bytes(rows, pricing)
+        out.shared[at] = to_bytes(buffer + shared if options.global_memory_buffer else shared)
+    if spec.tied_embeddings:
+        _tie(out, model, vocab, tables, pricing)
     return out
 
 
@@ -300,50 +237,25 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
     return states, activations
 
 
-def _groups(
-    stages: I64,
-    vocab: Sequence[VocabStrategy],
-    world_size: int,
-    groups: Groups,
-    priced: Bool,
-) -> tuple[I64, I64]:
-    tensor = np.zeros((len(stages), len(vocab)), dtype=np.int64)
-    zero = np.zeros_like(tensor)
-    for p in sorted(set(stages.tolist())):
-        tables = np.flatnonzero(stages == p)
-        for k, v in enumerate(vocab):
-            ranks = world_size // p
-            if ranks % v.tp == 0 and priced[tables[0], k]:
-                # ranks of Ulysses have the same weights and reduce over the whole stage
-                tensor[tables, k] = groups.index(v.tp, 1)
-                zero[tables, k] = (
-                    groups.index(ranks, 1) if v.ulysses else groups.index(ranks // v.tp, v.tp)
-                )
-    return tensor, zero
-
-
 def _time(
     out: VocabRows,
     at: tuple[I64, I64, I64],
     position: str,
-    part: _Part,
+    rows: Rows,
     parameters: F64,
     model: VocabModel,
-    groups: Groups,
-    recipe: Recipe,
-    options: SearchOptions,
-    coefficient: float,
-    memory_bytes_per_s: float | None,
+    pricing: Pricing,
 ) -> None:
     """Fill the times of one position.
 
     `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
     is 2x, or the measured one, of which the look-up takes 2x as well.
     """
-    total = model.fits.seconds("forward", part.batch, part.table)
+    coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
+    total = model.fits.seconds("forward", rows.batch, rows.table)
     assert total is not None, "forwards are always measured"
-    total = total / part.degree
-    measured = model.fits.seconds("backward", part.batch, part.table)
+    total = total / rows.tensor
+    measured = model.fits.seconds("backward", rows.batch, rows.table)
     # the part of the last stage's measurement that runs on the first
     shared = np.zeros_like(total)
     if position == "only":
@@ -351,33 +263,32 @@ def _time(
     else:
         first = model.spec.layers[0]
         look_up = np.zeros_like(total)
-        if memory_bytes_per_s is not None:
-            token_bytes = 3.0 * first.seq_length * first.hidden_size * recipe.element
-            look_up = part.batch * token_bytes / memory_bytes_per_s
-        shared = look_up / part.degree
+        if rate is not None:
+            token_bytes = 3.0 * first.seq_length * first.hidden_size * pricing.recipe.element
+            look_up = rows.batch * token_bytes / rate
+        shared = look_up / rows.tensor
         # The measured total contains the unsharded look-up; without vocabulary parallelism of
         # the sequence every rank of a vocabulary group looks up all tokens.
         compute = (
-            np.where(part.ulysses, shared, look_up)
+            np.where(rows.ulysses, shared, look_up)
             if position == "first"
             else np.maximum(total - shared, 0.0)
         )
     backward = BACKWARD_FACTOR * compute
     if measured is not None and position != "first":
         # measured with the look-up's backward, which runs on the first stage; 0 on the only one
-        backward = np.maximum(measured / part.degree - BACKWARD_FACTOR * shared, 0.0)
-    tp_forward, tp_backward = _communication(position, part, model, groups, recipe, options)
+        backward = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
+    tp_forward, tp_backward = _communication(position, rows, model, pricing)
 
-    sharded = part.zero3 | part.zero2
-    reduce, gather = gradient_sync_s(parameters, sharded, part.zero_group, groups, recipe)
+    reduce, gather = gradient_sync_s(parameters, rows, pricing)
     # ZeRO-3 gathers in both passes
-    gather3 = np.where(part.zero3, gather, 0.0)
+    gather3 = np.where(rows.zero3, gather, 0.0)
     with_gather = overlap_s(backward, gather3, coefficient)
     # what the reduction takes beside the gather
     sync = np.maximum(overlap_s(backward, gather3 + reduce, coefficient) - with_gather, 0.0)
     # behind the optimizer ZeRO-2's gather hides only under the next forward
-    tail = np.where(part.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
-    if options.async_grad_reduce:
+    tail = np.where(rows.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
+    if pricing.options.async_grad_reduce:
         tail = tail + sync
     else:
         out.backward["sync"][at] = sync
@@ -388,18 +299,11 @@ def _time(
     out.backward["tp"][at] = tp_backward
     out.backward["zero3"][at] = with_gather - backward
     out.step["tail"][at] = tail
-    out.step["optimizer"][at] = optimizer_s(
-        parameters, part.zero_size, sharded, recipe, memory_bytes_per_s, model.optimizer
-    )
+    out.step["optimizer"][at] = optimizer_s(parameters, rows, pricing, model.optimizer)
 
 
 def _communication(
-    position: str,
-    part: _Part,
-    model: VocabModel,
-    groups: Groups,
-    recipe: Recipe,
-    options: SearchOptions,
+    position: str, every: Rows, model: VocabModel, pricing: Pricing
 ) -> tuple[F64, F64]:
     """Vocabulary-parallel messages of one position, forward and backward, all exposed.
 
@@ -407,21 +311,21 @@ def _communication(
     Head: forward AG (SP) or nothing, backward RS + re-gather AG (SP) or AR. Cross-entropy: 3 AR
     of 4*b*S bytes forward.
     """
-    forward, backward = np.zeros_like(part.batch), np.zeros_like(part.batch)
+    groups, sequence_parallel = pricing.groups, pricing.options.sequence_parallel
+    forward, backward = np.zeros_like(every.batch), np.zeros_like(every.batch)
     # with Ulysses a rank has the whole table, and tokens of its own
-    rows = np.flatnonzero(~part.ulysses & (part.degree > 1.0))
+    rows = np.flatnonzero(~every.ulysses & (every.tensor > 1.0))
     if not rows.size:
         return forward, backward
-    batch, group = part.batch[rows], part.tensor_group[rows]
+    batch, group = every.batch[rows], every.tensor_group[rows]
 
     def message(layer: LayerSpec) -> F64:
-        result: F64 = batch * (float(layer.seq_length) * layer.hidden_size * recipe.element)
-        return result
+        return batch * (float(layer.seq_length) * layer.hidden_size * pricing.recipe.element)
 
     if position != "last":
         size = message(model.spec.layers[0])
         # a rank looks up its own words, others are 0 there: partial sums
-        if options.sequence_parallel:
+        if sequence_parallel:
             forward[rows] += groups.seconds("reducescatter", size, group, sequence=True)
             backward[rows] += groups.seconds("allgather", size, group, sequence=True)
         else:
@@ -430,7 +334,7 @@ def _communication(
     if position != "first":
         last = model.spec.layers[-1]
         size = message(last)
-        if options.sequence_parallel:
+        if sequence_parallel:
             # columns of a rank need all tokens, again in the backward since they are kept scattered
             gather = groups.seconds("allgather", size, group, sequence=True)
             scatter = groups.seconds("reducescatter", size, group, sequence=True)
@@ -445,57 +349,25 @@ def _communication(
     return forward, backward
 
 
-def _gathered(
-    position: str, part: _Part, model: VocabModel, recipe: Recipe, options: SearchOptions
-) -> F64:
-    """Activation that SP with vtp > 1 gathers, in bytes; in the shared buffer or on its own."""
-    layer = model.spec.layers[0 if position == "first" else -1]
-    gathers = ~part.ulysses & (part.degree > 1.0) & options.sequence_parallel
-    token_bytes = float(layer.seq_length) * layer.hidden_size * recipe.element
-    result: F64 = np.where(gathers, part.batch * token_bytes, 0.0)
-    return result
-
-
-def _shared(
-    position: str,
-    part: _Part,
-    model: VocabModel,
-    recipe: Recipe,
-    options: SearchOptions,
-    estimated: bool,
-) -> F64:
-    """Gather buffer with SP and vtp > 1, and communicators when estimated, in bytes."""
-    shared = np.zeros_like(part.batch)
-    if options.global_memory_buffer:
-        shared = _gathered(position, part, model, recipe, options)
-    if estimated:
-        # all ranks of a stage are one group then, which needs one communicator
-        same = part.ulysses & (part.zero_size == part.degree)
-        count = (part.degree > 1.0).astype(np.float64) + ((part.zero_size > 1.0) & ~same)
-        shared = shared + count * COMMUNICATOR_BYTES
-    return shared
-
-
 def _tie(
     out: VocabRows,
     model: VocabModel,
     vocab: Sequence[VocabStrategy],
-    stages: I64,
-    world_size: int,
-    priced: Bool,
-    groups: Groups,
-    recipe: Recipe,
+    tables: Sequence[Table],
+    pricing: Pricing,
 ) -> None:
     """Add the exposed all-reduce of tied weights between first and last stage, to both."""
+    world, groups = pricing.hardware.world_size, pricing.groups
+    stages = np.array([p for p, _, _ in tables], dtype=np.int64)
     for p in sorted(set(stages.tolist()) - {1}):
-        if world_size % p:
+        if world % p:
             continue
         # a rank of the first stage and its peer on the last are p - 1 stages of W/p ranks apart
-        group = np.array([groups.index(2, world_size - world_size // p)], dtype=np.int64)
-        tables = np.flatnonzero(stages == p)
+        group = np.array([groups.index(2, world - world // p)], dtype=np.int64)
+        mine = np.flatnonzero(stages == p)
         for k, v in enumerate(vocab):
-            gradients = np.array([tied_parameters(model, v) * recipe.gradient])
+            gradients = np.array([tied_parameters(model, v) * pricing.recipe.gradient])
             time_s = float(groups.seconds("allreduce", gradients, group)[0])
             # both ends wait for the sum
             for number in (1, 2):
-                out.step["tied"][tables, number, k] = np.where(priced[tables, k], time_s, 0.0)
+                out.step["tied"][mine, number, k] = np.where(out.priced[mine, k], time_s, 0.0)

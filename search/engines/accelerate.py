@@ -7,26 +7,26 @@ plan (transformers), Ulysses by DeepSpeed. There is no pipeline.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
 from autopar.model import ModelSpec
-from autopar.plans import Plan
+from autopar.plans import LayerStrategy, Plan
+from search.engines.configuration import dump_yaml
 from search.engines.deepspeed import zero_stage
 from search.engines.job import (
+    NODE_RANK,
     ONE_STAGE,
     UNIFORM,
     Job,
     Loss,
     Lowered,
     different,
+    samples_of_a_rank,
     search_fields,
     shell_lines,
 )
 from search.engines.nearest import (
     DataMode,
     Reach,
-    Shape,
+    keeps_whole_sequences,
     kv_heads_problems,
     nearest,
     refuse_stages,
@@ -37,17 +37,18 @@ __all__ = ["VERSION", "lower"]
 
 VERSION = "1.15.0"
 _FILE = "autopar_accelerate.yaml"
+_HEAD = f"# For accelerate {VERSION}, written by autopar-export.\n"
 _TITLE = "accelerate"
 _Section = dict[str, object]
 
 
-def _data_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
+def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # It refuses replicas beside tensor groups, and shards parameters over context groups.
     beside = shape.cp > 1 or (shape.tp > 1 and data_degree > 1)
     return "zero2" if mode == "ddp" and beside and not shape.ulysses else mode
 
 
-def _problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
+def _problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     if shape.ulysses and shape.cp > 1:
         return (f"ulysses({shape.tp}) and cp({shape.cp}) exclude each other",)
     return kv_heads_problems(shape, spec)
@@ -70,10 +71,7 @@ _REACH = Reach(
 def lower(job: Job) -> Lowered:
     """Return the configuration of a plan, or of the nearest plan that accelerate can express.
 
-    Raises
-    ------
-    InputError
-        For a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and where no plan near this one is legal.
     """
     refuse_stages(job, _TITLE, "")
     plan, losses = nearest(job, _REACH)
@@ -88,7 +86,7 @@ def lower(job: Job) -> Lowered:
         engine="accelerate",
         engine_version=VERSION,
         plan=plan,
-        files={_FILE: _yaml(_document(job, plan))},
+        files={_FILE: _HEAD + dump_yaml(_document(job, plan), quoted=True)},
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         launch=_launch(job, plan),
         notes=tuple(_notes(job, plan)),
@@ -103,11 +101,10 @@ def _runs(job: Job, plan: Plan) -> dict[str, bool]:
     Accumulation leaves gradients unreduced but with ZeRO of DeepSpeed. DDP keeps fp32 weights and
     gradients beside autocast, FSDP2 gets the precision of the model as its reduce dtype.
     """
-    layer, kind = plan.layers[0], _kind(plan)
+    kind = _kind(plan)
     replicas = kind in ("NO", "MULTI_GPU")
     return {
-        # its tensor parallelism keeps whole sequences between the blocks
-        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
         "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
     }
@@ -193,18 +190,6 @@ def _parallelism(job: Job, plan: Plan) -> _Section:
     return values
 
 
-def _yaml(document: Mapping[str, object]) -> str:
-    """Return two levels of keys as YAML; every scalar is also JSON, which YAML reads."""
-    lines = [f"# For accelerate {VERSION}, written by autopar-export."]
-    for key, value in document.items():
-        if isinstance(value, dict):
-            lines.append(f"{key}:")
-            lines += [f"  {inner}: {json.dumps(scalar)}" for inner, scalar in value.items()]
-        else:
-            lines.append(f"{key}: {json.dumps(value)}")
-    return "\n".join(lines) + "\n"
-
-
 def _launch(job: Job, plan: Plan) -> str:
     parts = [
         f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={plan.num_microbatches}",
@@ -212,7 +197,7 @@ def _launch(job: Job, plan: Plan) -> str:
     ]
     if job.num_nodes > 1:
         parts += [
-            '--machine_rank "${NODE_RANK:?set it, 0 on the first node}"',
+            f"--machine_rank {NODE_RANK}",
             '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
             '--main_process_port "${MASTER_PORT:-29500}"',
         ]
@@ -221,7 +206,7 @@ def _launch(job: Job, plan: Plan) -> str:
 
 def _notes(job: Job, plan: Plan) -> list[str]:
     layer = plan.layers[0]
-    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
+    micro = samples_of_a_rank(plan)
     script = (
         f"written for accelerate {VERSION}; train.py is your script: its DataLoader has "
         f"batch_size={micro}, and accelerator.accumulate counts {plan.num_microbatches} "

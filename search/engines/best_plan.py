@@ -19,15 +19,14 @@ from typing import Any, Literal, TypedDict
 from autopar.command.options import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
-from search.engines.job import Engine, Job
-from search.engines.registry import lower_for
+from search.engines.job import Engine, Job, lower_for
 from search.options import SearchOptions
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import ROWS, Request, extended, fill_options
 from search.space import divisors
 
-__all__ = ["Choice", "choose"]
+__all__ = ["BestPart", "choose"]
 
 
 class _Part(TypedDict, total=False):
@@ -94,7 +93,7 @@ _REASON_LENGTH = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class BestPart:
     """The part of an engine's space with the fastest plan."""
 
     request: Request
@@ -129,20 +128,18 @@ class _Sessions:
         return self._opened[key]
 
 
-def choose(request: Request) -> Choice:
+def choose(request: Request) -> BestPart:
     """Return the request whose search finds the fastest of the best plans of an engine's parts.
 
     What the request says itself is never changed: where that leaves its engine nothing, it is said.
 
-    Raises
-    ------
-    InfeasibleError : no plan that the engine runs fits.
-    InputError : the request has no plan for any engine, such as pins that no search has.
+    Raises InfeasibleError: no plan that the engine runs fits; InputError: the request has no plan
+    for any engine, such as pins that no search has.
     """
     engine = request.engine
     assert engine is not None, "without one there is nothing to choose"
     if engine == "galvatron":  # runs every plan
-        return Choice(request=request, notices=())
+        return BestPart(request=request, notices=())
     sessions = _Sessions(request)
     session = sessions.of(request.options)
     best: _Found | None = None
@@ -178,7 +175,7 @@ def choose(request: Request) -> Choice:
         f"{engine}: of {len(tried)} searches the fastest plan without losses, "
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
-    return Choice(request=best.request, notices=(notice,))
+    return BestPart(request=best.request, notices=(notice,))
 
 
 def _short(error: InputError) -> str:

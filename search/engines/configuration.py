@@ -12,12 +12,10 @@ from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError
-from autopar.plans import Plan
 
 __all__ = [
     "Command",
     "Configuration",
-    "Imported",
     "dump_yaml",
     "flags_of",
     "load_yaml",
@@ -83,9 +81,7 @@ def script_command(text: str, path: object) -> Command:
     Read are assignments, arrays, `+=`, quotes, comments, continuation lines and `${NAME:-default}`.
     What the environment says stays `$NAME`.
 
-    Raises
-    ------
-    DocumentError : a quote or bracket is not closed, or the script has anything else.
+    Raises DocumentError: a quote or bracket is not closed, or the script has anything else.
     """
     shell = _Shell(str(path))
     found: Command | None = None
@@ -206,7 +202,7 @@ def _expand(shell: _Shell, word: str) -> list[str]:
         items = shell.arrays.get(match[1], [])
         # Elements such as "--fp8-format hybrid" are meant to fall apart, and unquoted they do.
         return list(items) if word.startswith('"') else [p for item in items for p in item.split()]
-    return [part for part in _split(_replaced(shell, word, apart=True)) if part]
+    return _split(_replaced(shell, word, apart=True))
 
 
 def _text(shell: _Shell, word: str) -> str:
@@ -273,20 +269,24 @@ _BRACE = re.compile(r"[{}]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def dump_yaml(document: Mapping[str, Any], indent: int = 0) -> str:
-    """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline."""
+def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
+    """Return a document of mappings, lists of scalars and scalars as YAML; ends in a newline.
+
+    quoted : all texts, not only those that a reader would take for something else.
+    """
     pad, lines = "  " * indent, []
     for key, value in document.items():
         if isinstance(value, Mapping):
-            lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1))
+            lines.append(f"{pad}{key}:\n" + dump_yaml(value, indent + 1, quoted=quoted))
         elif isinstance(value, list | tuple):
-            lines.append(f"{pad}{key}: [{', '.join(_scalar(item, True) for item in value)}]\n")
+            items = (_scalar(item, in_list=True, quoted=quoted) for item in value)
+            lines.append(f"{pad}{key}: [{', '.join(items)}]\n")
         else:
-            lines.append(f"{pad}{key}: {_scalar(value)}\n")
+            lines.append(f"{pad}{key}: {_scalar(value, quoted=quoted)}\n")
     return "".join(lines)
 
 
-def _scalar(value: Any, in_list: bool = False) -> str:
+def _scalar(value: Any, *, in_list: bool = False, quoted: bool) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -299,7 +299,8 @@ def _scalar(value: Any, in_list: bool = False) -> str:
         return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
     text = str(value)
     # in a list a brace would begin a mapping
-    return text if _is_plain(text) and not (in_list and _BRACE.search(text)) else json.dumps(text)
+    plain = not quoted and _is_plain(text) and not (in_list and _BRACE.search(text))
+    return text if plain else json.dumps(text)
 
 
 def _is_plain(text: str) -> bool:
@@ -318,9 +319,7 @@ def _is_plain(text: str) -> bool:
 def load_yaml(text: str, path: object) -> dict[str, Any]:
     """Return the mapping in a YAML text.
 
-    Raises
-    ------
-    DocumentError : it is none, gives a key twice, or has anchors or tags; names the line.
+    Raises DocumentError: it is none, gives a key twice, or has anchors or tags; names the line.
     """
     import yaml  # only where a file is YAML
 
@@ -389,15 +388,6 @@ _MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
-    """A plan that was found in an engine's configuration."""
-
-    plan: Plan
-    notes: tuple[str, ...]
-    """What a plan does not say, and how to price it; what was read in two ways."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """Content of a file: flags of a command line, or a document."""
 
@@ -408,13 +398,22 @@ class Configuration:
     world_size: int | None = None
     """Where the launch says it."""
 
+    def num_gpus(self, known: int | None) -> int:
+        """Return the known number of GPUs, else the launch's; raises DocumentError without both."""
+        found = known or self.world_size
+        if not found:
+            raise DocumentError(
+                self.path,
+                "does not say the number of GPUs",
+                remedy="give --num-nodes and --num-gpus-per-node",
+            )
+        return found
+
 
 def read_configuration(path: Path | str) -> Configuration:
     """Return the content of a `.json`, a `.yaml` or a script, told apart by suffix and content.
 
-    Raises
-    ------
-    DocumentError : the file is missing or unreadable, or is none of these.
+    Raises DocumentError: the file is missing or unreadable, or is none of these.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":

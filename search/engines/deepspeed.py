@@ -17,12 +17,13 @@ from search.engines.job import (
     Loss,
     Lowered,
     different,
+    samples_of_a_rank,
     search_fields,
     torchrun,
 )
 from search.engines.nearest import (
     Reach,
-    Shape,
+    keeps_whole_sequences,
     kv_heads_problems,
     nearest,
     refuse_stages,
@@ -52,10 +53,7 @@ def zero_stage(plan: Plan) -> int:
 def lower(job: Job) -> Lowered:
     """Return the configuration of a plan, or of the nearest plan that DeepSpeed can express.
 
-    Raises
-    ------
-    InputError
-        For a plan with stages, and where no plan near this one is legal.
+    Raises InputError for a plan with stages, and where no plan near this one is legal.
     """
     how = ": DeepSpeed builds them in code, with PipelineModule(num_stages=)"
     refuse_stages(job, "DeepSpeed's configuration", how)
@@ -70,10 +68,9 @@ def lower(job: Job) -> Lowered:
             )
         )
     document = _document(job, plan)
-    layer, sharded = plan.layers[0], zero_stage(plan) > 0
+    sharded = zero_stage(plan) > 0
     runs = {
-        # its tensor parallelism keeps whole sequences between the blocks
-        "sequence_parallel": job.sequence_parallel and (layer.tp == 1 or layer.ulysses),
+        "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         # ZeRO of stages 2 and 3 reduces in every micro-batch
         "async_grad_reduce": not sharded,
         # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
@@ -94,9 +91,8 @@ def lower(job: Job) -> Lowered:
 
 def _document(job: Job, plan: Plan) -> dict[str, object]:
     layer = plan.layers[0]
-    shape = Shape(tp=layer.tp, ulysses=layer.ulysses, cp=1)
-    micro = plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
-    tensor = shape.tp > 1 and not shape.ulysses
+    micro = samples_of_a_rank(plan)
+    tensor = layer.tp > 1 and not layer.ulysses
     document: dict[str, object] = {}
     # With AutoTP the configuration is read before the tensor groups exist: its check of the
     # batch product takes every rank for a data rank, so the product is left to DeepSpeed.
@@ -112,9 +108,9 @@ def _document(job: Job, plan: Plan) -> dict[str, object]:
         "zero_optimization": _zero(zero_stage(plan)),
     }
     if tensor:
-        document["tensor_parallel"] = {"autotp_size": shape.tp, "vocab_parallel_lm_head": True}
-    if shape.tp > 1 and shape.ulysses:
-        document["sequence_parallel_size"] = shape.tp
+        document["tensor_parallel"] = {"autotp_size": layer.tp, "vocab_parallel_lm_head": True}
+    if layer.tp > 1 and layer.ulysses:
+        document["sequence_parallel_size"] = layer.tp
     # without ZeRO there is nothing to ask for: see `runs`
     if job.fp32_gradients and zero_stage(plan) > 0:
         document["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -146,7 +142,7 @@ def _notes(job: Job, plan: Plan) -> list[str]:
             "Ulysses is switched on in the script: pass the mpu that "
             "UlyssesSPAttentionHF.register_with_transformers(sequence_parallel_size="
             f"{layer.tp}, micro_batch_size="
-            f"{plan.global_batch // (plan.num_microbatches * plan.data_degree(0))}, "
+            f"{samples_of_a_rank(plan)}, "
             f"seq_length={job.seq_length}, ...) returns to deepspeed.initialize"
         )
     elif layer.tp > 1:

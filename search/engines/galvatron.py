@@ -17,13 +17,23 @@ from pydantic import BaseModel, model_validator
 
 from autopar.documents.checks import Value, validate_document
 from autopar.documents.json import load_object, shorten
-from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.plan import read_strategy
 from autopar.documents.spec import head_dim
+from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
-from search.engines.configuration import Configuration, Imported, dump_yaml
-from search.engines.job import ROTARY_BASE, Job, Lowered, one_line, required, torchrun
+from search.engines.configuration import Configuration, dump_yaml
+from search.engines.job import (
+    ROTARY_BASE,
+    Imported,
+    Job,
+    Lowered,
+    has_one_kind,
+    one_line,
+    required,
+    torchrun,
+)
 
 __all__ = [
     "ENGINE_VERSION",
@@ -105,9 +115,7 @@ def import_galvatron(
     world_size : number of GPUs, where the configuration does not say it.
     num_layers : layers of the model, for a GLOBAL mode that leaves them to the model.
 
-    Raises
-    ------
-    DocumentError : a value is missing or unusable, or says what no plan can.
+    Raises DocumentError: a value is missing or unusable, or says what no plan can.
     """
     world = world_size or source.world_size
     if any(key in source.document for key in _LAYERS):
@@ -194,12 +202,7 @@ def _global(
             remedy="give Galvatron's strategy file, train_dist.yaml or launch script",
         )
     notes = list[str]()
-    if world is None:
-        raise DocumentError(
-            source.path,
-            "does not say the number of GPUs",
-            remedy="give --num-nodes and --num-gpus-per-node",
-        )
+    world = source.num_gpus(world)
     mode = validate_document(_GlobalMode, source.path, values)
     layers = mode.num_layers or num_layers
     if layers is None:
@@ -282,6 +285,12 @@ def lower(job: Job) -> Lowered:
             notes.append(
                 "the model description does not hold the base of rotary positions: the launch asks "
                 "for ROTARY_BASE"
+            )
+        base = job.spec.rotary_base
+        if base is not None and not base.is_integer():
+            notes.append(
+                f"Galvatron's rotary_base is a whole number: the model is {job.spec.name} with "
+                f"{round(base)} in the place of {base}"
             )
         if job.spec.rotary_scaling_factor is not None:
             notes.append(
@@ -421,15 +430,8 @@ def _lacks_base(spec: ModelSpec) -> bool:
 
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
-    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    return (
-        len(shapes) == 1
-        and first.causal
-        and not any(layer.cross_attention for layer in spec.layers)
-        and known
-        and spec.vocab_size is not None
-    )
+    return has_one_kind(spec) and first.causal and known and spec.vocab_size is not None
 
 
 def _model(spec: ModelSpec) -> dict[str, object]:

@@ -1,11 +1,12 @@
-"""What every exporter takes and gives: a job in, files and the list of what they lose out."""
+"""Which engines there are, and what exporters take and give: a job in, files and losses out."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from autopar.command.options import rows_of, words_of, written
 from autopar.model import ModelSpec
@@ -13,12 +14,16 @@ from autopar.plans import Plan
 from search.options import SearchOptions
 
 __all__ = [
+    "EXPORTERS",
+    "IMPORTERS",
     "NODE_RANK",
     "ONE_STAGE",
     "RENDEZVOUS",
     "ROTARY_BASE",
     "UNIFORM",
     "Engine",
+    "Import",
+    "Imported",
     "Job",
     "Loss",
     "Lower",
@@ -26,10 +31,14 @@ __all__ = [
     "SearchFields",
     "as_typed",
     "different",
+    "has_one_kind",
+    "importer_for",
     "layer_ranges",
+    "lower_for",
     "one_line",
     "per_value",
     "required",
+    "samples_of_a_rank",
     "search_fields",
     "shell_lines",
     "torchrun",
@@ -37,6 +46,12 @@ __all__ = [
 
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
+"""By the name of the module here that has its `lower`."""
+EXPORTERS: tuple[str, ...] = get_args(Engine)
+_IMPORT_MODULES = {"galvatron": "galvatron", "megatron": "megatron_arguments"}
+"""By engine the module here that reads its configurations with `import_NAME`."""
+IMPORTERS = tuple(_IMPORT_MODULES)
+"""Engines whose configurations are read."""
 
 SearchFields = tuple[tuple[str, Any], ...]
 """(field of `SearchOptions`, value), in the order in which one would type them."""
@@ -106,6 +121,32 @@ Lower = Callable[[Job], Lowered]
 """Raises InputError, one sentence, where the engine has nothing near the plan at all."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A plan that was found in an engine's configuration."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    """What a plan does not say, and how to price it; what was read in two ways."""
+
+
+Import = Callable[..., Imported]
+"""Takes a Configuration, world_size and num_layers."""
+
+
+def lower_for(engine: str) -> Lower:
+    """Return what lowers a plan for an engine, one of EXPORTERS."""
+    lower: Lower = importlib.import_module(f"search.engines.{engine}").lower
+    return lower
+
+
+def importer_for(engine: str) -> Import:
+    """Return what reads the configurations of an engine, one of IMPORTERS."""
+    module = importlib.import_module(f"search.engines.{_IMPORT_MODULES[engine]}")
+    importer: Import = getattr(module, f"import_{engine}")
+    return importer
+
+
 # --------------------------------------------------------------------------------------------------
 # What exporters share: layers as ranges, commands in lines, launches.
 
@@ -116,6 +157,17 @@ NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 """What is asked for where a spec does not hold it."""
+
+
+def has_one_kind(spec: ModelSpec) -> bool:
+    """Return whether all layers are self-attending ones of one shape, whatever their runs."""
+    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
+    return len(shapes) == 1 and not any(layer.cross_attention for layer in spec.layers)
+
+
+def samples_of_a_rank(plan: Plan) -> int:
+    """Return the samples of a micro-batch on one data rank of a plan whose layers are alike."""
+    return plan.global_batch // (plan.num_microbatches * plan.data_degree(0))
 
 
 def required(name: str, message: str) -> str:

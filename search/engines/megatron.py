@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import ModelSpec
+from autopar.plans import (
+    LayerStrategy,
+    Plan,
+    VocabStrategy,
+    fewest_microbatches,
+    layer_problems,
+    violations,
+)
 from search.engines.configuration import dump_yaml
 from search.engines.job import (
     ONE_STAGE,
     ROTARY_BASE,
     UNIFORM,
     Job,
+    Loss,
     Lowered,
     different,
+    has_one_kind,
+    layer_ranges,
     one_line,
+    per_value,
     required,
     search_fields,
     torchrun,
 )
-from search.engines.megatron_nearest import Nearest, nearest
+from search.engines.megatron_arguments import (
+    Argument,
+    Flag,
+    MegatronDegrees,
+    communication,
+    engine_vocab,
+    exchange_problems,
+    layout_string,
+    violated_rules,
+)
+from search.space import divisors
 
-__all__ = [
-    "ENGINE_VERSION",
-    "Argument",
-    "Arguments",
-    "LayoutError",
-    "layout_string",
-    "lower",
-    "model_arguments",
-    "number",
-    "parse_layout",
-    "stage_sizes",
-    "violated_rules",
-]
+__all__ = ["ENGINE_VERSION", "checkpoints_first", "lower", "model_arguments"]
 
 
 # --------------------------------------------------------------------------------------------------
 # A model as arguments of Megatron-LM's pretrain_gpt.py.
 
 
-Argument = tuple[str, tuple[str, ...]]
-"""A flag without its hyphens in front, and its words."""
 _LAYER_NORM = 4
 """Norm parameters per hidden unit of two LayerNorms; two RMSNorms have half of them."""
 
@@ -52,9 +61,7 @@ _LAYER_NORM = 4
 def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
     """Return the arguments that describe an architecture, and what the user has to add.
 
-    Raises
-    ------
-    InputError : the model is none that pretrain_gpt.py builds, or its description has gaps.
+    Raises InputError: the model is none that pretrain_gpt.py builds, or its description has gaps.
     """
     # one kind of layers is left by the check, so that any of them speaks for all
     layer = spec.layers[-1]
@@ -112,8 +119,7 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
 
 
 def _check(spec: ModelSpec) -> None:
-    shapes = {(x.hidden_size, x.num_heads, x.seq_length, x.ffn_hidden_size) for x in spec.layers}
-    if len(shapes) > 1 or any(layer.cross_attention for layer in spec.layers):
+    if not has_one_kind(spec):
         raise InputError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
             "models of one kind of decoder layers; export to galvatron instead"
@@ -150,10 +156,13 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
             "ROTARY_BASE"
         )
         return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
-    arguments: list[Argument] = [
-        # the flag takes whole numbers
-        ("rotary-base", (str(int(base)) if base.is_integer() else repr(base),))
-    ]
+    # `--rotary-base` is an int of argparse, which refuses the text of any other number
+    if not base.is_integer():
+        raise InputError(
+            f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
+            "takes whole numbers only; export to torchtitan, deepspeed or accelerate instead"
+        )
+    arguments: list[Argument] = [("rotary-base", (str(int(base)),))]
     if spec.rotary_scaling_factor is not None:
         factor = str(spec.rotary_scaling_factor)
         arguments += [("use-rope-scaling", ()), ("rope-scaling-factor", (factor,))]
@@ -161,249 +170,250 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The layout string of Megatron-LM: which layers stand on which pipeline stage.
+# The nearest plan that Megatron-LM can run, and what it differs in.
 #
-# `--pipeline-model-parallel-layout` spells the stages one after the other, `|` between them: `E` is
-# the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` the loss; `x*3` is
-# `xxx`, `(tt|)*3` is `tt|tt|tt|`, commas mean nothing. The grammar and the rules are those of
-# `megatron/core/transformer/pipeline_parallel_layer_layout.py` (NVIDIA/Megatron-LM, main).
+# Megatron-LM has one tensor and one context degree for the whole model, one data-parallel type,
+# recomputes the first k layers of every stage, and splits embedding and head as it does the layers.
+# Ulysses is its context parallelism by all-to-all, which may be chosen by layer.
 
 
-_KINDS = frozenset("EtmL|")
-_MOST = 1 << 16
-"""Characters of a layout at most, written out; far above any model."""
+_MOVED = (
+    "layers of a stage that are recomputed come first in it: of layers that are alike it makes no "
+    "difference which are"
+)
 
 
-class LayoutError(ValueError):
-    """A string that is no layout, or one of another model; the text says why, without a subject."""
+@dataclass(frozen=True, kw_only=True)
+class _Nearest:
+    """What the engine runs, as a plan and as degrees."""
+
+    plan: Plan
+    degrees: MegatronDegrees
+    recomputed: int
+    """The first so many layers of every stage are recomputed."""
+    losses: tuple[Loss, ...]
+    notes: tuple[str, ...] = ()
 
 
-def layout_string(sizes: Sequence[int]) -> str:
-    """Return the layout of stages with so many layers each: `Et*7|t*9|t*9|t*7L`."""
-    stages = ["t" if size == 1 else f"t*{size}" for size in sizes]
-    return "E" + "|".join(stages) + "L"
+def _nearest(job: Job) -> _Nearest:
+    """Return the nearest plan; `losses` is empty exactly when it is that of `checkpoints_first`.
 
-
-def parse_layout(text: str) -> tuple[str, ...]:
-    """Return the stages of a layout written out, such as `("Ett", "ttL")`.
-
-    Raises
-    ------
-    LayoutError : a character is unknown, a bracket or a repetition is incomplete.
+    Raises InputError: no plan with these stages and this batch is both near and legal.
     """
-    written, at = "", 0
-    source = text.replace(",", "")
-    while at < len(source):
-        if source[at] == "(":
-            end = source.find(")", at)
-            if end < 0:
-                raise LayoutError("a bracket is not closed")
-            piece = _unrolled(source[at + 1 : end])
-            count, next_at = _count(source, end + 1)
-            if count is None:
-                raise LayoutError("a bracket needs a repetition such as (tt|)*3")
-        else:
-            piece = _unit(source[at])
-            count, next_at = _count(source, at + 1)
-        written += _repeated(piece, 1 if count is None else count, len(written))
-        at = next_at
-    return tuple(written.split("|"))
-
-
-def stage_sizes(text: str, *, num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Return the transformer layers of every stage.
-
-    Raises
-    ------
-    LayoutError : it is no layout, or none of this model, or one that no plan has: several parts
-        per stage, multi-token prediction, a stage without a layer.
-    """
-    stages = parse_layout(text)
-    if len(stages) % num_stages:
-        raise LayoutError(f"has {len(stages)} parts, no multiple of the {num_stages} stages")
-    flat = "".join(stages)
-    if flat[:1] != "E" or flat.count("E") != 1:
-        raise LayoutError("needs one E, as its first character")
-    if flat[-1:] != "L" or flat.count("L") != 1:
-        raise LayoutError("needs one L, as its last character")
-    if flat.count("t") != num_layers:
-        raise LayoutError(f"has {flat.count('t')} layers where the model has {num_layers}")
-    if "m" in flat:
-        raise LayoutError("has multi-token-prediction layers (m), which no plan has")
-    if len(stages) != num_stages:
-        raise LayoutError(
-            f"has {len(stages) // num_stages} parts per stage, and no plan is interleaved"
-        )
-    sizes = tuple(stage.count("t") for stage in stages)
-    if not all(sizes):
-        raise LayoutError(f"leaves stage {sizes.index(0)} without a layer, which no plan does")
-    return sizes
-
-
-def _unit(character: str) -> str:
-    if character not in _KINDS:
-        raise LayoutError(f"holds the unknown character {character!r}")
-    return character
-
-
-def _unrolled(text: str) -> str:
-    """Return what stands in a bracket, which holds no other bracket."""
-    if not text:
-        raise LayoutError("a bracket is empty")
-    written, at = "", 0
-    while at < len(text):
-        count, next_at = _count(text, at + 1)
-        written += _repeated(_unit(text[at]), 1 if count is None else count, len(written))
-        at = next_at
-    return written
-
-
-def _count(text: str, at: int) -> tuple[int | None, int]:
-    """Return the number of a repetition that begins at `at`, and where what follows begins."""
-    if text[at : at + 1] != "*":
-        return None, at
-    end = at + 1
-    while end < len(text) and text[end].isascii() and text[end].isdigit():
-        end += 1
-    if end == at + 1:
-        raise LayoutError("a * is followed by no number")
-    # before int(): a number of thousands of digits is not even read
-    if end - at > 7:
-        raise LayoutError(f"repeats something more than {_MOST} times")
-    return int(text[at + 1 : end]), end
-
-
-def _repeated(piece: str, count: int, before: int) -> str:
-    # before it is written out: `t*9999999` would fill the memory
-    if before + len(piece) * count > _MOST:
-        raise LayoutError(f"describes more than {_MOST} layers and stages")
-    return piece * count
-
-
-# --------------------------------------------------------------------------------------------------
-# Megatron-LM's own rules for its arguments, so that a launch is not refused on the cluster.
-#
-# Taken from `validate_args` in `megatron/training/arguments.py` and from the Megatron-FSDP guide
-# (NVIDIA/Megatron-LM, main of 2026), from `TransformerConfig` of megatron-core 0.16.1, and, that
-# Megatron-FSDP and pipeline stages exclude each other, from NVIDIA/Megatron-LM pull request 6081.
-# That experts beside tensor parallelism need sequence parallelism: `MoELayer.forward` of
-# `megatron/core/transformer/moe/moe_layer.py`, which ends the first step otherwise.
-
-
-Arguments = Mapping[str, tuple[str, ...]]
-"""Flag without its hyphens in front -> its words; none for a flag that is only there."""
-
-
-def number(arguments: Arguments, flag: str, default: int) -> int:
-    """Return the whole number of a flag, the default where it is absent; ValueError otherwise."""
-    return int(arguments[flag][0]) if arguments.get(flag) else default
-
-
-def violated_rules(arguments: Arguments, world_size: int) -> tuple[str, ...]:
-    """Return one sentence per rule that arguments of so many GPUs break."""
-    return (
-        tuple(_degrees(arguments, world_size)) + tuple(_layers(arguments)) + tuple(_data(arguments))
+    losses: list[Loss] = []
+    plan = checkpoints_first(job.plan, job.spec)
+    has_moved = plan != job.plan
+    plan = _with_schedule(plan, losses)
+    plan = _with_data_type(plan, losses)
+    plan, recomputed = _with_prefix(plan, losses)
+    after, degrees = _with_degrees(plan, job)
+    losses += _degree_losses(plan, after)
+    return _Nearest(
+        plan=after,
+        degrees=degrees,
+        recomputed=recomputed,
+        losses=tuple(losses),
+        notes=(_MOVED,) if has_moved else (),
     )
 
 
-def _degrees(arguments: Arguments, world: int) -> Iterator[str]:
-    tp = number(arguments, "tensor-model-parallel-size", 1)
-    pp = number(arguments, "pipeline-model-parallel-size", 1)
-    cp = number(arguments, "context-parallel-size", 1)
-    if world % (tp * pp * cp):
-        yield f"world size({world}) % (tp({tp}) * pp({pp}) * cp({cp})) != 0"
-        # every further rule needs a whole data degree
-        return
-    dp = world // (tp * pp * cp)
-    micro = number(arguments, "micro-batch-size", 1)
-    batch = number(arguments, "global-batch-size", micro * dp)
-    if batch % (micro * dp):
-        yield f"global batch({batch}) % (micro batch({micro}) * dp({dp})) = {batch % (micro * dp)}"
-    heads = number(arguments, "num-attention-heads", 0)
-    groups = number(arguments, "num-query-groups", heads)
-    for what, count in (
-        ("attention heads", heads),
-        ("ffn-hidden-size", number(arguments, "ffn-hidden-size", 0)),
-    ):
-        if count % tp:
-            yield f"{what}({count}) % tp({tp}) = {count % tp} != 0"
-    if groups and groups % tp and tp % groups:
-        yield f"query groups({groups}) is neither a multiple nor a divisor of tp({tp})"
-    shift = _all_to_all(arguments, cp)
-    for what, count in (("attention heads", heads), ("query groups", groups)):
-        # an all-to-all splits the heads that tensor parallelism has left on a rank
-        if shift > 1 and count % (tp * shift):
-            yield f"{what}({count}) % (tp({tp}) * a2a({shift})) = {count % (tp * shift)} != 0"
-    length = number(arguments, "seq-length", 0)
-    # zigzag: every rank of the ring holds an early and a late piece
-    if cp > 1 and length % (2 * cp):
-        yield f"seq-length({length}) % (2 * cp({cp})) = {length % (2 * cp)} != 0"
-    if "sequence-parallel" in arguments:
-        if tp == 1:
-            yield "--sequence-parallel needs --tensor-model-parallel-size above 1"
-        elif length % (tp * cp):
-            yield f"seq-length({length}) % (tp({tp}) * cp({cp})) = {length % (tp * cp)} != 0"
-    if "num-experts" in arguments and tp > 1 and "sequence-parallel" not in arguments:
-        yield f"experts with tp({tp}) need --sequence-parallel"
-    if number(arguments, "max-position-embeddings", length) < length:
-        yield f"max-position-embeddings is below seq-length({length})"
+def checkpoints_first(plan: Plan, spec: ModelSpec) -> Plan:
+    """Return the plan with the recomputed layers of a stage first, where that changes no price.
+
+    It does not where the layers of the stage are alike in all else: which of them are recomputed
+    changes neither the time of a step nor its memory.
+    """
+    layers: list[LayerStrategy] = []
+    for size in plan.stage_sizes:
+        first = len(layers)
+        own = plan.layers[first : first + size]
+        types = set(spec.layer_types[first : first + size])
+        if len(types) == 1 and len({replace(s, checkpoint=False) for s in own}) == 1:
+            # sorted() is stable, so nothing but the recomputed layers moves
+            own = tuple(sorted(own, key=lambda strategy: not strategy.checkpoint))
+        layers += own
+    return replace(plan, layers=tuple(layers))
 
 
-def _all_to_all(arguments: Arguments, cp: int) -> int:
-    """Return over how many ranks heads are exchanged."""
-    kinds = arguments.get("cp-comm-type", ())
-    if "a2a" in kinds:
-        return cp
-    sizes = arguments.get("hierarchical-context-parallel-sizes", ())
-    return int(sizes[0]) if "a2a+p2p" in kinds and sizes else 1
+def _with_schedule(plan: Plan, losses: list[Loss]) -> Plan:
+    # one stage runs the same under either schedule
+    if plan.pipeline_type == "1f1b" or plan.num_stages == 1:
+        return plan
+    if plan.num_microbatches < fewest_microbatches("1f1b", plan.num_stages):
+        raise InputError(
+            "Megatron-LM has the 1F1B schedule only, which needs "
+            f"micro-batches({plan.num_microbatches}) >= pp({plan.num_stages}); search again "
+            "with --pipeline-type pipedream_flush"
+        )
+    losses.append(Loss(field="pipeline_type", what="GPipe becomes 1F1B, the only schedule"))
+    return replace(plan, pipeline_type="1f1b")
 
 
-def _layers(arguments: Arguments) -> Iterator[str]:
-    pp = number(arguments, "pipeline-model-parallel-size", 1)
-    cp = number(arguments, "context-parallel-size", 1)
-    layers = number(arguments, "num-layers", 0)
-    layout = arguments.get("pipeline-model-parallel-layout")
-    if layout:
-        try:
-            stage_sizes(layout[0], num_layers=layers, num_stages=pp)
-        except LayoutError as error:
-            yield f"--pipeline-model-parallel-layout {error}"
-    # without a layout all stages have the same number of layers
-    elif layers % pp:
-        yield f"layers({layers}) % pp({pp}) = {layers % pp} != 0 without a layout"
-    kinds = arguments.get("cp-comm-type", ())
-    if len(kinds) not in (0, 1, layers):
-        yield f"--cp-comm-type has {len(kinds)} entries for {layers} layers"
-    sizes = arguments.get("hierarchical-context-parallel-sizes", ())
-    product = 1
-    for size in sizes:
-        product *= int(size)
-    if sizes and product != cp:
-        yield f"hierarchical sizes multiply to {product} where cp is {cp}"
-    if "a2a+p2p" in kinds and not sizes:
-        yield "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes"
-    if arguments.get("recompute-granularity") == ("full",):
-        for flag in ("recompute-method", "recompute-num-layers"):
-            if flag not in arguments:
-                yield f"--recompute-granularity full needs --{flag}"
+def _with_data_type(plan: Plan, losses: list[Loss]) -> Plan:
+    """Give all layers, embedding and head one data-parallel type, the one with less memory."""
+    sharded = [i for i, strategy in enumerate(plan.layers) if strategy.zero3]
+    zero3, default = bool(sharded), plan.default_dp_type
+    if plan.num_stages > 1 and (sharded or plan.vocab.zero3):
+        zero3, default = False, "zero2"
+        where = layer_ranges(sharded) if sharded else "embedding and head"
+        losses.append(
+            Loss(
+                field="dp_types_enc" if sharded else "embed_sdp",
+                what=f"ZeRO-3 of {where} becomes a distributed optimizer for the whole model: "
+                "Megatron-FSDP is not combined with pipeline stages",
+            )
+        )
+    elif zero3 and len(sharded) < len(plan.layers):
+        others = sorted(set(range(len(plan.layers))) - set(sharded))
+        losses.append(
+            Loss(
+                field="dp_types_enc",
+                what=f"{layer_ranges(others)} ({default}) become ZeRO-3 as {layer_ranges(sharded)}",
+            )
+        )
+    if plan.vocab.zero3 != zero3 and not (plan.num_stages > 1 and plan.vocab.zero3):
+        now = "become ZeRO-3" if zero3 else "lose ZeRO-3"
+        losses.append(Loss(field="embed_sdp", what=f"embedding and head {now} as the layers"))
+    return replace(
+        plan,
+        layers=tuple(replace(strategy, zero3=zero3) for strategy in plan.layers),
+        vocab=replace(plan.vocab, zero3=zero3),
+        default_dp_type=default,
+    )
 
 
-def _data(arguments: Arguments) -> Iterator[str]:
-    sharded = "use-megatron-fsdp" in arguments
-    if "overlap-param-gather" in arguments:
-        if not (sharded or "use-distributed-optimizer" in arguments):
-            yield "--overlap-param-gather needs a distributed optimizer or Megatron-FSDP"
-        if "overlap-grad-reduce" not in arguments:
-            yield "--overlap-param-gather needs --overlap-grad-reduce"
-    if sharded:
-        if arguments.get("ckpt-format") != ("fsdp_dtensor",):
-            yield "--use-megatron-fsdp needs --ckpt-format fsdp_dtensor"
-        if "gradient-accumulation-fusion" not in arguments and (
-            "no-gradient-accumulation-fusion" not in arguments
-        ):
-            yield "--use-megatron-fsdp needs --no-gradient-accumulation-fusion"
-        if number(arguments, "pipeline-model-parallel-size", 1) > 1:
-            yield "--use-megatron-fsdp is not combined with pipeline stages"
+def _with_prefix(plan: Plan, losses: list[Loss]) -> tuple[Plan, int]:
+    """Let every stage recompute its first k layers, k the most that any stage recomputes."""
+    counts = Counter(
+        stage
+        for strategy, stage in zip(plan.layers, plan.stage_of_layer(), strict=True)
+        if strategy.checkpoint
+    )
+    most = max(counts.values(), default=0)
+    positions = (position for size in plan.stage_sizes for position in range(size))
+    layers = [
+        replace(strategy, checkpoint=position < most)
+        for strategy, position in zip(plan.layers, positions, strict=True)
+    ]
+    changed = [i for i, new in enumerate(layers) if new != plan.layers[i]]
+    if changed:
+        now, before = sum(strategy.checkpoint for strategy in layers), counts.total()
+        prefix = "the first layer" if most == 1 else f"the first {most} layers"
+        count = "as many in all" if now == before else f"{now} in all instead of {before}"
+        losses.append(
+            Loss(
+                field="checkpoint",
+                what=f"{prefix} of every stage {'is' if most == 1 else 'are'} recomputed, "
+                f"{count} ({layer_ranges(changed)} change)",
+            )
+        )
+    return replace(plan, layers=tuple(layers)), most
+
+
+def _with_degrees(plan: Plan, job: Job) -> tuple[Plan, MegatronDegrees]:
+    """Return a plan of one tensor and one context degree, legal here and in the engine."""
+    wanted = job.tensor_degree
+    for layers in _uniform(plan, wanted):
+        degrees = _shared_degrees(layers)
+        if degrees is None or not degrees.data(plan):
+            continue
+        vocab = engine_vocab(degrees, plan, zero3=plan.vocab.zero3)
+        candidate = replace(plan, layers=layers, vocab=vocab)
+        if candidate == plan and wanted is not None and _runs(plan, degrees, job):
+            return plan, degrees  # of one degree, whatever is wanted
+        fits = wanted is None or layers[0].tp == wanted
+        if fits and _runs(candidate, degrees, job):
+            return candidate, degrees
+    what = "any tensor degree" if wanted is None else f"tensor degree {wanted}"
+    raise InputError(
+        f"Megatron-LM has one strategy for all layers, and this plan's {plan.num_stages} stages "
+        f"and batch of {plan.global_batch} in {plan.num_microbatches} micro-batches are legal "
+        f"with none of {what}; search again with --no-fine-grained-mode"
+    )
+
+
+def _uniform(plan: Plan, wanted: int | None) -> Iterator[tuple[LayerStrategy, ...]]:
+    """Yield strategies of all layers that the engine may have, nearest first."""
+    straight = tuple(replace(strategy, strided=False) for strategy in plan.layers)
+    yield straight
+    ranks = plan.world_size // plan.num_stages
+    own = sorted({strategy.tp for strategy in plan.layers}, reverse=True)
+    degrees = (
+        [wanted] if wanted is not None else [*own, *(d for d in divisors(ranks) if d not in own)]
+    )
+    contexts = sorted({strategy.cp for strategy in plan.layers} | {1}, reverse=True)
+    tensors = [strategy.ulysses for strategy in plan.layers if strategy.tp > 1]
+    # the kind that most layers have is tried first
+    first = 2 * sum(tensors) > len(tensors)
+    for degree in degrees:
+        for context in contexts:
+            for ulysses in (first, not first) if degree > 1 else (False,):
+                yield tuple(
+                    replace(strategy, tp=degree, ulysses=ulysses, cp=context)
+                    for strategy in straight
+                )
+
+
+def _shared_degrees(layers: Sequence[LayerStrategy]) -> MegatronDegrees | None:
+    """Return the degrees that all layers have in common, None where they have not."""
+    # to the engine Ulysses is context parallelism by all-to-all
+    shared = {(1, s.tp * s.cp) if s.ulysses else (s.tp, s.cp) for s in layers}
+    exchanges = {s.tp for s in layers if s.ulysses and s.cp > 1}
+    if len(shared) > 1 or len(exchanges) > 1:
+        return None
+    ((tensor, context),) = shared
+    return MegatronDegrees(tensor=tensor, context=context, exchange=max(exchanges, default=1))
+
+
+def _runs(plan: Plan, degrees: MegatronDegrees, job: Job) -> bool:
+    """Return whether a plan is legal, also by the engine's stricter rules for heads and tokens."""
+    sp = job.sequence_parallel
+    # it asks of all-to-all what it asks of a ring
+    ring = LayerStrategy(tp=degrees.tensor, cp=degrees.context)
+    exchanged = max((s.tp for s in plan.layers if s.ulysses), default=1)
+    return not violations(plan, job.spec, sequence_parallel=sp) and not any(
+        any(layer_problems(layer, ring, sequence_parallel=sp))
+        or any(exchange_problems(layer.num_heads, layer.num_kv_heads, 1, exchanged))
+        for layer in job.spec.layers
+    )
+
+
+def _degree_losses(before: Plan, after: Plan) -> Iterator[Loss]:
+    old, new = before.layers, after.layers
+
+    def changed(name: str) -> list[int]:
+        return [i for i in range(len(old)) if getattr(old[i], name) != getattr(new[i], name)]
+
+    if changed("tp"):
+        yield Loss(
+            field="tp_sizes_enc",
+            what=f"tensor degrees {per_value([s.tp for s in old])} become {new[0].tp}",
+        )
+    # A layer whose degree was or is 1 has no kind that could be lost.
+    kinds = [i for i in changed("ulysses") if old[i].tp > 1 and new[i].tp > 1]
+    if kinds:
+        into = "Ulysses" if new[0].ulysses else "Megatron tensor parallelism"
+        yield Loss(field="use_sp", what=f"{layer_ranges(kinds)} become {into} as the others")
+    if changed("cp"):
+        yield Loss(
+            field="cp_sizes_enc",
+            what=f"context degrees {per_value([s.cp for s in old])} become {new[0].cp}",
+        )
+    if changed("strided"):
+        yield Loss(
+            field="tp_consecutive_flags",
+            what=f"strided tensor groups of {layer_ranges(changed('strided'))} become neighbours",
+        )
+    if before.vocab != after.vocab:
+        yield Loss(
+            field="vtp",
+            what=f"embedding and head become {_vocab(after.vocab)} instead of "
+            f"{_vocab(before.vocab)}, as the layers",
+        )
+
+
+def _vocab(vocab: VocabStrategy) -> str:
+    return f"Ulysses degree {vocab.tp}" if vocab.ulysses else f"tensor degree {vocab.tp}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -419,16 +429,14 @@ _Sections = Mapping[str, Sequence[Argument]]
 def lower(job: Job) -> Lowered:
     """Return a plan as Megatron-LM takes it.
 
-    Raises
-    ------
-    InputError : the model is none of pretrain_gpt.py's, or no near plan is legal.
+    Raises InputError: the model is none of pretrain_gpt.py's, or no near plan is legal.
     """
     model, notes = model_arguments(job.spec)
     # what differs from the priced plan is said at the end, this switch included
     priced = job
     if any(layer.num_experts for layer in job.spec.layers):
         job = replace(job, sequence_parallel=True)  # experts do not train without it
-    near = nearest(job)
+    near = _nearest(job)
     parallel, environment, more = _parallel(job, near)
     fully_sharded = "use-megatron-fsdp" in dict(parallel)
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
@@ -492,35 +500,35 @@ _DATA: Sequence[Argument] = (
 )
 
 
-def _parallel(job: Job, near: Nearest) -> tuple[list[Argument], dict[str, str | None], list[str]]:
+def _parallel(job: Job, near: _Nearest) -> tuple[list[Argument], dict[str, str | None], list[str]]:
     """Return the arguments of parallelism, the environment they need (None: unset), and notes."""
     plan, degrees = near.plan, near.degrees
     arguments: list[Argument] = [
-        ("tensor-model-parallel-size", (str(degrees.tensor),)),
-        ("pipeline-model-parallel-size", (str(plan.num_stages),)),
-        ("context-parallel-size", (str(degrees.context),)),
+        (Flag.TENSOR, (str(degrees.tensor),)),
+        (Flag.STAGES, (str(plan.num_stages),)),
+        (Flag.CONTEXT, (str(degrees.context),)),
     ]
     if degrees.tensor > 1 and job.sequence_parallel:
         arguments.append(("sequence-parallel", ()))
     if degrees.context > 1:
-        kinds = dict.fromkeys(near.communication)
+        words = tuple(communication(strategy) for strategy in plan.layers)
         # one word stands for all layers, otherwise every layer has its own
-        words = tuple(kinds) if len(kinds) == 1 else near.communication
-        arguments.append(("cp-comm-type", words))
+        words = words[:1] if len(set(words)) == 1 else words
+        arguments.append((Flag.COMMUNICATION, words))
         if degrees.exchange > 1:
             inner, outer = degrees.exchange, degrees.context // degrees.exchange
             sizes = (str(inner), str(outer))
-            arguments.append(("hierarchical-context-parallel-sizes", sizes))
+            arguments.append((Flag.HIERARCHY, sizes))
     # equal stages are its default
     if len(set(plan.stage_sizes)) > 1:
         layout = layout_string(plan.stage_sizes)
-        arguments.append(("pipeline-model-parallel-layout", (layout,)))
+        arguments.append((Flag.LAYOUT, (layout,)))
     if near.recomputed:
         arguments += [
-            ("recompute-granularity", ("full",)),
+            (Flag.GRANULARITY, ("full",)),
             # block recomputes the first layers of every stage, uniform all of them
-            ("recompute-method", ("block",)),
-            ("recompute-num-layers", (str(near.recomputed),)),
+            (Flag.METHOD, ("block",)),
+            (Flag.RECOMPUTED, (str(near.recomputed),)),
         ]
     data, fully_sharded, notes = _data_parallel(job, near)
     # tensor and context parallelism need kernels of one queue in their order of launch, and
@@ -530,7 +538,7 @@ def _parallel(job: Job, near: Nearest) -> tuple[list[Argument], dict[str, str | 
     return arguments + data, environment, notes
 
 
-def _data_parallel(job: Job, near: Nearest) -> tuple[list[Argument], bool, list[str]]:
+def _data_parallel(job: Job, near: _Nearest) -> tuple[list[Argument], bool, list[str]]:
     """Return the arguments of data parallelism, whether they are Megatron-FSDP's, and notes.
 
     ZeRO-2 with one reduction per step keeps whole gradients until then and shards the optimizer,
@@ -553,7 +561,7 @@ def _data_parallel(job: Job, near: Nearest) -> tuple[list[Argument], bool, list[
             )
         arguments: list[Argument] = [
             ("use-megatron-fsdp", ()),
-            ("data-parallel-sharding-strategy", ("optim_grads" + "_params" * zero3,)),
+            (Flag.SHARDING, ("optim_grads" + "_params" * zero3,)),
             ("use-distributed-optimizer", ()),
             ("no-gradient-accumulation-fusion", ()),
             ("ckpt-format", ("fsdp_dtensor",)),
@@ -571,14 +579,13 @@ def _data_parallel(job: Job, near: Nearest) -> tuple[list[Argument], bool, list[
     return arguments + overlap, "use-megatron-fsdp" in dict(arguments), notes
 
 
-def _batch(near: Nearest) -> list[Argument]:
+def _batch(near: _Nearest) -> list[Argument]:
     plan = near.plan
-    data = plan.world_size // (plan.num_stages * near.degrees.tensor * near.degrees.context)
     # its micro-batch is that of one data rank, a plan's of all of them
-    micro = plan.global_batch // (plan.num_microbatches * data)
+    micro = plan.global_batch // (plan.num_microbatches * near.degrees.data(plan))
     return [
-        ("micro-batch-size", (str(micro),)),
-        ("global-batch-size", (str(plan.global_batch),)),
+        (Flag.MICRO_BATCH, (str(micro),)),
+        (Flag.GLOBAL_BATCH, (str(plan.global_batch),)),
     ]
 
 
@@ -591,9 +598,6 @@ def _precision(job: Job) -> list[Argument]:
     if job.precision == "fp16" and job.fp32_gradients:
         arguments.append(("accumulate-allreduce-grads-in-fp32", ()))
     return arguments
-
-
-# --- files ------------------------------------------------------------------------------------
 
 
 def _script(job: Job, sections: _Sections, environment: Mapping[str, str | None]) -> str:

@@ -14,13 +14,13 @@ from typing import Literal
 
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, data_degree, violations
 from search.engines.job import Job, Loss, per_value
 
 __all__ = [
     "DataMode",
     "Reach",
-    "Shape",
+    "keeps_whole_sequences",
     "kv_heads_problems",
     "nearest",
     "refuse_stages",
@@ -31,34 +31,20 @@ DataMode = Literal["ddp", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Degrees that all layers share."""
-
-    tp: int
-    ulysses: bool
-    cp: int
-
-
-def _same_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
-    return mode
-
-
-def _no_problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
-    return ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What an engine with one degree for all layers can do."""
+    """What an engine with one degree for all layers can do.
+
+    A *shape* is a strategy of which tp, Ulysses and cp count: the degrees that all layers share.
+    """
 
     title: str
     """The engine as it is called in a sentence."""
     ulysses: bool = False
     context: bool = False
     layer_checkpoints: bool = False
-    data_mode: Callable[[DataMode, Shape, int], DataMode] = _same_mode
-    """The nearest way to keep replicas, from the plan's way, the degrees and the data degree."""
-    problems: Callable[[Shape, ModelSpec], tuple[str, ...]] = _no_problems
+    data_mode: Callable[[DataMode, LayerStrategy, int], DataMode] = lambda mode, shape, data: mode
+    """The nearest way to keep replicas, from the plan's way, the shape and the data degree."""
+    problems: Callable[[LayerStrategy, ModelSpec], tuple[str, ...]] = lambda shape, spec: ()
     """Rules of the engine beyond those of `autopar.plans`, one text per broken one."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why a key of the strategy file cannot be kept, where it is not `_REASONS`' text."""
@@ -78,7 +64,7 @@ _REASONS = {
 }
 
 
-def kv_heads_problems(shape: Shape, spec: ModelSpec) -> tuple[str, ...]:
+def kv_heads_problems(shape: LayerStrategy, spec: ModelSpec) -> tuple[str, ...]:
     """Return the rule that a tensor degree divides the key-value heads, where it is broken."""
     if shape.ulysses:
         # Ulysses copies key-value heads where there are fewer than ranks
@@ -97,10 +83,7 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
     Of several tensor degrees it takes `Job.tensor_degree`, else the largest that is legal;
     all layers are ZeRO-3 or checkpointed where one is, so that memory does not grow by either.
 
-    Raises
-    ------
-    InputError
-        Where no degree is legal.
+    Raises InputError where no degree is legal.
     """
     refused = ""
     for shape in _shapes(job, reach):
@@ -118,10 +101,9 @@ def nearest(job: Job, reach: Reach) -> tuple[Plan, tuple[Loss, ...]]:
     )
 
 
-def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
+def _shapes(job: Job, reach: Reach) -> Iterator[LayerStrategy]:
     """Yield the degrees to try, the one to prefer first."""
     plan = job.plan
-    ranks = plan.world_size // plan.num_stages
     present = {_shape(layer, reach) for layer in plan.layers}
     # most ranks first, so that weights and activations of a rank do not grow
     ordered = sorted(present, key=lambda s: (s.tp * s.cp, s.tp, not s.ulysses), reverse=True)
@@ -132,8 +114,8 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
         yield from wanted
         if not wanted:
             if most.ulysses and tp > 1:
-                yield Shape(tp=tp, ulysses=True, cp=1)
-            yield Shape(tp=tp, ulysses=False, cp=1)
+                yield LayerStrategy(tp=tp, ulysses=True)
+            yield LayerStrategy(tp=tp)
         return
     yield from ordered
     largest = ordered[0]
@@ -142,28 +124,28 @@ def _shapes(job: Job, reach: Reach) -> Iterator[Shape]:
     for tp in range(largest.tp * largest.cp, 0, -1):
         for cp in sorted({largest.cp, 1}, reverse=True):
             for ulysses in kinds:
-                shape = Shape(tp=tp, ulysses=ulysses and tp > 1, cp=cp)
-                if ranks % (tp * cp) == 0 and shape not in present:
+                shape = LayerStrategy(tp=tp, ulysses=ulysses and tp > 1, cp=cp)
+                fits = data_degree(plan.world_size, plan.num_stages, tp * cp)
+                if fits and shape not in present:
                     yield shape
 
 
-def _shape(layer: LayerStrategy, reach: Reach) -> Shape:
+def _shape(layer: LayerStrategy, reach: Reach) -> LayerStrategy:
     # without context parallelism its ranks become tensor ranks
     tp, cp = (layer.tp, layer.cp) if reach.context else (layer.tp * layer.cp, 1)
-    return Shape(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
+    return LayerStrategy(tp=tp, ulysses=layer.ulysses and reach.ulysses and tp > 1, cp=cp)
 
 
-def _plans(job: Job, reach: Reach, shape: Shape) -> Iterator[Plan]:
+def _plans(job: Job, reach: Reach, shape: LayerStrategy) -> Iterator[Plan]:
     """Yield the plans of one shape, which differ in the vocabulary's layers only."""
     plan = job.plan
     ranks = plan.world_size // plan.num_stages
     mode = reach.data_mode(_data_mode(plan), shape, ranks // (shape.tp * shape.cp))
     everywhere = any(layer.checkpoint for layer in plan.layers)
     layers = tuple(
-        LayerStrategy(
-            tp=shape.tp,
+        dataclasses.replace(
+            shape,
             ulysses=shape.ulysses if shape.tp > 1 else layer.ulysses,
-            cp=shape.cp,
             zero3=mode == "zero3" if _replicas(ranks, shape) > 1 else layer.zero3,
             checkpoint=layer.checkpoint if reach.layer_checkpoints else everywhere,
             # one rank or all ranks are the same group, strided or not
@@ -172,15 +154,15 @@ def _plans(job: Job, reach: Reach, shape: Shape) -> Iterator[Plan]:
         for layer in plan.layers
     )
     for vocab in _vocabularies(plan.vocab, shape):
-        own = Shape(tp=vocab.tp, ulysses=vocab.ulysses, cp=1)
-        zero3 = mode == "zero3" if _replicas(ranks, own) > 1 else plan.vocab.zero3
+        own = _replicas(ranks, vocab)
+        zero3 = mode == "zero3" if own > 1 else plan.vocab.zero3
         sharded = dataclasses.replace(vocab, zero3=zero3)
-        copies = _replicas(ranks, shape) > 1 or _replicas(ranks, own) > 1
+        copies = _replicas(ranks, shape) > 1 or own > 1
         default = plan.default_dp_type if mode == "zero3" or not copies else mode
         yield dataclasses.replace(plan, layers=layers, vocab=sharded, default_dp_type=default)
 
 
-def _vocabularies(vocab: VocabStrategy, shape: Shape) -> list[VocabStrategy]:
+def _vocabularies(vocab: VocabStrategy, shape: LayerStrategy) -> list[VocabStrategy]:
     """Return embedding and head under an engine that splits their tokens as the layers do.
 
     With context parallelism alone the tokens of a rank are a piece of a sequence: as many as
@@ -193,69 +175,53 @@ def _vocabularies(vocab: VocabStrategy, shape: Shape) -> list[VocabStrategy]:
     return [pieces, same] if (vocab.tp, vocab.ulysses) == (shape.cp, True) else [same, pieces]
 
 
-def _replicas(ranks: int, shape: Shape) -> int:
+def _replicas(ranks: int, shape: LayerStrategy | VocabStrategy) -> int:
     """Ranks of a stage that hold the same parameters when nothing is sharded by ZeRO."""
-    # Ulysses splits no weights, so that every rank of the stage is a replica
+    # Ulysses splits no weights, so that every rank of the stage is a replica; context ranks hold
+    # the same parameters, and count as replicas
     return ranks if shape.ulysses else ranks // shape.tp
 
 
 def _data_mode(plan: Plan) -> DataMode:
     """ZeRO-3 where any layer, embedding or head that has replicas is ZeRO-3, else the default."""
     ranks = plan.world_size // plan.num_stages
-    # cp=1: context ranks hold the same parameters, and count as replicas
-    parts = [(Shape(tp=s.tp, ulysses=s.ulysses, cp=1), s.zero3) for s in plan.layers]
-    vocab = plan.vocab
-    parts.append((Shape(tp=vocab.tp, ulysses=vocab.ulysses, cp=1), vocab.zero3))
-    sharded = any(zero3 and _replicas(ranks, shape) > 1 for shape, zero3 in parts)
+    parts: list[LayerStrategy | VocabStrategy] = [*plan.layers, plan.vocab]
+    sharded = any(part.zero3 and _replicas(ranks, part) > 1 for part in parts)
     return "zero3" if sharded else plan.default_dp_type
 
 
 def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss]:
     """Yield what differs, a key of the strategy file each."""
+    default = plan.default_dp_type
+    of_layers: dict[str, Callable[[LayerStrategy], str]] = {
+        "tp_sizes_enc": lambda s: f"degree {s.tp}",
+        "use_sp": lambda s: "Ulysses" if s.ulysses else "tensor parallelism",
+        "cp_sizes_enc": lambda s: f"context degree {s.cp}",
+        "tp_consecutive_flags": lambda s: "strided groups" if s.strided else "neighbours",
+        "dp_types_enc": lambda s: "zero3" if s.zero3 else default,
+        "checkpoint": lambda s: "checkpoints" if s.checkpoint else "no checkpoints",
+    }
+    of_plan: dict[str, Callable[[Plan], str]] = {
+        "default_dp_type": lambda p: p.default_dp_type,
+        "vtp": lambda p: f"degree {p.vocab.tp} for embedding and head",
+        "vsp": lambda p: f"{'Ulysses' if p.vocab.ulysses else 'vocabulary'} sharding",
+        "embed_sdp": lambda p: f"{'zero3' if p.vocab.zero3 else default} for embedding and head",
+    }
 
-    def reason(key: str) -> str:
-        return f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
-
-    def layers(key: str, text: Callable[[LayerStrategy], str]) -> Iterator[Loss]:
-        before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
-        if before != after:
-            yield Loss(
-                field=key,
-                what=f"the plan has {per_value(before)}; {reason(key)}, "
-                f"so it takes {per_value(after) if len(set(after)) > 1 else after[0]}",
-            )
-
-    def single(key: str, before: object, after: object, text: Callable[[object], str]) -> Loss:
-        what = f"the plan has {text(before)}; {reason(key)}, so it takes {text(after)}"
+    def loss(key: str, before: str, after: str, because: str = "") -> Loss:
+        reason = f"{reach.title} {reach.reasons.get(key, _REASONS[key])}"
+        what = f"the plan has {before}; {reason}, so it takes {after}{because}"
         return Loss(field=key, what=what)
 
-    for loss in layers("tp_sizes_enc", lambda s: f"degree {s.tp}"):
-        because = f" ({refused})" if refused else ""
-        yield dataclasses.replace(loss, what=loss.what + because)
-    yield from layers("use_sp", lambda s: "Ulysses" if s.ulysses else "tensor parallelism")
-    yield from layers("cp_sizes_enc", lambda s: f"context degree {s.cp}")
-    yield from layers(
-        "tp_consecutive_flags", lambda s: "strided groups" if s.strided else "neighbours"
-    )
-    default = f"{plan.default_dp_type}"
-    yield from layers("dp_types_enc", lambda s: "zero3" if s.zero3 else default)
-    yield from layers("checkpoint", lambda s: "checkpoints" if s.checkpoint else "no checkpoints")
-    if near.default_dp_type != plan.default_dp_type:
-        yield single("default_dp_type", plan.default_dp_type, near.default_dp_type, str)
-    a, b = plan.vocab, near.vocab
-    if a.tp != b.tp:
-        yield single("vtp", a.tp, b.tp, lambda v: f"degree {v} for embedding and head")
-    if a.ulysses != b.ulysses:
-        yield single(
-            "vsp", a.ulysses, b.ulysses, lambda v: f"{'Ulysses' if v else 'vocabulary'} sharding"
-        )
-    if a.zero3 != b.zero3:
-        yield single(
-            "embed_sdp",
-            a.zero3,
-            b.zero3,
-            lambda v: f"{'zero3' if v else default} for embedding and head",
-        )
+    for key, text in of_layers.items():
+        before, after = [text(s) for s in plan.layers], [text(s) for s in near.layers]
+        if before != after:
+            because = f" ({refused})" if refused and key == "tp_sizes_enc" else ""
+            taken = per_value(after) if len(set(after)) > 1 else after[0]
+            yield loss(key, per_value(before), taken, because)
+    for key, said in of_plan.items():
+        if said(plan) != said(near):
+            yield loss(key, said(plan), said(near))
 
 
 def refuse_stages(job: Job, title: str, how: str) -> None:
@@ -270,10 +236,17 @@ def refuse_stages(job: Job, title: str, how: str) -> None:
         )
 
 
+def keeps_whole_sequences(plan: Plan) -> bool:
+    """Return whether tensor parallelism of a plan of one shape is without sequence parallelism.
+
+    That is so in engines that have none.
+    """
+    return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
+
+
 def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:
     """Return the loss of an engine whose tensor parallelism has no sequence parallelism."""
-    layer = near.layers[0]
-    if not job.sequence_parallel or layer.tp == 1 or layer.ulysses:
+    if not (job.sequence_parallel and keeps_whole_sequences(near)):
         return ()
     what = (
         f"the plan counts on Megatron sequence parallelism; {title} keeps whole sequences between "

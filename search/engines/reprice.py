@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from autopar.documents.plan import strategy_document
+from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError
 from autopar.plans import Plan, Prediction
 from autopar.units import GIB, format_seconds

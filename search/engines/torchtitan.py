@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import ModelSpec
-from autopar.plans import Plan
+from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
     ONE_STAGE,
     ROTARY_BASE,
@@ -24,10 +24,11 @@ from search.engines.job import (
     different,
     layer_ranges,
     required,
+    samples_of_a_rank,
     search_fields,
     torchrun,
 )
-from search.engines.nearest import DataMode, Reach, Shape, kv_heads_problems, nearest
+from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 
 __all__ = [
     "VERSION",
@@ -104,35 +105,16 @@ if "ROTARY_BASE" not in environ:  # the model file that was planned with does no
     raise ValueError("{message}")
 ROPE_THETA = float(environ["ROTARY_BASE"])"""
 
-# Names to import by module.
-_BUILT_IMPORTS = {
-    "dataclasses": ("replace",),
-    "functools": ("partial",),
-    "torch": ("nn",),
-    "torchtitan.models.common": ("ComplexRoPE", "Embedding", "Linear", "RMSNorm"),
-    "torchtitan.models.common.config_utils": (
-        "get_attention_config",
-        "make_ffn_config",
-        "make_gqa_config",
-    ),
-    "torchtitan.models.llama3": ("model_registry",),
-    "torchtitan.models.llama3.model": ("Llama3Model", "Llama3TransformerBlock"),
-}
-_TIED_IMPORTS = {"torchtitan.models.common.param_init": ("skip_param_init",)}
-
 
 def plain(name: str) -> str:
     """Return a name that any string or docstring of Python can hold."""
     return re.sub(r"[^\w./+-]", "_", name)
 
 
-def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
-    """Return the imports, names by module, and the source of `model_spec()`.
+def model_source(spec: ModelSpec) -> str:
+    """Return the source of `model_spec()`.
 
-    Raises
-    ------
-    InputError
-        Where torchtitan 0.3.0 has no such model, with what stands in the way.
+    Raises InputError where torchtitan 0.3.0 has no such model, with what stands in the way.
     """
     layer = spec.layers[0]
     obstacles = {
@@ -156,7 +138,7 @@ def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
             "export to megatron or galvatron instead"
         )
     base, factor = spec.rotary_base, spec.rotary_scaling_factor
-    source = _BUILT.format(
+    return _BUILT.format(
         name=plain(spec.name),
         dim=layer.hidden_size,
         heads=layer.num_heads,
@@ -172,7 +154,6 @@ def model_source(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], str]:
             "skip_param_init" if spec.tied_embeddings else "partial(nn.init.normal_, std=0.02)"
         ),
     )
-    return _BUILT_IMPORTS | (_TIED_IMPORTS if spec.tied_embeddings else {}), source
 
 
 # --------------------------------------------------------------------------------------------------
@@ -184,7 +165,7 @@ _MODULE = "autopar_recipe"
 _FUNCTION = "autopar_plan"
 
 
-def _data_mode(mode: DataMode, shape: Shape, data_degree: int) -> DataMode:
+def _data_mode(mode: DataMode, shape: LayerStrategy, data_degree: int) -> DataMode:
     # Its FSDP mesh is dp_shard * cp, so a context group always shards what it holds.
     return "zero2" if mode == "ddp" and shape.cp > 1 else mode
 
@@ -202,12 +183,9 @@ _REACH = Reach(
 def lower(job: Job) -> Lowered:
     """Return the recipe of a plan, or of the nearest plan that torchtitan can express.
 
-    Raises
-    ------
-    InputError
-        Where torchtitan has no such model, or no plan near this one is legal.
+    Raises InputError where torchtitan has no such model, or no plan near this one is legal.
     """
-    imports, model = model_source(job.spec)
+    model = model_source(job.spec)
     if job.spec.tied_embeddings and job.plan.num_stages > 1:
         raise InputError(
             f"torchtitan {VERSION} has no pipeline for models with tied embeddings, and the plan "
@@ -232,7 +210,7 @@ def lower(job: Job) -> Lowered:
         engine="torchtitan",
         engine_version=VERSION,
         plan=plan,
-        files={f"{_MODULE}.py": _recipe(job, plan, imports, model)},
+        files={f"{_MODULE}.py": _recipe(job, plan, model)},
         losses=tuple(losses),
         launch=_launch(job),
         notes=tuple(_notes(job, plan)),
@@ -254,10 +232,7 @@ def _launch(job: Job) -> str:
     return " ".join(words)
 
 
-_Imports = Mapping[str, tuple[str, ...]]
-
-
-def _recipe(job: Job, plan: Plan, imports: _Imports, model: str) -> str:
+def _recipe(job: Job, plan: Plan, model: str) -> str:
     checkpointed = [i for i, layer in enumerate(plan.layers) if layer.checkpoint]
     partly = 0 < len(checkpointed) < len(plan.layers)
     policies = {0: "None", len(plan.layers): "FullAC.Config()"}
@@ -270,8 +245,8 @@ def _recipe(job: Job, plan: Plan, imports: _Imports, model: str) -> str:
     parts = [
         head,
         _imports(
-            imports,
             _IMPORTS,
+            _TIED_IMPORTS if job.spec.tied_embeddings else {},
             _FULL_AC if checkpointed else {},
             {"dataclasses": ("dataclass",)} if partly else {},
         ),
@@ -284,21 +259,34 @@ def _recipe(job: Job, plan: Plan, imports: _Imports, model: str) -> str:
     return "\n".join(parts)
 
 
+# Names to import by module; a formatter lays them out.
 _IMPORTS = {
+    "dataclasses": ("replace",),
+    "functools": ("partial",),
     "os": ("environ",),
+    "torch": ("nn",),
     "torchtitan.components.checkpoint": ("CheckpointManager",),
     "torchtitan.components.loss": ("ChunkedLossWrapper", "CrossEntropyLoss"),
     "torchtitan.components.optimizer": ("default_adamw",),
     "torchtitan.config": ("CompileConfig", "ParallelismConfig", "TrainingConfig"),
     "torchtitan.hf_datasets.text_datasets": ("HuggingFaceTextDataLoader",),
-    "torchtitan.models.common.config_utils": ("decoder_vocab_size",),
+    "torchtitan.models.common": ("ComplexRoPE", "Embedding", "Linear", "RMSNorm"),
+    "torchtitan.models.common.config_utils": (
+        "decoder_vocab_size",
+        "get_attention_config",
+        "make_ffn_config",
+        "make_gqa_config",
+    ),
+    "torchtitan.models.llama3": ("model_registry",),
+    "torchtitan.models.llama3.model": ("Llama3Model", "Llama3TransformerBlock"),
     "torchtitan.protocols.model_spec": ("ModelSpec",),
     "torchtitan.trainer": ("Trainer",),
 }
+_TIED_IMPORTS = {"torchtitan.models.common.param_init": ("skip_param_init",)}
 _FULL_AC = {"torchtitan.distributed.activation_checkpoint": ("FullAC",)}
 
 
-def _imports(*tables: _Imports) -> str:
+def _imports(*tables: Mapping[str, tuple[str, ...]]) -> str:
     """Return import lines, the standard library's first, sorted as formatters do it."""
     names: dict[str, set[str]] = {}
     for table in tables:
@@ -367,7 +355,7 @@ def _config(job: Job, plan: Plan, policy: str) -> str:
     layer = plan.layers[0]
     dp = plan.data_degree(0)
     # samples of one data rank
-    micro = plan.global_batch // (plan.num_microbatches * dp)
+    micro = samples_of_a_rank(plan)
     piped = plan.num_stages > 1
     sharded = _sharded(plan)
     # a mesh that shards holds all data ranks; ddp replicates over them

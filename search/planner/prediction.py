@@ -28,12 +28,11 @@ from autopar.plans import (
 )
 from autopar.sources import Source
 from autopar.units import format_bytes
+from search.cost.fits import NUM_REPLICAS
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel
 from search.cost.pipeline import Evaluation, evaluate, replay, vocab_position
-from search.cost.rows import LayerRows
-from search.cost.spread import NUM_REPLICAS
-from search.cost.tables import PlanTables
+from search.cost.tables import LayerRows, PlanTables
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
 

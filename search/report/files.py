@@ -13,26 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from autopar.documents.plan import (
-    PlanDocument,
-    ResultDocument,
-    strategy_document,
-    strategy_file_name,
-    write_strategy,
-)
-from autopar.documents.plan_entries import (
     AlternativeEntry,
     FrontierEntry,
     InfeasibilityEntry,
     InputEntry,
     MemoryEntry,
     OptionsEntry,
+    PlanDocument,
     PredictionEntry,
+    ResultDocument,
     StatisticsEntry,
     VersionsEntry,
     finite,
     plain,
     spread_of,
+    write_strategy,
 )
+from autopar.documents.strategy import strategy_document, strategy_file_name
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
 from autopar.units import GIB
@@ -47,8 +44,6 @@ __all__ = [
     "write_outputs",
 ]
 
-# how it was searched, not what: the same answer has to give the same bytes
-_NOT_KEPT = frozenset({"threads", "time_limit_s"})
 # Names of dimensions in the documented file name, by the option that disables them.
 _OFF_NAMES = (
     ("disable_dp", "dp"),
@@ -111,7 +106,7 @@ def evaluation_document(
         problems=list(prediction.problems),
         prediction=PredictionEntry.of(plan, prediction),
         estimated=estimated,
-        options=_kept(options or {}),
+        options=OptionsEntry(**plain(options or {})),
         request=_typed(request),
         **_where_it_applies(prediction, synthetic=synthetic),
     )
@@ -156,7 +151,7 @@ def plan_document(
         estimated=result.estimated,
         synthetic=result.synthetic,
         inputs=[InputEntry(**plain(source)) for source in result.sources],
-        options=_kept(result.options),
+        options=OptionsEntry(**plain(result.options)),
         request=_typed(request),
         versions=_versions(),
     )
@@ -250,10 +245,6 @@ def _alternative(alternative: Alternative) -> AlternativeEntry:
         **likely,
         plan=strategy_document(alternative.plan),
     )
-
-
-def _kept(options: Mapping[str, object]) -> OptionsEntry:
-    return OptionsEntry(**{k: plain(v) for k, v in options.items() if k not in _NOT_KEPT})
 
 
 def _typed(request: Mapping[str, object] | None) -> dict[str, Any]:

@@ -316,11 +316,8 @@ def show_evaluation(
     show_plan(console, plan, prediction)
     show_waterfall(console, prediction)
     show_memory(console, prediction)
-    for heading, items in (("defaults used", defaults), ("notes", notes)):
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
+    _items(console, "defaults used", defaults)
+    _items(console, "notes", notes)
 
 
 def show_frontier(console: Console, results: list[SearchResult]) -> None:
@@ -453,11 +450,8 @@ def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:
 def _lists(console: Console, result: SearchResult) -> None:
     # What is estimated or synthetic stands in the title and beside the inputs already.
     notes = [note for note in result.notes if not note.startswith(("estimated: ", "synthetic: "))]
-    for heading, items in (("defaults used", result.defaults_used), ("notes", notes)):
-        if items:
-            print_heading(console, heading)
-            for item in items:
-                print_item(console, item)
+    _items(console, "defaults used", result.defaults_used)
+    _items(console, "notes", notes)
     if result.sources:
         print_heading(console, "inputs")
         for source in dict.fromkeys(result.sources):
@@ -465,6 +459,13 @@ def _lists(console: Console, result: SearchResult) -> None:
             mark = f" ({', '.join(marks)})" if marks else ""
             # One line each however long, so that paths can be copied.
             console.print(f"  - {source.role}: {source.path}{mark}", markup=False, soft_wrap=True)
+
+
+def _items(console: Console, heading: str, items: Sequence[str]) -> None:
+    if items:
+        print_heading(console, heading)
+    for item in items:
+        print_item(console, item)
 
 
 def _title(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import autopar
 from autopar.estimate import command as estimate_cli
 from profiler.plan import command as plan_cli
 from profiler.show import command as show_cli
@@ -113,6 +114,17 @@ def test_running_job_shows_what_is_predicted(name: str, folder: Path) -> None:
     figures += [f"**{stage['reserved_bytes'] / 2**30:.2f} GiB**"]
 
     assert [figure for figure in figures if f" {figure} |" not in text] == []
+
+
+def test_python_examples_run(folder: Path) -> None:
+    """docs/python.md shows every name of the interface, and its examples run in their order."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    code = "".join(block for _, language, block in BLOCK.findall(page) if language == "python")
+
+    exec(compile(code, "docs/python.md", "exec"), {})
+    shown = set(re.findall(r"autopar\.(\w+)", code))
+    assert set(autopar.__all__) - shown == set()
+    assert shown - set(autopar.__all__) <= {"documents"}, "no name of the interface"
 
 
 def test_documentation_shows_commands() -> None:

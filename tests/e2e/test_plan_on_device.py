@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.plan import read_strategy
+from autopar.documents.strategy import strategy_document
 from benchmarks.plan_on_device import Cell, Row, main, row
 from profiler.verify.plans import SMALL_MODEL
 

@@ -172,7 +172,7 @@ def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str
     assert "--anyway belongs to --diff" in sentence(box, "--anyway")
     assert "0.05 for 5 %" in sentence(box, "--diff", box, "--threshold", "-1")
     assert "--colour: this option is unknown" in sentence(box, "--colour")
-    assert "see --help" in sentence()
+    assert "DIR is missing; it takes" in sentence()
 
     path = box / "p2p_bandwidth_2nodes_2gpus_per_node.json"
     path.write_text('{"pp_size_2": -1, "pp_size_4": "x"}', encoding="utf-8")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.plans import LayerStrategy, VocabStrategy
-from search.cost.tables import Layout, PlanTables
+from search.cost.tables import ActivationLayout, PlanTables
 from tests.oracles.brute import PlanSpace, StageInstance
 from tests.oracles.reference import evaluate
 
@@ -285,7 +285,7 @@ def random_tables(rng: Rng, shape: Shape, labels: set[str]) -> PlanTables:
         pipeline_type="gpipe" if "gpipe" in labels else "1f1b",
         layer_type=layer_type.astype(np.int32),
         strategies=_distinct_strategies(S),
-        layouts=tuple(Layout(sequence_shards=2**y, cp=1, replicas=1) for y in range(Y)),
+        layouts=tuple(ActivationLayout(sequence_shards=2**y, cp=1, replicas=1) for y in range(Y)),
         strategy_layout=strategy_layout,
         vocab=tuple(VocabStrategy(tp=2**e) for e in range(E)),
         vocab_layout=vocab_layout.astype(np.int32),

@@ -9,7 +9,7 @@ from autopar.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerRun, LayerStrategy, Plan, Prediction, StagePrediction, VocabStrategy
 from autopar.sources import Source
 from autopar.units import GIB
-from search.options import SearchOptions
+from search.options import SearchOptions, option_record
 from search.planner.prediction import Alternative, Infeasibility, SearchResult, SearchStats
 from search.question import Session
 
@@ -107,7 +107,7 @@ RESULT = SearchResult(
     infeasibility=None,
     defaults_used=("backward is twice the forward",),
     notes=("layertype_other was halved",),
-    options={"memory_constraint_bytes": 24.0 * GIB, "threads": 1, "time_limit_s": None},
+    options=option_record(SearchOptions(), 24.0 * GIB),
     sources=(Source(role="computation", path="computation.json", sha256="ab" * 32),),
     estimated=True,
     stats=SearchStats(states=123, candidates=45, opened=6, cpu_s=0.01, wall_s=0.02),

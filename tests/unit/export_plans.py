@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hypothesis import assume, strategies as st
 
-from autopar.documents.plan import strategy_document
+from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations

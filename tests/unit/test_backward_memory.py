@@ -14,11 +14,12 @@ from autopar.documents.catalog import model_file_name
 from autopar.documents.model import read_model_memory
 from autopar.documents.sidecar import newest_cells, read_sidecar
 from autopar.documents.spec import load_spec
-from autopar.estimate.memory import ShardKind, backward_bytes
+from autopar.estimate.model import ShardKind, backward_bytes
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import Recipe, layer_backward_bytes, tensor_bytes
+from search.cost.memory import layer_backward_bytes, tensor_bytes
 from search.cost.model import CostModel
+from search.cost.tables import Recipe
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict

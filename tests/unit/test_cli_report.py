@@ -18,7 +18,7 @@ from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strateg
 from autopar.hardware import Curve
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
-from search.options import SearchOptions
+from search.options import SearchOptions, option_record
 from search.planner.core import ABI_VERSION
 from search.planner.prediction import SearchResult
 from search.report.explain import add_bandwidth, perturb, show_explanation, show_why_not
@@ -274,7 +274,7 @@ def test_plan_file_does_not_depend_on_threads_or_the_clock() -> None:
     """Same inputs, other threads and times: the same document."""
     other = dataclasses.replace(
         RESULT,
-        options=dict(RESULT.options) | {"threads": 2, "time_limit_s": 5.0},
+        options=option_record(SearchOptions(threads=2, time_limit_s=5.0), 24.0 * GIB),
         stats=dataclasses.replace(RESULT.stats, cpu_s=9.0, wall_s=9.0, states=7),
     )
 

@@ -258,9 +258,10 @@ def test_stopped_search_is_exit_0_with_its_gap(
 
 
 def test_explain_without_a_plan_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """typer's own usage errors are one sentence too."""
+    """What is missing is said with what it takes."""
     assert explain_cli.run([]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = "autopar-explain: PLAN is missing; it takes: plan or strategy file\n"
+    assert capsys.readouterr().err == said
 
 
 def test_nothing_found_in_time_is_exit_3(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import COMMUNICATOR_BYTES, Recipe, reserved_bytes, to_bytes
+from search.cost.memory import COMMUNICATOR_BYTES, reserved_bytes, to_bytes
 from search.cost.model import CostModel
+from search.cost.tables import Recipe
 from search.options import SearchOptions
 from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
@@ -143,7 +144,7 @@ def test_transient(
 def test_the_backward_of_a_layer_is_transient(
     strategy: LayerStrategy, options: dict[str, Any], units: float
 ) -> None:
-    """Of the samples of one micro-batch, by the rule of `autopar.estimate.memory`."""
+    """Of the samples of one micro-batch, by the rule of `autopar.estimate.model`."""
     assert row(strategy, **options)["transient"] == [units * TOKENS] * 2
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.communication import Groups
-from search.cost.tables import Layout
+from search.cost.tables import ActivationLayout
 from search.cost.time import (
     Exchange,
     layout_of,
-    layout_of_vocab,
     plan_exchange,
     redistribution_s,
     send_s,
@@ -23,12 +22,12 @@ from tests.cost_cases import toy_hardware
 X = np.array([[8e6], [2e6]])  # bytes of the fully sharded activation, two tables, one type
 
 
-def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -> Layout:
+def layout(shards: int, cp: int = 1, replicas: int = 1, strided: bool = False) -> ActivationLayout:
     """Return a layout in short."""
-    return Layout(sequence_shards=shards, cp=cp, replicas=replicas, strided=strided)
+    return ActivationLayout(sequence_shards=shards, cp=cp, replicas=replicas, strided=strided)
 
 
-def costs(*layouts: Layout) -> tuple[np.ndarray, np.ndarray]:
+def costs(*layouts: ActivationLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return forward and backward redistribution of the first table, (Y, Y)."""
     stages = np.array([1, 1], dtype=np.int64)
     forward, backward = redistribution_s(layouts, X, stages, 8, Groups(toy_hardware(), print))
@@ -49,8 +48,10 @@ def test_layouts() -> None:
     assert layout_of(tp, sequence_parallel=True) == layout(8, 2)
     assert layout_of(ulysses, sequence_parallel=False) == layout(8, 2)
     assert layout_of(tp, sequence_parallel=False) == layout(2, 2, 4)
-    assert layout_of_vocab(VocabStrategy(tp=4), sequence_parallel=False) == layout(1, 1, 4)
-    assert layout_of_vocab(VocabStrategy(tp=4, ulysses=True), sequence_parallel=False) == layout(4)
+    assert layout_of(VocabStrategy(tp=4).as_layer(), sequence_parallel=False) == layout(1, 1, 4)
+    assert layout_of(
+        VocabStrategy(tp=4, ulysses=True).as_layer(), sequence_parallel=False
+    ) == layout(4)
 
 
 def test_equal_layouts_are_free() -> None:
@@ -132,7 +133,7 @@ def test_strided_layouts() -> None:
     assert layout_of(strided, sequence_parallel=True) == layout(2, strided=True)
     assert layout_of(strided, sequence_parallel=False) == layout(1, 1, 2, strided=True)
     assert not layout_of(LayerStrategy(strided=True), sequence_parallel=True).strided
-    assert not layout_of_vocab(VocabStrategy(tp=2), sequence_parallel=True).strided
+    assert not layout_of(VocabStrategy(tp=2).as_layer(), sequence_parallel=True).strided
 
 
 def test_another_rank_order_moves_everything_over_the_stage() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.plans import LayerStrategy
 from search.cost.model import CostModel
-from search.cost.rows import LayerRows
+from search.cost.tables import LayerRows
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 

@@ -19,7 +19,7 @@ from autopar.estimate import (
     load_card,
     parse_hardware,
 )
-from autopar.estimate.card import allreduce_time_s
+from autopar.estimate.card import GroupShape, allreduce_time_s
 from autopar.estimate.command import run
 from autopar.estimate.model import Gemm, layer_operations
 from autopar.units import GB, MIB
@@ -122,7 +122,32 @@ def test_strided_groups_cross_nodes_and_are_slower():
 def test_allreduce_formula_by_hand():
     card = load_card("a100-80gb")
     expected = 3.84e-5 + 14 * 3.4e-6 + 1.75 * 2**30 / (300e9 * 0.736)
-    assert allreduce_time_s(card, 2.0**30, (8, 8, 1)) == pytest.approx(expected, rel=1e-12)
+    shape = GroupShape(ranks=8, fewest=8, most=8, nodes=1)
+    assert allreduce_time_s(card, 2.0**30, shape) == pytest.approx(expected, rel=1e-12)
+
+
+def test_groups_that_straddle_nodes_unevenly_count_all_their_ranks():
+    """Six of twelve ranks lie 4 + 2 or 2 + 4 on nodes of four: two adapters, six ranks, by hand."""
+    card = load_card("a100-80gb")
+    profile = estimate_hardware("a100-80gb", num_nodes=3, gpus_per_node=4)
+    base_s, intra, inter = card.collective_base_s, card.intra_node, card.inter_node
+    # up and down a chain of the four ranks of one node and a tree of two nodes
+    steps_s = 2 * 3 * intra.hop_s + 2 * inter.hop_s
+    adapters = 2 * inter.bytes_per_s * inter.collective_efficiency
+    sizes = [float(MIB << k) for k in range(4, 10)]
+    factor = 2 * 5 / 6
+    bandwidths = [factor * s / (base_s + steps_s + factor * s / adapters) for s in sizes]
+
+    assert profile.allreduce_bytes_per_s[6, True] == pytest.approx(
+        sum(bandwidths) / len(sizes), rel=1e-12
+    )
+    # no more than what two adapters bring
+    assert profile.allreduce_bytes_per_s[6, True] < adapters
+    # of each rank's input 1/6 goes to each of four peers elsewhere; three are on the node
+    curve = profile.curves["all2all", 6]
+    size, remote = curve.sizes_bytes[-1], inter.bytes_per_s * inter.p2p_efficiency
+    expected = base_s + 3 * intra.hop_s + inter.hop_s + size * 4 / 6 / remote
+    assert curve.times_s[-1] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("text", ["h100", "h100:4", "h100:0x8", "h100:4x0", ":1x8", "h100:-1x8"])

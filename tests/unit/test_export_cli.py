@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from autopar.documents.plan import read_strategy, strategy_document
+from autopar.documents.plan import read_strategy
 from autopar.documents.spec import write_spec
+from autopar.documents.strategy import strategy_document
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import lower, strategy_text
-from search.engines.registry import EXPORTERS, lower_for
+from search.engines.job import EXPORTERS, lower_for
 from search.engines.reprice import change_sentence
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 

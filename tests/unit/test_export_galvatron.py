@@ -116,6 +116,15 @@ def test_scaled_frequencies_are_a_note() -> None:
     assert any("no scaled rotary frequencies" in note for note in lowered.notes)
 
 
+def test_a_rounded_base_is_a_note() -> None:
+    """What the file says differs from the model, so it is said."""
+    asked = job(HETEROGENEOUS)
+    lowered = lower(replace(asked, spec=replace(asked.spec, rotary_base=10000.6)))
+
+    assert "rotary_base: 10001\n" in lowered.files["model_config.yaml"]
+    assert any("10001 in the place of 10000.6" in note for note in lowered.notes)
+
+
 def test_names_are_quoted() -> None:
     """A model's name is one word of the shell script and one comment of the YAML."""
     asked = job(HETEROGENEOUS)

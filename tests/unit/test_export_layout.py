@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from search.engines.megatron import LayoutError, layout_string, parse_layout, stage_sizes
+from search.engines.megatron_arguments import LayoutError, layout_string, parse_layout, stage_sizes
 
 
 def test_published_examples() -> None:

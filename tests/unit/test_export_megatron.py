@@ -17,9 +17,8 @@ from autopar.errors import InputError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.configuration import Configuration, flags_of, script_command
 from search.engines.job import Lowered
-from search.engines.megatron import Arguments, lower, model_arguments, violated_rules
-from search.engines.megatron_import import import_megatron
-from search.engines.megatron_nearest import checkpoints_first
+from search.engines.megatron import checkpoints_first, lower, model_arguments
+from search.engines.megatron_arguments import Arguments, import_megatron, violated_rules
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 
 UNIFORM = Plan(
@@ -113,6 +112,15 @@ def test_base_of_rotary_positions_is_the_specs() -> None:
     assert '--rotary-base "${ROTARY_BASE:?set ROTARY_BASE to' in unsaid.files["megatron_args.sh"]
     assert "--rotary-base: ${ROTARY_BASE}\n" in unsaid.files["megatron_args.yaml"]
     assert any("ROTARY_BASE" in note for note in unsaid.notes)
+
+
+def test_a_base_that_is_no_whole_number_is_refused() -> None:
+    """Megatron-LM's own parser would refuse `--rotary-base 10000.5` on the cluster."""
+    asked = job(UNIFORM)
+    spec = replace(asked.spec, rotary_base=10000.5)
+
+    with pytest.raises(InputError, match=r"base 10000\.5, .* whole numbers only; export to"):
+        lower(replace(asked, spec=spec))
 
 
 @pytest.mark.parametrize("name", ["t5-3b", "bert-large"])
@@ -298,13 +306,13 @@ def test_bash_sees_the_same_words(tmp_path: Path) -> None:
 RULES: list[tuple[dict[str, tuple[str, ...]], str]] = [
     ({"global-batch-size": ("60",)}, "global batch(60)"),
     ({"tensor-model-parallel-size": ("3",)}, "world size(16)"),
-    ({"num-attention-heads": ("6",), "num-query-groups": ("6",)}, "attention heads(6) % tp(4)"),
-    ({"num-attention-heads": ("24",), "num-query-groups": ("3",)}, "query groups(3)"),
-    ({"ffn-hidden-size": ("510",)}, "ffn-hidden-size(510)"),
+    ({"num-attention-heads": ("6",), "num-query-groups": ("6",)}, "heads(6) % tp(4)"),
+    ({"num-attention-heads": ("24",), "num-query-groups": ("3",)}, "kv_heads(3) % tp(4) = 3 and"),
+    ({"ffn-hidden-size": ("510",)}, "ffn_hidden_size(510)"),
     ({"pipeline-model-parallel-layout": ("Et*3|t*4L",)}, "has 7 layers"),
     ({"pipeline-model-parallel-layout": (), "num-layers": ("7",)}, "layers(7) % pp(2)"),
     ({"tensor-model-parallel-size": ("1",)}, "--sequence-parallel needs"),
-    ({"seq-length": ("250",)}, "seq-length(250)"),
+    ({"seq-length": ("250",)}, "seq_length(250)"),
     ({"max-position-embeddings": ("128",)}, "max-position-embeddings"),
     ({"context-parallel-size": ("2",), "seq-length": ("258",)}, "2 * cp(2)"),
     ({"cp-comm-type": ("p2p", "a2a"), "context-parallel-size": ("2",)}, "2 entries for 8"),

@@ -9,7 +9,7 @@ import pytest
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.engines.configuration import Configuration, read_configuration
-from search.engines.megatron_import import import_megatron
+from search.engines.megatron_arguments import import_megatron
 
 BASE = {
     "tensor_model_parallel_size": 2,

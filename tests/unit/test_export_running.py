@@ -13,8 +13,7 @@ import pytest
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
 from search.engines.galvatron import strategy_text
-from search.engines.job import as_typed, different
-from search.engines.registry import EXPORTERS, lower_for
+from search.engines.job import EXPORTERS, as_typed, different, lower_for
 from search.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, VocabStrategy
-from search.engines.configuration import dump_yaml, load_yaml, script_command
-from search.engines.registry import lower_for
+from search.engines.configuration import dump_yaml, flags_of, load_yaml, script_command
+from search.engines.job import lower_for
 from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
 
@@ -33,6 +33,9 @@ SCRIPTS = {
     "quotes in values": 'A=\'a"b\\c $B\'\npython x.py --a "$A" --b $A "\\$A \\x" \\$A\n',
     "blanks in values": 'A=" 1 2 "\nB=$A\npython x.py --a x${A}y "$B" x\'$A\'\n',
     "without blanks": 'X=(--a "x"#1);python x.py --c\\\nd "${X[@]}" a#b;A=1\n',
+    "empty words": (
+        'E=\nX=(\'\' 1)\npython x.py --a "" --b "$E" --c $E --d \'\' --e "${X[@]}" --f ${X[@]}\n'
+    ),
     "redirected": "python x.py --a 2 --b 1>log 2>&1 | cat; echo x </dev/null >> log\n",
 }
 
@@ -49,7 +52,14 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
 
     command = script_command(SCRIPTS[name], "x.sh")
 
-    assert list(command.arguments) == [word for word in expected if word]
+    assert list(command.arguments) == expected
+
+
+def test_an_empty_word_is_a_value() -> None:
+    """`--a ""` gives an empty text, and is no flag without one."""
+    command = script_command('python x.py --a "" --b\n', "x.sh")
+
+    assert flags_of(command.arguments) == {"a": ("",), "b": ()}
 
 
 def test_launcher_in_variables() -> None:

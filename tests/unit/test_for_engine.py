@@ -11,7 +11,7 @@ from autopar.errors import InfeasibleError, OptionError
 from search.commands.explain import run as explain
 from search.commands.export import run as export
 from search.commands.search import run
-from search.engines.best_plan import Choice, choose
+from search.engines.best_plan import BestPart, choose
 from search.question import open_session
 from search.request import build_request
 
@@ -20,7 +20,7 @@ RAW = {"model": "llama2-7b", "hardware": "a100-80gb:1x8", "settle-bsz": "32"}
 ENGINES = ("galvatron", "megatron", "torchtitan", "deepspeed", "accelerate")
 
 
-def choice_of(engine: str, **changes: object) -> Choice:
+def choice_of(engine: str, **changes: object) -> BestPart:
     """Return what is chosen for the common command line with options changed."""
     return choose(build_request({**RAW, **changes, "engine": engine}))
 

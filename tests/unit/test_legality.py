@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import (
+    LayerStrategy,
+    Plan,
+    VocabStrategy,
+    fewest_microbatches,
+    layer_problems,
+    tensor_degrees,
+    violations,
+)
 from tests.unit.cli_results import PLAN, SPEC
 
 
@@ -144,3 +152,23 @@ def test_equal_layers_are_reported_once() -> None:
     assert [text for text in found if "heads(16)" in text] == [
         "layers 0-3: heads(16) % tp(32) = 16 != 0"
     ]
+
+
+def test_tensor_degrees_are_those_that_widths_allow() -> None:
+    """Heads, key-value heads and the MLP's width; the sequence is asked of a strategy."""
+    layer = SPEC.layers[0]
+
+    assert tensor_degrees(layer) == (1, 2, 4, 8, 16)
+    assert tensor_degrees(dataclasses.replace(layer, ffn_hidden_size=4100)) == (1, 2, 4)
+    assert tensor_degrees(dataclasses.replace(layer, num_kv_heads=6)) == (1, 2)
+    assert tensor_degrees(dataclasses.replace(layer, num_heads=None)) == (1,)
+    found = list(layer_problems(layer, LayerStrategy(tp=16), sequence_parallel=True))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "fewest"), [("1f1b", 4, 4), ("1f1b", 1, 1), ("gpipe", 4, 1)]
+)
+def test_fewest_microbatches(schedule: Any, stages: int, fewest: int) -> None:
+    """One for every stage of 1F1B, as many as one likes of GPipe."""
+    assert fewest_microbatches(schedule, stages) == fewest

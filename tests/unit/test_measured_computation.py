@@ -11,10 +11,10 @@ import pytest
 from autopar.model import LayerMemory, LayerProfile, ModelProfile, ShardedTime
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.cost.model import CostModel
-from search.cost.rows import Table
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import SearchResult
+from search.space import Table
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 
 BATCHES = (1, 2, 4, 8)

@@ -14,8 +14,9 @@ from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
 from autopar.model import LayerMemory, LayerSpec, ModelProfile
 from autopar.plans import LayerStrategy
-from search.cost.memory import Recipe, ulysses_bytes
+from search.cost.memory import ulysses_bytes
 from search.cost.model import CostModel
+from search.cost.tables import Recipe
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.documents_support import DOCUMENTS, SPEC, write

@@ -96,6 +96,7 @@ def read(*arguments: str) -> Small:
         ("--plan x.json", {"plan": Path("x.json")}),
         ("--galvatron_config_path x.json", {"plan": Path("x.json")}),
         ("--plan None", {}),
+        ("-- -x.json", {"plan": Path("-x.json")}),
         ("--num-layers 4,5", {"num_layers": (4, 5)}),
         ("--num_layers=4", {"num_layers": (4,)}),
         ("--layernum_list 4 5", {"num_layers": (4, 5)}),
@@ -150,6 +151,8 @@ def test_spellings_mean_the_same(arguments: str, changes: dict[str, Any]) -> Non
         (["--quick", "2"], "--quick: expected 0 or 1, got '2'"),
         (["--no-careful=maybe"], "--no-careful: expected 0 or 1, got 'maybe'"),
         (["--name="], "--name: expected a text, got ''"),
+        (["a.json", "b.json"], "'b.json': this word is too much; give one PLAN, see --help"),
+        (["-x"], "-x: this option is unknown; see --help"),
     ],
 )
 def test_unusable_command_lines_are_one_sentence(arguments: list[str], said: str) -> None:

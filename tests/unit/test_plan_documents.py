@@ -14,22 +14,20 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.documents.plan import (
-    PlanDocument,
-    ResultDocument,
-    read_strategy,
-    strategy_document,
-    write_document,
-)
-from autopar.documents.plan_entries import (
     AlternativeEntry,
     InfeasibilityEntry,
     InputEntry,
     OptionsEntry,
+    PlanDocument,
     PredictionEntry,
+    ResultDocument,
     VersionsEntry,
     finite,
     plain,
+    read_strategy,
+    write_document,
 )
+from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
 from autopar.plans import LayerRun, Prediction, StagePrediction, WidestCell
 from search.report.files import evaluation_document, plan_document, result_document

@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from autopar.documents.plan import (
-    read_strategy,
-    strategy_document,
-    strategy_file_name,
-    write_strategy,
-)
+from autopar.documents.plan import read_strategy, write_strategy
+from autopar.documents.strategy import strategy_document, strategy_file_name
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from tests.data.read import galvatron_answers

@@ -19,9 +19,8 @@ from autopar.documents.spec import (
     write_spec,
 )
 from autopar.estimate import activation_bytes, estimate_model
-from autopar.estimate.memory import tensor_degrees
 from autopar.model import ModelProfile, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.plans import LayerStrategy, Plan, VocabStrategy, tensor_degrees, violations
 from search.commands import search as cli
 from search.options import SearchOptions
 from search.request import InputSpec, load_inputs

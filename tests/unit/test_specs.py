@@ -269,7 +269,7 @@ def test_unknown_name_says_the_nearest():
         ),
         ("[1]", "expected an object"),
         ('{"model_type": "llama"', "not valid JSON.*truncated"),
-        ('{"model_type": "llama"}', "num_attention_heads.*missing"),
+        ('{"model_type": "llama"}', "vocab_size.*missing"),
         ('{"model_type": "gpt2", "n_embd": "x", "n_head": 1}', "n_embd.*'x'"),
         ('{"format": "autopar-model", "name": "m", "layers": []}', "layers"),
         ('{"format": "autopar-model", "name": "m", "layers": [{"heads": 1}]}', "heads"),

@@ -1,0 +1,491 @@
+"""The documented strategy file (`galvatron_config_*.json`): all spellings are read, one is written.
+
+It is what launchers read, and what stands under `plan` in our own plan file. A spelling is a model
+of the file: its keys, what each may hold, and what has to agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from autopar.documents.checks import Value, key_error, validate_document
+from autopar.documents.json import shorten
+from autopar.errors import DocumentError, nearest
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
+from autopar.units import format_count
+
+__all__ = ["Strategy", "parse_strategy", "strategy_document", "strategy_file_name"]
+
+_MAX_DEGREE = 1 << 24
+_T = TypeVar("_T")
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _integer(value: object, *, low: int, high: int, expected: str) -> int:
+    number: int | None = None
+    if isinstance(value, bool):
+        # true is an answer to yes or no, and no degree
+        number = int(value) if (low, high) == (0, 1) else None
+    elif isinstance(value, int):
+        number = value
+    elif isinstance(value, float):
+        number = int(value) if math.isfinite(value) and value.is_integer() else None
+    elif isinstance(value, str) and value.isascii() and value.isdigit():
+        # a limit before int(), which refuses thousands of digits
+        number = int(value) if len(value) <= 12 else None
+    if number is None or not low <= number <= high:
+        raise key_error(f"expected {expected}, got {shorten(value)}")
+    return number
+
+
+def _integers(value: object, *, low: int, high: int, expected: str) -> tuple[int, ...]:
+    """Return the numbers of a comma list, of a list, or the one number that is there."""
+    items: Sequence[object] = value if isinstance(value, list) else [value]
+    if isinstance(value, str):
+        items = [part.strip() for part in value.strip().strip(",").split(",")]
+    return tuple(
+        _integer(
+            item, low=low, high=high, expected=f"{expected} as entry {position} of a comma list"
+        )
+        for position, item in enumerate(items)
+    )
+
+
+def _choice(names: Mapping[str, _T]) -> Callable[[object], _T]:
+    def read(value: object) -> _T:
+        if not isinstance(value, str) or value not in names:
+            expected = " or ".join(repr(name) for name in names)
+            raise key_error(f"expected {expected}, got {shorten(value)}")
+        return names[value]
+
+    return read
+
+
+_DEGREE: dict[str, Any] = {"low": 1, "high": _MAX_DEGREE, "expected": "a positive integer"}
+_SWITCH: dict[str, Any] = {"low": 0, "high": 1, "expected": "0 or 1"}
+_PIPELINE_NAMES: dict[str, PipelineType] = {
+    "pipedream_flush": "1f1b",
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+}
+_DP_NAMES: dict[str, ZeroDefault] = {"ddp": "ddp", "zero2": "zero2"}
+_LIST = WithJsonSchema({"type": ["string", "array", "integer"]})
+
+_Count = Annotated[
+    int,
+    PlainValidator(partial(_integer, **_DEGREE)),
+    WithJsonSchema({"type": ["integer", "string"]}),
+]
+_Flag = Annotated[
+    bool,
+    PlainValidator(lambda value: bool(_integer(value, **_SWITCH))),
+    WithJsonSchema({"type": ["integer", "boolean", "string"], "description": "0 or 1."}),
+]
+_Degrees = Annotated[tuple[int, ...], PlainValidator(partial(_integers, **_DEGREE)), _LIST]
+_Flags = Annotated[tuple[int, ...], PlainValidator(partial(_integers, **_SWITCH)), _LIST]
+_Pipeline = Annotated[
+    PipelineType,
+    PlainValidator(_choice(_PIPELINE_NAMES)),
+    WithJsonSchema({"enum": list(_PIPELINE_NAMES)}),
+]
+_Default = Annotated[
+    ZeroDefault, PlainValidator(_choice(_DP_NAMES)), WithJsonSchema({"enum": list(_DP_NAMES)})
+]
+
+
+# --- spellings -------------------------------------------------------------------------------
+
+_EXPERTS = ("ep_sizes_enc", "tp_of_ep_sizes_enc")
+_ONLY_READ = {*_EXPERTS, "vcp"}
+"""What other releases of the strategy file can say, and a plan cannot."""
+
+
+class _File(BaseModel):
+    """A spelling of the file; a list that is not given is empty."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, data: Any, read: Callable[[Any], Self]) -> Self:
+        for key, value in data.items():
+            if key not in cls.model_fields and not key.startswith("_"):
+                near = nearest(key, cls.model_fields, 0.5)
+                hint = f"did you mean {near!r}?" if near else "remove it"
+                raise key_error(f"unknown key with value {shorten(value)}; {hint}", key)
+        for key, field in cls.model_fields.items():
+            if field.is_required() and key not in data:
+                raise key_error("is missing; add it to the strategy", key)
+        file = read(data)
+        file.check(data)
+        return file
+
+    def check(self, data: Mapping[str, Any]) -> None:
+        """Raise the ValidationError of what does not agree or no plan can say; data: as written."""
+        raise NotImplementedError
+
+    def check_lengths(self, num_layers: int, *lists: str) -> None:
+        """Raise the ValidationError of a list that has not an entry for each layer."""
+        for key in lists:
+            if key in self.model_fields_set and len(getattr(self, key)) != num_layers:
+                has = format_count(len(getattr(self, key)), "entry", "entries")
+                raise key_error(f"has {has} where {num_layers} layers are described", key)
+
+
+class _GalvatronFile(_File):
+    """The spellings v2.0 to newest and the runtime's, which differ in optional keys only."""
+
+    pp_deg: _Count
+    tp_sizes_enc: _Degrees
+    tp_consecutive_flags: _Flags = ()
+    dp_types_enc: _Flags
+    use_sp: _Flags = ()
+    cp_sizes_enc: _Degrees = ()
+    checkpoint: _Flags = ()
+    world_size: _Count = 0
+    """0: the file does not say it."""
+    global_bsz: _Count
+    chunks: _Count = 1
+    pp_division: _Degrees = ()
+    # what the runtimes assume of files that do not say it
+    pipeline_type: _Pipeline = "gpipe"
+    default_dp_type: _Default = "ddp"
+    vtp: _Count = 1
+    vsp: _Flag = False
+    vcp: _Count = 1
+    embed_sdp: _Flag = False
+    vocab_sdp: _Flag = False
+    ep_sizes_enc: _Degrees = ()
+    tp_of_ep_sizes_enc: _Degrees = ()
+
+    def check(self, data: Mapping[str, Any]) -> None:
+        lists = ("dp_types_enc", "tp_consecutive_flags", "use_sp", "cp_sizes_enc", "checkpoint")
+        self.check_lengths(len(self.tp_sizes_enc), *_EXPERTS, *lists)
+        for key in _EXPERTS:
+            if any(degree != 1 for degree in getattr(self, key)):
+                problem = f"holds {shorten(data[key])}; only expert degree 1 is supported"
+                raise key_error(problem, key)
+        if self.vcp != 1:
+            raise key_error(
+                f"expected 1, got {shorten(data['vcp'])}; a context degree of the vocabulary "
+                "layers is not supported",
+                "vcp",
+            )
+        if {"embed_sdp", "vocab_sdp"} <= self.model_fields_set and self.embed_sdp != self.vocab_sdp:
+            raise key_error(
+                f"is {int(self.vocab_sdp)} while 'embed_sdp' is {int(self.embed_sdp)}; they name "
+                "one decision; make them equal",
+                "vocab_sdp",
+            )
+        stages, num_layers = self.pp_deg, len(self.tp_sizes_enc)
+        if "pp_division" not in self.model_fields_set:
+            if stages > num_layers:
+                raise key_error(
+                    f"expected at most {num_layers} stages for as many layers, got {stages}",
+                    "pp_deg",
+                )
+            return
+        sizes = self.pp_division
+        if len(sizes) != stages:
+            has = format_count(len(sizes), "entry", "entries")
+            raise key_error(f"has {has} where pp_deg is {stages}", "pp_division")
+        if sum(sizes) != num_layers:
+            shown = " + ".join(map(str, sizes)) if len(sizes) <= 16 else "the sum"
+            raise key_error(
+                f"{shown} = {sum(sizes)} != {num_layers} layers of tp_sizes_enc", "pp_division"
+            )
+
+    def plan(self, path: Path | str, world_size: int | None) -> Plan:
+        """Return the plan; `world_size` is for files that do not say it."""
+        world = self.world_size or world_size
+        if not world:
+            raise DocumentError(
+                path,
+                "is missing, as in files of older releases",
+                key="world_size",
+                remedy="give --num-nodes and --num-gpus-per-node",
+            )
+        # oldest files: even, the remainder on the last stage
+        each, rest = divmod(len(self.tp_sizes_enc), self.pp_deg)
+        return _plan(
+            world_size=world,
+            stage_sizes=self.pp_division or (each,) * (self.pp_deg - 1) + (each + rest,),
+            tp=self.tp_sizes_enc,
+            cp=self.cp_sizes_enc,
+            consecutive=self.tp_consecutive_flags,
+            ulysses=self.use_sp,
+            zero3=self.dp_types_enc,
+            checkpoint=self.checkpoint,
+            vocab=VocabStrategy(
+                tp=self.vtp, ulysses=self.vsp, zero3=self.embed_sdp or self.vocab_sdp
+            ),
+            global_batch=self.global_bsz,
+            num_microbatches=self.chunks,
+            pipeline_type=self.pipeline_type,
+            default_dp_type=self.default_dp_type,
+        )
+
+
+class _PaddleFile(_File):
+    """PaddleNLP's fine_grained_config.json, whose ZeRO stage is given per layer."""
+
+    tp_size_list: _Degrees
+    pp_size: _Count
+    dp_size_list: _Degrees
+    pp_stage_idx_list: tuple[int, ...]
+    global_batch_size: _Count
+    gradient_accumulation_steps: _Count
+    sharding_stage_list: Annotated[
+        tuple[int, ...], PlainValidator(partial(_integers, low=0, high=3, expected="0, 2 or 3"))
+    ] = ()
+    usp_flag_list: _Flags = ()
+    recompute_list: _Flags = ()
+    vtp: _Count = 1
+    vsp_flag: _Flag = False
+    embed_sdp: _Flag = False
+    world_size: _Count = 0
+    """0: the file does not say it."""
+    pipeline_type: _Pipeline = "1f1b"
+    default_dp_type: _Default = "ddp"
+    """Where it is not given, `sharding_stage_list` says it."""
+
+    @field_validator("pp_stage_idx_list", mode="plain")
+    @classmethod
+    def _stages(cls, value: object, info: ValidationInfo) -> tuple[int, ...]:
+        # an unusable pp_size has an error of its own
+        most = info.data.get("pp_size", _MAX_DEGREE) - 1
+        return _integers(value, low=0, high=most, expected="a stage index below pp_size")
+
+    def check(self, data: Mapping[str, Any]) -> None:
+        lists = ("dp_size_list", "sharding_stage_list", "usp_flag_list", "recompute_list")
+        self.check_lengths(len(self.tp_size_list), *lists, "pp_stage_idx_list")
+        worlds = sorted({self.pp_size * t * d for t, d in self.degrees})
+        if len(worlds) > 1:
+            raise key_error(
+                f"tp * dp * pp differs between layers ({', '.join(map(str, worlds[:4]))}); every "
+                "layer must use all GPUs of its stage",
+                "dp_size_list",
+            )
+        kinds = set(self.sharding_stage_list) - {3}
+        # stage 1 shards the optimizer alone, which no plan says
+        if 1 in kinds or len(kinds) > 1:
+            stages = ", ".join(map(str, sorted(set(self.sharding_stage_list))))
+            raise key_error(
+                f"holds the stages {stages}; besides 3 a plan has one of 0 (ddp) and 2 (zero2) for "
+                "all layers",
+                "sharding_stage_list",
+            )
+        index = list(self.pp_stage_idx_list)
+        if index != sorted(index) or set(index) != set(range(self.pp_size)):
+            raise key_error(
+                f"expected 0 to {self.pp_size - 1} in order with no stage empty, got "
+                f"{shorten(index)}",
+                "pp_stage_idx_list",
+            )
+
+    @property
+    def degrees(self) -> list[tuple[int, int]]:
+        """Tensor and data degree of every layer."""
+        return list(zip(self.tp_size_list, self.dp_size_list, strict=True))
+
+    def plan(self, path: Path | str, world_size: int | None) -> Plan:
+        """Return the plan, which says itself of how many GPUs it is."""
+        (tp, dp), *_ = self.degrees
+        world, given = tp * dp * self.pp_size, self.world_size or world_size
+        if given and given != world:
+            raise DocumentError(
+                path,
+                f"tp({tp}) * dp({dp}) * pp({self.pp_size}) = {world} != world_size({given})",
+                key="dp_size_list",
+            )
+        default: ZeroDefault = "zero2" if 2 in self.sharding_stage_list else "ddp"
+        if "default_dp_type" in self.model_fields_set:
+            default = self.default_dp_type
+        return _plan(
+            world_size=world,
+            stage_sizes=tuple(map(self.pp_stage_idx_list.count, range(self.pp_size))),
+            tp=self.tp_size_list,
+            ulysses=self.usp_flag_list,
+            zero3=[int(stage == 3) for stage in self.sharding_stage_list],
+            checkpoint=self.recompute_list,
+            vocab=VocabStrategy(tp=self.vtp, ulysses=self.vsp_flag, zero3=self.embed_sdp),
+            global_batch=self.global_batch_size,
+            num_microbatches=self.gradient_accumulation_steps,
+            pipeline_type=self.pipeline_type,
+            default_dp_type=default,
+        )
+
+
+def _plan(
+    *,
+    tp: Sequence[int],
+    cp: Sequence[int] = (),
+    consecutive: Sequence[int] = (),
+    ulysses: Sequence[int],
+    zero3: Sequence[int],
+    checkpoint: Sequence[int],
+    world_size: int,
+    stage_sizes: tuple[int, ...],
+    vocab: VocabStrategy,
+    global_batch: int,
+    num_microbatches: int,
+    pipeline_type: PipelineType,
+    default_dp_type: ZeroDefault,
+) -> Plan:
+    """Build the plan with one spelling of what has no meaning; lists may be empty.
+
+    A group of one rank is neither Ulysses nor strided, and a group of all ranks of a stage is
+    consecutive whatever the flag says.
+    """
+    ones, zeros = (1,) * len(tp), (0,) * len(tp)
+    ranks = world_size // len(stage_sizes)
+    layers = tuple(
+        LayerStrategy(
+            tp=t,
+            ulysses=bool(u) and t > 1,
+            cp=c,
+            zero3=bool(z),
+            checkpoint=bool(k),
+            strided=not consec and 1 < t < ranks,
+        )
+        for t, c, consec, u, z, k in zip(
+            tp,
+            cp or ones,
+            consecutive or ones,
+            ulysses or zeros,
+            zero3 or zeros,
+            checkpoint or zeros,
+            strict=True,
+        )
+    )
+    return Plan(
+        world_size=world_size,
+        num_stages=len(stage_sizes),
+        stage_sizes=stage_sizes,
+        layers=layers,
+        vocab=VocabStrategy(tp=vocab.tp, ulysses=vocab.ulysses and vocab.tp > 1, zero3=vocab.zero3),
+        global_batch=global_batch,
+        num_microbatches=num_microbatches,
+        pipeline_type=pipeline_type,
+        default_dp_type=default_dp_type,
+    )
+
+
+# --- reading and writing ---------------------------------------------------------------------
+
+
+def _schema() -> dict[str, Any]:
+    """Return the JSON Schema of the keys that are written."""
+    known = _GalvatronFile.model_json_schema()["properties"]
+    layers = {"description": "Layers of every stage."}
+    return {
+        "type": "object",
+        "description": "The strategy file of a plan: comma lists have an entry per layer. These "
+        "keys are written; those of other releases are read as well.",
+        "properties": {
+            key: {k: v for k, v in known[key].items() if k not in ("title", "default")}
+            | (layers if key == "pp_division" else {})
+            for key in known
+            if key not in _ONLY_READ
+        },
+    }
+
+
+Strategy = Annotated[
+    dict[str, Any], Value("an object", lambda value: isinstance(value, Mapping), _schema())
+]
+"""The object of a strategy file as it is written; `parse_strategy` looks into it."""
+
+
+def parse_strategy(
+    values: Mapping[str, Any], path: Path | str, world_size: int | None = None
+) -> Plan:
+    """Return the plan in the content of a strategy file, in whichever spelling.
+
+    Parameters
+    ----------
+    path : where it comes from, for errors.
+    world_size : number of GPUs for files that do not say it.
+
+    Raises
+    ------
+    DocumentError
+        On any unusable value, naming the key, the value and what was expected.
+    """
+    spelling: type[_GalvatronFile | _PaddleFile] = (
+        _PaddleFile if "tp_size_list" in values or "pp_size" in values else _GalvatronFile
+    )
+    return validate_document(spelling, path, values).plan(path, world_size)
+
+
+def strategy_document(plan: Plan) -> dict[str, object]:
+    """Return the strategy file of a plan: the documented keys in the documented order.
+
+    `cp_sizes_enc` is present only when some layer has a context degree above 1; the ZeRO-3
+    decision of the embedding is written under both names that readers look for.
+    """
+
+    def joined(values: Iterable[int]) -> str:
+        return ",".join(str(int(value)) for value in values)
+
+    layers = plan.layers
+    document: dict[str, object] = {
+        "pp_deg": plan.num_stages,
+        "tp_sizes_enc": joined(s.tp for s in layers),
+        "tp_consecutive_flags": joined(not s.strided for s in layers),
+        "dp_types_enc": joined(s.zero3 for s in layers),
+        "use_sp": joined(s.ulysses for s in layers),
+    }
+    if any(s.cp > 1 for s in layers):
+        document["cp_sizes_enc"] = joined(s.cp for s in layers)
+    document |= {
+        "checkpoint": joined(s.checkpoint for s in layers),
+        "world_size": plan.world_size,
+        "global_bsz": plan.global_batch,
+        "chunks": plan.num_microbatches,
+        "pp_division": joined(plan.stage_sizes),
+        "pipeline_type": "gpipe" if plan.pipeline_type == "gpipe" else "pipedream_flush",
+        "default_dp_type": plan.default_dp_type,
+        "vtp": plan.vocab.tp,
+        "vsp": int(plan.vocab.ulysses),
+        "embed_sdp": int(plan.vocab.zero3),
+        "vocab_sdp": int(plan.vocab.zero3),
+    }
+    return document
+
+
+def strategy_file_name(
+    *,
+    model_name: str,
+    num_nodes: int,
+    gpus_per_node: int,
+    memory_gib: float,
+    precision: str,
+    settle_bsz: int | None = None,
+    disabled: Sequence[str] = (),
+) -> str:
+    """Return the documented file name; `disabled` are dimension names such as `tp`, `ckpt`."""
+    # a name may be a path, or hold blanks
+    safe_name = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in model_name) or "model"
+    batch = f"_bsz{settle_bsz}" if settle_bsz else ""
+    off = f"_[{'_'.join((*disabled, 'off'))}]" if disabled else ""
+    return (
+        f"galvatron_config_{safe_name}_{num_nodes}nodes_{gpus_per_node}gpus_per_node_"
+        f"{round(memory_gib, 2):g}GB_{precision}{batch}{off}.json"
+    )
