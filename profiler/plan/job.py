@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autopar.documents.plan import PeakSource
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 
@@ -84,7 +85,7 @@ class RunResult:
     (`forward_s`, `backward_s`, `optimizer_s`)."""
     peak_bytes: tuple[int, ...] = ()
     """By rank."""
-    peak_source: Literal["allocated", "counted"] = "counted"
+    peak_source: PeakSource = "counted"
     """allocated: torch's CUDA allocator said so; counted: storages were counted in one step."""
     notes: tuple[str, ...] = field(default=())
 

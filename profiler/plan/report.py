@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.json import write_json
-from autopar.documents.plan import PlanDocument, strategy_document
+from autopar.documents.plan import PeakSource, PlanDocument, strategy_document
 from autopar.documents.plan_entries import StageEntry
 from autopar.errors import OptionError
 from autopar.units import format_bytes, format_count, format_seconds
@@ -386,18 +386,10 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         return
     plan, prediction = question.job.plan, question.prediction
     each = plan.world_size // plan.num_stages
-    # the allocator gives out receive buffers too; communicators, which are predicted where the
-    # hardware is estimated, it does not see
-    with_buffers = (
-        result.peak_source == "allocated" and prediction is not None and prediction.basis is None
-    )
+    stages = prediction.peak_bytes(result.peak_source) if prediction is not None else []
     rows = []
     for rank, peak in enumerate(result.peak_bytes):
-        stages = prediction.stages if prediction is not None else ()
-        then = None
-        if stages and prediction is not None:
-            stage = stages[rank // each]
-            then = stage.allocated_bytes if with_buffers else stage.tensor_bytes
+        then = stages[rank // each] if stages else None
         rows.append(
             [
                 str(rank),
@@ -414,10 +406,10 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         "counted": "measured: storages of tensors, counted in one step",
     }
     taken_off = "; predicted without communicators and receive buffers"
-    if with_buffers or prediction is None or not prediction.stages:
+    if prediction is None or not stages or prediction.holds_buffers(result.peak_source):
         taken_off = ""
     print_line(console, what[result.peak_source] + taken_off, style="dim")
-    if prediction is None or not prediction.stages:
+    if not stages:
         print_line(console, no_prediction("memory"), style="dim")
     note = gradient_note(question.job, prediction)
     if note is not None:
@@ -524,7 +516,7 @@ def run_document(
     return {
         **_head(question, "run"),
         **{key: _plain(value) for key, value in vars(result).items() if key != "notes"},
-        "predicted": _predicted_run(question),
+        "predicted": _predicted_run(question, result.peak_source),
         "reference": None
         if verdict is None
         else {
@@ -614,7 +606,7 @@ def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
     ]
 
 
-def _predicted_run(question: Question) -> dict[str, object] | None:
+def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, object] | None:
     """Return what was predicted of the keys of a run; null where the file does not say it."""
     prediction, plan = question.prediction, question.job.plan
     if prediction is None:
@@ -628,7 +620,8 @@ def _predicted_run(question: Question) -> dict[str, object] | None:
         if prediction.interval_s is None
         else list(prediction.interval_s),
         "stage_time_s": times if times and None not in times else None,
-        "peak_bytes": [s.tensor_bytes for s in stages for _ in range(each)] or None,
+        "peak_bytes": [peak for peak in prediction.peak_bytes(peak_source) for _ in range(each)]
+        or None,
         "rests_on": prediction.basis,
     }
 
