@@ -5,12 +5,9 @@ What is found is found elsewhere; here it becomes tables and documents.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,10 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from autopar.command.show import print_heading, print_line, print_table
-from autopar.documents.json import write_json
 from autopar.documents.plan import PeakSource, PlanDocument, strategy_document
 from autopar.documents.plan_entries import StageEntry
-from autopar.errors import OptionError
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -55,7 +50,6 @@ __all__ = [
     "show_run",
     "show_static",
     "static_document",
-    "write_result",
 ]
 
 
@@ -526,20 +520,6 @@ def run_document(
         },
         "notes": [*_notes(question), *result.notes],
     }
-
-
-def write_result(path: str, document: Mapping[str, Any]) -> None:
-    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
-    if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        return
-    try:
-        write_json(Path(path), dict(document), number_rows=True)
-    except OSError as error:
-        raise OptionError(
-            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
-            "another path, or - for stdout"
-        ) from None
 
 
 # --- parts ---------------------------------------------------------------------------------

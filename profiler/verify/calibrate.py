@@ -180,6 +180,25 @@ class Subject:
     """(role, path, SHA-256) of the profiles."""
     estimated: bool = False
 
+    def document(self, **content: object) -> CalibrationDocument:
+        """Return a calibration of it with this content."""
+        hardware = {
+            "name": self.hardware,
+            "world_size": self.world_size,
+            "estimated": self.estimated,
+        }
+        model = {
+            "name": self.model,
+            "num_layers": self.num_layers,
+            "seq_length": list(self.seq_length),
+            "hidden_size": list(self.hidden_size),
+            "precision": self.precision,
+        }
+        head = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION}
+        return CalibrationDocument.model_validate(
+            {**head, "hardware": hardware, "model": model, **content}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
@@ -227,7 +246,7 @@ def calibrate(
     ------
     CommandError : pricing fails.
     """
-    rows = comparison.rows
+    rows = comparison.plans
     paths = {candidate.name: candidate.path for candidate in candidates}
     pricer = _Pricer([paths[row.plan.name] for row in rows], subject, lines, folder)
     measured = np.array([row.measured_s for row in rows])
@@ -318,59 +337,28 @@ def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocu
         return {"value": 1.0 if value is None else value, "low": low, "high": high}
 
     times = found.times
-    return CalibrationDocument.model_validate(
-        {
-            "format": CALIBRATION_FORMAT,
-            "version": CALIBRATION_VERSION,
-            "hardware": {
-                "name": subject.hardware,
-                "world_size": subject.world_size,
-                "estimated": subject.estimated,
-            },
-            "model": {
-                "name": subject.model,
-                "num_layers": subject.num_layers,
-                "seq_length": list(subject.seq_length),
-                "hidden_size": list(subject.hidden_size),
-                "precision": subject.precision,
-            },
-            "factors": {
-                "computation": entry(times.computation, found.computation_interval),
-                "communication": entry(times.communication, found.communication_interval),
-                "fixed_s": entry(times.fixed_s, found.fixed_interval_s),
-                "memory": entry(found.memory, found.memory_interval),
-            },
-            "fit": {
-                "num_plans": len(found.names),
-                "median_error_before": found.error(found.before_s),
-                "median_error_after": found.error(found.after_s),
-                "median_error_left_out": found.error(found.left_out_s),
-                "median_memory_error_before": found.memory_before,
-                "median_memory_error_after": found.memory_after,
-                "plans": [
-                    {
-                        "name": name,
-                        "measured_s": measured,
-                        "before_s": before,
-                        "after_s": after,
-                        "left_out_s": left,
-                    }
-                    for name, measured, before, after, left in zip(
-                        found.names,
-                        found.measured_s,
-                        found.before_s,
-                        found.after_s,
-                        found.left_out_s,
-                        strict=True,
-                    )
-                ],
-            },
-            "inputs": [
-                {"role": role, "path": path, "sha256": digest}
-                for role, path, digest in subject.inputs
-            ],
-            "notes": list(found.notes),
-        }
+    columns = (found.names, found.measured_s, found.before_s, found.after_s, found.left_out_s)
+    keys = ("name", "measured_s", "before_s", "after_s", "left_out_s")
+    return subject.document(
+        factors={
+            "computation": entry(times.computation, found.computation_interval),
+            "communication": entry(times.communication, found.communication_interval),
+            "fixed_s": entry(times.fixed_s, found.fixed_interval_s),
+            "memory": entry(found.memory, found.memory_interval),
+        },
+        fit={
+            "num_plans": len(found.names),
+            "median_error_before": found.error(found.before_s),
+            "median_error_after": found.error(found.after_s),
+            "median_error_left_out": found.error(found.left_out_s),
+            "median_memory_error_before": found.memory_before,
+            "median_memory_error_after": found.memory_after,
+            "plans": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+        },
+        inputs=[
+            {"role": role, "path": path, "sha256": digest} for role, path, digest in subject.inputs
+        ],
+        notes=list(found.notes),
     )
 
 
@@ -392,7 +380,12 @@ class _Pricer:
             return np.array([read_priced(plan)[1] for plan in self._plans])
         name = f"c{computation:.6g}-k{communication:.6g}"
         probe = self._lines.work / "probes" / f"{name}.json"
-        write_calibration(probe, self._document(computation, communication))
+        factors = {"computation": computation, "communication": communication}
+        factors |= {"fixed_s": 0.0, "memory": 1.0}
+        document = self._subject.document(
+            factors={factor: {"value": value} for factor, value in factors.items()}
+        )
+        write_calibration(probe, document)
         found = []
         for plan in self._plans:
             out = self._lines.work / "probes" / name / plan.name
@@ -414,35 +407,12 @@ class _Pricer:
         rest = np.maximum((here - communication * slope) / computation, 0.0)
         return TimeColumns(computation=rest, communication=slope)
 
-    def _document(self, computation: float, communication: float) -> CalibrationDocument:
-        subject = self._subject
-        return CalibrationDocument.model_validate(
-            {
-                "format": CALIBRATION_FORMAT,
-                "version": CALIBRATION_VERSION,
-                "hardware": {"name": subject.hardware, "world_size": subject.world_size},
-                "model": {
-                    "name": subject.model,
-                    "num_layers": subject.num_layers,
-                    "seq_length": list(subject.seq_length),
-                    "hidden_size": list(subject.hidden_size),
-                    "precision": subject.precision,
-                },
-                "factors": {
-                    "computation": {"value": computation},
-                    "communication": {"value": communication},
-                    "fixed_s": {"value": 0.0},
-                    "memory": {"value": 1.0},
-                },
-            }
-        )
-
 
 def _draws(
     comparison: Comparison, columns: TimeColumns
 ) -> tuple[list[tuple[TimeColumns, F64]], list[float]]:
     """Return what to fit again: other rounds and other plans, and memory of other stages."""
-    plans = [row.plan for row in comparison.rows]
+    plans = [row.plan for row in comparison.plans]
     times = resampled_s(plans, _DRAWS)
     generator = np.random.default_rng(_SEED)
     count = len(plans)
@@ -465,7 +435,7 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
     """Return predicted and counted bytes of all stages of all plans that were counted."""
     pairs = [
         pair
-        for row in comparison.rows
+        for row in comparison.plans
         if row.plan.peak_bytes
         for pair in zip(row.plan.predicted_bytes, row.plan.peak_bytes, strict=True)
     ]
