@@ -265,17 +265,10 @@ def test_report_and_document_say_the_same(
 
     verification, _, work = found
     out = io.StringIO()
-    shown = (
-        verification.subject,
-        verification.comparison,
-        verification.calibrated,
-        verification.calibration_path,
-        verification.notes,
-    )
-    show_verification(make_console(out), *shown)
+    show_verification(make_console(out), verification)
     text = out.getvalue()
-    content = verify_document(options_of(files, work), *shown)
-    json.dumps(content, allow_nan=False)
+    document = verify_document(options_of(files, work), verification)
+    content = json.loads(json.dumps(document, allow_nan=False))
 
     assert max(map(len, text.splitlines())) <= 100
     for row in content["plans"]:
@@ -305,11 +298,9 @@ def test_factors_that_fit_nothing_else_are_advised_against(
     assert verification.calibrated is not None
     calibrated = replace(verification.calibrated, left_out_s=verification.calibrated.before_s)
     out = io.StringIO()
-    rest = (calibrated, verification.calibration_path, verification.notes)
-    show_verification(make_console(out), verification.subject, verification.comparison, *rest)
-    content = verify_document(
-        options_of(files, work), verification.subject, verification.comparison, *rest
-    )
+    advised_against = replace(verification, calibrated=calibrated)
+    show_verification(make_console(out), advised_against)
+    content = verify_document(options_of(files, work), advised_against)
 
     assert f"do not use {work / 'calibration.json'}" in out.getvalue().replace("\n", " ")
     assert "applies it" not in out.getvalue()
