@@ -33,7 +33,7 @@ from profiler.model.record import Kind, ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
 from profiler.progress import Progress
-from profiler.show.head import show_fits
+from profiler.show.tables import show_fits
 
 __all__ = [
     "Forecast",
