@@ -28,6 +28,7 @@ __all__ = [
     "Session",
     "apply",
     "available_bytes",
+    "choose_backend",
     "claim_errors",
     "connect",
     "container_bytes",
@@ -365,18 +366,24 @@ def container_bytes(folder: Path) -> float:
     return math.inf if limit == "max" else max(0.0, float(limit) - used)
 
 
-def _choose_backend(options: HardwareOptions) -> str:
+def choose_backend(backend: str) -> str:
+    """Return the backend that `--backend` means here.
+
+    Raises
+    ------
+    OptionError: it needs a GPU, and torch finds none.
+    """
     import torch
 
     cuda = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    if options.backend == "auto":
+    if backend == "auto":
         return "nccl" if cuda else "gloo"
-    if options.backend == "nccl" and not cuda:
+    if backend == "nccl" and not cuda:
         raise OptionError(
             "--backend nccl: torch finds no CUDA device here; use --backend gloo, or install a "
             "torch with CUDA"
         )
-    return options.backend
+    return backend
 
 
 def claim_errors(environment: MutableMapping[str, str]) -> None:
@@ -398,7 +405,7 @@ def open_session(options: HardwareOptions) -> Session:
     import torch
     import torch.distributed as dist
 
-    backend = _choose_backend(options)
+    backend = choose_backend(options.backend)
     if options.cuda_graph and backend != "nccl":
         raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
     timeout = timedelta(seconds=options.timeout_s)

@@ -45,6 +45,7 @@ __all__ = [
     "count_step",
     "held_bytes",
     "layer_memory",
+    "local_tensor",
     "vocab_memory",
 ]
 
@@ -357,7 +358,7 @@ def count_memory(
     be real, or made inside a `FakeTensorMode` that is still active.
     """
     parameters = list(module.parameters())
-    own = [_local(parameter) for parameter in parameters]
+    own = [local_tensor(parameter) for parameter in parameters]
     tracker = _Tracker()
     for tensor in (*parameters, *module.buffers(), *shared):
         tracker.ignore(tensor)
@@ -392,7 +393,7 @@ def count_memory(
     )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return what a rank holds of a distributed tensor, any other tensor itself."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
@@ -446,7 +447,7 @@ class _Tracker(TorchDispatchMode):
 
     def see(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's storage, which is alive from now on if it is new."""
-        storage = _local(tensor).untyped_storage()
+        storage = local_tensor(tensor).untyped_storage()
         address = storage._cdata
         if address in self._numbers:
             return self._numbers[address]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autopar.command.options import Command
 from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
 from autopar.errors import AutoparError, InputError, OptionError
-from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
+from profiler.plan.job import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob

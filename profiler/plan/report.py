@@ -6,7 +6,7 @@ What is found is found elsewhere; here it becomes tables and documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -26,8 +26,7 @@ from profiler.plan.arithmetic import (
     held,
     stage_weights,
 )
-from profiler.plan.job import DryRunRank, PlanJob, RunResult, Verdict
-from profiler.plan.options import Mode
+from profiler.plan.job import DryRunRank, Mode, PlanJob, RunResult, Verdict
 from profiler.plan.question import Question
 
 __all__ = [
@@ -41,8 +40,6 @@ __all__ = [
     "gradient_note",
     "illegal_document",
     "no_prediction",
-    "optional_bytes",
-    "optional_seconds",
     "print_some",
     "run_document",
     "show_dry_run",
@@ -70,14 +67,10 @@ def print_some(
         print_line(console, f"and {len(rows) - _MOST_ROWS} more, which --json has", style="dim")
 
 
-def optional_seconds(value: float | None) -> str:
-    """Return a duration for people, nothing for None."""
-    return "" if value is None else format_seconds(value)
-
-
-def optional_bytes(value: float | None) -> str:
-    """Return a byte count for people, nothing for None."""
-    return "" if value is None else format_bytes(value)
+def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
+    """Return a prediction, nothing for None, what was measured, and their difference."""
+    then = "" if predicted is None else written(predicted)
+    return [then, written(measured), difference(predicted, measured)]
 
 
 def difference(predicted: float | None, measured: float) -> str:
@@ -217,10 +210,6 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 # What `profile-plan` found: memory counted or measured, times and losses, beside predictions.
 
 
-_MOST_STAGES = 24
-"""Stages whose times are listed; --json has all."""
-
-
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
     """Print what ranks would hold, and the prediction beside it."""
     print_heading(console, "counted on tensors without contents")
@@ -229,15 +218,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
             str(rank.rank),
             str(rank.stage),
             str(rank.num_parameters),
-            *(
-                format_bytes(n)
-                for n in (
-                    rank.parameter_bytes,
-                    rank.gradient_bytes,
-                    rank.optimizer_bytes,
-                    rank.peak_bytes,
-                )
-            ),
+            *map(format_bytes, (*_kept(rank), rank.peak_bytes)),
         ]
         for rank in ranks
     ]
@@ -270,9 +251,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         "counted, nor is what an allocator wastes",
         style="dim",
     )
-    note = gradient_note(question.job, prediction)
-    if note is not None:
-        print_line(console, note, style="yellow")
+    _print_gradient_note(console, question)
 
 
 def show_run(
@@ -317,27 +296,14 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
         return
     times = sorted(result.step_time_s)
     prediction = question.prediction
-    rows = [
-        [
-            "step",
-            optional_seconds(None if prediction is None else prediction.step_time_s),
-            format_seconds(median(times)),
-            difference(None if prediction is None else prediction.step_time_s, median(times)),
-        ]
-    ]
-    for stage, spans in enumerate(result.stage_time_s[:_MOST_STAGES]):
+    step_s = None if prediction is None else prediction.step_time_s
+    rows = [["step", *_beside(step_s, median(times), format_seconds)]]
+    for stage, spans in enumerate(result.stage_time_s[:_MOST_ROWS]):
         expected = _stage_times(prediction, stage, question.job.plan.num_microbatches)
         for key, name in (("forward_s", "forwards"), ("backward_s", "backwards")):
             if key in spans:
-                then = expected.get(key)
-                rows.append(
-                    [
-                        f"stage {stage}: {name}",
-                        optional_seconds(then),
-                        format_seconds(spans[key]),
-                        difference(then, spans[key]),
-                    ]
-                )
+                cells = _beside(expected.get(key), spans[key], format_seconds)
+                rows.append([f"stage {stage}: {name}", *cells])
         if "optimizer_s" in spans:
             rows.append([f"stage {stage}: optimizer", "", format_seconds(spans["optimizer_s"]), ""])
     print_heading(console, "time")
@@ -384,15 +350,7 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     rows = []
     for rank, peak in enumerate(result.peak_bytes):
         then = stages[rank // each] if stages else None
-        rows.append(
-            [
-                str(rank),
-                str(rank // each),
-                optional_bytes(then),
-                format_bytes(peak),
-                difference(then, peak),
-            ]
-        )
+        rows.append([str(rank), str(rank // each), *_beside(then, peak, format_bytes)])
     print_heading(console, "peak memory of a step")
     print_some(console, ["rank", "stage", "predicted", "measured", "difference"], rows, left=2)
     what = {
@@ -405,9 +363,17 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
     print_line(console, what[result.peak_source] + taken_off, style="dim")
     if not stages:
         print_line(console, no_prediction("memory"), style="dim")
-    note = gradient_note(question.job, prediction)
+    _print_gradient_note(console, question)
+
+
+def _print_gradient_note(console: Console, question: Question) -> None:
+    note = gradient_note(question.job, question.prediction)
     if note is not None:
         print_line(console, note, style="yellow")
+
+
+def _kept(held: Held | DryRunRank) -> tuple[int, int, int]:
+    return held.parameter_bytes, held.gradient_bytes, held.optimizer_bytes
 
 
 def _memory_rows(
@@ -415,21 +381,22 @@ def _memory_rows(
 ) -> list[list[str]]:
     rows = []
     for part in parts:
-        then, now = part.predicted_bytes, part.counted_bytes
-        apart = "" if part.name in AT_THE_PEAK else difference(then, now)
-        rows.append(["", part.name, optional_bytes(then), format_bytes(now), apart])
+        cells = _beside(part.predicted_bytes, part.counted_bytes, format_bytes)
+        if part.name in AT_THE_PEAK:  # compared together, below
+            cells[-1] = ""
+        rows.append(["", part.name, *cells])
     at_peak = [part for part in parts if part.name in AT_THE_PEAK]
     predicted = [part.predicted_bytes for part in at_peak if part.predicted_bytes is not None]
     if predicted:
-        then, now = sum(predicted), sum(part.counted_bytes for part in at_peak)
-        row = [optional_bytes(then), format_bytes(now), difference(then, now)]
-        rows.append(["", " and ".join(AT_THE_PEAK), *row])
+        now = sum(part.counted_bytes for part in at_peak)
+        cells = _beside(sum(predicted), now, format_bytes)
+        rows.append(["", " and ".join(AT_THE_PEAK), *cells])
     fixed = stage.memory_bytes.get("fixed") if stage is not None else None
     if fixed is not None:
         rows.append(["", "communicators", format_bytes(fixed), "", ""])
     whole = stage.tensor_bytes if stage is not None else None
-    name, peak = "all" if fixed is None else "all but communicators", rank.peak_bytes
-    rows.append(["", name, optional_bytes(whole), format_bytes(peak), difference(whole, peak)])
+    name = "all" if fixed is None else "all but communicators"
+    rows.append(["", name, *_beside(whole, rank.peak_bytes, format_bytes)])
     rows[0][0] = str(rank.rank)
     return rows
 
@@ -693,11 +660,11 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
             f"{stage.layers[0]}-{stage.layers[1]}",
             str(stage.in_flight),
             str(stage.held.num_parameters),
-            format_bytes(stage.held.parameter_bytes),
-            format_bytes(stage.held.gradient_bytes),
-            format_bytes(stage.held.optimizer_bytes),
-            optional_bytes(stage.held.gathered_bytes or None),
-            optional_bytes(stage.held.accumulated_bytes or None),
+            *map(format_bytes, _kept(stage.held)),
+            *(
+                format_bytes(n) if n else ""
+                for n in (stage.held.gathered_bytes, stage.held.accumulated_bytes)
+            ),
         ]
         for stage in report.stages
     ]
@@ -715,9 +682,7 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     if any(held.accumulated_bytes for held in kept):
         footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
     print_line(console, "; ".join(footnotes), style="dim")
-    note = gradient_note(question.job, question.prediction)
-    if note is not None:
-        print_line(console, note, style="yellow")
+    _print_gradient_note(console, question)
     if question.job.plan.num_stages > 1:
         print_line(
             console,

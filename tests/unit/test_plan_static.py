@@ -17,7 +17,7 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
-    Shape,
+    Tensors,
     examine,
     first_shapes,
     held,
@@ -114,9 +114,9 @@ def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
 
 def test_rows_are_whole() -> None:
     """5 rows over 4 ranks are 2 on the first; over 8, one."""
-    assert held((Shape(5, 10),), 4) == 20
-    assert held((Shape(5, 10, 3),), 8) == 30
-    assert held((Shape(0, 1),), 8) == 0
+    assert held((Tensors(5, 10),), 4) == 20
+    assert held((Tensors(5, 10, 3),), 8) == 30
+    assert held((Tensors(0, 1),), 8) == 0
 
 
 def llama(world: int, **changes: Any) -> PlanJob:
