@@ -338,32 +338,28 @@ def _bandwidth_row(
         value = bus_bytes_per_s(key[0], key[1], point.size_bytes, point.time_s)
     else:
         return None  # times alone are shown in the table of times
+    return _link(profile, key, series, value, point)
+
+
+def _link(
+    profile: Profile, key: SeriesKey, series: Series | None, value: float, point: Point | None
+) -> list[str]:
+    """Return scope, bandwidth, its percentiles and samples, and latency and slope of the fit."""
     scope = (series.scope if series else None) or scope_by_shape(profile, key) or ""
-    return [scope, format_rate(value), *_spread(key, point), *_line(series)]
-
-
-def _spread(key: SeriesKey, point: Point | None) -> list[str]:
-    """Return the bandwidths of the 5th and 95th percentile, and the number of samples."""
-    if point is None or point.low_s is None or point.high_s is None:
-        return ["", ""]
-    slow, fast = (
-        bus_bytes_per_s(key[0], key[1], point.size_bytes, time)
-        for time in (point.high_s, point.low_s)
-    )
-    count = str(point.num_samples) if point.num_samples is not None else ""
-    return [f"{format_rate(slow)}-{format_rate(fast)}", count]
-
-
-def _line(series: Series | None) -> list[str]:
-    """Return latency and slope bandwidth of the fit."""
-    if series is None or series.fit is None:
-        return ["", ""]
-    slope = series.slope_bytes_per_s
-    return [
+    spread, count, latency, slope = "", "", "", ""
+    if point is not None and point.low_s is not None and point.high_s is not None:
+        slow, fast = (
+            bus_bytes_per_s(key[0], key[1], point.size_bytes, time)
+            for time in (point.high_s, point.low_s)
+        )
+        spread = f"{format_rate(slow)}-{format_rate(fast)}"
+        count = str(point.num_samples) if point.num_samples is not None else ""
+    if series is not None and series.fit is not None:
         # three digits, since a fit knows no more
-        format_seconds(float(f"{series.fit[0]:.3g}")),
-        format_rate(slope) if slope is not None else "",
-    ]
+        latency = format_seconds(float(f"{series.fit[0]:.3g}"))
+        if series.slope_bytes_per_s is not None:
+            slope = format_rate(series.slope_bytes_per_s)
+    return [scope, format_rate(value), spread, count, latency, slope]
 
 
 def show_p2p(console: Console, profile: Profile) -> None:
@@ -374,18 +370,10 @@ def show_p2p(console: Console, profile: Profile) -> None:
     rows = []
     for entry in file.entries if file is not None else ():
         key = ("p2p", entry.group_size, True)
-        one = series.get(key)
         back = both.get(entry.group_size)
-        rows.append(
-            [
-                str(entry.group_size),
-                (one.scope if one else None) or scope_by_shape(profile, key) or "",
-                format_rate(entry.value),
-                *_spread(key, reference_cell(profile, entry)),
-                *_line(one),
-                format_rate(back.bus_bytes_per_s(back.points[-1])) if back else "",
-            ]
-        )
+        link = _link(profile, key, series.get(key), entry.value, reference_cell(profile, entry))
+        both_ways = format_rate(back.bus_bytes_per_s(back.points[-1])) if back else ""
+        rows.append([str(entry.group_size), *link, both_ways])
     copies = series.get(("memcopy", 1, True))
     if rows:
         print_heading(console, "bandwidth between pipeline stages")

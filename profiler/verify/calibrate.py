@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ __all__ = [
     "FEWEST",
     "LEAST",
     "Calibrated",
+    "Factor",
     "Fitted",
     "Subject",
     "TimeColumns",
@@ -200,17 +202,20 @@ class Subject:
         )
 
 
+class Factor(NamedTuple):
+    """What was fitted, and between which values it is with 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
     """Fitted factors, their intervals, and the errors before, after and left out."""
 
-    times: Fitted
-    memory: float | None
-    """None where nothing was counted."""
-    computation_interval: tuple[float, float]
-    communication_interval: tuple[float, float] | None
-    fixed_interval_s: tuple[float, float]
-    memory_interval: tuple[float, float] | None
+    factors: Mapping[str, Factor]
+    """Of computation, communication, fixed_s and memory those that the plans tell."""
     names: tuple[str, ...]
     measured_s: tuple[float, ...]
     before_s: tuple[float, ...]
@@ -230,7 +235,7 @@ class Calibrated:
 
     def error(self, times_s: Sequence[float]) -> float:
         """Return the median of |time / measured - 1|."""
-        return float(np.median(np.abs(np.array(times_s) / np.array(self.measured_s) - 1.0)))
+        return _error(np.array(times_s) / np.array(self.measured_s))
 
 
 def calibrate(
@@ -261,7 +266,7 @@ def calibrate(
         if np.allclose(after, times.times_s(columns), rtol=_NEAR):
             break
     drawn, drawn_memory = _draws(comparison, columns)
-    factors = [fit_times(*pair) for pair in drawn]
+    refitted = [fit_times(*pair) for pair in drawn]
     notes = []
     if times.communication is None:
         notes.append("these plans hardly communicate: its factor is left at 1")
@@ -277,75 +282,53 @@ def calibrate(
         )
     predicted, counted = _stages(comparison)
     memory = fit_bytes(predicted, counted) if len(counted) else None
-    known = memory is not None
-    computation, communication, fixed = (
-        _around(value, [x for x in drawn_values if x is not None])
-        for value, drawn_values in (
-            (c, [f.computation for f in factors]),
-            (k, [f.communication for f in factors]),
-            (times.fixed_s, [f.fixed_s for f in factors]),
-        )
-    )
-    memory_interval = None if memory is None else _around(memory, drawn_memory)
-    notes += _clipped(computation, communication, fixed, memory_interval)
+    samples: dict[str, list[float | None]] = {
+        name: [getattr(fitted, name) for fitted in refitted] for name in vars(times)
+    }
+    samples["memory"] = [*drawn_memory]
+    factors = {
+        name: _around(value, [x for x in samples[name] if x is not None])
+        for name, value in {**vars(times), "memory": memory}.items()
+        if value is not None
+    }
+    notes += _clipped(factors)
     return Calibrated(
-        times=times,
-        memory=memory,
-        computation_interval=computation,
-        communication_interval=None if times.communication is None else communication,
-        fixed_interval_s=fixed,
-        memory_interval=memory_interval,
+        factors=factors,
         names=tuple(row.plan.name for row in rows),
         measured_s=tuple(measured.tolist()),
         before_s=tuple(before.tolist()),
         after_s=tuple(after.tolist()),
         left_out_s=tuple(left_out_s(columns, measured).tolist()),
-        memory_before=float(np.median(np.abs(predicted / counted - 1.0))) if known else None,
-        memory_after=float(np.median(np.abs(memory * predicted / counted - 1.0)))
-        if memory is not None
-        else None,
+        memory_before=None if memory is None else _error(predicted / counted),
+        memory_after=None if memory is None else _error(memory * predicted / counted),
         notes=tuple(notes),
     )
 
 
-def _clipped(
-    computation: tuple[float, float],
-    communication: tuple[float, float],
-    fixed_s: tuple[float, float],
-    memory: tuple[float, float] | None,
-) -> list[str]:
+def _error(ratios: F64) -> float:
+    return float(np.median(np.abs(ratios - 1.0)))
+
+
+def _clipped(factors: Mapping[str, Factor]) -> list[str]:
     """Return what is to be said of intervals that end at the most that a calibration holds."""
-    ends = {
-        "factor of computation": (computation, MOST),
-        "factor of communication": (communication, MOST),
-        "time of every step": (fixed_s, MOST_S),
-        "factor of memory": (memory, MOST),
-    }
+    names = {name: (f"factor of {name}", MOST) for name in factors}
+    names["fixed_s"] = ("time of every step", MOST_S)
     return [
-        f"the {name} is {'' if interval[0] >= most else 'up to '}{most:g} or more, cut there: the "
-        "profiles are not of what ran; measure them again"
-        for name, (interval, most) in ends.items()
-        if interval is not None and interval[1] >= most
+        f"the {name} is {'' if factors[key].low >= most else 'up to '}{most:g} or more, cut there: "
+        "the profiles are not of what ran; measure them again"
+        for key, (name, most) in names.items()
+        if factors[key].high >= most
     ]
 
 
 def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocument:
     """Return the content of `calibration.json`."""
-
-    def entry(value: float | None, ends: tuple[float, float] | None) -> dict[str, float | None]:
-        low, high = ends or (None, None)
-        return {"value": 1.0 if value is None else value, "low": low, "high": high}
-
-    times = found.times
+    untold = {"value": 1.0, "low": None, "high": None}
+    factors = {name: factor._asdict() for name, factor in found.factors.items()}
     columns = (found.names, found.measured_s, found.before_s, found.after_s, found.left_out_s)
     keys = ("name", "measured_s", "before_s", "after_s", "left_out_s")
     return subject.document(
-        factors={
-            "computation": entry(times.computation, found.computation_interval),
-            "communication": entry(times.communication, found.communication_interval),
-            "fixed_s": entry(times.fixed_s, found.fixed_interval_s),
-            "memory": entry(found.memory, found.memory_interval),
-        },
+        factors={"communication": untold, "memory": untold, **factors},
         fit={
             "num_plans": len(found.names),
             "median_error_before": found.error(found.before_s),
@@ -443,7 +426,7 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
     return values[:, 0], values[:, 1]
 
 
-def _around(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+def _around(value: float, drawn: Sequence[float]) -> Factor:
     low, high = interval_of(np.array(drawn)) if drawn else (value, value)
     # few draws may all lie on one side of the fit itself
-    return min(low, value), max(high, value)
+    return Factor(value, min(low, value), max(high, value))

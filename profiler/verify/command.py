@@ -335,10 +335,10 @@ def _calibration(verification: Verification) -> dict[str, Any] | None:
         return None
     return {
         "path": None if path is None else str(path),
-        "computation": found.times.computation,
-        "communication": found.times.communication,
-        "fixed_s": found.times.fixed_s,
-        "memory": found.memory,
+        **{
+            name: found.factors[name].value if name in found.factors else None
+            for name in ("computation", "communication", "fixed_s", "memory")
+        },
         "median_error_before": found.error(found.before_s),
         "median_error_after": found.error(found.after_s),
         "median_error_left_out": found.error(found.left_out_s),
@@ -440,20 +440,13 @@ def _summary(c: Comparison) -> list[str]:
 
 
 def _factors(found: Calibrated) -> list[str]:
-    times = found.times
-    low, high = found.computation_interval
-    lines = [f"computation x {times.computation:.3f} ({low:.3f} to {high:.3f})"]
-    if times.communication is not None and found.communication_interval is not None:
-        low, high = found.communication_interval
-        lines.append(f"communication x {times.communication:.3f} ({low:.3f} to {high:.3f})")
-    low, high = found.fixed_interval_s
-    lines.append(
-        f"{format_seconds(times.fixed_s)} more per step ({format_seconds(low)} to "
-        f"{format_seconds(high)})"
-    )
-    if found.memory is not None and found.memory_interval is not None:
-        low, high = found.memory_interval
-        lines.append(f"memory x {found.memory:.3f} ({low:.3f} to {high:.3f})")
+    lines = []
+    for name, (value, low, high) in found.factors.items():
+        if name == "fixed_s":
+            ends = f"{format_seconds(low)} to {format_seconds(high)}"
+            lines.append(f"{format_seconds(value)} more per step ({ends})")
+        else:
+            lines.append(f"{name} x {value:.3f} ({low:.3f} to {high:.3f})")
     lines.append(
         f"median |error| of times: {found.error(found.before_s):.1%} before, "
         f"{found.error(found.after_s):.1%} after, {found.error(found.left_out_s):.1%} for a plan "

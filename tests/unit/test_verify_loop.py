@@ -182,7 +182,7 @@ def test_the_allocator_has_receive_buffers_too(files: Path, tmp_path: Path) -> N
     found = verified(files, tmp_path / "work", machine, plans=1, contrast=3, repeats=1)
 
     assert found.calibrated is not None
-    assert found.calibrated.memory == pytest.approx(TRUTH["memory"], rel=1e-5)
+    assert found.calibrated.factors["memory"].value == pytest.approx(TRUTH["memory"], rel=1e-5)
     rows = found.comparison.plans
     assert any(len(row.plan.predicted_bytes) == 2 for row in rows)
     for row in rows:
