@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
+
 from autopar.documents.sidecar import TensorKind
 from autopar.documents.spec import head_dim, padded_vocab_size
 from autopar.errors import InputError
@@ -37,7 +39,6 @@ __all__ = [
     "layouts",
     "micro_batches_in_flight",
     "stage_weights",
-    "strategy_label",
     "vocab_layout",
 ]
 
@@ -150,12 +151,8 @@ class Cube:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank of the stage on every axis."""
-        places = []
         # the last axis counts neighbours, so it varies fastest
-        for size in reversed(self.factors):
-            rank, place = divmod(rank, size)
-            places.append(place)
-        return tuple(reversed(places))
+        return tuple(map(int, np.unravel_index(rank, self.factors)))
 
     def size(self, axes: Axes) -> int:
         """Return the number of ranks along these axes."""
@@ -171,12 +168,9 @@ class Cube:
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """Return all groups of ranks of the stage that differ along these axes, in mesh order."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.num_ranks):
-            places = self.coordinates(rank)
-            rest = tuple(p for axis, p in enumerate(places) if axis not in axes)
-            found.setdefault(rest, []).append(rank)
-        return tuple(tuple(group) for group in found.values())
+        rest = [axis for axis in range(len(self.factors)) if axis not in axes]
+        mesh = np.arange(self.num_ranks).reshape(self.factors).transpose(*rest, *axes)
+        return tuple(map(tuple, mesh.reshape(-1, self.size(axes)).tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +473,7 @@ def examine(job: PlanJob) -> StaticReport:
         )
         first += size
     p, m = plan.num_stages, plan.num_microbatches
-    label = strategy_label(_vocab_strategy(plan), ranks // vocab.tp, plan)
+    label = _vocab_strategy(plan).label(ranks // vocab.tp, plan.default_dp_type)
     return StaticReport(
         stages=tuple(stages),
         mesh=mesh,
@@ -506,18 +500,6 @@ def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
     return (*layers, _vocab_weights(job, stage))
 
 
-def strategy_label(strategy: LayerStrategy, data_degree: int, plan: Plan) -> str:
-    """Return a strategy in short, e.g. `tp2-dp4-zero3-ckpt`; ddp is not said."""
-    tensor = f"ulysses{strategy.tp}" if strategy.ulysses else f"tp{strategy.tp}"
-    parts = [tensor + ("*" if strategy.strided else "")] if strategy.tp > 1 else []
-    parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
-    zero = _zero(plan, strategy)
-    parts.append(f"dp{data_degree}")
-    parts += [zero] if zero != "ddp" else []
-    parts += ["ckpt"] if strategy.checkpoint else []
-    return "-".join(parts)
-
-
 def _runs(
     job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]
 ) -> tuple[RunArithmetic, ...]:
@@ -532,7 +514,7 @@ def _runs(
                 first_layer=members[0],
                 last_layer=members[-1],
                 strategy=strategy,
-                label=strategy_label(strategy, degree, plan),
+                label=strategy.label(degree, plan.default_dp_type),
                 data_degree=degree,
                 samples=plan.global_batch // (plan.num_microbatches * degree),
                 tensor_axes=axes[members[0]],

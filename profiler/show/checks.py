@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.documents.hardware import MAKE_HARDWARE, hardware_file_name, read_hardware
-from autopar.documents.sidecar import Measurement, sidecar_path
+from autopar.documents.sidecar import DocumentKind, Measurement, sidecar_path
 from autopar.errors import DocumentError
 from autopar.statistics import summarize, warnings_of
 from autopar.units import GB, MS, format_count, format_seconds, format_size
@@ -146,20 +146,20 @@ def _place(folder: Folder, profile: Profile, series: Series, point: Point) -> tu
 
 def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
     """Yield values that are unlikely, with the mistake that explains them."""
-    for kind in ("allreduce", "p2p"):
+    checks: tuple[tuple[DocumentKind, Callable[[HardwareFile, Profile], Iterator[Finding]]], ...]
+    checks = (
+        ("allreduce", _faster_than_memory),
+        ("allreduce", _at_odds_with_times),
+        ("p2p", _faster_than_memory),
+        ("p2p", _at_odds_with_times),
+        ("allreduce", _slow_neighbours),
+        ("sp_time", _too_fast),
+        ("overlap", _coefficient),
+    )
+    for kind, check in checks:
         file = profile.file(kind)
         if file is not None:
-            yield from _faster_than_memory(file, profile)
-            yield from _at_odds_with_times(file, profile)
-    file = profile.file("allreduce")
-    if file is not None:
-        yield from _slow_neighbours(file, profile)
-    file = profile.file("sp_time")
-    if file is not None:
-        yield from _too_fast(file)
-    file = profile.file("overlap")
-    if file is not None:
-        yield from _coefficient(file)
+            yield from check(file, profile)
 
 
 def _faster_than_memory(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
@@ -221,7 +221,7 @@ def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
             )
 
 
-def _too_fast(file: HardwareFile) -> Iterator[Finding]:
+def _too_fast(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
         if entry.size_bytes is not None and entry.size_bytes / entry.value > _MAX_BYTES_PER_S:
             yield finding(
@@ -234,7 +234,7 @@ def _too_fast(file: HardwareFile) -> Iterator[Finding]:
             )
 
 
-def _coefficient(file: HardwareFile) -> Iterator[Finding]:
+def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
         if entry.value < 1.0:
             problem = f"the value is {entry.written:.4g} and is read as 1"

@@ -9,7 +9,7 @@ counts once, and a rule that nothing obeys here (odd heads, one rank) is left ou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -399,7 +399,11 @@ def describe(plan: Plan) -> str:
     if plan.num_stages > 1 and plan.pipeline_type == "gpipe":
         words.append("gpipe")
     runs = [(key, len(list(group))) for key, group in groupby(plan.layers)]
-    labels = [_strategy(s, ranks // (s.tp * s.cp), plan.default_dp_type) for s, _ in runs]
+    labels = [
+        # a rank of its own has no degree to say
+        s.label(ranks // (s.tp * s.cp), plan.default_dp_type).removeprefix("dp1").removeprefix("-")
+        for s, _ in runs
+    ]
     if len(runs) == 1:
         words += [labels[0]] if labels[0] else []
     else:
@@ -416,15 +420,3 @@ def describe(plan: Plan) -> str:
     elif _shards(plan) and _holds_alike(vocab.tp, vocab.ulysses, ranks):
         words.append("vzero2")
     return " ".join(words) or "one rank"
-
-
-def _strategy(strategy: LayerStrategy, data: int, default: str) -> str:
-    parts: Mapping[str, bool] = {
-        f"{'ulysses' if strategy.ulysses else 'tp'}{strategy.tp}": strategy.tp > 1,
-        "strided": strategy.strided,
-        f"dp{data}": data > 1,
-        "zero3": strategy.zero3,
-        "zero2": default == "zero2" and not strategy.zero3 and (data > 1 or strategy.ulysses),
-        "ckpt": strategy.checkpoint,
-    }
-    return "-".join(name for name, here in parts.items() if here)

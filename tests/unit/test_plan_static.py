@@ -24,7 +24,6 @@ from profiler.plan.arithmetic import (
     last_shapes,
     layer_shapes,
     micro_batches_in_flight,
-    strategy_label,
 )
 from profiler.plan.job import PlanJob
 
@@ -249,7 +248,7 @@ def test_mesh_and_axes() -> None:
     report = examine(PlanJob(plan=plan, spec=MODELS["untied"]))
     assert report.mesh == (2, 2, 2)
     assert [run.tensor_axes for run in report.stages[0].runs] == [(2,), (0,), (1, 2), ()]
-    assert report.stages[0].runs[1].label == "tp2*-dp4"
+    assert report.stages[0].runs[1].label == "tp2-strided-dp4"
 
 
 def test_what_the_executor_does_not_run_is_said() -> None:
@@ -260,7 +259,7 @@ def test_what_the_executor_does_not_run_is_said() -> None:
     assert report.obstacle is not None
     assert "context degree 2" in report.obstacle
     assert report.stages[0].held.num_parameters == TOTAL // 4
-    assert strategy_label(strategy, 2, llama(4).plan) == "cp2-dp2-zero3"
+    assert strategy.label(2, llama(4).plan.default_dp_type) == "cp2-dp2-zero3"
 
 
 def test_model_without_widths_is_refused() -> None:
