@@ -37,6 +37,7 @@ __all__ = [
     "forecast_line",
     "make_timer",
     "next_block",
+    "out_of_memory",
     "warmups",
 ]
 
@@ -170,6 +171,25 @@ def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
             "option out"
         )
     return HostTimer()
+
+
+_ALLOCATION_FAILURES = (
+    "out of memory",  # CUDA, also where a library or the driver reports it
+    "can't allocate memory",  # torch's allocator on CPU
+    "not enough memory",  # the same on Windows
+    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory could not be allocated, on any device."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
 
 
 # --------------------------------------------------------------------------------------------------

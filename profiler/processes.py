@@ -321,10 +321,11 @@ class Session:
         import torch
 
         if self.device.type == "cuda":
-            # ranks of one GPU divide what is free of it
-            sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
+            # ranks of one GPU divide what is free of it; another GPU may have more or fewer
+            uuid = self.infos[self.rank].device_uuid
+            num_sharing = sum(info.device_uuid == uuid for info in self.infos)
             # a tenth is left for NCCL's buffers
-            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
+            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / num_sharing
         else:
             # the ranks of a host share its memory
             own = available_bytes() * 0.7 / self.cluster.gpus_per_node

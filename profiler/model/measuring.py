@@ -21,7 +21,7 @@ from autopar.errors import AutoparError
 from autopar.estimate.memory import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
-from profiler.measure import Policy
+from profiler.measure import Policy, out_of_memory
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
@@ -35,7 +35,6 @@ from profiler.model.timing import (
     DEVICE_SAMPLE_S,
     device_memory,
     explain_difference,
-    out_of_memory,
     time_module,
     torch_dtype,
 )

@@ -21,7 +21,15 @@ from torch import nn
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from profiler.measure import Policy, Timer, choose_loops, make_timer, next_block, warmups
+from profiler.measure import (
+    Policy,
+    Timer,
+    choose_loops,
+    make_timer,
+    next_block,
+    out_of_memory,
+    warmups,
+)
 from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
@@ -40,7 +48,6 @@ __all__ = [
     "explain_difference",
     "figures_of",
     "optimizer_step",
-    "out_of_memory",
     "sample",
     "time_layer",
     "time_module",
@@ -55,25 +62,6 @@ __all__ = [
 #
 # What a forward keeps stays alive until its backward, as in training; gradients and graphs are
 # dropped between repetitions.
-
-
-_ALLOCATION_FAILURES = (
-    "out of memory",  # CUDA, also where a library or the driver reports it
-    "can't allocate memory",  # torch's allocator on CPU
-    "not enough memory",  # the same on Windows
-    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
-    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory could not be allocated, on any device."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
 
 
 class Passes:
