@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -182,8 +182,13 @@ class _Ledger:
         self._foreign: set[int] = set()
         """Storages that came from elsewhere and do not count."""
 
-    def made(self, storage: torch.UntypedStorage) -> None:
-        """Note a storage that an operator returned: alive from now on if it is new."""
+    def made(self, tensors: object) -> None:
+        """Note what an operator returned: its storages are alive from now on if they are new."""
+        for storage in _storages(tree_leaves(tensors)):
+            self.sized(storage)
+
+    def sized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage, which may be new, is as large as it is now."""
         number = self._numbers.get(storage._cdata)
         self._resize(self._enter(storage) if number is None else number, storage.nbytes())
 
@@ -211,16 +216,26 @@ class _Ledger:
         # the first of PARTS wins, so that the order of labels does not matter
         self._parts[number] = min(self._parts[number], PARTS.index(part))
 
-    def peak(self) -> tuple[int, Mapping[str, int]]:
-        """Return the most bytes that were alive at once, and what they were."""
+    def alive(self, part: str) -> int:
+        """Return the bytes that are alive now of what is for `part`."""
+        wanted = PARTS.index(part)
+        sizes = zip(self._parts, self._sizes, strict=True)
+        return sum(size for found, size in sizes if found == wanted)
+
+    def peak(self, first: int = 0) -> tuple[int, Mapping[str, int]]:
+        """Return the most bytes that were alive at once, and what they were.
+
+        first : the earliest of `PARTS` that counts.
+        """
         alive = [0] * len(PARTS)
         for number, size in self._before:
             alive[self._parts[number]] += size
-        total = most = sum(alive)
+        total = most = sum(alive[first:])
         parts = list(alive)
         for number, change in self._events:
+            # asked at the end: what a storage is for may be known only after it has gone
             alive[self._parts[number]] += change
-            total += change
+            total += change if self._parts[number] >= first else 0
             if total > most:
                 most, parts = total, list(alive)
         return most, dict(zip(PARTS, parts, strict=True))
@@ -245,17 +260,26 @@ class _Ledger:
 
 
 class _Watch(TorchDispatchMode):
-    """Shows a ledger what operators take and return."""
+    """Shows a ledger what operators take and return.
 
-    def __init__(self, ledger: _Ledger) -> None:
+    closely : also what happens inside the operators of wrappers; and leaves out tensors that no
+    operator made while it watched. Otherwise what any operator returns counts.
+    """
+
+    def __init__(self, ledger: _Ledger, *, closely: bool = True) -> None:
         super().__init__()
         self._ledger = ledger
+        self._closely = closely
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper's own operators come here one by one
         kwargs = kwargs or {}
         ledger = self._ledger
+        if not self._closely:
+            out = func(*args, **kwargs)
+            ledger.made(out)
+            return out
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper's own operators come here one by one
         # before the call, so that inputs that it returns are not taken for new
         for storage in _storages(tree_leaves((args, kwargs))):
             ledger.taken(storage)
@@ -264,8 +288,7 @@ class _Watch(TorchDispatchMode):
         if name == _WAIT:
             out = args[0]
         leaves = tree_leaves(out)
-        for storage in _storages(leaves):
-            ledger.made(storage)
+        ledger.made(leaves)
         part = _FSDP_PARTS.get(name)
         if part is not None:
             ledger.label((args, kwargs, leaves), part)
@@ -281,7 +304,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
         # FSDP2 keeps its unsharded parameters as storages without contents between uses
         ledger.label_storage(storage, "gathered parameters")
         out = resize(storage, size)
-        ledger.made(storage)
+        ledger.sized(storage)
         return out
 
     # put back as it was: an own attribute would shadow the inherited one for good
@@ -358,37 +381,33 @@ def count_memory(
     """
     parameters = list(module.parameters())
     own = [_local(parameter) for parameter in parameters]
-    tracker = _Tracker()
-    for tensor in (*parameters, *module.buffers(), *shared):
-        tracker.ignore(tensor)
-    for tensor in inputs:
-        tracker.see(tensor)
-    saved: set[int] = set()
+    ledger = _Ledger()
+    ledger.label((*parameters, *module.buffers(), *shared), "parameters")
+    ledger.made(inputs)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.add(tracker.see(tensor))
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        # whoever made it: a table that a module keeps as an attribute is kept for the backward, too
+        ledger.made([tensor])
+        ledger.label([tensor], "activations")
         return tensor
 
-    def unpack(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    with tracker:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with _Watch(ledger, closely=False):
+        with torch.autograd.graph.saved_tensors_hooks(saved, _unchanged):
             end = End.apply(module(*inputs))
         # between the passes: what autograd holds and is still alive, each storage once
-        activation = sum(tracker.alive_bytes(number) for number in saved)
+        activation = ledger.alive("activations")
         end.backward(torch.empty_like(end))
-    # gradients of parameters belong to the states, which the cost model counts itself
     for parameter in parameters:
-        if parameter.grad is not None:
-            tracker.ignore(parameter.grad)
-            parameter.grad = None
+        ledger.label([parameter.grad], "gradients")
+        parameter.grad = None
+    # parameters and their gradients belong to the states, which the cost model counts itself
+    peak, _ = ledger.peak(PARTS.index("activations"))
     return ExactMemory(
         num_parameters=sum(p.numel() for p in own),
         parameter_bytes=sum(p.numel() * p.element_size() for p in own),
         activation_bytes=activation,
         # what is kept counts for each micro-batch in flight, the rest of the peak once
-        peak_bytes=tracker.peak_bytes() - activation,
+        peak_bytes=peak - activation,
     )
 
 
@@ -412,76 +431,6 @@ class End(torch.autograd.Function):
         """Return ones in the shape of the output."""
         shape, dtype, device = ctx.like
         return torch.ones(shape, dtype=dtype, device=device)
-
-
-@dataclass
-class _Storage:
-    num_bytes: int
-    counts: bool = True
-    alive: bool = True
-
-
-@dataclass(eq=False)
-class _Changes:
-    """What came and went: storages by number, and the order of events."""
-
-    storages: list[_Storage] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
-
-
-class _Tracker(TorchDispatchMode):
-    """Watches which storages operators make, and when they are gone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[int, int] = {}
-        self._changes = _Changes()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.see(leaf)
-        return out
-
-    def see(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage, which is alive from now on if it is new."""
-        storage = _local(tensor).untyped_storage()
-        address = storage._cdata
-        if address in self._numbers:
-            return self._numbers[address]
-        changes = self._changes
-        number = self._numbers[address] = len(changes.storages)
-        changes.storages.append(_Storage(storage.nbytes()))
-        changes.events.append((number, 1))
-        weakref.finalize(storage, _gone, self._numbers, changes, address).atexit = False
-        return number
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave a tensor's storage out of every figure."""
-        self._changes.storages[self.see(tensor)].counts = False
-
-    def alive_bytes(self, number: int) -> int:
-        """Return the bytes of a storage, 0 when it is gone or ignored."""
-        storage = self._changes.storages[number]
-        return storage.num_bytes if storage.alive and storage.counts else 0
-
-    def peak_bytes(self) -> int:
-        """Return the most bytes that were alive at once."""
-        alive = peak = 0
-        for number, sign in self._changes.events:
-            storage = self._changes.storages[number]
-            # asked at the end: gradients are known as such only after the backward
-            if storage.counts:
-                alive += sign * storage.num_bytes
-                peak = max(peak, alive)
-        return peak
-
-
-def _gone(numbers: dict[int, int], changes: _Changes, address: int) -> None:
-    number = numbers.pop(address)
-    changes.storages[number].alive = False
-    changes.events.append((number, -1))
 
 
 # --------------------------------------------------------------------------------------------------
