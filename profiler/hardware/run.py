@@ -21,7 +21,7 @@ from profiler.hardware.cells import Cell, check_world, plan_cells
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import HardwareOptions
 from profiler.hardware.overlap import OVERLAP_WINDOW_S
-from profiler.hardware.record import Record
+from profiler.hardware.record import HardwareRecord
 from profiler.measure import Policy, expected_seconds, forecast_line
 from profiler.processes import Session, open_session
 from profiler.progress import Progress
@@ -249,7 +249,7 @@ _PATIENCE_S = 10.0
 class _State:
     """What rank 0's watching thread needs to end a run in order."""
 
-    record: Record | None = None
+    record: HardwareRecord | None = None
     progress: Progress | None = None
     cell: Cell | None = None
     """The cell in flight: neither measured nor marked as failed."""
@@ -315,7 +315,7 @@ def _measure_all(
         metadata = run_metadata(
             session.infos, argv, session.backend, options, dtype=session.dtype_name
         )
-        state.record = Record.open(
+        state.record = HardwareRecord(
             options.out,
             cluster=session.cluster,
             options=options,
@@ -380,7 +380,7 @@ def _finish(state: _State, session: Session, options: HardwareOptions, trouble: 
     )
 
 
-def _summary(record: Record) -> int:
+def _summary(record: HardwareRecord) -> int:
     """Say what was written; return 1 if cells failed."""
     num_ok, num_failed, num_skipped = record.counts()
     for warning in record.warnings():

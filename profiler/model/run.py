@@ -17,7 +17,7 @@ from typing import Any
 from autopar.command.run import say
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name
-from autopar.documents.sidecar import ModelMeasurement
+from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import head_dim, parameter_count
 from autopar.errors import InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec
@@ -29,7 +29,7 @@ from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.documents import main_fits
 from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
 from profiler.model.options import ModelOptions
-from profiler.model.record import Kind, ModelRecord, model_metadata
+from profiler.model.record import ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
 from profiler.progress import Progress
@@ -311,7 +311,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         cells = tuple(cell for cell in cells if cell.quantity != "memory")
         if not paths:
             return 0
-    record = ModelRecord.open(
+    record = ModelRecord(
         paths, spec, options, metadata=metadata, kinds=kinds, memory_bytes=info.memory_bytes
     )
     with record:
@@ -321,7 +321,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         return _summary(record, cells, options)
 
 
-def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[Kind, Path]:
+def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
     """Return where the asked-for files go.
 
     With `out` all of them there, else memory in `models/NAME/configs` and times in its folder of
@@ -335,11 +335,11 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[K
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip("-.") or "model"
     folder = Path("models") / name / "configs"
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
-    folders: dict[Kind, Path] = {
+    folders: dict[DocumentKind, Path] = {
         "computation": options.out or folder / slug,
         "memory": options.out or folder,
     }
-    found: dict[Kind, Path] = {}
+    found: dict[DocumentKind, Path] = {}
     for kind in options.profile_types:
         file = model_file_name(kind, options.dtype, spec)
         if options.unit != "all":
@@ -430,17 +430,16 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
 
 def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOptions) -> int:
     """Say what was found and written; return 1 if cells failed."""
-    statuses = record.statuses(cells)
+    counts = record.counts(cells)
     show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
     for warning in record.warnings(cells):
         say(f"warning: {warning}")
     for path in record.paths():
         sys.stdout.write(f"{path}\n")
     sys.stdout.flush()
-    counts = [statuses.count(status) for status in ("ok", "failed", "skipped")]
-    ok = format_count(counts[0], "cell")
-    say(f"{ok} measured, {counts[1]} failed, {counts[2]} left out")
-    return 1 if counts[1] else 0
+    ok = format_count(counts.ok, "cell")
+    say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out")
+    return 1 if counts.failed else 0
 
 
 @contextmanager
