@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK",
     "DeviceTimer",
+    "Forecast",
+    "ForecastPart",
     "HostTimer",
     "Policy",
     "Timer",
     "choose_loops",
     "expected_seconds",
-    "forecast_line",
     "make_timer",
     "next_block",
     "out_of_memory",
@@ -334,9 +335,42 @@ def _normal_orders(count: int) -> NDArray[np.float64]:
     return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
 
 
-def forecast_line(num_cells: int, seconds: float, probe_s: float) -> str:
-    """Return the last line of a dry run: how many cells take how long, and how long that took."""
-    return (
-        f"{format_count(num_cells, 'cell')} in about {format_duration(seconds)}; nothing was "
-        f"written (this forecast took {format_duration(probe_s)})"
-    )
+# --------------------------------------------------------------------------------------------------
+# How long a run will take, for `--dry-run`.
+
+
+class ForecastPart(NamedTuple):
+    """A cell, or cells that differ only in size: how many, and how long they take together."""
+
+    name: str
+    """In columns, like the heading."""
+    num_cells: int
+    seconds: float
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run would do."""
+
+    heading: str
+    """Of the columns before that of the seconds."""
+    parts: tuple[ForecastPart, ...]
+    probe_s: float
+    """What probing took."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration of the whole run."""
+        return sum(part.seconds for part in self.parts)
+
+    def describe(self) -> str:
+        """Return the forecast as lines of text."""
+        lines = [f"{self.heading} {'seconds':>8s}"]
+        lines += [f"{part.name} {part.seconds:>8.1f}{part.remark}" for part in self.parts]
+        num_cells = sum(part.num_cells for part in self.parts)
+        lines.append(
+            f"{format_count(num_cells, 'cell')} in about {format_duration(self.seconds)}; nothing "
+            f"was written (this forecast took {format_duration(self.probe_s)})"
+        )
+        return "\n".join(lines) + "\n"

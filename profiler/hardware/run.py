@@ -22,15 +22,12 @@ from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import HardwareOptions
 from profiler.hardware.overlap import OVERLAP_WINDOW_S
 from profiler.hardware.record import HardwareRecord
-from profiler.measure import Policy, expected_seconds, forecast_line
+from profiler.measure import Forecast, ForecastPart, Policy, expected_seconds
 from profiler.processes import Session, open_session
 from profiler.progress import Progress
 from profiler.watch import Trouble, Watch
 
 __all__ = [
-    "Forecast",
-    "KindForecast",
-    "describe_forecast",
     "forecast",
     "probe_policy",
     "run",
@@ -51,48 +48,6 @@ _PROBE_SECONDS = 0.3
 _LONG_PROBE_S = 0.15
 """Longest operation that is probed for what large messages take."""
 _BARRIERS = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindForecast:
-    """Cells that differ only in size: how many, and how long they will take together."""
-
-    operation: str
-    group_size: int
-    consecutive: bool
-    num_cells: int
-    num_skipped: int
-    """Cells whose buffers do not fit."""
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run would do."""
-
-    kinds: tuple[KindForecast, ...]
-    probe_s: float
-    """What probing took."""
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration of the whole run."""
-        return sum(kind.seconds for kind in self.kinds)
-
-
-def describe_forecast(found: Forecast) -> str:
-    """Return the forecast as lines of text."""
-    lines = [f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s} {'seconds':>8s}"]
-    for kind in found.kinds:
-        where = "consecutive" if kind.consecutive else "strided"
-        left_out = f"  {kind.num_skipped} do not fit in memory" if kind.num_skipped else ""
-        lines.append(
-            f"{kind.operation:<24s} {kind.group_size:>9d} {where:<12s} {kind.num_cells:>5d} "
-            f"{kind.seconds:>8.1f}{left_out}"
-        )
-    num_cells = sum(kind.num_cells for kind in found.kinds)
-    lines.append(forecast_line(num_cells, found.seconds, found.probe_s))
-    return "\n".join(lines) + "\n"
 
 
 def probe_policy(policy: Policy) -> Policy:
@@ -123,7 +78,10 @@ def forecast(
     for cell in cells:
         kinds.setdefault((cell.operation, cell.group_size, cell.consecutive), []).append(cell)
     found = tuple(_kind(of_kind, policy, driver, barrier_s) for of_kind in kinds.values())
-    return Forecast(kinds=found, probe_s=session.largest(time.perf_counter() - begun_s))
+    heading = f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s}"
+    return Forecast(
+        heading=heading, parts=found, probe_s=session.largest(time.perf_counter() - begun_s)
+    )
 
 
 def _barrier_seconds(barrier: Callable[[], None]) -> float:
@@ -135,21 +93,19 @@ def _barrier_seconds(barrier: Callable[[], None]) -> float:
     return (time.perf_counter() - begun_s) / _BARRIERS
 
 
-def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> KindForecast:
+def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> ForecastPart:
     fitting = [cell for cell in cells if driver.fits(cell)]
     seconds = 0.0
     if fitting and cells[0].operation.startswith(OVERLAP_PREFIX):
         seconds = _overlap_seconds(fitting, policy, driver)
     elif fitting:
         seconds = _collective_seconds(fitting, policy, driver, barrier_s)
-    return KindForecast(
-        operation=cells[0].operation,
-        group_size=cells[0].group_size,
-        consecutive=cells[0].consecutive,
-        num_cells=len(fitting),
-        num_skipped=len(cells) - len(fitting),
-        seconds=seconds,
-    )
+    cell, num_cells = cells[0], len(fitting)
+    where = "consecutive" if cell.consecutive else "strided"
+    name = f"{cell.operation:<24s} {cell.group_size:>9d} {where:<12s} {num_cells:>5d}"
+    num_skipped = len(cells) - num_cells
+    left_out = f"  {num_skipped} do not fit in memory" if num_skipped else ""
+    return ForecastPart(name, num_cells, seconds, left_out)
 
 
 def _collective_seconds(
@@ -307,7 +263,7 @@ def _measure_all(
         driver = Driver(session, watch, probe_policy(policy), check=options.check)
         found = forecast(cells, policy, driver, session)
         if is_first:
-            sys.stdout.write(describe_forecast(found))
+            sys.stdout.write(found.describe())
             sys.stdout.flush()
         return 0
     missing = cells

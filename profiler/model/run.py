@@ -24,7 +24,7 @@ from autopar.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect
-from profiler.measure import Policy, expected_seconds, forecast_line
+from profiler.measure import Forecast, ForecastPart, Policy, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.documents import main_fits
 from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
@@ -36,9 +36,7 @@ from profiler.progress import Progress
 from profiler.show.head import show_fits
 
 __all__ = [
-    "Forecast",
     "describe",
-    "describe_forecast",
     "forecast",
     "measure_cells",
     "profile_paths",
@@ -60,30 +58,6 @@ _SHORT_TOKENS = 64
 _VARIATION = 0.05
 """Scatter that is assumed of every cell."""
 _OPTIMIZER_SHARE = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run would do, and how long each cell will take."""
-
-    cells: tuple[tuple[ModelCell, float], ...]
-    """Cells with seconds."""
-    probe_s: float
-    """What probing took."""
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration of the whole run."""
-        return sum(seconds for _, seconds in self.cells)
-
-
-def describe_forecast(found: Forecast) -> str:
-    """Return the forecast as lines of text."""
-    width = max((len(cell.key) for cell, _ in found.cells), default=0)
-    lines = [f"{'cell':<{width}s}  {'seconds':>8s}"]
-    lines += [f"{cell.key:<{width}s}  {seconds:>8.1f}" for cell, seconds in found.cells]
-    lines.append(forecast_line(len(found.cells), found.seconds, found.probe_s))
-    return "\n".join(lines) + "\n"
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
@@ -131,12 +105,17 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
         memory_s = _memory_seconds(cells, measurer)
     finally:
         measurer.policy = policy
-    seconds = [
-        memory_s if cell.quantity == "memory" else _cell_seconds(cell, spec, probes, policy)
+    width = max((len(cell.key) for cell in cells), default=0)
+    parts = tuple(
+        ForecastPart(
+            f"{cell.key:<{width}s} ",
+            1,
+            memory_s if cell.quantity == "memory" else _cell_seconds(cell, spec, probes, policy),
+        )
         for cell in cells
-    ]
+    )
     return Forecast(
-        cells=tuple(zip(cells, seconds, strict=True)), probe_s=time.perf_counter() - begun_s
+        heading=f"{'cell':<{width}s} ", parts=parts, probe_s=time.perf_counter() - begun_s
     )
 
 
@@ -289,7 +268,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     measurer = _measurer(source, spec, options, device)
     measurer.rehearse(cells)
     if options.dry_run:
-        sys.stdout.write(describe_forecast(forecast(cells, spec, measurer)))
+        sys.stdout.write(forecast(cells, spec, measurer).describe())
         sys.stdout.flush()
         return 0
     info = collect(0, 0, device)

@@ -17,7 +17,6 @@ from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.measuring import is_out_of_memory, needed_bytes
 from profiler.model.run import (
     describe,
-    describe_forecast,
     forecast,
     measure_cells,
     profile_paths,
@@ -135,8 +134,8 @@ def test_a_forecast_names_every_cell() -> None:
 
     measurer = Policied()
     found = forecast(cells, LLAMA, measurer)  # type: ignore[arg-type]
-    seconds = {cell.key: s for cell, s in found.cells}
-    text = describe_forecast(found)
+    seconds = {part.name.rstrip(): part.seconds for part in found.parts}
+    text = found.describe()
 
     assert measurer.policy.max_seconds == 1e4
     assert len(measurer.measured) < len(cells)
