@@ -18,6 +18,7 @@ from autopar.command.show import (
     print_pair,
     print_table,
 )
+from autopar.documents.hardware import HardwareEntry
 from autopar.documents.sidecar import Measurement, newest_cells, read_sidecar
 from autopar.units import MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
@@ -26,7 +27,6 @@ from profiler.show.compare import Change, Comparison
 from profiler.show.head import show_fits, show_head, show_troubles
 from profiler.show.pictures import ASCII, UNICODE, Quantity, show_curves
 from profiler.show.read import (
-    Entry,
     Finding,
     Folder,
     Point,
@@ -66,7 +66,7 @@ def has_fits(path: Path) -> bool:
     DocumentError: the sidecar is damaged.
     """
     found = kind_of(path)
-    if found is None or found[0].kind != "computation":
+    if found is None or found[0] != "computation":
         return False
     return read_sidecar(path, "computation") is not None
 
@@ -155,7 +155,7 @@ def _kind(profile: Profile, key: SeriesKey) -> str:
 def _bandwidth_row(
     profile: Profile,
     key: SeriesKey,
-    entry: Entry | None,
+    entry: HardwareEntry | None,
     series: Series | None,
     size_bytes: float | None,
 ) -> list[str] | None:
