@@ -8,17 +8,20 @@ sample is their mean in seconds.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.command.run import say
 from autopar.errors import OptionError
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
@@ -33,6 +36,7 @@ __all__ = [
     "ForecastPart",
     "HostTimer",
     "Policy",
+    "Progress",
     "Timer",
     "choose_loops",
     "expected_seconds",
@@ -374,3 +378,73 @@ class Forecast:
             f"was written (this forecast took {format_duration(self.probe_s)})"
         )
         return "\n".join(lines) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a run is: a bar on a terminal, plain lines elsewhere.
+
+
+class Progress:
+    """Reports finished cells to stderr; a context manager."""
+
+    def __init__(self, num_cells: int, *, enabled: bool) -> None:
+        self._num_cells = num_cells
+        self._done = 0
+        self._begun_s = time.monotonic()
+        self._enabled = enabled
+        self._bar: object | None = None
+
+    def __enter__(self) -> Self:
+        if self._enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress as Bar,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            bar.add_task("measuring", total=self._num_cells)
+            bar.start()
+            self._bar = bar
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, so that what follows is readable."""
+        if self._bar is not None:
+            self._bar.stop()  # type: ignore[attr-defined]
+            self._bar = None
+
+    def begin(self, name: str) -> None:
+        """Show what is being measured."""
+        if self._bar is not None:
+            self._bar.update(0, description=name)  # type: ignore[attr-defined]
+
+    def report(self, line: str) -> None:
+        """Report a finished cell in these words."""
+        self._done += 1
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False)  # type: ignore[attr-defined]
+            self._bar.advance(0)  # type: ignore[attr-defined]
+        else:
+            count = f"[{self._done:>{len(str(self._num_cells))}d}/{self._num_cells}]"
+            say(f"{count} {line}")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
 from profiler.environment import RankInfo, check_alike, collect
-from profiler.hardware.cells import Cluster, Group, Round
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cluster, Group, HardwareOptions, Round
 from profiler.measure import Timer, make_timer
 
 if TYPE_CHECKING:

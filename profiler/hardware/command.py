@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from autopar.command.options import Command
 from autopar.command.run import describe_failure, end_of_rank, environment_rank, reader_left, say
 from autopar.errors import InputError
-from profiler.hardware.cells import check_world
-from profiler.hardware.options import PANELS, HardwareOptions, build_options
+from profiler.hardware.options import PANELS, HardwareOptions, build_options, check_world
 
 __all__ = ["COMMAND", "main", "run"]
 

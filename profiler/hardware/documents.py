@@ -25,8 +25,7 @@ from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
 from autopar.statistics import Summary, latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
-from profiler.hardware.cells import Cluster
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cluster, HardwareOptions
 
 __all__ = [
     "KINDS",

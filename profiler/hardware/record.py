@@ -13,7 +13,6 @@ from pathlib import Path
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import SIDECAR_VERSION, DocumentKind, Measurement, Run, Sidecar
 from profiler.environment import Metadata, comparable
-from profiler.hardware.cells import Cluster
 from profiler.hardware.documents import (
     KINDS,
     MEASURED_FOR,
@@ -25,7 +24,7 @@ from profiler.hardware.documents import (
     newest_measurements,
     requested_kinds,
 )
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.record import Content, DocumentFile, Record, incomparable, run_number
 
 __all__ = ["HardwareRecord"]

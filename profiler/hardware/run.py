@@ -13,21 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.command.run import say
+from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
+from autopar.hardware import OPERATIONS
 from autopar.statistics import summarize
-from autopar.units import format_count
+from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata
-from profiler.hardware.cells import Cell, check_world, plan_cells
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
-from profiler.hardware.options import HardwareOptions
-from profiler.hardware.overlap import OVERLAP_WINDOW_S
+from profiler.hardware.options import Cell, HardwareOptions, check_world, plan_cells
+from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord
-from profiler.measure import Forecast, ForecastPart, Policy, expected_seconds
+from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.processes import Session, open_session
-from profiler.progress import Progress
 from profiler.watch import Trouble, Watch
 
 __all__ = [
+    "describe",
     "forecast",
     "probe_policy",
     "run",
@@ -299,12 +300,38 @@ def _measure_all(
                 if state.record is not None:
                     state.record.put(measurement)
                 state.cell = None
-            state.progress.done(measurement)
+            state.progress.report(describe(measurement) if is_first else "")
     watch.step("the end")
     session.barrier()
     if state.record is None:
         return 0
     return _summary(state.record)
+
+
+def describe(measurement: Measurement) -> str:
+    """Return one line that says what a cell gave."""
+    m = measurement
+    group = (
+        f"{m.group_size} stages" if m.operation.startswith("p2p") else f"groups of {m.group_size}"
+    )
+    if not m.consecutive:
+        group = f"strided {group}"
+    name = f"{m.operation:<23s} {group:<20s} {format_exact_size(int(m.size_bytes or 0)):>5s}"
+    if m.status != "ok":
+        return f"{name}  {m.status}: {m.reason}"
+    if "time" not in m.samples_s:
+        found = slowdowns(m.samples_s)
+        return (
+            f"{name}  computation x{found.compute:.2f}, communication x{found.communication:.2f}, "
+            f"{100 * found.efficiency:.0f} % hidden"
+        )
+    summary = summarize(m.samples_s["time"])
+    # half of what 90 % of the samples lie in, as a share of the median
+    spread = (summary.high_s - summary.low_s) / 2.0 / summary.median_s
+    line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
+    traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
+    # a rank alone has no traffic
+    return f"{line}  {traffic / summary.median_s / GB:8.3f} GB/s" if traffic else line
 
 
 def _name(session: Session) -> str:

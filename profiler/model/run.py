@@ -24,7 +24,7 @@ from autopar.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect
-from profiler.measure import Forecast, ForecastPart, Policy, expected_seconds
+from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.documents import main_fits
 from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
@@ -32,8 +32,7 @@ from profiler.model.options import ModelOptions
 from profiler.model.record import ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
-from profiler.progress import Progress
-from profiler.show.head import show_fits
+from profiler.show.tables import show_fits
 
 __all__ = [
     "describe",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
@@ -34,7 +34,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import Summary, latency_bandwidth_fit, summarize
+from autopar.statistics import Summary, latency_bandwidth_fit, summarize, warnings_of
 from autopar.units import format_count
 from profiler.hardware.documents import UNITS, newest_measurements
 
@@ -49,6 +49,7 @@ __all__ = [
     "Severity",
     "Shape",
     "bus_bytes_per_s",
+    "cell_warnings",
     "finding",
     "is_of_model",
     "kind_of",
@@ -57,6 +58,8 @@ __all__ = [
     "reference_cell",
     "scope_by_shape",
     "series_of",
+    "stamps",
+    "stragglers",
     "time_of",
 ]
 
@@ -324,6 +327,40 @@ def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
                 cells[key] = cell
     by_time = sorted(runs.values(), key=lambda run: str(run.metadata.get("time_utc", "")))
     return Profile(shape=shape, files=tuple(files), runs=tuple(by_time), cells=cells)
+
+
+def stamps(profile: Profile) -> list[str]:
+    """Return what keeps the numbers from being measurements of a machine, in words."""
+    sidecars = profile.sidecars
+    found = []
+    if any(sidecar.estimated for sidecar in sidecars):
+        found.append("ESTIMATED from datasheets, not measured")
+    if any(sidecar.synthetic for sidecar in sidecars):
+        found.append("SYNTHETIC: exercises the code, describes no machine")
+    if any(cell.emulated for cell in profile.cells.values()):
+        found.append("EMULATED in part: one device played both sides")
+    return found
+
+
+def stragglers(profile: Profile) -> dict[tuple[int, str], list[tuple[str, float]]]:
+    """Return cells and ratios to the median rank, by rank and host that were much slower."""
+    found: dict[tuple[int, str], list[tuple[str, float]]] = {}
+    for cell in profile.cells.values():
+        for straggler in cell.stragglers:
+            found.setdefault((straggler.rank, straggler.host), []).append(
+                (cell.key, straggler.ratio)
+            )
+    return dict(sorted(found.items()))
+
+
+def cell_warnings(cells: Iterable[Measurement]) -> list[tuple[str, str]]:
+    """Return what is suspicious about the samples of cells: (key, sentence)."""
+    found = []
+    for cell in cells:
+        for quantity, samples in cell.samples_s.items() if cell.status == "ok" else ():
+            of = "" if quantity == "time" else f"{quantity.replace('_', ' ')}: "
+            found += [(cell.key, of + text) for text in warnings_of(samples)] if samples else []
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

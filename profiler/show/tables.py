@@ -1,4 +1,4 @@
-"""Sections of a hardware profile as tables: bandwidths, transfers, times, overlap.
+"""A profile as tables: what it is and what is wrong with it, bandwidths, transfers, times, overlap.
 
 Every section is a function of `SECTIONS` and prints nothing where there is nothing to show.
 """
@@ -19,12 +19,12 @@ from autopar.command.show import (
     print_table,
 )
 from autopar.documents.hardware import HardwareEntry
-from autopar.documents.sidecar import Measurement, newest_cells, read_sidecar
-from autopar.units import MIB, MS, format_count, format_seconds, format_size
+from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
+from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
+from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
-from profiler.model.documents import bad_fits, fit_cells
+from profiler.model.documents import bad_fits, fit_cells, largest_cell
 from profiler.show.compare import Change, Comparison
-from profiler.show.head import show_fits, show_head, show_troubles
 from profiler.show.pictures import ASCII, UNICODE, Quantity, show_curves
 from profiler.show.read import (
     Finding,
@@ -34,10 +34,13 @@ from profiler.show.read import (
     Series,
     SeriesKey,
     bus_bytes_per_s,
+    cell_warnings,
     kind_of,
     reference_cell,
     scope_by_shape,
     series_of,
+    stamps,
+    stragglers,
 )
 
 __all__ = [
@@ -46,12 +49,176 @@ __all__ = [
     "show_bandwidth",
     "show_comparison",
     "show_findings",
+    "show_fits",
     "show_folder",
+    "show_head",
     "show_model",
     "show_overlap",
     "show_p2p",
     "show_times",
+    "show_troubles",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Fitted times of a model as a table; `profile-model` ends with it, `profile-show` shows all.
+
+
+_COLUMNS = ["part", "pass", "sharding", "mode", "largest", "ms/sample", "90 %", "launch", "worst"]
+_LEGEND = (
+    "largest: the cell with the most tokens, batch x sequence length, and the fitted time there "
+    "with its 90 % interval by the scatter of the samples (none: wider than the time itself, so "
+    "that nothing follows from it); launch: the part that no batch changes; "
+    "worst: what the fit is off by at its worst cell, exact where too few cells could tell"
+)
+
+_EXACT = 1e-9
+
+
+def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
+    """Print a row for every fit, those that are far from a time in another colour."""
+    if not fits:
+        return
+    print_heading(console, "fitted times")
+    print_table(
+        console,
+        _COLUMNS,
+        [_fit_row(fit) for fit in fits],
+        left=5,
+        styles=["yellow" if abs(fit.worst_relative) > BAD_FIT else None for fit in fits],
+    )
+    print_line(console, _LEGEND, style="dim")
+
+
+def _fit_row(fit: TimeFit) -> list[str]:
+    cell = largest_cell(fit)
+    per_sample = MS * cell.batch
+    interval = ""
+    if cell.fitted_low_s is not None and cell.fitted_high_s is not None:
+        ends = (cell.fitted_low_s / per_sample, cell.fitted_high_s / per_sample)
+        spread = relative_spread(cell.fitted_low_s, cell.fitted_s, cell.fitted_high_s)
+        interval = "none" if spread > USABLE_SPREAD else "-".join(f"{end:.4g}" for end in ends)
+    launch_s = fit.coefficients.launch_s
+    return [
+        "other" if fit.layer_type is None else f"layer type {fit.layer_type}",
+        fit.time,
+        "" if fit.degree == 1 else f"{fit.kind} {fit.degree}",
+        fit.form,
+        f"{cell.batch} x {','.join(map(str, cell.seq_lengths))}",
+        f"{cell.fitted_s / per_sample:.4g}",
+        interval,
+        "" if launch_s is None else format_seconds(float(f"{launch_s:.3g}")),
+        # as few cells as terms are met exactly, which says nothing
+        f"{100 * fit.worst_relative:+.1f} %" if abs(fit.worst_relative) > _EXACT else "exact",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a profile comes from, by key of its metadata.
+
+
+_LABELS: dict[str, dict[str, str]] = {
+    "measured": {"time_utc": "", "command": ""},
+    "hosts": {"hosts": "", "world_size": "ranks: ", "ranks_per_gpu": "ranks per GPU: "},
+    "device": {"device": "", "driver": "driver "},
+    "software": {
+        "torch": "torch ",
+        "cuda": "CUDA ",
+        "nccl": "NCCL ",
+        "python": "Python ",
+        "autopar": "autopar ",
+    },
+    "method": {
+        "backend": "backend ",
+        "dtype": "",
+        "isolated": "one group at a time",
+        "cuda_graph": "CUDA graphs",
+    },
+}
+"""Lines of the head: the metadata they show and the words before each."""
+_LISTED = 8
+"""Cells listed by name before the rest is counted."""
+
+
+def show_head(console: Console, folder: Folder, profile: Profile) -> None:
+    """Print what a profile is, where and how it was measured, and what it is not."""
+    name = next((sidecar.name for sidecar in profile.sidecars if sidecar.name), None)
+    print_heading(console, f"hardware profile of {profile.title}" + (f": {name}" if name else ""))
+    for stamp in stamps(profile):
+        print_line(console, stamp, style="bold yellow")
+    print_pair(console, "read from", str(folder.path))
+    kinds = ", ".join(file.kind for file in profile.files)
+    print_pair(console, "files", kinds)
+    units = {file.unit for file in profile.files if file.kind in ("allreduce", "p2p")}
+    if not profile.sidecars:
+        print_pair(
+            console,
+            "measured",
+            "unknown: no sidecar is beside these files"
+            + (f"; bandwidths were read as {' and '.join(sorted(units))}" if units else ""),
+        )
+    source = "; ".join(dict.fromkeys(sidecar.source for sidecar in profile.sidecars))
+    if source:
+        tools = ", ".join(dict.fromkeys(sidecar.tool for sidecar in profile.sidecars))
+        print_pair(console, "source", f"{source} ({tools})")
+    data = dict(profile.metadata)
+    # the source says the command already
+    if str(data.get("command")) in source:
+        del data["command"]
+    for label, keys in _LABELS.items():
+        parts = [text for key, words in keys.items() if (text := _worded(words, data.get(key)))]
+        if parts:
+            print_pair(console, label, ", ".join(parts))
+    memory = [s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None]
+    size = [s.memory_bytes for s in profile.sidecars if s.memory_bytes is not None]
+    if memory or size:
+        parts = [f"{size[0] / GIB:.4g} GiB"] if size else []
+        parts += [f"{memory[0] / GB:.4g} GB/s"] if memory else []
+        print_pair(console, "device memory", ", ".join(parts))
+    if len(profile.runs) > 1:
+        print_pair(console, "runs", f"{len(profile.runs)}; the newest is described here")
+
+
+def _worded(words: str, value: str | float | bool | None) -> str:
+    """Return a circumstance in words; empty for what is unknown or does not hold."""
+    if value is None or value is False:
+        return ""
+    return words if value is True else f"{words}{value}"
+
+
+def show_troubles(console: Console, profile: Profile) -> None:
+    """Print cells that failed or were skipped, stragglers, and suspicious samples."""
+    for status in ("failed", "skipped"):
+        reasons: dict[str, list[str]] = {}
+        for cell in profile.cells.values():
+            if cell.status == status:
+                reasons.setdefault(cell.reason or "no reason was recorded", []).append(cell.key)
+        if reasons:
+            print_heading(console, f"{status} cells")
+        for reason, keys in reasons.items():
+            print_line(console, f"{_listed(keys)}: {reason}")
+    slow = stragglers(profile)
+    if slow:
+        print_heading(console, "stragglers")
+    for (rank, host), found in slow.items():
+        key, ratio = max(found, key=lambda item: item[1])
+        cells = format_count(len(found), "cell")
+        print_line(
+            console,
+            f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others ({key})",
+        )
+    warnings = cell_warnings(profile.cells.values())
+    if warnings:
+        print_heading(console, "suspicious samples")
+    for key, text in warnings[:_LISTED]:
+        print_line(console, f"{key}: {text}")
+    if len(warnings) > _LISTED:
+        print_line(console, f"and {len(warnings) - _LISTED} more; --validate lists all")
+
+
+def _listed(keys: list[str]) -> str:
+    more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+    return ", ".join(keys[:_LISTED]) + more
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +543,7 @@ def show_comparison(
         print_table(
             console,
             ["key", "old", "new", "new/old", "spread", "verdict"],
-            [_row(change) for change in listed],
+            [_change_row(change) for change in listed],
             styles=[_STYLES.get(change.verdict) for change in listed],
         )
     if len(listed) < len(comparison.changes):
@@ -388,7 +555,7 @@ def show_comparison(
             print_pair(console, f"only {side}", ", ".join(keys[:_ONE_SIDE]) + more)
 
 
-def _row(change: Change) -> list[str]:
+def _change_row(change: Change) -> list[str]:
     loud = change.verdict == "regression"
     return [
         change.key,

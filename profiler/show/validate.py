@@ -18,9 +18,8 @@ from autopar.documents.hardware import (
 from autopar.documents.sidecar import Measurement, sidecar_path
 from autopar.errors import DocumentError
 from autopar.units import GB, format_count, format_seconds, format_size
-from profiler.hardware.cells import Cluster, divisors
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, UNITS, derive
-from profiler.show.head import cell_warnings, stragglers
+from profiler.hardware.options import Cluster, divisors
 from profiler.show.read import (
     Finding,
     Folder,
@@ -29,11 +28,13 @@ from profiler.show.read import (
     Profile,
     Series,
     Severity,
+    cell_warnings,
     finding,
     point_key,
     reference_cell,
     scope_by_shape,
     series_of,
+    stragglers,
 )
 
 __all__ = [

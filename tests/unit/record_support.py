@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autopar.documents.sidecar import Sidecar, read_sidecar
 from profiler.environment import Metadata
-from profiler.hardware.cells import Cell, plan_cells
+from profiler.hardware.options import Cell, plan_cells
 from profiler.hardware.record import HardwareRecord
 from tests.unit.measured import METADATA, MIB, make_cluster, make_options, measure
 
