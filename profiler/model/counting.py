@@ -28,12 +28,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
+from autopar.documents.sidecar import TensorKind
 from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.parallel import SoleRank
-from profiler.model.layers.sharding import Checkpoint, Sharding
+from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
 __all__ = [
@@ -333,39 +333,7 @@ class ExactMemory:
     """Kept from forward to backward."""
     peak_bytes: int
     """The most that is alive at once, above what is kept."""
-    part: Part = "layer"
-    batch: int = 1
-    seq_lengths: tuple[int, ...] = ()
-    degree: int = 1
-    kind: TensorKind = "sp"
-    checkpoint: Checkpoint = "none"
     notes: tuple[str, ...] = ()
-
-    def measurement(
-        self, *, key: str, layer_type: int | None = None, elapsed_s: float = 0.0
-    ) -> ModelMeasurement:
-        """Return the cell that a sidecar keeps of this."""
-        return ModelMeasurement(
-            key=key,
-            quantity="memory",
-            part=self.part,
-            layer_type=layer_type,
-            batch=self.batch,
-            seq_lengths=list(self.seq_lengths),
-            degree=self.degree,
-            kind=self.kind,
-            checkpoint=self.checkpoint,
-            source="exact",
-            status="ok",
-            bytes={
-                "parameters": float(self.parameter_bytes),
-                "activation": float(self.activation_bytes),
-                "peak": float(self.peak_bytes),
-            },
-            num_parameters=self.num_parameters,
-            notes=list(self.notes),
-            elapsed_s=elapsed_s,
-        )
 
 
 def count_memory(
@@ -479,15 +447,7 @@ def layer_memory(
         )
         # beyond the first there is the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
-    return dataclasses.replace(
-        counted,
-        batch=batch,
-        seq_lengths=(spec.seq_length,),
-        degree=sharding.degree,
-        kind=sharding.kind,
-        checkpoint=sharding.checkpoint,
-        notes=tuple(notes),
-    )
+    return dataclasses.replace(counted, notes=tuple(notes))
 
 
 def vocab_memory(
@@ -518,15 +478,7 @@ def vocab_memory(
     notes = []
     if part == "last" and spec.tied_embeddings:
         notes.append("the table is tied to the first stage's, of which this stage has a copy")
-    return dataclasses.replace(
-        counted,
-        part=part,
-        batch=batch,
-        seq_lengths=tuple(layer.seq_length for layer in spec.layers),
-        degree=degree,
-        kind=kind,
-        notes=tuple(notes),
-    )
+    return dataclasses.replace(counted, notes=tuple(notes))
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -1,9 +1,9 @@
-"""Times one part of a model on one device: forward, backward, recomputation and optimizer apart.
+"""Times one module on one device: forward, backward, recomputation and optimizer apart.
 
-`time_module` measures any module, `time_layer` a layer of a spec as one rank of a tensor group
-holds it. Data are random, autograd is on as in training, and what a forward keeps stays alive
-until its backward; gradients and graphs are dropped between repetitions. The cache of the device
-is not flushed: in training, too, a layer finds there what the one before it has left.
+Which module stands for a cell is in `measuring`. Data are random, autograd is on as in training,
+and what a forward keeps stays alive until its backward; gradients and graphs are dropped between
+repetitions. The cache of the device is not flushed: in training, too, a layer finds there what the
+one before it has left.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
 from profiler.measure import (
     Policy,
     Timer,
@@ -30,12 +28,8 @@ from profiler.measure import (
     out_of_memory,
     warmups,
 )
-from profiler.model.cells import seqs_text, with_seq_lengths
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
-from profiler.model.layers.parallel import timed_group
-from profiler.model.layers.sharding import Sharding
-from profiler.model.layers.vocab import VocabPart, build_stack, build_vocab, vocab_inputs
 
 __all__ = [
     "APART",
@@ -49,10 +43,7 @@ __all__ = [
     "figures_of",
     "optimizer_step",
     "sample",
-    "time_layer",
     "time_module",
-    "time_stack",
-    "time_vocab",
     "torch_dtype",
 ]
 
@@ -408,58 +399,6 @@ def torch_dtype(name: str) -> torch.dtype:
     return result
 
 
-def time_layer(
-    spec: LayerSpec,
-    sharding: Sharding,
-    *,
-    batch: int,
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    encoder_seq_length: int | None = None,
-    backward: bool = True,
-    checkpoint: bool = True,
-    optimizer: bool = True,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of one layer on one rank of its tensor group.
-
-    The rank's share of weights and activations lies on `device`; collectives cost nothing here
-    (see `LocalGroup`). A layer that `sharding` checkpoints recomputes inside its `backward`.
-    Raises InputError where the layer cannot be laid out like this.
-    """
-    from profiler.model.layers.blocks import build_layer, layer_inputs
-    from profiler.model.layers.parallel import timed_group
-
-    sharding.check(spec)
-    element = torch_dtype(dtype)
-    return time_module(
-        lambda: build_layer(
-            spec,
-            sharding,
-            group=timed_group(sharding.degree),
-            dtype=element,
-            device=device,
-            expert_group=timed_group(sharding.expert_degree),
-        ),
-        lambda: layer_inputs(
-            spec,
-            sharding,
-            batch=batch,
-            dtype=element,
-            device=device,
-            encoder_seq_length=encoder_seq_length,
-        ),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {spec.seq_length}",
-        backward=backward,
-        checkpoint=checkpoint and sharding.checkpoint == "none",
-        optimizer=optimizer,
-        timer=timer,
-    )
-
-
 def time_module(
     module: nn.Module | Callable[[], nn.Module],
     make_inputs: Callable[[], tuple[Any, ...]],
@@ -533,92 +472,3 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
         gc.collect()  # what lies in cycles would be missing for a larger cell
         torch.cuda.empty_cache()
     return replace(result, elapsed_s=time.perf_counter() - began_s)
-
-
-# --------------------------------------------------------------------------------------------------
-# Times what surrounds the layers of a model, and whole forwards of models with few layers.
-#
-# Whole forwards are what the documented raw keys `layernum[...]` hold, and what a layer measured
-# alone is checked against: the difference of two of them is a layer among others.
-
-
-def time_vocab(
-    spec: ModelSpec,
-    *,
-    part: VocabPart = "only",
-    degree: int = 1,
-    kind: TensorKind = "sp",
-    batch: int,
-    seq_lengths: tuple[int, ...],
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    backward: bool = True,
-    optimizer: bool = True,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of embedding, head and loss on one rank of a vocabulary group.
-
-    seq_lengths : of all layer types. Collectives cost nothing here (see `LocalGroup`). Nothing
-    of it is ever recomputed. Raises InputError for what cannot be laid out like this.
-    """
-    sized = with_seq_lengths(spec, seq_lengths)
-    element = torch_dtype(dtype)
-    return time_module(
-        lambda: build_vocab(
-            sized,
-            part,
-            degree=degree,
-            kind=kind,
-            group=timed_group(degree),
-            dtype=element,
-            device=device,
-        ),
-        lambda: vocab_inputs(
-            sized, part, degree=degree, kind=kind, batch=batch, dtype=element, device=device
-        ),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}",
-        backward=backward,
-        checkpoint=False,
-        optimizer=optimizer,
-        timer=timer,
-    )
-
-
-def time_stack(
-    spec: ModelSpec,
-    num_layers: Sequence[int],
-    *,
-    batch: int,
-    seq_lengths: tuple[int, ...],
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of the whole forward of a model with so many layers of each type.
-
-    seq_lengths : of all layer types. Autograd is on, as it is where a layer is timed alone.
-    Raises InputError for what cannot be built.
-    """
-    sized = with_seq_lengths(spec, seq_lengths)
-    layers = (
-        replace(layer, num_layers=count)
-        for layer, count in zip(sized.layers, num_layers, strict=True)
-    )
-    sized = replace(sized, layers=tuple(layers))
-    element = torch_dtype(dtype)
-    counts = seqs_text(tuple(num_layers))
-    return time_module(
-        lambda: build_stack(sized, dtype=element, device=device).module,
-        lambda: vocab_inputs(sized, "only", batch=batch, dtype=element, device=device),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}, {counts} layers",
-        backward=False,
-        checkpoint=False,
-        optimizer=False,
-        timer=timer,
-    )
