@@ -43,6 +43,7 @@ __all__ = [
     "make_timer",
     "next_block",
     "out_of_memory",
+    "torch_dtype",
     "warmups",
 ]
 
@@ -195,6 +196,24 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the element type of `bf16`, `fp16` or `fp32`.
+
+    Raises
+    ------
+    OptionError: it has another name.
+    """
+    import torch
+
+    if name not in _DTYPES:
+        raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
+    result: torch.dtype = getattr(torch, _DTYPES[name])
+    return result
 
 
 # --------------------------------------------------------------------------------------------------

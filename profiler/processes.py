@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autopar.errors import InputError, OptionError
 from profiler.environment import RankInfo, check_alike, collect
 from profiler.hardware.options import Cluster, Group, HardwareOptions, Round
-from profiler.measure import Timer, make_timer
+from profiler.measure import Timer, make_timer, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -203,9 +203,6 @@ def _listed(ranks: Sequence[int]) -> str:
 # The session: this rank, its device, its groups, and an end in order.
 
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 class Session:
     """What one rank needs to measure with the others; made by `open_session`."""
 
@@ -243,10 +240,7 @@ class Session:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of every message."""
-        import torch
-
-        result: torch.dtype = getattr(torch, _DTYPES[self.dtype_name])
-        return result
+        return torch_dtype(self.dtype_name)
 
     def timer(self, cuda_graph: bool) -> Timer:
         """Return the timer of this device."""

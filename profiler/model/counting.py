@@ -29,15 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autopar.documents.sidecar import TensorKind
-from autopar.errors import OptionError
 from autopar.model import LayerSpec, ModelSpec
+from profiler.measure import torch_dtype
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.parallel import SoleRank
+from profiler.model.layers.parallel import sole_group
 from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
 __all__ = [
-    "DTYPES",
     "PARTS",
     "End",
     "ExactMemory",
@@ -408,9 +407,6 @@ class End(torch.autograd.Function):
 # group that exchanges nothing; `counting` says what is counted.
 
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
 def layer_memory(
     spec: LayerSpec,
     sharding: Sharding,
@@ -420,7 +416,7 @@ def layer_memory(
     encoder_seq_length: int | None = None,
 ) -> ExactMemory:
     """Return the memory of one layer on one rank; raises InputError for what cannot be built."""
-    torch_dtype = _torch_dtype(dtype)
+    element = torch_dtype(dtype)
     notes = []
     if spec.cross_attention:
         notes.append("the encoder's output is not counted here: all decoder layers share it")
@@ -432,16 +428,16 @@ def layer_memory(
         module = build_layer(
             spec,
             sharding,
-            group=_alone(sharding.degree),
-            dtype=torch_dtype,
+            group=sole_group(sharding.degree),
+            dtype=element,
             device="cpu",
-            expert_group=_alone(sharding.expert_degree),
+            expert_group=sole_group(sharding.expert_degree),
         )
         inputs = layer_inputs(
             spec,
             sharding,
             batch=batch,
-            dtype=torch_dtype,
+            dtype=element,
             device="cpu",
             encoder_seq_length=encoder_seq_length,
         )
@@ -460,32 +456,22 @@ def vocab_memory(
     dtype: str = "bf16",
 ) -> ExactMemory:
     """Return the memory of what surrounds the layers, on one rank of a vocabulary group."""
-    torch_dtype = _torch_dtype(dtype)
+    element = torch_dtype(dtype)
     with FakeTensorMode():
         module = build_vocab(
             spec,
             part,
             degree=degree,
             kind=kind,
-            group=_alone(degree),
-            dtype=torch_dtype,
+            group=sole_group(degree),
+            dtype=element,
             device="cpu",
         )
         inputs = vocab_inputs(
-            spec, part, degree=degree, kind=kind, batch=batch, dtype=torch_dtype, device="cpu"
+            spec, part, degree=degree, kind=kind, batch=batch, dtype=element, device="cpu"
         )
         counted = count_memory(module, inputs)
     notes = []
     if part == "last" and spec.tied_embeddings:
         notes.append("the table is tied to the first stage's, of which this stage has a copy")
     return dataclasses.replace(counted, notes=tuple(notes))
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise OptionError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
-
-
-def _alone(degree: int) -> SoleRank | None:
-    return SoleRank(degree) if degree > 1 else None

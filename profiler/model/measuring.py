@@ -22,11 +22,11 @@ from autopar.errors import AutoparError
 from autopar.estimate.memory import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
-from profiler.measure import Policy, Timer, out_of_memory
+from profiler.measure import Policy, Timer, out_of_memory, torch_dtype
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory, layer_memory, vocab_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.parallel import SoleRank, timed_group
+from profiler.model.layers.parallel import sole_group, timed_group
 from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import build_stack, build_vocab, vocab_inputs
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
@@ -36,11 +36,9 @@ from profiler.model.timing import (
     DEVICE_SAMPLE_S,
     Timed,
     allocated_by,
-    device_memory,
     explain_difference,
     figures_of,
     time_module,
-    torch_dtype,
 )
 from profiler.processes import available_bytes
 
@@ -51,7 +49,6 @@ __all__ = [
     "Measurer",
     "ModuleMeasurer",
     "SpecMeasurer",
-    "alone",
     "build_half",
     "cell_part",
     "counted_as",
@@ -108,11 +105,6 @@ class _Half(nn.Module):
 # exchange nothing; those of `timed_group` cost nothing at all.
 
 
-def alone(degree: int) -> SoleRank | None:
-    """Return a group of so many ranks that allocates what a real one would; None for one."""
-    return SoleRank(degree) if degree > 1 else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class CellPart:
     """One part of a model at one size, ready to be built."""
@@ -130,7 +122,7 @@ def cell_part(
     unit: Unit,
     dtype: Dtype,
     device: torch.device | str,
-    group_of: Callable[[int], Any] = alone,
+    group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
     """Return the part of a cell; building it raises InputError for what cannot be built.
 
@@ -576,7 +568,7 @@ class ModuleMeasurer(Measurer):
             made["inputs"] = layer.inputs
             return _Recomputed(layer.module) if cell.checkpoint == "full" else layer.module
 
-        return device_memory(build, lambda: made["inputs"], self.device)
+        return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
 
     def _vocab(self, cell: ModelCell) -> ExactMemory:
         # what an untypical first layer has beyond the others counts as not of the layers

@@ -38,13 +38,11 @@ __all__ = [
     "Passes",
     "Timed",
     "allocated_by",
-    "device_memory",
     "explain_difference",
     "figures_of",
     "optimizer_step",
     "sample",
     "time_module",
-    "torch_dtype",
 ]
 
 
@@ -60,8 +58,6 @@ class Passes:
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Prepare passes; tensors of floating point among the inputs get gradients."""
-        import torch
-
         # evaluation would skip what training does, such as dropout
         self._module = module.train()
         self._inputs = tuple(
@@ -87,8 +83,6 @@ class Passes:
 
     def recompute(self) -> None:
         """Run the module again as a checkpoint does in its backward, and keep its output."""
-        import torch
-
         inputs = (
             # a checkpoint recomputes from its input, not through it
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
@@ -107,8 +101,6 @@ class Passes:
         where : the size, for messages; backward : whether the backward will be run.
         Raises InputError where the module fails by itself, or returns what has no backward.
         """
-        import torch
-
         name = type(self._module).__name__
         try:
             self.forward()
@@ -148,8 +140,6 @@ def optimizer_step(
     parameters: list[nn.Parameter], device: torch.device
 ) -> Callable[[], None] | None:
     """Return a step of AdamW on float32 copies, and back to the parameters; None without any."""
-    import torch
-
     if not parameters:
         return None
     # mixed precision steps float32 copies, whatever the weights are
@@ -294,17 +284,6 @@ def allocated_by(
     )
 
 
-def device_memory(
-    build: Callable[[], nn.Module],
-    make_inputs: Callable[[], Sequence[torch.Tensor]],
-    device: torch.device,
-    *,
-    shared: int = 1,
-) -> dict[str, float]:
-    """Return `device_activation` and `device_peak` of a module, in bytes (see `allocated_by`)."""
-    return figures_of(allocated_by(build, make_inputs, device, shared=shared))
-
-
 def figures_of(found: Allocated) -> dict[str, float]:
     """Return the figures that a memory cell keeps, by their names there."""
     return {
@@ -370,7 +349,6 @@ def _rounded(num_bytes: int) -> int:
 
 _LOG = logging.getLogger(__name__)
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DEVICE_SAMPLE_S = 1e-2
 """A repetition on a GPU begins with an idle device: up to 50 us pass before its first kernel."""
 _OPTIMIZER_SHARE = 0.25
@@ -389,14 +367,6 @@ class Timed:
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     """Seconds on the wall, with everything that surrounds the repetitions."""
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the element type of `bf16`, `fp16` or `fp32`."""
-    import torch
-
-    result: torch.dtype = getattr(torch, _DTYPES[name])
-    return result
 
 
 def time_module(
@@ -422,7 +392,6 @@ def time_module(
     Memory that is missing, or an output that is not finite, fails the cell.
     Raises InputError where the module fails by itself, or returns something else.
     """
-    import torch
 
     def measure() -> Timed:
         built = module if isinstance(module, torch.nn.Module) else module()
@@ -452,8 +421,6 @@ def time_module(
 
 def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> Timed:
     """Return what `measure` returns, or a failed cell where memory is missing."""
-    import torch
-
     began_s = time.perf_counter()
     result: Timed | None = None
     # the caller's random numbers are left alone

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from profiler.measure import Policy, out_of_memory
+from profiler.measure import Policy, out_of_memory, torch_dtype
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from torch import nn  # noqa: E402
 
-from profiler.model.timing import time_module, torch_dtype  # noqa: E402
+from profiler.model.timing import time_module  # noqa: E402
 
 CPU = torch.device("cpu")
 QUICK = Policy(iters=8, warmup=2, max_seconds=0.2)
