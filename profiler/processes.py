@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
 from profiler.environment import RankInfo, check_alike, collect
-from profiler.hardware.cells import Cluster, Group, Round
-from profiler.hardware.options import HardwareOptions
-from profiler.measure import Timer, make_timer
+from profiler.hardware.options import Cluster, Group, HardwareOptions, Round
+from profiler.measure import Timer, make_timer, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -205,9 +204,6 @@ def _listed(ranks: Sequence[int]) -> str:
 # The session: this rank, its device, its groups, and an end in order.
 
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 class Session:
     """What one rank needs to measure with the others; made by `open_session`."""
 
@@ -245,10 +241,7 @@ class Session:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of every message."""
-        import torch
-
-        result: torch.dtype = getattr(torch, _DTYPES[self.dtype_name])
-        return result
+        return torch_dtype(self.dtype_name)
 
     def timer(self, cuda_graph: bool) -> Timer:
         """Return the timer of this device."""
@@ -322,10 +315,11 @@ class Session:
         import torch
 
         if self.device.type == "cuda":
-            # ranks of one GPU divide what is free of it
-            sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
+            # ranks of one GPU divide what is free of it; another GPU may have more or fewer
+            uuid = self.infos[self.rank].device_uuid
+            num_sharing = sum(info.device_uuid == uuid for info in self.infos)
             # a tenth is left for NCCL's buffers
-            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
+            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / num_sharing
         else:
             # the ranks of a host share its memory
             own = available_bytes() * 0.7 / self.cluster.gpus_per_node

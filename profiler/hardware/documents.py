@@ -25,12 +25,12 @@ from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
 from autopar.statistics import Summary, latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
-from profiler.hardware.cells import Cluster
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cluster, HardwareOptions
 
 __all__ = [
     "KINDS",
     "MEASURED_FOR",
+    "MIN_SP_TIME_SIZES",
     "REPLACES",
     "UNITS",
     "Documents",
@@ -117,8 +117,8 @@ _MAX_OVERLAP = 10.0
 # the documented keys know these two; the others stand in the sidecar's curves alone
 _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
-# Galvatron refuses a file with fewer
-_MIN_SP_TIME_SIZES = 8
+MIN_SP_TIME_SIZES = 8
+"""Galvatron refuses a file of collective times with fewer sizes of a group."""
 _MODELS: dict[DocumentKind, type[BaseModel]] = {
     "allreduce": AllreduceDocument,
     "p2p": P2pDocument,
@@ -332,10 +332,10 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
                 left_out.setdefault(reason, []).append(format_exact_size(size, in_words=True))
             for reason, sizes in left_out.items():
                 warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
-            if len(times) < _MIN_SP_TIME_SIZES:
+            if len(times) < MIN_SP_TIME_SIZES:
                 warnings.append(
                     f"{group} has {format_count(len(times), 'size')} of whole MiB and Galvatron "
-                    f"refuses a file with fewer than {_MIN_SP_TIME_SIZES}: measure with "
+                    f"refuses a file with fewer than {MIN_SP_TIME_SIZES}: measure with "
                     "--resume --sizes 1M:1G:x2"
                 )
     return data or None

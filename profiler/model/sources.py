@@ -215,8 +215,8 @@ class SpecSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return reference blocks with embedding, head and loss (`build_stack`)."""
+        from profiler.measure import torch_dtype
         from profiler.model.layers.vocab import build_stack
-        from profiler.model.timing import torch_dtype
 
         layers = (
             replace(layer, num_layers=num_layers, seq_length=seq_length or layer.seq_length)
@@ -578,8 +578,8 @@ def _make(
     """Return what the factory made, and the model in it after every check that needs no forward."""
     from torch import nn
 
+    from profiler.measure import torch_dtype
     from profiler.model.layers.blocks import made_of
-    from profiler.model.timing import torch_dtype
 
     element = torch_dtype(dtype)
 

@@ -21,6 +21,7 @@ from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
 from profiler.environment import collect, launched_ranks
+from profiler.measure import out_of_memory
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job, layouts
@@ -50,7 +51,6 @@ __all__ = [
     "Stopwatch",
     "Trainer",
     "choose_device",
-    "is_shortage",
     "met",
     "reference_steps",
     "run_in_world",
@@ -363,17 +363,10 @@ def _explained(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not out_of_memory(error):
             raise
         stage = rank // cube.num_ranks
         raise OutOfMemoryError(_shortage(rank, stage, device, error, predicted_bytes)) from None
-
-
-def is_shortage(error: Exception) -> bool:
-    """Return whether an error says that memory ran out."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _shortage(
@@ -469,7 +462,7 @@ def run_plan(
     try:
         loss, grad_norm = reference_steps(job, num_steps, device=device)
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not out_of_memory(error):
             raise
         return replace(result, notes=(_NO_REFERENCE,))  # what ran is not thrown away
     return replace(result, reference_loss=loss, reference_grad_norm=grad_norm)

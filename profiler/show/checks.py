@@ -1,29 +1,34 @@
 """What stands behind the numbers of a profile: what is odd in it, and what changed since another.
 
-Of one profile: where it is no measurement, slow ranks, suspicious samples, and the findings of
-`--validate`, each one sentence with a remedy. Of two: whether they can be compared, and whether a
-change is more than scatter.
+Of one profile: the findings of `--validate`, each one sentence with a remedy. Of two: whether they
+can be compared, and whether a change is more than scatter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from autopar.documents.hardware import MAKE_HARDWARE, hardware_file_name, read_hardware
+from autopar.documents.hardware import (
+    MAKE_HARDWARE,
+    MAX_BYTES_PER_S,
+    UNIT_FACTORS,
+    HardwareEntry,
+    hardware_file_name,
+    read_hardware,
+)
 from autopar.documents.sidecar import DocumentKind, Measurement, sidecar_path
 from autopar.errors import DocumentError
-from autopar.statistics import summarize, warnings_of
-from autopar.units import GB, MS, format_count, format_seconds, format_size
+from autopar.statistics import summarize
+from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable
-from profiler.hardware.cells import Cluster, divisors
-from profiler.hardware.documents import KINDS, derive
+from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, UNITS, derive
+from profiler.hardware.options import Cluster, divisors
 from profiler.show.read import (
-    Entry,
     Finding,
     Folder,
     HardwareFile,
@@ -31,11 +36,13 @@ from profiler.show.read import (
     Profile,
     Series,
     Severity,
+    cell_warnings,
     finding,
     point_key,
     reference_cell,
     scope_by_shape,
     series_of,
+    stragglers,
 )
 
 __all__ = [
@@ -43,55 +50,14 @@ __all__ = [
     "Change",
     "Comparison",
     "Verdict",
-    "cell_warnings",
     "circumstances",
     "compare",
     "monotone",
     "obstacles",
     "pairs",
     "plausible",
-    "stamps",
-    "stragglers",
     "validate",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# What is to be said of a profile wherever it is shown.
-
-
-def stamps(profile: Profile) -> list[str]:
-    """Return what keeps the numbers from being measurements of a machine, in words."""
-    sidecars = profile.sidecars
-    found = []
-    if any(sidecar.estimated for sidecar in sidecars):
-        found.append("ESTIMATED from datasheets, not measured")
-    if any(sidecar.synthetic for sidecar in sidecars):
-        found.append("SYNTHETIC: exercises the code, describes no machine")
-    if any(cell.emulated for cell in profile.cells.values()):
-        found.append("EMULATED in part: one device played both sides")
-    return found
-
-
-def stragglers(profile: Profile) -> dict[tuple[int, str], list[tuple[str, float]]]:
-    """Return cells and ratios to the median rank, by rank and host that were much slower."""
-    found: dict[tuple[int, str], list[tuple[str, float]]] = {}
-    for cell in profile.cells.values():
-        for straggler in cell.stragglers:
-            found.setdefault((straggler.rank, straggler.host), []).append(
-                (cell.key, straggler.ratio)
-            )
-    return dict(sorted(found.items()))
-
-
-def cell_warnings(cells: Iterable[Measurement]) -> list[tuple[str, str]]:
-    """Return what is suspicious about the samples of cells: (key, sentence)."""
-    found = []
-    for cell in cells:
-        for quantity, samples in cell.samples_s.items() if cell.status == "ok" else ():
-            of = "" if quantity == "time" else f"{quantity.replace('_', ' ')}: "
-            found += [(cell.key, of + text) for text in warnings_of(samples)] if samples else []
-    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -102,8 +68,6 @@ _DROP = 0.05
 """Larger messages may be this much faster before it is said, whatever the spread."""
 _UNIT_FACTOR = 4.0
 """Bandwidth and times of one group differ by more than this only where units are mixed up."""
-_MAX_BYTES_PER_S = 1e14
-"""A collective faster than this (100,000 GB/s) was timed in another unit."""
 _BUSY = 2.5
 """A slow-down above this says that the host was busy with something else."""
 
@@ -200,7 +164,7 @@ def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Findin
 
 def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
     """Groups inside a node that are slower than groups across nodes."""
-    by_key: dict[tuple[int, bool], Entry] = {
+    by_key: dict[tuple[int, bool], HardwareEntry] = {
         (entry.group_size, entry.consecutive): entry for entry in file.entries
     }
     for (group_size, consecutive), near in by_key.items():
@@ -223,7 +187,7 @@ def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
 
 def _too_fast(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
-        if entry.size_bytes is not None and entry.size_bytes / entry.value > _MAX_BYTES_PER_S:
+        if entry.size_bytes is not None and entry.size_bytes / entry.value > MAX_BYTES_PER_S:
             yield finding(
                 "error",
                 file.path,
@@ -251,7 +215,6 @@ def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
 # Findings, file by file.
 
 
-_FEWEST_SP_TIMES = 8
 _DISAGREEMENT = 1e-6
 """Documents are derived from the samples in double precision; more than this was edited."""
 _MOST_ALIKE = 3
@@ -327,13 +290,13 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
     for operation in ("allreduce", "all2all"):
         for size in groups or sorted({size for _, size in sizes}):
             count = sizes.get((operation, size), 0)
-            if count < _FEWEST_SP_TIMES:
+            if count < MIN_SP_TIME_SIZES:
                 yield finding(
                     "warning",
                     file.path,
                     f"{operation}_size_{size}_*MB_time",
                     f"there {'is' if count == 1 else 'are'} {format_count(count, 'size')}, and "
-                    f"Galvatron refuses a file with fewer than {_FEWEST_SP_TIMES}",
+                    f"Galvatron refuses a file with fewer than {MIN_SP_TIME_SIZES}",
                     "measure the others with "
                     "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
                 )
@@ -347,13 +310,13 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
     # the documents depend on how many hosts there are, not on their names
     hosts = tuple(f"node{node}" for node in range(nodes) for _ in range(gpus))
     derived = derive(profile.cells, Cluster(hosts=hosts), reference).data
-    # documented units to those of entries
-    factors = {"allreduce": GB, "p2p": GB, "overlap": 1.0, "sp_time": MS}
     for file in profile.files:
         expected = derived.get(file.kind)
         if expected is None or file.problems:
             continue
         own = {entry.key: entry for entry in file.entries}
+        # what is derived is in the documented unit, whatever the file is in
+        factor = UNIT_FACTORS[UNITS[file.kind]]
         for key, value in expected.items():
             entry = own.get(key)
             if entry is None:
@@ -364,13 +327,13 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     "this key is missing, though its sidecar holds the samples",
                     "`torchrun -m profiler.hardware ... --resume` writes it",
                 )
-            elif not math.isclose(entry.value, value * factors[file.kind], rel_tol=_DISAGREEMENT):
+            elif not math.isclose(entry.value, value * factor, rel_tol=_DISAGREEMENT):
                 yield finding(
                     "error",
                     file.path,
                     key,
                     f"the value is {entry.written:.6g}{_unit(file)}, but the samples in its "
-                    f"sidecar give {value * factors[file.kind] * entry.written / entry.value:.6g}",
+                    f"sidecar give {value * factor * entry.written / entry.value:.6g}",
                     "`torchrun -m profiler.hardware ... --resume` writes the file again",
                 )
         for key in own.keys() - expected.keys():

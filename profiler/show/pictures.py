@@ -24,8 +24,15 @@ from autopar.command.show import (
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
 from autopar.units import GB, format_seconds, format_size
-from profiler.show.checks import stamps
-from profiler.show.read import Folder, Point, Series, SeriesKey, bus_bytes_per_s, series_of
+from profiler.show.read import (
+    Folder,
+    Point,
+    Series,
+    SeriesKey,
+    bus_bytes_per_s,
+    series_of,
+    stamps,
+)
 
 __all__ = [
     "ASCII",

@@ -19,21 +19,15 @@ from autopar.command.show import (
     print_pair,
     print_table,
 )
+from autopar.documents.hardware import HardwareEntry
 from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
 from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
 from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
 from profiler.model.documents import bad_fits, fit_cells, largest_cell
-from profiler.show.checks import (
-    Change,
-    Comparison,
-    cell_warnings,
-    stamps,
-    stragglers,
-)
+from profiler.show.checks import Change, Comparison
 from profiler.show.pictures import ASCII, UNICODE, Quantity, show_curves
 from profiler.show.read import (
-    Entry,
     Finding,
     Folder,
     Point,
@@ -41,10 +35,13 @@ from profiler.show.read import (
     Series,
     SeriesKey,
     bus_bytes_per_s,
+    cell_warnings,
     kind_of,
     reference_cell,
     scope_by_shape,
     series_of,
+    stamps,
+    stragglers,
 )
 
 __all__ = [
@@ -129,7 +126,7 @@ def has_fits(path: Path) -> bool:
     DocumentError: the sidecar is damaged.
     """
     found = kind_of(path)
-    if found is None or found[0].kind != "computation":
+    if found is None or found[0] != "computation":
         return False
     return read_sidecar(path, "computation") is not None
 
@@ -326,7 +323,7 @@ def _kind(profile: Profile, key: SeriesKey) -> str:
 def _bandwidth_row(
     profile: Profile,
     key: SeriesKey,
-    entry: Entry | None,
+    entry: HardwareEntry | None,
     series: Series | None,
     size_bytes: float | None,
 ) -> list[str] | None:
