@@ -455,28 +455,20 @@ class ModuleMeasurer(Measurer):
         return filled_with(cell, timed)
 
     def _timed(self, cell: ModelCell) -> Timed:
-        seq, kind = max(cell.seq_lengths), cell.layer_type
+        kind = cell.layer_type
         backward = self.options.backward and kind is not None
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            count = max(cell.num_layers or (self._source.num_typical,))
-            built = self._source.build(
-                count, seq_length=seq, dtype=self.options.dtype, device=self.device
-            )
-            if kind is None:
-                made["inputs"] = ()
-                return _Whole(built, cell.batch, seq, self._source.text)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return module
 
         return time_module(
             build,
             lambda: made["inputs"],
             self.policy,
             self.device,
-            where=f"batch {cell.batch}, sequence {seq}",
+            where=f"batch {cell.batch}, sequence {max(cell.seq_lengths)}",
             backward=backward,
             checkpoint=backward,
             optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
@@ -544,18 +536,24 @@ class ModuleMeasurer(Measurer):
 
     def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
         """Return the device's figures of a layer type, or of a model with few layers."""
-        made: dict[str, Any] = {"inputs": ()}
+        made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            built = self._built(cell, self.device)
-            if kind is None:
-                return _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
-            seq = max(cell.seq_lengths)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return _Recomputed(layer.module) if cell.checkpoint == "full" else layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return _Recomputed(module) if kind is not None and cell.checkpoint == "full" else module
 
         return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
+
+    def _part(self, cell: ModelCell, kind: int | None) -> tuple[nn.Module, tuple[Any, ...]]:
+        """Return the layer of a type, or a whole model, on the device, and what it is called with.
+
+        A whole model has its batch bound to it.
+        """
+        built, seq = self._built(cell, self.device), max(cell.seq_lengths)
+        if kind is None:
+            return _Whole(built, cell.batch, seq, self._source.text), ()
+        layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
+        return layer.module, layer.inputs
 
     def _vocab(self, cell: ModelCell) -> ExactMemory:
         # what an untypical first layer has beyond the others counts as not of the layers
