@@ -25,6 +25,7 @@ from autopar.command.run import say
 from autopar.errors import OptionError
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
+from profiler.options import MeasuringOptions
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ __all__ = [
     "make_timer",
     "next_block",
     "out_of_memory",
+    "policy_of",
     "torch_dtype",
     "warmups",
 ]
@@ -260,6 +262,24 @@ class Policy:
         assert self.half_width >= 0.0, "a width is not negative"
         assert self.sample_s >= 0.0, "a duration is not negative"
         assert self.max_loops >= 1, "a repetition has an operation"
+
+
+_MAX_LOOPS = 64
+
+
+def policy_of(options: MeasuringOptions, sample_s: float) -> Policy:
+    """Return when the samples of a cell are enough, by the options of a run.
+
+    sample_s : seconds that a repetition lasts at least, so that starting and stopping it does not
+    count.
+    """
+    return Policy(
+        iters=options.iters,
+        warmup=options.warmup,
+        max_seconds=options.max_seconds,
+        sample_s=sample_s,
+        max_loops=_MAX_LOOPS,
+    )
 
 
 def choose_loops(operation_s: float, policy: Policy) -> int:

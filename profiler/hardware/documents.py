@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,7 +22,7 @@ from autopar.documents.schemas import (
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import Summary, latency_bandwidth_fit, summarize
+from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions
 
@@ -211,13 +210,7 @@ def _median(measurement: Measurement, quantity: str = "time") -> float:
     samples = measurement.samples_s.get(quantity)
     if measurement.status != "ok" or not samples:
         return 0.0
-    return _summary(tuple(samples)).median_s
-
-
-@lru_cache(maxsize=1 << 16)
-def _summary(samples: tuple[float, ...]) -> Summary:
-    """Return the statistics of samples; documents are derived anew after every cell."""
-    return summarize(samples)
+    return summarize(samples).median_s
 
 
 def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
@@ -237,7 +230,7 @@ def _curves(operation: str, series: _Series) -> list[CurveData]:
         measured = {size: m for size, m in cells.items() if _median(m)}
         if not measured:
             continue
-        summaries = [_summary(tuple(m.samples_s["time"])) for m in measured.values()]
+        summaries = [summarize(m.samples_s["time"]) for m in measured.values()]
         sizes = [float(size) for size in measured]
         times = [summary.median_s for summary in summaries]
         # a line needs two points: one cannot tell latency from bandwidth

@@ -23,7 +23,7 @@ from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
 from profiler.hardware.options import Cell, HardwareOptions, check_world, plan_cells
 from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord
-from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
+from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
 from profiler.processes import Session, open_session
 from profiler.watch import Trouble, Watch
 
@@ -197,7 +197,6 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
 
 _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_MAX_LOOPS = 64
 _PATIENCE_S = 10.0
 """How long the end of a run waits for files that are being written."""
 
@@ -244,22 +243,12 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     return code
 
 
-def _policy(session: Session, options: HardwareOptions) -> Policy:
-    return Policy(
-        iters=options.iters,
-        warmup=options.warmup,
-        max_seconds=options.max_seconds,
-        sample_s=_SAMPLE_S[session.device.type],
-        max_loops=_MAX_LOOPS,
-    )
-
-
 def _measure_all(
     session: Session, watch: Watch, state: _State, options: HardwareOptions, argv: Sequence[str]
 ) -> int:
     cells = plan_cells(options, session.cluster)
     is_first = session.rank == 0
-    policy = _policy(session, options)
+    policy = policy_of(options, _SAMPLE_S[session.device.type])
     if options.dry_run:
         driver = Driver(session, watch, probe_policy(policy), check=options.check)
         found = forecast(cells, policy, driver, session)

@@ -22,7 +22,7 @@ from autopar.errors import AutoparError
 from autopar.estimate.memory import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
-from profiler.measure import Policy, Timer, out_of_memory, torch_dtype
+from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
 from profiler.model.counting import ExactMemory, count_memory, layer_memory, vocab_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
@@ -54,7 +54,6 @@ __all__ = [
     "counted_as",
     "filled_with",
     "is_out_of_memory",
-    "make_policy",
     "needed_bytes",
     "shortage",
     "time_cell",
@@ -218,7 +217,6 @@ OUT_OF_MEMORY = "out of memory"
 """How the reason of a cell begins for which there was no memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_MAX_LOOPS = 64
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ADAM_BYTES = 16
 """Of a parameter: its copy in fp32, the gradient of that and two moments."""
@@ -232,7 +230,7 @@ class Measurer(ABC):
     def __init__(self, options: ModelOptions, device: torch.device) -> None:
         self.options = options
         self.device = device
-        self.policy = make_policy(options, device.type)
+        self.policy = policy_of(options, _SAMPLE_S[device.type])
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
         """Raise InputError where the model cannot be measured; reference blocks always can."""
@@ -336,17 +334,6 @@ class SpecMeasurer(Measurer):
         if cell.quantity != "time" or self.device.type != "cpu":
             return None
         return shortage(needed_bytes(self.spec, cell, self.options))
-
-
-def make_policy(options: ModelOptions, device_type: str) -> Policy:
-    """Return when the samples of a cell are enough."""
-    return Policy(
-        iters=options.iters,
-        warmup=options.warmup,
-        max_seconds=options.max_seconds,
-        sample_s=_SAMPLE_S[device_type],
-        max_loops=_MAX_LOOPS,
-    )
 
 
 def is_out_of_memory(measurement: ModelMeasurement) -> bool:
@@ -468,28 +455,20 @@ class ModuleMeasurer(Measurer):
         return filled_with(cell, timed)
 
     def _timed(self, cell: ModelCell) -> Timed:
-        seq, kind = max(cell.seq_lengths), cell.layer_type
+        kind = cell.layer_type
         backward = self.options.backward and kind is not None
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            count = max(cell.num_layers or (self._source.num_typical,))
-            built = self._source.build(
-                count, seq_length=seq, dtype=self.options.dtype, device=self.device
-            )
-            if kind is None:
-                made["inputs"] = ()
-                return _Whole(built, cell.batch, seq, self._source.text)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return module
 
         return time_module(
             build,
             lambda: made["inputs"],
             self.policy,
             self.device,
-            where=f"batch {cell.batch}, sequence {seq}",
+            where=f"batch {cell.batch}, sequence {max(cell.seq_lengths)}",
             backward=backward,
             checkpoint=backward,
             optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
@@ -557,18 +536,24 @@ class ModuleMeasurer(Measurer):
 
     def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
         """Return the device's figures of a layer type, or of a model with few layers."""
-        made: dict[str, Any] = {"inputs": ()}
+        made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            built = self._built(cell, self.device)
-            if kind is None:
-                return _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
-            seq = max(cell.seq_lengths)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return _Recomputed(layer.module) if cell.checkpoint == "full" else layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return _Recomputed(module) if kind is not None and cell.checkpoint == "full" else module
 
         return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
+
+    def _part(self, cell: ModelCell, kind: int | None) -> tuple[nn.Module, tuple[Any, ...]]:
+        """Return the layer of a type, or a whole model, on the device, and what it is called with.
+
+        A whole model has its batch bound to it.
+        """
+        built, seq = self._built(cell, self.device), max(cell.seq_lengths)
+        if kind is None:
+            return _Whole(built, cell.batch, seq, self._source.text), ()
+        layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
+        return layer.module, layer.inputs
 
     def _vocab(self, cell: ModelCell) -> ExactMemory:
         # what an untypical first layer has beyond the others counts as not of the layers
