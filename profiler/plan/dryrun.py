@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.errors import InputError
+from profiler.measure import torch_dtype
 from profiler.model.counting import End, count_step, held_bytes, local_tensor
 from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight
-from profiler.plan.exchange import Batch, dtype_of
+from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.stage import Stage, build_stage, open_groups
 
@@ -163,7 +164,7 @@ def _batch(stage: Stage) -> Batch:
 def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
     """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
     job = stage.job
-    dtype = dtype_of(job.precision)
+    dtype = torch_dtype(job.precision)
     tokens = iter(batch.tokens.chunk(job.plan.num_microbatches))
     stage.begin_step(batch.labels)
     waiting: list[torch.Tensor] = []

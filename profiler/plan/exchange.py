@@ -25,13 +25,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import InputError
 from profiler.model.layers.blocks import Norm
 from profiler.plan.arithmetic import Axes, Cube, Layout
-from profiler.plan.job import PlanJob, Precision
+from profiler.plan.job import PlanJob
 
 __all__ = [
     "Batch",
     "Piece",
     "PlanGroups",
-    "dtype_of",
     "fill",
     "global_tokens",
     "is_exchanged",
@@ -153,11 +152,6 @@ class Piece:
     index: int
     is_partial: bool
     """True where the ranks that share this piece each have only a part of its gradient."""
-
-
-def dtype_of(precision: Precision) -> torch.dtype:
-    """Return the type of weights and activations."""
-    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -21,13 +21,12 @@ from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
 from profiler.environment import collect, launched_ranks
-from profiler.measure import out_of_memory
+from profiler.measure import out_of_memory, torch_dtype
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
 from profiler.plan.arithmetic import Cube, Layout, check_job, layouts
 from profiler.plan.exchange import (
     Batch,
-    dtype_of,
     fill,
     global_tokens,
     local_batch,
@@ -194,7 +193,7 @@ class _TimedStage(PipelineStage):
 def _schedule(trainer: Trainer) -> Any:
     stage, job = trainer.stage, trainer.job
     plan, groups = job.plan, stage.groups
-    dtype = dtype_of(job.precision)
+    dtype = torch_dtype(job.precision)
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
         # the schedule asks for shapes and types alone
@@ -243,7 +242,7 @@ def reference_steps(
     Micro-batches follow one another, as they do on one rank of the plan, so that the memory of
     one micro-batch of the whole model is enough.
     """
-    dtype = dtype_of(job.precision)
+    dtype = torch_dtype(job.precision)
     spec = padded_spec(job)
     module = build_stack(spec, dtype=dtype, device=device).module
     _fill(module, job)

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
+from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
 from profiler.model.layers.blocks import build_layer
 from profiler.model.layers.sharding import Checkpoint, Sharding
@@ -21,7 +22,6 @@ from profiler.plan.arithmetic import Cube, Layout, layer_layout, layouts, vocab_
 from profiler.plan.exchange import (
     Piece,
     PlanGroups,
-    dtype_of,
     fill,
     is_exchanged,
     local_shape,
@@ -499,7 +499,7 @@ class _Builder:
         self, job: PlanJob, groups: PlanGroups, device: torch.device, has_values: bool
     ) -> None:
         self.job, self.groups, self.device, self.has_values = job, groups, device, has_values
-        self.dtype = dtype_of(job.precision)
+        self.dtype = torch_dtype(job.precision)
         self.spec = job.spec
         self.vocab = vocab_layout(job, groups.cube)
         self._types = job.spec.layer_types
