@@ -310,7 +310,7 @@ def test_static_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """Tables, or the document alone."""
     assert plan_cli.run(["plan.json", "--json", "out.json"]) == 0
     text = capsys.readouterr().out
-    assert "ulysses2-dp1-zero3" in text
+    assert "ulysses2-zero3" in text
     assert "bubble: 33.3 %" in text
     assert plan_cli.run(["plan.json", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
