@@ -6,7 +6,7 @@ collective times) meet here as one typed document; `documents.hardware` reads an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.sources import Source
 from autopar.statistics import rising_fit
+from autopar.units import format_message
 
 __all__ = [
     "COLLECTIVES",
@@ -23,6 +24,8 @@ __all__ = [
     "HardwareProfile",
     "Operation",
     "Speed",
+    "falling_times",
+    "partial_spread",
 ]
 
 
@@ -267,3 +270,54 @@ def _ratio(curve: Curve, speed: Speed, bytes_per_s: float, factor: float) -> flo
     # log: half and double of the entry are equally far from it
     nearest = int(np.argmin(np.abs(np.log(rates / bytes_per_s))))
     return float(curve.spread_ratio(speed)[nearest])
+
+
+# --------------------------------------------------------------------------------------------------
+# What a planner's user should know of measured communication: times that fall, spread in part.
+#
+# Neither is refused: medians of a busy machine scatter. Both are said in words.
+
+
+_FALL = 0.05
+"""Larger messages may be this much faster before it is said."""
+
+
+def falling_times(hardware: HardwareProfile) -> str | None:
+    """Return a sentence on curves whose times fall as messages grow, None if none does."""
+    curves = dict(_named_curves(hardware))
+    worst: dict[str, tuple[float, float]] = {}
+    for name, curve in curves.items():
+        # above 0 where the next larger message was faster
+        falls = curve.times_s[:-1] / curve.times_s[1:] - 1.0
+        if falls.size and falls.max() > _FALL:
+            at = int(falls.argmax())
+            worst[name] = float(falls[at]), float(curve.sizes_bytes[at + 1])
+    if not worst:
+        return None
+    name = max(worst, key=lambda name: worst[name][0])
+    fall, size_bytes = worst[name]
+    return (
+        f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
+        # a ratio of 1 + fall means that the larger one took fall / (1 + fall) less
+        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
+        "priced by the nearest times that rise: measure again when the machine is quiet"
+    )
+
+
+def _named_curves(hardware: HardwareProfile) -> Iterator[tuple[str, Curve]]:
+    for consecutive, kind in ((1, hardware.curves), (0, hardware.strided_curves)):
+        for (operation, size), curve in kind.items():
+            yield f"{operation}_size_{size}_consec_{consecutive}", curve
+    for stages, curve in hardware.p2p_curves.items():
+        yield f"pp_size_{stages}", curve
+
+
+def partial_spread(hardware: HardwareProfile) -> str | None:
+    """Return a sentence where some curves have percentiles and others do not, else None."""
+    known = [curve.has_spread for _, curve in _named_curves(hardware)]
+    if all(known) or not any(known):
+        return None
+    return (
+        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
+        "price does not move in the interval of the step time"
+    )

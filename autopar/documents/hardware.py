@@ -7,7 +7,7 @@ converted here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -36,18 +36,21 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.sources import Source
-from autopar.units import GB, MIB, MS, format_message
+from autopar.units import GB, MIB, MS
 
 __all__ = [
     "MAKE_HARDWARE",
+    "MAX_BYTES_PER_S",
+    "UNIT_FACTORS",
     "BandwidthUnit",
+    "HardwareEntry",
     "SidecarCurves",
     "at_odds",
-    "falling_times",
+    "hardware_entries",
     "hardware_file_name",
     "hardware_shapes",
     "hardware_sidecar",
-    "partial_spread",
+    "kind_of_name",
     "read_hardware",
     "read_hardware_dir",
     "reference_bytes",
@@ -61,12 +64,33 @@ __all__ = [
 # The documented names of the hardware files, and the shape of the cluster that they say.
 
 
+_STEMS: dict[DocumentKind, str] = {
+    "allreduce": "allreduce_bandwidth",
+    "p2p": "p2p_bandwidth",
+    "sp_time": "sp_time",
+}
+_OVERLAP_NAME = "overlap_coefficient.json"
+
+
 def hardware_file_name(kind: DocumentKind, num_nodes: int, gpus_per_node: int) -> str:
     """Return the documented name of a hardware file."""
     if kind == "overlap":
-        return "overlap_coefficient.json"
-    stem = {"allreduce": "allreduce_bandwidth", "p2p": "p2p_bandwidth", "sp_time": "sp_time"}[kind]
-    return f"{stem}_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+        return _OVERLAP_NAME
+    return f"{_STEMS[kind]}_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+
+
+def kind_of_name(name: str) -> tuple[DocumentKind, tuple[int, int] | None] | None:
+    """Return kind and (nodes, GPUs per node) of a documented name, None of any other.
+
+    The name of the overlap coefficient says no shape.
+    """
+    if name == _OVERLAP_NAME:
+        return "overlap", None
+    for kind, stem in _STEMS.items():
+        match = re.fullmatch(rf"{stem}_({INT})nodes_({INT})gpus_per_node\.json", name)
+        if match:
+            return kind, (int(match[1]), int(match[2]))
+    return None
 
 
 def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
@@ -88,8 +112,68 @@ def hardware_shapes(folder: Path | str) -> tuple[tuple[int, int], ...]:
 
 def shape_of_name(name: str) -> tuple[int, int] | None:
     """Return (nodes, GPUs per node) of the documented name of an all-reduce file, else None."""
-    match = re.fullmatch(rf"allreduce_bandwidth_({INT})nodes_({INT})gpus_per_node\.json", name)
-    return (int(match[1]), int(match[2])) if match else None
+    found = kind_of_name(name)
+    return found[1] if found is not None and found[0] == "allreduce" else None
+
+
+# --------------------------------------------------------------------------------------------------
+# The entries of a hardware file: what each documented key means, in base units.
+
+
+BandwidthUnit = Literal["GB/s", "MiB/ms"]
+
+# MiB/ms of the file are 2^20 / 1e-3 bytes/s
+UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
+"""What a value of a document in this unit is multiplied with to be in a base unit."""
+MAX_BYTES_PER_S = 1e14
+"""A collective faster than this (100,000 GB/s) was timed in another unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareEntry:
+    """One documented key and what it means."""
+
+    key: str
+    operation: str
+    group_size: int
+    """Ranks of the group, pipeline stages for p2p, 0 for the overlap coefficient."""
+    consecutive: bool
+    size_bytes: int | None
+    """Message size; None where the key names none: bandwidths and the coefficient."""
+    value: float
+    """Bytes/s, seconds or a ratio."""
+    written: float
+    """As it stands in the file, in the file's unit."""
+
+
+def hardware_entries(
+    kind: DocumentKind, document: BaseModel, unit: str
+) -> tuple[HardwareEntry, ...]:
+    """Return what the keys of a validated document in this unit mean, in their order."""
+    if isinstance(document, OverlapDocument):
+        found = [("overlap_coe", document.overlap_coe, {"operation": "overlap", "size": "0"})]
+    else:
+        assert isinstance(document, PatternDocument), kind
+        found = []
+        for key, value in document.root.items():
+            # validated before, so that every key has its rule
+            match = next(m for rule in document.rules if (m := rule.regex.fullmatch(key)))
+            found.append((key, value, match.groupdict()))
+    return tuple(
+        HardwareEntry(
+            key=key,
+            operation=says.get("operation") or kind,
+            group_size=int(says["size"]),
+            # only keys of all-reduce bandwidths say it; all others are of neighbours
+            consecutive=says.get("consec") != "0",
+            # the MB of keys are MiB
+            size_bytes=int(says["mib"]) * MIB if "mib" in says else None,
+            # documented units to bytes/s or seconds
+            value=value * UNIT_FACTORS[unit],
+            written=value,
+        )
+        for key, value, says in found
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -299,57 +383,13 @@ def _sp_time_keys(curves: Mapping[tuple[str, int], Curve]) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a planner's user should know of measured communication: times that fall, files at odds.
+# What a planner's user should know of the files: values at odds with the curves beside them.
 #
-# Neither is refused: medians of a busy machine scatter, and a person may edit a documented value to
-# see what it changes. Both are said in words.
+# They are not refused: a person may edit a documented value to see what it changes.
 
 
-_FALL = 0.05
-"""Larger messages may be this much faster before it is said."""
 _ROUNDING = 0.01
 """People round documented values; what differs by more has another origin."""
-
-
-def falling_times(hardware: HardwareProfile) -> str | None:
-    """Return a sentence on curves whose times fall as messages grow, None if none does."""
-    curves = dict(_named_curves(hardware))
-    worst: dict[str, tuple[float, float]] = {}
-    for name, curve in curves.items():
-        # above 0 where the next larger message was faster
-        falls = curve.times_s[:-1] / curve.times_s[1:] - 1.0
-        if falls.size and falls.max() > _FALL:
-            at = int(falls.argmax())
-            worst[name] = float(falls[at]), float(curve.sizes_bytes[at + 1])
-    if not worst:
-        return None
-    name = max(worst, key=lambda name: worst[name][0])
-    fall, size_bytes = worst[name]
-    return (
-        f"smoothed: times of {len(worst)} of {len(curves)} measured curves fall as messages grow, "
-        # a ratio of 1 + fall means that the larger one took fall / (1 + fall) less
-        f"{name} by {100.0 * fall / (1.0 + fall):.0f} % at {format_message(size_bytes)}; they are "
-        "priced by the nearest times that rise: measure again when the machine is quiet"
-    )
-
-
-def _named_curves(hardware: HardwareProfile) -> Iterator[tuple[str, Curve]]:
-    for consecutive, kind in ((1, hardware.curves), (0, hardware.strided_curves)):
-        for (operation, size), curve in kind.items():
-            yield f"{operation}_size_{size}_consec_{consecutive}", curve
-    for stages, curve in hardware.p2p_curves.items():
-        yield f"pp_size_{stages}", curve
-
-
-def partial_spread(hardware: HardwareProfile) -> str | None:
-    """Return a sentence where some curves have percentiles and others do not, else None."""
-    known = [curve.has_spread for _, curve in _named_curves(hardware)]
-    if all(known) or not any(known):
-        return None
-    return (
-        f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
-        "price does not move in the interval of the step time"
-    )
 
 
 def reference_bytes(sidecar: Sidecar | None) -> float | None:
@@ -469,13 +509,7 @@ def _sentence(path: Path, differences: Iterable[_Difference]) -> str:
 # The four files together: one profile in base units, from files or folders.
 
 
-BandwidthUnit = Literal["GB/s", "MiB/ms"]
-
 MAKE_HARDWARE = "`torchrun -m profiler.hardware` makes this file"
-# MiB/ms of the file are 2^20 / 1e-3 bytes/s
-_FACTORS: dict[str, float] = {"GB/s": GB, "MiB/ms": MIB / MS}
-_MAX_BYTES_PER_S = 1e14
-"""A collective faster than this (100,000 GB/s) was timed in another unit."""
 
 _Document = TypeVar("_Document", bound=BaseModel)
 
@@ -544,12 +578,12 @@ def read_hardware(
     shape = (num_nodes, gpus_per_node)
 
     ar_file, ar_doc = _load("allreduce", Path(allreduce), AllreduceDocument, *shape)
-    factor = _bandwidth_factor(ar_file, bandwidth_unit)
-    bandwidths, ar_notes = _allreduce(ar_file.path, ar_doc, world, *shape)
+    ar_entries = hardware_entries("allreduce", ar_doc, _bandwidth_unit(ar_file, bandwidth_unit))
+    bandwidths, ar_notes = _allreduce(ar_file.path, ar_entries, *shape)
 
     p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
-    p2p_factor = _bandwidth_factor(p2p_file, bandwidth_unit)
-    links = {int(key[0]): v for key, v in _groups(p2p_file.path, p2p_doc, *shape).items()}
+    links = hardware_entries("p2p", p2p_doc, _bandwidth_unit(p2p_file, bandwidth_unit))
+    _check_groups(p2p_file.path, links, *shape)
     # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
@@ -574,7 +608,7 @@ def read_hardware(
     documented: dict[tuple[str, int], Curve] = {}
     if sp_time is not None:
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
-        documented = _curves(sp_file.path, sp_doc, *shape)
+        documented = _curves(sp_file.path, hardware_entries("sp_time", sp_doc, "ms"), *shape)
         files.append(sp_file)
     curves = dict(documented)
     strided: dict[tuple[str, int], Curve] = {}
@@ -590,8 +624,8 @@ def read_hardware(
     profile = HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
-        allreduce_bytes_per_s={key: value * factor for key, value in bandwidths.items()},
-        p2p_bytes_per_s={key: value * p2p_factor for key, value in links.items()},
+        allreduce_bytes_per_s=bandwidths,
+        p2p_bytes_per_s={entry.group_size: entry.value for entry in links},
         overlap_coefficient=max(1.0, coefficient),
         curves=curves,
         strided_curves=strided,
@@ -640,7 +674,7 @@ def _with_notes(file: _Loaded, notes: tuple[str, ...]) -> _Loaded:
     return replace(file, sources=(replace(first, notes=notes), *rest))
 
 
-def _bandwidth_factor(file: _Loaded, unit: BandwidthUnit | None) -> float:
+def _bandwidth_unit(file: _Loaded, unit: BandwidthUnit | None) -> str:
     recorded = file.sidecar.unit if file.sidecar is not None else None
     if unit is not None and recorded is not None and unit != recorded:
         raise DocumentError(
@@ -650,90 +684,79 @@ def _bandwidth_factor(file: _Loaded, unit: BandwidthUnit | None) -> float:
             remedy="leave the option out: the file says its unit",
         )
     # documented files are in GB/s unless something says otherwise
-    return _FACTORS[unit or recorded or "GB/s"]
+    return unit or recorded or "GB/s"
 
 
-def _groups(
-    path: Path, document: PatternDocument, num_nodes: int, gpus_per_node: int
-) -> dict[tuple[int | str, ...], float]:
-    """Return values by what the key's pattern captures: the group size first."""
+def _check_groups(
+    path: Path, entries: Iterable[HardwareEntry], num_nodes: int, gpus_per_node: int
+) -> None:
+    """Raise DocumentError for a group that does not fit the cluster."""
     world = num_nodes * gpus_per_node
-    result: dict[tuple[int | str, ...], float] = {}
-    for key, value in document.root.items():
-        # validated before, so that every key has its rule
-        match = next(m for r in document.rules if (m := r.regex.fullmatch(key)))
-        found = match.groupdict()
-        size = int(found.pop("size"))
-        if not 2 <= size <= world:
+    for entry in entries:
+        if not 2 <= entry.group_size <= world:
             raise DocumentError(
                 path,
-                f"a group of {size} does not exist on {num_nodes} nodes x {gpus_per_node} GPUs "
-                f"= {world}, expected 2 to {world}",
-                key=key,
+                f"a group of {entry.group_size} does not exist on {num_nodes} nodes x "
+                f"{gpus_per_node} GPUs = {world}, expected 2 to {world}",
+                key=entry.key,
                 remedy="check the number of nodes and of GPUs per node",
             )
-        result[(size, *found.values())] = value
-    return result
 
 
 def _allreduce(
-    path: Path, document: AllreduceDocument, world: int, num_nodes: int, gpus_per_node: int
+    path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> tuple[dict[tuple[int, bool], float], tuple[str, ...]]:
-    values: dict[tuple[int, bool], float] = {}
-    unnamed = []
-    for (size, *consec), value in _groups(path, document, num_nodes, gpus_per_node).items():
-        if not consec:
-            unnamed.append((int(size), value))
-        else:
-            values[int(size), consec[0] == "1"] = value
+    """Return bandwidths by group size and whether ranks are neighbours, and what was odd."""
+    _check_groups(path, entries, num_nodes, gpus_per_node)
+    unnamed = [entry for entry in entries if "_consec_" not in entry.key]
+    named = [entry for entry in entries if "_consec_" in entry.key]
+    values = {(entry.group_size, entry.consecutive): entry for entry in named}
     # after all named keys, so that a contradiction shows in whatever order they stand
-    for size, value in unnamed:
-        if values.get((size, True), value) != value:
+    for entry in unnamed:
+        same = values.setdefault((entry.group_size, True), entry)
+        if same.written != entry.written:
             raise DocumentError(
                 path,
-                f"the value is {value:g}, but the same group has {values[size, True]:g} under "
-                f"'allreduce_size_{size}_consec_1'",
-                key=f"allreduce_size_{size}",
+                f"the value is {entry.written:g}, but the same group has {same.written:g} under "
+                f"{same.key!r}",
+                key=entry.key,
                 remedy="remove one of them",
             )
-        values[size, True] = value
+    world = num_nodes * gpus_per_node
     # a single GPU has no groups
     if world > 1:
-        if (world, True) not in values and (world, False) not in values:
+        # one world group: strided or not, it is the same ranks
+        one = values.get((world, True)) or values.get((world, False))
+        if one is None:
             raise DocumentError(
                 path,
                 f"this key is missing and is required for {num_nodes} nodes x {gpus_per_node} GPUs",
                 key=f"allreduce_size_{world}_consec_1",
                 remedy=MAKE_HARDWARE,
             )
-        # one world group: strided or not, it is the same ranks
-        values.setdefault((world, True), values.get((world, False), 0.0))
-        values.setdefault((world, False), values[world, True])
+        values.setdefault((world, True), one)
+        values.setdefault((world, False), one)
     notes = ("keys without consec were read as groups of neighbouring ranks",) if unnamed else ()
-    return values, notes
+    return {group: entry.value for group, entry in values.items()}, notes
 
 
 def _curves(
-    path: Path, document: SpTimeDocument, num_nodes: int, gpus_per_node: int
+    path: Path, entries: Sequence[HardwareEntry], num_nodes: int, gpus_per_node: int
 ) -> dict[tuple[str, int], Curve]:
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for key in document.root:
-        match = next(m for r in document.rules if (m := r.regex.fullmatch(key)))
-        # the MB of these keys are MiB, their times ms
-        size_bytes = float(int(match["mib"]) * MIB)
-        time_s = document.root[key] * MS
+    for entry in entries:
+        size_bytes = float(entry.size_bytes or 0)
         # seconds written for ms look a thousand times too fast
-        if size_bytes / time_s > _MAX_BYTES_PER_S:
+        if size_bytes / entry.value > MAX_BYTES_PER_S:
             raise DocumentError(
                 path,
-                f"the value is {document.root[key]:g}, expected the time of one operation in ms "
-                f"(it means {size_bytes / time_s / GB:.3g} GB/s: looks like seconds)",
-                key=key,
+                f"the value is {entry.written:g}, expected the time of one operation in ms "
+                f"(it means {size_bytes / entry.value / GB:.3g} GB/s: looks like seconds)",
+                key=entry.key,
             )
-        group = match["operation"], int(match["size"])
-        points.setdefault(group, []).append((size_bytes, time_s))
-    # called for what it refuses: groups that do not fit the cluster
-    _groups(path, document, num_nodes, gpus_per_node)
+        group = entry.operation, entry.group_size
+        points.setdefault(group, []).append((size_bytes, entry.value))
+    _check_groups(path, entries, num_nodes, gpus_per_node)
     return {
         group: Curve(
             # curves are in order of size, keys in any

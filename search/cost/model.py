@@ -14,9 +14,8 @@ import numpy as np
 
 from autopar.arrays import F64, I64, Bool
 from autopar.documents.calibration import Calibration
-from autopar.documents.hardware import falling_times, partial_spread
 from autopar.errors import InputError
-from autopar.hardware import HardwareProfile, Speed
+from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
 from autopar.units import GIB

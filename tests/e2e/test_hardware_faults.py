@@ -20,8 +20,7 @@ import pytest
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import sidecar_path
-from profiler.hardware.cells import Cluster, plan_cells
-from profiler.hardware.options import build_options
+from profiler.hardware.options import Cluster, build_options, plan_cells
 from tests.e2e.launching import Copies, Finished, Launch, Start, torchrun
 
 pytest.importorskip("torch", reason="torch is not installed")

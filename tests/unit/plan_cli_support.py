@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.plan.command import COMMAND
-from profiler.plan.options import PlanOptions, build_options
+from profiler.plan.job import PlanOptions, build_options
 
 __all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
 

@@ -218,10 +218,21 @@ def test_tied_tables_are_one_on_the_only_stage() -> None:
 
 def test_measurement_is_a_cell() -> None:
     """What was counted is kept as a sidecar's cell."""
+    from profiler.model.cells import ModelCell
     from profiler.model.counting import layer_memory
+    from profiler.model.measuring import counted_as
 
     found = layer_memory(SMALL, Sharding(degree=2, kind="tp"), batch=3)
-    cell = found.measurement(key="memory_layertype_0", layer_type=0)
+    asked = ModelCell(
+        quantity="memory",
+        part="layer",
+        layer_type=0,
+        batch=3,
+        seq_lengths=(64,),
+        degree=2,
+        kind="tp",
+    )
+    cell = counted_as(asked, found)
     assert (cell.part, cell.batch, cell.seq_lengths, cell.degree, cell.kind, cell.source) == (
         ("layer", 3, [64], 2, "tp", "exact")
     )

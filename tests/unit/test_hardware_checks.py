@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.documents.hardware import falling_times, hardware_file_name, read_hardware_dir
+from autopar.documents.hardware import hardware_file_name, read_hardware_dir
 from autopar.documents.sidecar import DocumentKind, sidecar_path
-from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware import Curve, HardwareProfile, falling_times
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec

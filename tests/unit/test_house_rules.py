@@ -30,6 +30,7 @@ LEAST_LINES, MOST_LINES, MOST_FILES = 100, 800, 15
 SMALL = {  # modules that are one idea and shorter: name, and why it stands alone
     "autopar/arrays.py": "imports numpy, which the light modules beside it must not",
     "autopar/sources.py": "what documents of every kind carry along",
+    "profiler/hardware/command.py": "light: a bad option is said before torch is here",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/model/layers/sharding.py": "read before torch is imported, as its neighbours are not",
     "profiler/options.py": "what two commands ask alike, read before torch is imported",
