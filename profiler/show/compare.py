@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.documents.sidecar import Measurement
-from autopar.statistics import summarize
+from autopar.statistics import relative_spread, summarize
 from profiler.environment import comparable
 from profiler.show.read import Folder, Profile, point_key, reference_cell, series_of
 
@@ -198,7 +198,7 @@ def _slowdown(cell: Measurement, side: str) -> tuple[float, float] | None:
     if not alone or not both or cell.status != "ok":
         return None
     a, b = summarize(alone), summarize(both)
-    spreads = [(s.high_s - s.low_s) / 2.0 / s.median_s for s in (a, b)]
+    spreads = [relative_spread(s.low_s, s.median_s, s.high_s) for s in (a, b)]
     return b.median_s / a.median_s, math.hypot(*spreads)
 
 
