@@ -16,7 +16,7 @@ from autopar.command.run import say
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import summarize
+from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
@@ -316,7 +316,7 @@ def describe(measurement: Measurement) -> str:
         )
     summary = summarize(m.samples_s["time"])
     # half of what 90 % of the samples lie in, as a share of the median
-    spread = (summary.high_s - summary.low_s) / 2.0 / summary.median_s
+    spread = relative_spread(summary.low_s, summary.median_s, summary.high_s)
     line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
     traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
     # a rank alone has no traffic

@@ -23,7 +23,7 @@ from autopar.documents.hardware import (
 )
 from autopar.documents.sidecar import DocumentKind, Measurement, sidecar_path
 from autopar.errors import DocumentError
-from autopar.statistics import summarize
+from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable
 from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, UNITS, derive
@@ -642,7 +642,7 @@ def _slowdown(cell: Measurement, side: str) -> tuple[float, float] | None:
     if not alone or not both or cell.status != "ok":
         return None
     a, b = summarize(alone), summarize(both)
-    spreads = [(s.high_s - s.low_s) / 2.0 / s.median_s for s in (a, b)]
+    spreads = [relative_spread(s.low_s, s.median_s, s.high_s) for s in (a, b)]
     return b.median_s / a.median_s, math.hypot(*spreads)
 
 

@@ -34,7 +34,13 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import Summary, latency_bandwidth_fit, summarize, warnings_of
+from autopar.statistics import (
+    Summary,
+    latency_bandwidth_fit,
+    relative_spread,
+    summarize,
+    warnings_of,
+)
 from autopar.units import format_count
 from profiler.hardware.documents import UNITS, newest_measurements
 
@@ -399,7 +405,7 @@ class Point:
         """Half the range from the 5th to the 95th percentile over the median; 0 if unknown."""
         if self.low_s is None or self.high_s is None:
             return 0.0
-        return (self.high_s - self.low_s) / 2.0 / self.time_s
+        return relative_spread(self.low_s, self.time_s, self.high_s)
 
 
 @dataclass(frozen=True, kw_only=True)
