@@ -99,12 +99,19 @@ def fill(folder: Path, case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Answer]:
-    """Run every row once, in process and in a folder of its own."""
+    """Run every row once, in process.
+
+    Rows that spoil or write a file have a folder of their own, the others one for each command.
+    """
     found = {}
     start, path = Path.cwd(), list(sys.path)
+    good: dict[str, Path] = {}
     for case in CASES:
-        folder = tmp_path_factory.mktemp("case")
-        fill(folder, case)
+        folder = good.get(case.command) if case.edit is None else None
+        if folder is None:
+            folder = tmp_path_factory.mktemp("case")
+            fill(folder, case)
+        before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
         out, err = io.StringIO(), io.StringIO()
         os.chdir(folder)
         try:
@@ -114,6 +121,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Answer]:
             os.chdir(start)
             sys.path[:] = path  # a module of one's own is imported from the working directory
         found[case] = (code, out.getvalue(), err.getvalue())
+        if case.edit is None:
+            after = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+            good.pop(case.command, None)
+            if after == before:
+                good[case.command] = folder
     return found
 
 
