@@ -69,12 +69,16 @@ FACE = ROOT / "autopar" / "__init__.py"
 """Offers the planner's names too: imported on first use, and named above for type checkers."""
 
 
+parsed = cache(ast.parse)
+
+
 def typing_only(tree: ast.Module) -> set[ast.AST]:
     """Return what stands below `if TYPE_CHECKING`, which never runs."""
     return {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If)
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
 
@@ -85,7 +89,7 @@ def imported_modules(source: str, *, all_of_it: bool = True) -> set[str]:
     all_of_it : also those below `if TYPE_CHECKING`.
     """
     names: set[str] = set()
-    tree = ast.parse(source)
+    tree = parsed(source)
     skipped = set() if all_of_it else typing_only(tree)
     for node in (node for node in ast.walk(tree) if node not in skipped):
         if isinstance(node, ast.Import):
@@ -184,6 +188,7 @@ def test_a_folder_is_read_at_a_glance() -> None:
     assert {name: n for name, n in folders.items() if n > MOST_FILES} == {}
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """Return for every module of the product those it imports, lazily too.
 
@@ -192,7 +197,7 @@ def import_graph() -> dict[str, set[str]]:
     modules = python_modules()
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path.read_text(encoding="utf-8"))
         never_run = typing_only(tree)
         graph[name] = set()
         for node in ast.walk(tree):
