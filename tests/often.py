@@ -7,6 +7,7 @@ def test_something(number: int, flag: bool) -> None: ...
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,13 +16,13 @@ __all__ = ["often"]
 
 
 def often(
-    few: int, many: int, *values: st.SearchStrategy[object]
+    few: int, many: int, *values: st.SearchStrategy[Any], **named: st.SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
     """Return a decorator that makes of a property a test with few examples and a slow one."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         def test(examples: int) -> None:
-            settings(max_examples=examples)(given(*values)(check))()
+            settings(max_examples=examples)(given(*values, **named)(check))()
 
         # not functools.wraps, which would show pytest the arguments of the property
         test.__name__, test.__qualname__ = check.__name__, check.__qualname__
