@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.e2e import (
     bad_verify_table,
 )
 from tests.e2e.bad_input_table import COMMANDS, Case, cases, prepare
+from tests.warm import new_interpreter
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 pytest.importorskip("torch", reason="the profilers need torch")
@@ -228,15 +228,8 @@ def test_installed_command_answers_the_same(
     """A few rows through the entry point of a new process."""
     fill(tmp_path, case)
     module = RUN[case.command].__module__
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *with_outputs(case)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    code = f"from {module} import main; main()"
+    done = new_interpreter(code, *with_outputs(case), cwd=tmp_path)
 
     assert (done.returncode, done.stderr) == (answers[case][0], answers[case][2])
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from autopar.entry import explore
 from tests import warm
 from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
-from tests.warm import ROOT
 
 COMMAND = "from autopar.entry import explore; explore()"
 
@@ -37,15 +33,7 @@ def ended(*arguments: str, cwd: Path, before: str | None = None) -> tuple[int, s
     if before is None:
         done = started(*arguments, cwd=cwd).completed()
     else:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; {before}{COMMAND}", *arguments],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = warm.new_interpreter(f"import sys; {before}{COMMAND}", *arguments, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 

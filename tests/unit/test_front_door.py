@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,6 @@ from autopar.documents.catalog import card_names, model_names
 from autopar.entry import SUBCOMMANDS
 from tests import warm
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Return how `autopar WORDS...` ended, as a process of its own."""
@@ -27,15 +24,7 @@ def door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def new_door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Return the same of a new interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", "from autopar.entry import main; main()", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return warm.new_interpreter("from autopar.entry import main; main()", *words, **environment)
 
 
 def test_help_names_every_command() -> None:
@@ -54,7 +43,7 @@ def test_a_command_behind_the_door_is_the_command() -> None:
     ours = new_door("search", "--evaluate", "no-such-plan.json")
     own = subprocess.run(
         [sys.executable, "-m", "search.commands.search", "--evaluate", "no-such-plan.json"],
-        cwd=ROOT,
+        cwd=warm.ROOT,
         capture_output=True,
         text=True,
         timeout=60,
