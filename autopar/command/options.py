@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -242,7 +242,14 @@ class Command:
         normal, notices = normalise(arguments, self.rows, FAMILIES[self.family])
         for notice in notices:
             say(notice)
-        return _typed(self.name, self.rows, normal)
+        _check_words(self.rows, normal)
+        found = self._reader.main(args=normal, prog_name=self.name, standalone_mode=False)
+        return given_options(self.rows, {row.name: found[row.key] for row in self.rows})
+
+    @cached_property
+    def _reader(self) -> Any:
+        # milliseconds to make: programs and tests that read many command lines make it once
+        return _reader(self.name, self.rows)
 
 
 @cache
@@ -404,16 +411,15 @@ def _is_truth(text: str) -> bool:
 _NO_ROW = Row("", "", "text", "", "")
 
 
-def _typed(program: str, rows: Sequence[Row], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return option name -> raw value of what typer reads in normalised arguments.
+def _reader(program: str, rows: Sequence[Row]) -> Any:
+    """Return what reads normalised arguments: its `main` returns row key -> raw value.
 
     Words that are missing or too many are said before, in our form; numbers are read by `convert`.
     """
     import inspect
 
     import typer
-
-    _check_words(rows, arguments)
+    import typer.main
 
     types_: dict[str, Any] = {"flag": bool, "switch": bool | None, "texts": list[str] | None}
     parameters = []
@@ -442,8 +448,7 @@ def _typed(program: str, rows: Sequence[Row], arguments: Sequence[str]) -> dict[
     callback.__annotations__ = {one.name: one.annotation for one in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name=program)(callback)
-    found = app(args=list(arguments), prog_name=program, standalone_mode=False)
-    return given_options(rows, {row.name: found[row.key] for row in rows})
+    return typer.main.get_command(app)
 
 
 def _check_words(rows: Sequence[Row], arguments: Sequence[str]) -> None:

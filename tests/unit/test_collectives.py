@@ -236,7 +236,7 @@ def test_sums_in_place_stay_in_range(found: tuple[int, list[dict[str, Any]]]) ->
         assert of_rank["replayed"]
 
 
-@pytest.mark.parametrize("times", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [600, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_thousands_of_sums_in_place_are_finite(times: int) -> None:
     """Values of a long measurement are as good as those of a short one."""
     of_ranks = run_ranks(sum_for_long, 2, "bfloat16", times, None)

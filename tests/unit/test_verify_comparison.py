@@ -19,6 +19,7 @@ from profiler.verify.compare import (
     resampled_s,
     spearman,
 )
+from tests.often import often
 
 VALUES = st.lists(st.integers(0, 6).map(float), min_size=2, max_size=12)
 
@@ -138,7 +139,7 @@ COLUMNS = TimeColumns(
 )
 
 
-@given(st.floats(0.2, 5.0), st.floats(0.2, 5.0), st.floats(0.0, 0.1))
+@often(25, 100, st.floats(0.2, 5.0), st.floats(0.2, 5.0), st.floats(0.0, 0.1))
 def test_fit_finds_the_factors(computation: float, communication: float, fixed_s: float) -> None:
     """Exactly, when the plans follow them, and for a plan that is left out too."""
     times = computation * COLUMNS.computation + communication * COLUMNS.communication + fixed_s
