@@ -55,6 +55,25 @@ class LayerStrategy:
     strided: bool = False
     """True when the tensor group is ranks i, i+stride, ... instead of neighbours."""
 
+    def label(self, data_degree: int, default_dp: ZeroDefault) -> str:
+        """Return a short name such as `tp4-dp2-zero3-ckpt` or `ulysses8`."""
+        parts = []
+        if self.tp > 1:
+            kind = "ulysses" if self.ulysses else "tp"
+            parts.append(f"{kind}{self.tp}" + ("-strided" if self.strided else ""))
+        if self.cp > 1:
+            parts.append(f"cp{self.cp}")
+        if data_degree > 1 or not parts:
+            parts.append(f"dp{data_degree}")
+        if self.zero3:
+            parts.append("zero3")
+        # without a second rank to reduce with the default shards nothing
+        elif default_dp == "zero2" and (data_degree > 1 or self.ulysses or self.cp > 1):
+            parts.append("zero2")
+        if self.checkpoint:
+            parts.append("ckpt")
+        return "-".join(parts)
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class VocabStrategy:

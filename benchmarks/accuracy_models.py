@@ -12,11 +12,12 @@ from autopar.estimate import estimate_hardware, estimate_model
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
+from autopar.units import GIB
 from benchmarks.accuracy_rows import Run, UnusableError
 from search.closed_form.calculon import Application, Execution, System as CalculonSystem, evaluate
 from search.closed_form.files import calculon_system, tensor2d_system
 from search.closed_form.tensor2d import Model, evaluate as evaluate_tensor2d
-from search.options import SearchOptions
+from search.options import LARGEST_MEMORY_GIB, SearchOptions
 from search.planner.planner import Planner
 
 __all__ = ["MODELS", "Answer"]
@@ -159,7 +160,7 @@ def planner(run: Run) -> Answer:
     )
     shards: ZeroDefault = "zero2" if run.zero in (1, 2) else "ddp"
     options = SearchOptions(
-        memory_constraint_bytes=1e15,
+        memory_constraint_bytes=LARGEST_MEMORY_GIB * GIB,
         time_profile_mode="batch",
         sequence_parallel=run.sequence_parallel or run.tp == 1,
         default_dp_type=shards,

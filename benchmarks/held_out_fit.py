@@ -247,36 +247,19 @@ def counted(
     """
     import torch
 
-    from profiler.model.layers.sharding import Sharding
-    from profiler.model.timing import time_layer, time_vocab
+    from profiler.model.cells import ModelCell
+    from profiler.model.measuring import time_cell
 
-    (layer,) = spec.layers
-    device = torch.device("cpu")
+    on: dict[str, Any] = {"dtype": dtype, "device": torch.device("cpu"), "policy": policy}
     times, sharded, others = [], [], []
     with one_thread():
         for batch, seq_length in random.Random(seed).sample(sizes, len(sizes)):
-            found = time_layer(
-                replace(layer, seq_length=seq_length),
-                Sharding(),
-                batch=batch,
-                dtype=dtype,
-                device=device,
-                policy=policy,
-                checkpoint=False,
-                optimizer=False,
-                timer=CpuTimer(),
+            layer = ModelCell(
+                quantity="time", part="layer", layer_type=0, batch=batch, seq_lengths=(seq_length,)
             )
-            other = time_vocab(
-                spec,
-                batch=batch,
-                seq_lengths=(seq_length,),
-                dtype=dtype,
-                device=device,
-                policy=policy,
-                backward=False,
-                optimizer=False,
-                timer=CpuTimer(),
-            )
+            rest = replace(layer, part="only", layer_type=None)
+            found = time_cell(spec, layer, **on, more=False, timer=CpuTimer())
+            other = time_cell(spec, rest, **on, backward=False, timer=CpuTimer())
             forward_s, backward_s, other_s = (
                 statistics.median(samples_s)
                 for samples_s in (

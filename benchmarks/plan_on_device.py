@@ -33,8 +33,14 @@ from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from autopar.units import MIB, MS
 from benchmarks.metadata import append
 from profiler.verify.command import find_device
-from profiler.verify.folder import Command, CommandError, Folder
-from profiler.verify.options import Device, VerifyOptions, checked_options
+from profiler.verify.folder import (
+    Command,
+    CommandError,
+    Device,
+    Folder,
+    VerifyOptions,
+    checked_options,
+)
 from profiler.verify.plans import Lines
 
 __all__ = ["TARGET_MEMORY", "TARGET_TIME", "Cell", "Row", "cells", "commands", "main", "row"]

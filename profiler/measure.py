@@ -8,20 +8,24 @@ sample is their mean in seconds.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.command.run import say
 from autopar.errors import OptionError
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
+from profiler.options import MeasuringOptions
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +33,19 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK",
     "DeviceTimer",
+    "Forecast",
+    "ForecastPart",
     "HostTimer",
     "Policy",
+    "Progress",
     "Timer",
     "choose_loops",
     "expected_seconds",
-    "forecast_line",
     "make_timer",
     "next_block",
+    "out_of_memory",
+    "policy_of",
+    "torch_dtype",
     "warmups",
 ]
 
@@ -172,6 +181,43 @@ def make_timer(device: torch.device, cuda_graph: bool = False) -> Timer:
     return HostTimer()
 
 
+_ALLOCATION_FAILURES = (
+    "out of memory",  # CUDA, also where a library or the driver reports it
+    "can't allocate memory",  # torch's allocator on CPU
+    "not enough memory",  # the same on Windows
+    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory could not be allocated, on any device."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the element type of `bf16`, `fp16` or `fp32`.
+
+    Raises
+    ------
+    OptionError: it has another name.
+    """
+    import torch
+
+    if name not in _DTYPES:
+        raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
+    result: torch.dtype = getattr(torch, _DTYPES[name])
+    return result
+
+
 # --------------------------------------------------------------------------------------------------
 # How many repetitions: enough that the median is known, no more than the time allows.
 
@@ -216,6 +262,24 @@ class Policy:
         assert self.half_width >= 0.0, "a width is not negative"
         assert self.sample_s >= 0.0, "a duration is not negative"
         assert self.max_loops >= 1, "a repetition has an operation"
+
+
+_MAX_LOOPS = 64
+
+
+def policy_of(options: MeasuringOptions, sample_s: float) -> Policy:
+    """Return when the samples of a cell are enough, by the options of a run.
+
+    sample_s : seconds that a repetition lasts at least, so that starting and stopping it does not
+    count.
+    """
+    return Policy(
+        iters=options.iters,
+        warmup=options.warmup,
+        max_seconds=options.max_seconds,
+        sample_s=sample_s,
+        max_loops=_MAX_LOOPS,
+    )
 
 
 def choose_loops(operation_s: float, policy: Policy) -> int:
@@ -314,9 +378,112 @@ def _normal_orders(count: int) -> NDArray[np.float64]:
     return np.array([Random(seed).sample(quantiles, count) for seed in range(_PREDICTIONS)])
 
 
-def forecast_line(num_cells: int, seconds: float, probe_s: float) -> str:
-    """Return the last line of a dry run: how many cells take how long, and how long that took."""
-    return (
-        f"{format_count(num_cells, 'cell')} in about {format_duration(seconds)}; nothing was "
-        f"written (this forecast took {format_duration(probe_s)})"
-    )
+# --------------------------------------------------------------------------------------------------
+# How long a run will take, for `--dry-run`.
+
+
+class ForecastPart(NamedTuple):
+    """A cell, or cells that differ only in size: how many, and how long they take together."""
+
+    name: str
+    """In columns, like the heading."""
+    num_cells: int
+    seconds: float
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run would do."""
+
+    heading: str
+    """Of the columns before that of the seconds."""
+    parts: tuple[ForecastPart, ...]
+    probe_s: float
+    """What probing took."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration of the whole run."""
+        return sum(part.seconds for part in self.parts)
+
+    def describe(self) -> str:
+        """Return the forecast as lines of text."""
+        lines = [f"{self.heading} {'seconds':>8s}"]
+        lines += [f"{part.name} {part.seconds:>8.1f}{part.remark}" for part in self.parts]
+        num_cells = sum(part.num_cells for part in self.parts)
+        lines.append(
+            f"{format_count(num_cells, 'cell')} in about {format_duration(self.seconds)}; nothing "
+            f"was written (this forecast took {format_duration(self.probe_s)})"
+        )
+        return "\n".join(lines) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a run is: a bar on a terminal, plain lines elsewhere.
+
+
+class Progress:
+    """Reports finished cells to stderr; a context manager."""
+
+    def __init__(self, num_cells: int, *, enabled: bool) -> None:
+        self._num_cells = num_cells
+        self._done = 0
+        self._begun_s = time.monotonic()
+        self._enabled = enabled
+        self._bar: object | None = None
+
+    def __enter__(self) -> Self:
+        if self._enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress as Bar,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            bar.add_task("measuring", total=self._num_cells)
+            bar.start()
+            self._bar = bar
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, so that what follows is readable."""
+        if self._bar is not None:
+            self._bar.stop()  # type: ignore[attr-defined]
+            self._bar = None
+
+    def begin(self, name: str) -> None:
+        """Show what is being measured."""
+        if self._bar is not None:
+            self._bar.update(0, description=name)  # type: ignore[attr-defined]
+
+    def report(self, line: str) -> None:
+        """Report a finished cell in these words."""
+        self._done += 1
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False)  # type: ignore[attr-defined]
+            self._bar.advance(0)  # type: ignore[attr-defined]
+        else:
+            count = f"[{self._done:>{len(str(self._num_cells))}d}/{self._num_cells}]"
+            say(f"{count} {line}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.command.options import option, validate
+from autopar.command.fields import option, validate
 from autopar.errors import OptionError
 
 __all__ = ["FILES", "HOW", "SECONDS", "MeasuringOptions", "check_out"]

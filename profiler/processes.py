@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from autopar.errors import InputError, OptionError
 from profiler.environment import RankInfo, check_alike, collect
-from profiler.hardware.cells import Cluster, Group, Round
-from profiler.hardware.options import HardwareOptions
-from profiler.measure import Timer, make_timer
+from profiler.hardware.options import Cluster, Group, HardwareOptions, Round
+from profiler.measure import Timer, make_timer, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +27,7 @@ __all__ = [
     "Session",
     "apply",
     "available_bytes",
+    "choose_backend",
     "claim_errors",
     "connect",
     "container_bytes",
@@ -204,9 +204,6 @@ def _listed(ranks: Sequence[int]) -> str:
 # The session: this rank, its device, its groups, and an end in order.
 
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 class Session:
     """What one rank needs to measure with the others; made by `open_session`."""
 
@@ -244,10 +241,7 @@ class Session:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of every message."""
-        import torch
-
-        result: torch.dtype = getattr(torch, _DTYPES[self.dtype_name])
-        return result
+        return torch_dtype(self.dtype_name)
 
     def timer(self, cuda_graph: bool) -> Timer:
         """Return the timer of this device."""
@@ -321,10 +315,11 @@ class Session:
         import torch
 
         if self.device.type == "cuda":
-            # ranks of one GPU divide what is free of it
-            sharing = max(1, len(self.infos) // max(1, len({i.device_uuid for i in self.infos})))
+            # ranks of one GPU divide what is free of it; another GPU may have more or fewer
+            uuid = self.infos[self.rank].device_uuid
+            num_sharing = sum(info.device_uuid == uuid for info in self.infos)
             # a tenth is left for NCCL's buffers
-            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / sharing
+            own = torch.cuda.mem_get_info(self.device)[0] * 0.9 / num_sharing
         else:
             # the ranks of a host share its memory
             own = available_bytes() * 0.7 / self.cluster.gpus_per_node
@@ -365,18 +360,24 @@ def container_bytes(folder: Path) -> float:
     return math.inf if limit == "max" else max(0.0, float(limit) - used)
 
 
-def _choose_backend(options: HardwareOptions) -> str:
+def choose_backend(backend: str) -> str:
+    """Return the backend that `--backend` means here.
+
+    Raises
+    ------
+    OptionError: it needs a GPU, and torch finds none.
+    """
     import torch
 
     cuda = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    if options.backend == "auto":
+    if backend == "auto":
         return "nccl" if cuda else "gloo"
-    if options.backend == "nccl" and not cuda:
+    if backend == "nccl" and not cuda:
         raise OptionError(
             "--backend nccl: torch finds no CUDA device here; use --backend gloo, or install a "
             "torch with CUDA"
         )
-    return options.backend
+    return backend
 
 
 def claim_errors(environment: MutableMapping[str, str]) -> None:
@@ -398,7 +399,7 @@ def open_session(options: HardwareOptions) -> Session:
     import torch
     import torch.distributed as dist
 
-    backend = _choose_backend(options)
+    backend = choose_backend(options.backend)
     if options.cuda_graph and backend != "nccl":
         raise OptionError("--cuda-graph needs --backend nccl, and this run uses gloo")
     timeout = timedelta(seconds=options.timeout_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from autopar.command.options import option, validate
+from autopar.command.fields import option, validate
 from autopar.errors import OptionError
 from autopar.plans import PipelineType
 from autopar.units import GIB
@@ -18,7 +18,15 @@ from autopar.units import GIB
 if TYPE_CHECKING:
     from autopar.documents.calibration import Calibration
 
-__all__ = ["PANELS", "ProfileMode", "SearchOptions", "option_record"]
+__all__ = [
+    "LARGEST_BATCH",
+    "LARGEST_MEMORY_GIB",
+    "MOST_BATCHES",
+    "PANELS",
+    "ProfileMode",
+    "SearchOptions",
+    "option_record",
+]
 
 ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
 

@@ -21,6 +21,7 @@ from search.request import (
     DEFAULT_HARDWARE,
     DEFAULT_MODEL,
     InputSpec,
+    check_memory,
     fill_options,
     load_inputs,
 )
@@ -179,6 +180,9 @@ def open_session(
     """
     given = {*given, "settle-bsz"} if has_plan else given
     spec, profile, hardware = load_inputs(inputs, options)
+    # a plan may be priced for more memory than there is, to see what it lacks
+    if not has_plan:
+        check_memory(options, given, hardware)
     options, defaults = fill_options(options, given, profile, hardware)
     if inputs.calibration is not None:
         from autopar.documents.calibration import read_calibration

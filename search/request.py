@@ -12,15 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import (
-    Command,
-    make,
-    option,
-    read_values,
-    rows_of,
-    validate,
-    written,
-)
+from autopar.command.fields import make, option, read_values, rows_of, validate, written
+from autopar.command.options import Command
 from autopar.errors import DocumentError, OptionError, did_you_mean
 from autopar.units import GIB
 from search.engines.job import Engine
@@ -44,6 +37,7 @@ __all__ = [
     "Shorthands",
     "build_request",
     "changed_inputs",
+    "check_memory",
     "extended",
     "fill_options",
     "load_inputs",
@@ -463,6 +457,17 @@ BATCH_OPTIONS = frozenset({"min-bsz", "max-bsz", "settle-bsz"})
 """Options that say which global batches are searched."""
 
 
+def check_memory(options: SearchOptions, given: Collection[str], hardware: HardwareProfile) -> None:
+    """Raise OptionError where somebody asks for more memory than a device has."""
+    asked, memory = options.memory_constraint_bytes, hardware.memory_bytes
+    # cards are called by rounded sizes: an 80GB card says 79.65 GiB
+    if "memory-constraint" in given and memory is not None and asked > _NOMINAL * memory:
+        raise OptionError(
+            f"--memory-constraint: {asked / GIB:.4g} GiB is more than the {memory / GIB:.4g} GiB "
+            f"of {hardware.name}; leave it out to use all of it"
+        )
+
+
 def fill_options(
     options: SearchOptions,
     given: Collection[str],
@@ -476,16 +481,8 @@ def fill_options(
     given : names of the options that somebody chose, with hyphens; they are never changed.
     """
     lines = []
-    memory = hardware.memory_bytes
-    if "memory-constraint" in given and memory is not None:
-        asked = options.memory_constraint_bytes
-        # cards are called by rounded sizes: an 80GB card says 79.65 GiB
-        if asked > _NOMINAL * memory:
-            raise OptionError(
-                f"--memory-constraint: {asked / GIB:.4g} GiB is more than the "
-                f"{memory / GIB:.4g} GiB of {hardware.name}; leave it out to use all of it"
-            )
     if "memory-constraint" not in given:
+        memory = hardware.memory_bytes
         if memory is not None:
             options = dataclasses.replace(options, memory_constraint_bytes=float(memory))
         why = "the GPU's memory is unknown" if memory is None else f"all memory of {hardware.name}"
@@ -611,6 +608,7 @@ def open_documents(
         cluster = hardware
     # fields carry a unit, options do not
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
+    check_memory(chosen, given, cluster)
     chosen, _ = fill_options(chosen, given, profile, cluster)
     return spec, profile, cluster, chosen
 

@@ -9,7 +9,18 @@ from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.job import PlanJob
 
-__all__ = ["GPT", "LLAMA", "MOE", "MQA", "TIED", "jobs", "make_job", "short_jobs", "slow_jobs"]
+__all__ = [
+    "GPT",
+    "LLAMA",
+    "MOE",
+    "MQA",
+    "STRATEGY",
+    "TIED",
+    "jobs",
+    "make_job",
+    "short_jobs",
+    "slow_jobs",
+]
 
 
 def _model(name: str, **changes: Any) -> ModelSpec:
@@ -51,6 +62,25 @@ GPT = _model(
     extra_head_parameters=5,
 )
 MOE = _model("moe", num_experts=4, experts_per_token=2, ffn_hidden_size=24)
+
+STRATEGY: dict[str, Any] = {
+    "pp_deg": 2,
+    "tp_sizes_enc": "2,1,2,1",
+    "tp_consecutive_flags": "1,1,1,1",
+    "dp_types_enc": "0,1,1,0",
+    "use_sp": "0,0,1,0",
+    "checkpoint": "0,1,0,0",
+    "world_size": 4,
+    "global_bsz": 8,
+    "chunks": 2,
+    "pp_division": "1,3",
+    "pipeline_type": "pipedream_flush",
+    "default_dp_type": "zero2",
+    "vtp": 2,
+    "vsp": 0,
+    "embed_sdp": 0,
+}
+"""A file with a plan of four layers on four ranks."""
 
 _L, _V = LayerStrategy, VocabStrategy
 _ONE, _TP2, _TP4 = _L(), _L(tp=2), _L(tp=4)

@@ -32,7 +32,15 @@ from typing import Any, Self
 
 import pytest
 
-__all__ = ["ROOT", "Warm", "command", "context", "module", "renew_environment"]
+__all__ = [
+    "ROOT",
+    "Warm",
+    "command",
+    "context",
+    "module",
+    "new_interpreter",
+    "renew_environment",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,6 +68,25 @@ def command(name: str, *arguments: object, **others: Any) -> Warm:
 def module(name: str, *arguments: object, **others: Any) -> Warm:
     """Start a module as `python -m` does; see `Warm`."""
     return Warm(_run_module, name, name=name, arguments=arguments, **others)
+
+
+def new_interpreter(
+    code: str, *arguments: str, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Return how code ended in a new interpreter, in which nothing has been imported yet.
+
+    environment : variables beside those of this process.
+    """
+    kept = {k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def renew_environment(environment: Mapping[str, str]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import Command, Row
+from autopar.command.fields import Row
+from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.entry import SUBCOMMANDS
 

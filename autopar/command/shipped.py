@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.command.options import Command, make, option, read_values
+from autopar.command.fields import make, option, read_values
+from autopar.command.options import Command
 from autopar.units import GIB
 
 __all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run"]

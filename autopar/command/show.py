@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -21,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
 from autopar.output import write_files
 from autopar.units import GB
@@ -45,6 +48,7 @@ __all__ = [
     "require_matplotlib",
     "save_figure",
     "wrapped",
+    "write_result",
 ]
 
 
@@ -106,6 +110,24 @@ def save_figure(figure: Any, path: Path, option: str) -> None:
     except OSError as error:
         raise OptionError(
             f"{option}: {path} cannot be written ({error.strerror or error}); choose another file"
+        ) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# The document of a result.
+
+
+def write_result(path: str, document: Mapping[str, Any]) -> None:
+    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
+    if path == "-":
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    try:
+        write_json(Path(path), dict(document), number_rows=True)
+    except OSError as error:
+        raise OptionError(
+            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
+            "another path, or - for stdout"
         ) from None
 
 

@@ -48,6 +48,7 @@ __all__ = [
     "LayerRunEntry",
     "MemoryEntry",
     "OptionsEntry",
+    "PeakSource",
     "PlanDocument",
     "PredictionEntry",
     "ResultDocument",
@@ -387,6 +388,8 @@ PLAN_FILE_FORMAT: Final = "autopar-plan"
 # History of the format; `PlanDocument.parse` is the one place that brings older ones up to date.
 #   1  first version
 PLAN_FILE_VERSION: Final = 1
+PeakSource = Literal["allocated", "counted"]
+"""Who says the most memory of a step: torch's CUDA allocator, or a count of the model's tensors."""
 
 _REMEDY = "write the plan again with autopar-search"
 
@@ -501,6 +504,24 @@ class PlanDocument(_Answer):
         if self.estimated:
             return "estimates from datasheets, not on measurements of this machine"
         return None
+
+    def peak_bytes(self, source: PeakSource) -> list[int | None]:
+        """Return by stage what is predicted of a peak that somebody measured, in bytes.
+
+        source : `allocated` by torch's CUDA allocator, or `counted` tensors of the model.
+        """
+        if self.holds_buffers(source):
+            return [stage.allocated_bytes for stage in self.stages]
+        return [stage.tensor_bytes for stage in self.stages]
+
+    def holds_buffers(self, source: PeakSource) -> bool:
+        """Return whether a measured peak holds what is predicted as `fixed`.
+
+        The allocator gives out the receive buffers of pipelines, a count has the tensors of the
+        model alone. Neither has the communicators, which are predicted in one figure with those
+        buffers where the figures rest on estimates.
+        """
+        return source == "allocated" and self.basis is None
 
 
 @published("result")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.options import Command
 from autopar.errors import OptionError
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autopar.hardware import OPERATIONS
-from profiler.hardware.cells import Group
+from profiler.hardware.options import Group
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ __all__ = [
     "PERIOD",
     "Buffers",
     "Collective",
-    "Layout",
+    "Member",
     "first_difference",
     "labelled",
     "make_room",
@@ -141,8 +141,8 @@ _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where one rank stands in one cell."""
+class Member:
+    """One rank as a member of its group, in one cell."""
 
     ranks: Group
     """Global ranks of the group, in order; of a transfer the sender and the receiver."""
@@ -203,21 +203,21 @@ class Buffers:
         self.room = self.limit
 
 
-def out_of_place(sends: int, receives: int, layout: Layout) -> Buffers:
+def out_of_place(sends: int, receives: int, member: Member) -> Buffers:
     """Return filled buffers of so many shares of the message each."""
     import torch
 
-    share = layout.share_elements
+    share = member.share_elements
     buffers = Buffers(
-        send=torch.empty(sends * share, dtype=layout.dtype, device=layout.device),
-        receive=torch.empty(receives * share, dtype=layout.dtype, device=layout.device),
-        values=random_values(layout.dtype, layout.device),
+        send=torch.empty(sends * share, dtype=member.dtype, device=member.device),
+        receive=torch.empty(receives * share, dtype=member.dtype, device=member.device),
+        values=random_values(member.dtype, member.device),
     )
     buffers.refill()
     return buffers
 
 
-def summed_in_place(layout: Layout) -> Buffers:
+def summed_in_place(member: Member) -> Buffers:
     """Return one tensor, whose values can be summed in place `limit` times.
 
     torch reduces in place, so every run multiplies the values by the group size. They begin at
@@ -228,16 +228,16 @@ def summed_in_place(layout: Layout) -> Buffers:
     """
     import torch
 
-    info = torch.finfo(layout.dtype)
+    info = torch.finfo(member.dtype)
     # frexp's mantissas are below 1: its exponents are one above those of 1.x * 2^e
     lowest, highest = (math.frexp(value)[1] - 1 for value in (info.tiny, info.max))
-    tensor = torch.empty(layout.num_elements, dtype=layout.dtype, device=layout.device)
+    tensor = torch.empty(member.num_elements, dtype=member.dtype, device=member.device)
     buffers = Buffers(
         send=tensor,
         receive=tensor,
-        values=random_values(layout.dtype, layout.device, lowest),
+        values=random_values(member.dtype, member.device, lowest),
     )
-    count = len(layout.ranks)
+    count = len(member.ranks)
     # a sum over one rank leaves the values as they are
     if count > 1:
         # four octaves are spare for the values themselves and the rounding of many sums
@@ -246,7 +246,7 @@ def summed_in_place(layout: Layout) -> Buffers:
     return buffers
 
 
-def make_room(buffers: Buffers, layout: Layout, loops: int) -> None:
+def make_room(buffers: Buffers, member: Member, loops: int) -> None:
     """Fill a tensor that is summed in place anew unless `loops` further sums are sure to fit."""
     # replays are not counted: how much room is left is unknown, so it is made anew
     if buffers.replayed or buffers.room < loops:
@@ -255,18 +255,18 @@ def make_room(buffers: Buffers, layout: Layout, loops: int) -> None:
         buffers.room = max(0, buffers.limit - loops)
 
 
-def transfer(sends: bool, receives: bool, layout: Layout) -> Buffers:
+def transfer(sends: bool, receives: bool, member: Member) -> Buffers:
     """Return filled buffers of the message in each direction, and the operations that move it."""
     import torch.distributed as dist
 
-    assert len(layout.ranks) == 2, f"a transfer has a sender and a receiver, got {layout.ranks}"
-    peer = layout.ranks[1 - layout.position]
+    assert len(member.ranks) == 2, f"a transfer has a sender and a receiver, got {member.ranks}"
+    peer = member.ranks[1 - member.position]
     # a share is half of the message here, since the group is a sender and a receiver
-    buffers = out_of_place(2 * sends, 2 * receives, layout)
+    buffers = out_of_place(2 * sends, 2 * receives, member)
     if sends:
-        buffers.transfers.append(dist.P2POp(dist.isend, buffers.send, peer, layout.group))
+        buffers.transfers.append(dist.P2POp(dist.isend, buffers.send, peer, member.group))
     if receives:
-        buffers.transfers.append(dist.P2POp(dist.irecv, buffers.receive, peer, layout.group))
+        buffers.transfers.append(dist.P2POp(dist.irecv, buffers.receive, peer, member.group))
     return buffers
 
 
@@ -274,7 +274,7 @@ def transfer(sends: bool, receives: bool, layout: Layout) -> Buffers:
 # The table: one row for each operation.
 
 
-def _no_preparation(buffers: Buffers, layout: Layout, loops: int) -> None:
+def _no_preparation(buffers: Buffers, member: Member, loops: int) -> None:
     """Leave the buffers as they are: nothing in them changes by repetition."""
 
 
@@ -286,43 +286,43 @@ class Collective:
     """Key of `autopar.hardware.OPERATIONS`, which has the bus factor."""
     tensor_bytes: Callable[[int, int], int]
     """Bytes a rank allocates, of message size and group size; a check takes a few MiB more."""
-    make: Callable[[Layout], Buffers]
-    run: Callable[[Buffers, Layout], None]
+    make: Callable[[Member], Buffers]
+    run: Callable[[Buffers, Member], None]
     """One operation; it may still be under way on the device's current stream on return."""
-    sent: Callable[[Layout, int], torch.Tensor]
+    sent: Callable[[Member, int], torch.Tensor]
     """Pattern that this rank sends in a block; a block is a share of the message."""
-    expected: Callable[[Layout, int], torch.Tensor]
+    expected: Callable[[Member, int], torch.Tensor]
     """Pattern that this rank must find in a block afterwards."""
-    prepare: Callable[[Buffers, Layout, int], None] = _no_preparation
+    prepare: Callable[[Buffers, Member, int], None] = _no_preparation
     """Make room for so many runs; untimed, before every repetition and before its barrier."""
 
     def __post_init__(self) -> None:
         assert self.name in OPERATIONS, self.name
 
-    def check(self, buffers: Buffers, layout: Layout) -> str | None:
+    def check(self, buffers: Buffers, member: Member) -> str | None:
         """Return what is wrong with one run's result on this rank, None when it is exact.
 
         Sends known patterns into a poisoned output; all ranks of the group must call it. The
         buffers hold random values afterwards.
         """
         buffers.refill()
-        for index, block in _blocks(buffers.send, layout):
-            tile(block, self.sent(layout, index).to(block))
+        for index, block in _blocks(buffers.send, member):
+            tile(block, self.sent(member, index).to(block))
         if buffers.receive is not buffers.send:
             # nan equals no pattern, so that what was never written is found
             buffers.receive.fill_(math.nan)
-        _synchronize(layout.device)
-        self.run(buffers, layout)
-        _synchronize(layout.device)
+        _synchronize(member.device)
+        self.run(buffers, member)
+        _synchronize(member.device)
         wrong = None
-        for index, block in _blocks(buffers.receive, layout):
-            pattern = self.expected(layout, index).to(block)
+        for index, block in _blocks(buffers.receive, member):
+            pattern = self.expected(member, index).to(block)
             at = first_difference(block, pattern)
             if at is not None:
                 wrong = (
-                    f"{self.name}: rank {layout.rank}, number {layout.position} of "
-                    f"{len(layout.ranks)}, found {float(block[at]):g} at element "
-                    f"{index * layout.share_elements + at} of {buffers.receive.numel()}, "
+                    f"{self.name}: rank {member.rank}, number {member.position} of "
+                    f"{len(member.ranks)}, found {float(block[at]):g} at element "
+                    f"{index * member.share_elements + at} of {buffers.receive.numel()}, "
                     f"expected {float(pattern[at % PERIOD]):g}"
                 )
                 break
@@ -338,18 +338,18 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _blocks(tensor: torch.Tensor, layout: Layout) -> Iterator[tuple[int, torch.Tensor]]:
+def _blocks(tensor: torch.Tensor, member: Member) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the shares that a tensor consists of, with their numbers."""
-    share = layout.share_elements
+    share = member.share_elements
     for index in range(tensor.numel() // share):
         yield index, tensor[index * share : (index + 1) * share]
 
 
-def _run_allreduce(buffers: Buffers, layout: Layout) -> None:
+def _run_allreduce(buffers: Buffers, member: Member) -> None:
     import torch
     import torch.distributed as dist
 
-    capturing = layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    capturing = member.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing and not buffers.capturing:
         # replays begin with what `prepare` leaves, not with what is in the tensor now
         buffers.replayed, buffers.room = True, buffers.limit
@@ -358,7 +358,7 @@ def _run_allreduce(buffers: Buffers, layout: Layout) -> None:
     if buffers.room == 0:
         buffers.refill()
     buffers.room -= 1
-    dist.all_reduce(buffers.send, group=layout.group)
+    dist.all_reduce(buffers.send, group=member.group)
 
 
 @cache
@@ -370,23 +370,23 @@ def _function(name: str, older: str) -> Callable[..., Any]:
     return found
 
 
-def _run_allgather(buffers: Buffers, layout: Layout) -> None:
+def _run_allgather(buffers: Buffers, member: Member) -> None:
     gather = _function("all_gather_single", "all_gather_into_tensor")
-    gather(buffers.receive, buffers.send, group=layout.group)
+    gather(buffers.receive, buffers.send, group=member.group)
 
 
-def _run_reducescatter(buffers: Buffers, layout: Layout) -> None:
+def _run_reducescatter(buffers: Buffers, member: Member) -> None:
     scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
-    scatter(buffers.receive, buffers.send, group=layout.group)
+    scatter(buffers.receive, buffers.send, group=member.group)
 
 
-def _run_all2all(buffers: Buffers, layout: Layout) -> None:
+def _run_all2all(buffers: Buffers, member: Member) -> None:
     import torch.distributed as dist
 
-    dist.all_to_all_single(buffers.receive, buffers.send, group=layout.group)
+    dist.all_to_all_single(buffers.receive, buffers.send, group=member.group)
 
 
-def _run_transfers(buffers: Buffers, layout: Layout) -> None:
+def _run_transfers(buffers: Buffers, member: Member) -> None:
     # As a batch even if it is one: NCCL then uses the group's communicator, and both directions
     # of an exchange are one launch.
     import torch.distributed as dist
@@ -395,29 +395,29 @@ def _run_transfers(buffers: Buffers, layout: Layout) -> None:
         work.wait()
 
 
-def _run_memcopy(buffers: Buffers, layout: Layout) -> None:
+def _run_memcopy(buffers: Buffers, member: Member) -> None:
     buffers.receive.copy_(buffers.send)
 
 
-def _from(position: int, layout: Layout, block: int) -> torch.Tensor:
+def _from(position: int, member: Member, block: int) -> torch.Tensor:
     """Return what the rank at a position of the group sends in a block, different from all else."""
-    return labelled(position * len(layout.ranks) + block, layout.device)
+    return labelled(position * len(member.ranks) + block, member.device)
 
 
-def _from_me(layout: Layout, block: int) -> torch.Tensor:
-    return _from(layout.position, layout, block)
+def _from_me(member: Member, block: int) -> torch.Tensor:
+    return _from(member.position, member, block)
 
 
-def _from_peer(layout: Layout, block: int) -> torch.Tensor:
-    return _from(1 - layout.position, layout, block)
+def _from_peer(member: Member, block: int) -> torch.Tensor:
+    return _from(1 - member.position, member, block)
 
 
-def _my_summand(layout: Layout, block: int) -> torch.Tensor:
-    return summand(layout.position, block, len(layout.ranks), layout.device)
+def _my_summand(member: Member, block: int) -> torch.Tensor:
+    return summand(member.position, block, len(member.ranks), member.device)
 
 
-def _total(block: int, layout: Layout) -> torch.Tensor:
-    return total(block, len(layout.ranks), layout.device)
+def _total(block: int, member: Member) -> torch.Tensor:
+    return total(block, len(member.ranks), member.device)
 
 
 _ROWS = (
@@ -428,43 +428,43 @@ _ROWS = (
         prepare=make_room,
         run=_run_allreduce,
         sent=_my_summand,
-        expected=lambda layout, block: _total(block, layout),
+        expected=lambda member, block: _total(block, member),
     ),
     Collective(
         name="allgather",
-        # the whole tensor comes out, one share, rounded up as in the layout, goes in
+        # the whole tensor comes out, one share, rounded up as a member has it, goes in
         tensor_bytes=lambda size, n: size + -(-size // n),
-        make=lambda layout: out_of_place(1, len(layout.ranks), layout),
+        make=lambda member: out_of_place(1, len(member.ranks), member),
         run=_run_allgather,
         sent=_from_me,
         # block i is the only one that rank i sent
-        expected=lambda layout, block: _from(block, layout, 0),
+        expected=lambda member, block: _from(block, member, 0),
     ),
     Collective(
         name="reducescatter",
         # the whole tensor goes in, one share comes out
         tensor_bytes=lambda size, n: size + -(-size // n),
-        make=lambda layout: out_of_place(len(layout.ranks), 1, layout),
+        make=lambda member: out_of_place(len(member.ranks), 1, member),
         run=_run_reducescatter,
         sent=_my_summand,
         # a rank gets the sum of the block that has its own position
-        expected=lambda layout, block: _total(layout.position, layout),
+        expected=lambda member, block: _total(member.position, member),
     ),
     Collective(
         name="all2all",
         # every rank sends a whole message and receives one
         tensor_bytes=lambda size, n: 2 * size,
-        make=lambda layout: out_of_place(len(layout.ranks), len(layout.ranks), layout),
+        make=lambda member: out_of_place(len(member.ranks), len(member.ranks), member),
         run=_run_all2all,
         sent=_from_me,
         # block i came from rank i, where it was the block of this rank's position
-        expected=lambda layout, block: _from(block, layout, layout.position),
+        expected=lambda member, block: _from(block, member, member.position),
     ),
     Collective(
         name="p2p",
         # a rank sends or receives, never both
         tensor_bytes=lambda size, n: size,
-        make=lambda layout: transfer(layout.position == 0, layout.position == 1, layout),
+        make=lambda member: transfer(member.position == 0, member.position == 1, member),
         run=_run_transfers,
         sent=_from_me,
         expected=_from_peer,
@@ -472,7 +472,7 @@ _ROWS = (
     Collective(
         name="p2p_bidirectional",
         tensor_bytes=lambda size, n: 2 * size,
-        make=lambda layout: transfer(True, True, layout),
+        make=lambda member: transfer(True, True, member),
         run=_run_transfers,
         sent=_from_me,
         expected=_from_peer,
@@ -480,7 +480,7 @@ _ROWS = (
     Collective(
         name="memcopy",
         tensor_bytes=lambda size, n: 2 * size,
-        make=lambda layout: out_of_place(1, 1, layout),
+        make=lambda member: out_of_place(1, 1, member),
         run=_run_memcopy,
         sent=_from_me,
         expected=_from_me,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,14 +16,11 @@ from autopar.command.run import (
     say,
 )
 from autopar.errors import InputError
-from profiler.hardware.cells import check_world
-from profiler.hardware.options import PANELS, HardwareOptions, build_options
+from profiler.hardware.options import PANELS, HardwareOptions, build_options, check_world
 
 __all__ = ["COMMAND", "main", "run"]
 
 _NAME = "autopar"
-_LAUNCHER_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
-_LAUNCHER_VARIABLES = (*_LAUNCHER_NUMBERS, "MASTER_ADDR")
 COMMAND = Command(
     name="torchrun ... -m profiler.hardware",
     usage="[OPERATION...] [OPTIONS]",
@@ -59,12 +55,12 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
             return 0
         options = build_options(**raw)
-        # said before torch is loaded, since torchrun's variables tell the number
-        check_world(options, _launched(arguments))
-        speaks = local_rank == 0
         # heavy imports stay out of --help and of bad options
-        from profiler.environment import require_torch
+        from profiler.environment import launched_ranks, require_torch
 
+        # said before torch is loaded, since torchrun's variables tell the number
+        check_world(options, _check_launched(launched_ranks(), arguments))
+        speaks = local_rank == 0
         require_torch()
         from profiler.hardware.run import run as measure_all
 
@@ -83,14 +79,14 @@ def run(arguments: Sequence[str]) -> int:
         return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
 
 
-def _launched(arguments: Sequence[str]) -> int:
+def _check_launched(launched: int | None, arguments: Sequence[str]) -> int:
     """Return the number of ranks that torchrun started.
 
     Raises
     ------
     InputError: it was not torchrun that started this process.
     """
-    if any(name not in os.environ for name in _LAUNCHER_VARIABLES):
+    if launched is None:
         own = "".join(f" {shlex.quote(argument)}" for argument in arguments)
         raise InputError(
             "this measures between processes; start it as "
@@ -99,13 +95,7 @@ def _launched(arguments: Sequence[str]) -> int:
             "several machines, on each of them with --nnodes and --rdzv-endpoint in place of "
             "--standalone)"
         )
-    for name in _LAUNCHER_NUMBERS:
-        if not os.environ[name].isdecimal():
-            raise InputError(
-                f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
-                "let torchrun set it"
-            )
-    return max(1, int(os.environ["WORLD_SIZE"]))
+    return launched
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,14 +22,14 @@ from autopar.documents.schemas import (
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import Summary, latency_bandwidth_fit, summarize
+from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
-from profiler.hardware.cells import Cluster
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cluster, HardwareOptions
 
 __all__ = [
     "KINDS",
     "MEASURED_FOR",
+    "MIN_SP_TIME_SIZES",
     "REPLACES",
     "UNITS",
     "Documents",
@@ -117,8 +116,8 @@ _MAX_OVERLAP = 10.0
 # the documented keys know these two; the others stand in the sidecar's curves alone
 _SP_TIME = ("allreduce", "all2all")
 _OTHERS = ("all2all", "allgather", "reducescatter")
-# Galvatron refuses a file with fewer
-_MIN_SP_TIME_SIZES = 8
+MIN_SP_TIME_SIZES = 8
+"""Galvatron refuses a file of collective times with fewer sizes of a group."""
 _MODELS: dict[DocumentKind, type[BaseModel]] = {
     "allreduce": AllreduceDocument,
     "p2p": P2pDocument,
@@ -211,13 +210,7 @@ def _median(measurement: Measurement, quantity: str = "time") -> float:
     samples = measurement.samples_s.get(quantity)
     if measurement.status != "ok" or not samples:
         return 0.0
-    return _summary(tuple(samples)).median_s
-
-
-@lru_cache(maxsize=1 << 16)
-def _summary(samples: tuple[float, ...]) -> Summary:
-    """Return the statistics of samples; documents are derived anew after every cell."""
-    return summarize(samples)
+    return summarize(samples).median_s
 
 
 def _series(measurements: Mapping[str, Measurement], operation: str) -> _Series:
@@ -237,7 +230,7 @@ def _curves(operation: str, series: _Series) -> list[CurveData]:
         measured = {size: m for size, m in cells.items() if _median(m)}
         if not measured:
             continue
-        summaries = [_summary(tuple(m.samples_s["time"])) for m in measured.values()]
+        summaries = [summarize(m.samples_s["time"]) for m in measured.values()]
         sizes = [float(size) for size in measured]
         times = [summary.median_s for summary in summaries]
         # a line needs two points: one cannot tell latency from bandwidth
@@ -332,10 +325,10 @@ def _sp_time(series: Mapping[str, _Series], warnings: list[str]) -> dict[str, fl
                 left_out.setdefault(reason, []).append(format_exact_size(size, in_words=True))
             for reason, sizes in left_out.items():
                 warnings.append(f"{group} leaves out {', '.join(sizes)}: {reason}")
-            if len(times) < _MIN_SP_TIME_SIZES:
+            if len(times) < MIN_SP_TIME_SIZES:
                 warnings.append(
                     f"{group} has {format_count(len(times), 'size')} of whole MiB and Galvatron "
-                    f"refuses a file with fewer than {_MIN_SP_TIME_SIZES}: measure with "
+                    f"refuses a file with fewer than {MIN_SP_TIME_SIZES}: measure with "
                     "--resume --sizes 1M:1G:x2"
                 )
     return data or None

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement, Straggler
 from autopar.units import format_bytes
-from profiler.hardware.cells import Cell, Group, Round
-from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Layout
+from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
+from profiler.hardware.options import Cell, Group, Round
 from profiler.hardware.overlap import local_overlap, slowdowns
 from profiler.measure import Policy, Timer, choose_loops, next_block, warmups
 from profiler.processes import Session
@@ -188,12 +188,12 @@ class Driver:
     def _collective(self, cell: Cell, row: Collective) -> Measurement:
         found: list[GroupTimes] = []
         for number, groups_at_once in enumerate(cell.rounds):
-            buffers, layout = self._prepare(cell, row, groups_at_once)
+            buffers, member = self._prepare(cell, row, groups_at_once)
             # before anything is timed: the speed of a wrong operation says nothing
-            wrong = self._verify(cell, row, number, buffers, layout)
+            wrong = self._verify(cell, row, number, buffers, member)
             if wrong:
                 return unmeasured(cell, "failed", wrong)
-            times_s, loops = self._repeat(cell, row, buffers, layout, groups_at_once)
+            times_s, loops = self._repeat(cell, row, buffers, member, groups_at_once)
             for group in groups_at_once:
                 samples_s = times_s[list(group)].max(axis=0)
                 found.append(GroupTimes(group=group, samples_s=samples_s, loops=loops))
@@ -201,7 +201,7 @@ class Driver:
 
     def _prepare(
         self, cell: Cell, row: Collective, groups_at_once: Round
-    ) -> tuple[Buffers | None, Layout | None]:
+    ) -> tuple[Buffers | None, Member | None]:
         """Return this rank's buffers and place in a round, None if it only watches."""
         session = self._session
         alone = row.name == "memcopy"
@@ -212,7 +212,7 @@ class Driver:
         # a rank outside of the round still takes part in every barrier and gather
         if mine is None:
             return None, None
-        layout = Layout(
+        member = Member(
             ranks=mine,
             rank=session.rank,
             group=None if alone else session.group(mine),
@@ -220,7 +220,7 @@ class Driver:
             dtype=session.dtype,
             device=session.device,
         )
-        return row.make(layout), layout
+        return row.make(member), member
 
     def _verify(
         self,
@@ -228,7 +228,7 @@ class Driver:
         row: Collective,
         number: int,
         buffers: Buffers | None,
-        layout: Layout | None,
+        member: Member | None,
     ) -> str:
         """Compare the result once in every round of a kind of group; return what is wrong."""
         if not self._check:
@@ -237,7 +237,7 @@ class Driver:
         if kind not in self._checked:
             session = self._session
             self._watch.step(f"the check of {cell.key}")
-            found = row.check(buffers, layout) if buffers and layout else None
+            found = row.check(buffers, member) if buffers and member else None
             # only ranks of the round know, and all must take the same way on
             flags = session.gather([0.0 if found is None else 1.0])[:, 0]
             wrong = ""
@@ -255,15 +255,15 @@ class Driver:
         cell: Cell,
         row: Collective,
         buffers: Buffers | None,
-        layout: Layout | None,
+        member: Member | None,
         groups_at_once: Round,
     ) -> tuple[NDArray[np.float64], int]:
         """Return seconds per operation, shape (world, repetitions), and the loops of one."""
 
         def operation() -> None:
             assert buffers is not None
-            assert layout is not None
-            row.run(buffers, layout)
+            assert member is not None
+            row.run(buffers, member)
 
         session, policy = self._session, self._policy
         # others report 0 s, which is no fast operation
@@ -271,13 +271,13 @@ class Driver:
 
         def block(loops: int, count: int, since_s: float) -> tuple[NDArray[np.float64], float]:
             """Return seconds per operation (world, count), and rank 0's seconds since then."""
-            repetition = self._timer.bind(operation, loops) if layout is not None else None
+            repetition = self._timer.bind(operation, loops) if member is not None else None
             own = []
             for _ in range(count):
                 self._watch.step(cell.key)
                 # before the barrier, so that filling buffers is in nobody's time
-                if buffers is not None and layout is not None:
-                    row.prepare(buffers, layout, loops)
+                if buffers is not None and member is not None:
+                    row.prepare(buffers, member, loops)
                 session.barrier()
                 own.append(repetition() if repetition is not None else 0.0)
             self._watch.step(cell.key)
@@ -326,7 +326,7 @@ class Driver:
             row = COLLECTIVES["memcopy"]
         elif self._overlap_group is None:
             self._overlap_group = session.separate_group()
-        layout = Layout(
+        member = Member(
             ranks=tuple(range(session.world_size)),
             rank=session.rank,
             group=self._overlap_group,
@@ -334,14 +334,14 @@ class Driver:
             dtype=session.dtype,
             device=session.device,
         )
-        buffers = row.make(layout)
+        buffers = row.make(member)
 
         def agree(value: float) -> float:
             self._watch.step(cell.key)
             return session.largest(value)
 
         found = local_overlap(
-            lambda: row.run(buffers, layout),
+            lambda: row.run(buffers, member),
             session.device,
             dtype=session.dtype,
             agree=agree,

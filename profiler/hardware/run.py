@@ -13,24 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.command.run import say
+from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
-from autopar.statistics import summarize
-from autopar.units import format_count
+from autopar.hardware import OPERATIONS
+from autopar.statistics import relative_spread, summarize
+from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata
-from profiler.hardware.cells import Cell, check_world, plan_cells
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
-from profiler.hardware.options import HardwareOptions
-from profiler.hardware.overlap import OVERLAP_WINDOW_S
-from profiler.hardware.record import Record
-from profiler.measure import Policy, expected_seconds, forecast_line
+from profiler.hardware.options import Cell, HardwareOptions, check_world, plan_cells
+from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
+from profiler.hardware.record import HardwareRecord
+from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
 from profiler.processes import Session, open_session
-from profiler.progress import Progress
 from profiler.watch import Trouble, Watch
 
 __all__ = [
-    "Forecast",
-    "KindForecast",
-    "describe_forecast",
+    "describe",
     "forecast",
     "probe_policy",
     "run",
@@ -51,48 +49,6 @@ _PROBE_SECONDS = 0.3
 _LONG_PROBE_S = 0.15
 """Longest operation that is probed for what large messages take."""
 _BARRIERS = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindForecast:
-    """Cells that differ only in size: how many, and how long they will take together."""
-
-    operation: str
-    group_size: int
-    consecutive: bool
-    num_cells: int
-    num_skipped: int
-    """Cells whose buffers do not fit."""
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run would do."""
-
-    kinds: tuple[KindForecast, ...]
-    probe_s: float
-    """What probing took."""
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration of the whole run."""
-        return sum(kind.seconds for kind in self.kinds)
-
-
-def describe_forecast(found: Forecast) -> str:
-    """Return the forecast as lines of text."""
-    lines = [f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s} {'seconds':>8s}"]
-    for kind in found.kinds:
-        where = "consecutive" if kind.consecutive else "strided"
-        left_out = f"  {kind.num_skipped} do not fit in memory" if kind.num_skipped else ""
-        lines.append(
-            f"{kind.operation:<24s} {kind.group_size:>9d} {where:<12s} {kind.num_cells:>5d} "
-            f"{kind.seconds:>8.1f}{left_out}"
-        )
-    num_cells = sum(kind.num_cells for kind in found.kinds)
-    lines.append(forecast_line(num_cells, found.seconds, found.probe_s))
-    return "\n".join(lines) + "\n"
 
 
 def probe_policy(policy: Policy) -> Policy:
@@ -123,7 +79,10 @@ def forecast(
     for cell in cells:
         kinds.setdefault((cell.operation, cell.group_size, cell.consecutive), []).append(cell)
     found = tuple(_kind(of_kind, policy, driver, barrier_s) for of_kind in kinds.values())
-    return Forecast(kinds=found, probe_s=session.largest(time.perf_counter() - begun_s))
+    heading = f"{'operation':<24s} {'groups of':>9s} {'kind':<12s} {'cells':>5s}"
+    return Forecast(
+        heading=heading, parts=found, probe_s=session.largest(time.perf_counter() - begun_s)
+    )
 
 
 def _barrier_seconds(barrier: Callable[[], None]) -> float:
@@ -135,21 +94,19 @@ def _barrier_seconds(barrier: Callable[[], None]) -> float:
     return (time.perf_counter() - begun_s) / _BARRIERS
 
 
-def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> KindForecast:
+def _kind(cells: Sequence[Cell], policy: Policy, driver: Driver, barrier_s: float) -> ForecastPart:
     fitting = [cell for cell in cells if driver.fits(cell)]
     seconds = 0.0
     if fitting and cells[0].operation.startswith(OVERLAP_PREFIX):
         seconds = _overlap_seconds(fitting, policy, driver)
     elif fitting:
         seconds = _collective_seconds(fitting, policy, driver, barrier_s)
-    return KindForecast(
-        operation=cells[0].operation,
-        group_size=cells[0].group_size,
-        consecutive=cells[0].consecutive,
-        num_cells=len(fitting),
-        num_skipped=len(cells) - len(fitting),
-        seconds=seconds,
-    )
+    cell, num_cells = cells[0], len(fitting)
+    where = "consecutive" if cell.consecutive else "strided"
+    name = f"{cell.operation:<24s} {cell.group_size:>9d} {where:<12s} {num_cells:>5d}"
+    num_skipped = len(cells) - num_cells
+    left_out = f"  {num_skipped} do not fit in memory" if num_skipped else ""
+    return ForecastPart(name, num_cells, seconds, left_out)
 
 
 def _collective_seconds(
@@ -240,7 +197,6 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
 
 _SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_MAX_LOOPS = 64
 _PATIENCE_S = 10.0
 """How long the end of a run waits for files that are being written."""
 
@@ -249,7 +205,7 @@ _PATIENCE_S = 10.0
 class _State:
     """What rank 0's watching thread needs to end a run in order."""
 
-    record: Record | None = None
+    record: HardwareRecord | None = None
     progress: Progress | None = None
     cell: Cell | None = None
     """The cell in flight: neither measured nor marked as failed."""
@@ -287,27 +243,17 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     return code
 
 
-def _policy(session: Session, options: HardwareOptions) -> Policy:
-    return Policy(
-        iters=options.iters,
-        warmup=options.warmup,
-        max_seconds=options.max_seconds,
-        sample_s=_SAMPLE_S[session.device.type],
-        max_loops=_MAX_LOOPS,
-    )
-
-
 def _measure_all(
     session: Session, watch: Watch, state: _State, options: HardwareOptions, argv: Sequence[str]
 ) -> int:
     cells = plan_cells(options, session.cluster)
     is_first = session.rank == 0
-    policy = _policy(session, options)
+    policy = policy_of(options, _SAMPLE_S[session.device.type])
     if options.dry_run:
         driver = Driver(session, watch, probe_policy(policy), check=options.check)
         found = forecast(cells, policy, driver, session)
         if is_first:
-            sys.stdout.write(describe_forecast(found))
+            sys.stdout.write(found.describe())
             sys.stdout.flush()
         return 0
     missing = cells
@@ -315,7 +261,7 @@ def _measure_all(
         metadata = run_metadata(
             session.infos, argv, session.backend, options, dtype=session.dtype_name
         )
-        state.record = Record.open(
+        state.record = HardwareRecord(
             options.out,
             cluster=session.cluster,
             options=options,
@@ -343,12 +289,38 @@ def _measure_all(
                 if state.record is not None:
                     state.record.put(measurement)
                 state.cell = None
-            state.progress.done(measurement)
+            state.progress.report(describe(measurement) if is_first else "")
     watch.step("the end")
     session.barrier()
     if state.record is None:
         return 0
     return _summary(state.record)
+
+
+def describe(measurement: Measurement) -> str:
+    """Return one line that says what a cell gave."""
+    m = measurement
+    group = (
+        f"{m.group_size} stages" if m.operation.startswith("p2p") else f"groups of {m.group_size}"
+    )
+    if not m.consecutive:
+        group = f"strided {group}"
+    name = f"{m.operation:<23s} {group:<20s} {format_exact_size(int(m.size_bytes or 0)):>5s}"
+    if m.status != "ok":
+        return f"{name}  {m.status}: {m.reason}"
+    if "time" not in m.samples_s:
+        found = slowdowns(m.samples_s)
+        return (
+            f"{name}  computation x{found.compute:.2f}, communication x{found.communication:.2f}, "
+            f"{100 * found.efficiency:.0f} % hidden"
+        )
+    summary = summarize(m.samples_s["time"])
+    # half of what 90 % of the samples lie in, as a share of the median
+    spread = relative_spread(summary.low_s, summary.median_s, summary.high_s)
+    line = f"{name}  {format_seconds(summary.median_s):>9s} +-{100 * spread:3.0f} %"
+    traffic = OPERATIONS[m.operation].bus_factor(m.group_size) * (m.size_bytes or 0.0)
+    # a rank alone has no traffic
+    return f"{line}  {traffic / summary.median_s / GB:8.3f} GB/s" if traffic else line
 
 
 def _name(session: Session) -> str:
@@ -380,7 +352,7 @@ def _finish(state: _State, session: Session, options: HardwareOptions, trouble: 
     )
 
 
-def _summary(record: Record) -> int:
+def _summary(record: HardwareRecord) -> int:
     """Say what was written; return 1 if cells failed."""
     num_ok, num_failed, num_skipped = record.counts()
     for warning in record.warnings():

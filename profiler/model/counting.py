@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,16 +28,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
-from autopar.errors import OptionError
+from autopar.documents.sidecar import TensorKind
 from autopar.model import LayerSpec, ModelSpec
+from profiler.measure import torch_dtype
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.parallel import SoleRank
-from profiler.model.layers.sharding import Checkpoint, Sharding
+from profiler.model.layers.parallel import sole_group
+from profiler.model.layers.sharding import Sharding
 from profiler.model.layers.vocab import VocabPart, build_vocab, vocab_inputs
 
 __all__ = [
-    "DTYPES",
     "PARTS",
     "End",
     "ExactMemory",
@@ -45,6 +44,7 @@ __all__ = [
     "count_step",
     "held_bytes",
     "layer_memory",
+    "local_tensor",
     "vocab_memory",
 ]
 
@@ -182,8 +182,13 @@ class _Ledger:
         self._foreign: set[int] = set()
         """Storages that came from elsewhere and do not count."""
 
-    def made(self, storage: torch.UntypedStorage) -> None:
-        """Note a storage that an operator returned: alive from now on if it is new."""
+    def made(self, tensors: object) -> None:
+        """Note what an operator returned: its storages are alive from now on if they are new."""
+        for storage in _storages(tree_leaves(tensors)):
+            self.sized(storage)
+
+    def sized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage, which may be new, is as large as it is now."""
         number = self._numbers.get(storage._cdata)
         self._resize(self._enter(storage) if number is None else number, storage.nbytes())
 
@@ -211,16 +216,26 @@ class _Ledger:
         # the first of PARTS wins, so that the order of labels does not matter
         self._parts[number] = min(self._parts[number], PARTS.index(part))
 
-    def peak(self) -> tuple[int, Mapping[str, int]]:
-        """Return the most bytes that were alive at once, and what they were."""
+    def alive(self, part: str) -> int:
+        """Return the bytes that are alive now of what is for `part`."""
+        wanted = PARTS.index(part)
+        sizes = zip(self._parts, self._sizes, strict=True)
+        return sum(size for found, size in sizes if found == wanted)
+
+    def peak(self, first: int = 0) -> tuple[int, Mapping[str, int]]:
+        """Return the most bytes that were alive at once, and what they were.
+
+        first : the earliest of `PARTS` that counts.
+        """
         alive = [0] * len(PARTS)
         for number, size in self._before:
             alive[self._parts[number]] += size
-        total = most = sum(alive)
+        total = most = sum(alive[first:])
         parts = list(alive)
         for number, change in self._events:
+            # asked at the end: what a storage is for may be known only after it has gone
             alive[self._parts[number]] += change
-            total += change
+            total += change if self._parts[number] >= first else 0
             if total > most:
                 most, parts = total, list(alive)
         return most, dict(zip(PARTS, parts, strict=True))
@@ -245,17 +260,26 @@ class _Ledger:
 
 
 class _Watch(TorchDispatchMode):
-    """Shows a ledger what operators take and return."""
+    """Shows a ledger what operators take and return.
 
-    def __init__(self, ledger: _Ledger) -> None:
+    closely : also what happens inside the operators of wrappers; and leaves out tensors that no
+    operator made while it watched. Otherwise what any operator returns counts.
+    """
+
+    def __init__(self, ledger: _Ledger, *, closely: bool = True) -> None:
         super().__init__()
         self._ledger = ledger
+        self._closely = closely
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper's own operators come here one by one
         kwargs = kwargs or {}
         ledger = self._ledger
+        if not self._closely:
+            out = func(*args, **kwargs)
+            ledger.made(out)
+            return out
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper's own operators come here one by one
         # before the call, so that inputs that it returns are not taken for new
         for storage in _storages(tree_leaves((args, kwargs))):
             ledger.taken(storage)
@@ -264,8 +288,7 @@ class _Watch(TorchDispatchMode):
         if name == _WAIT:
             out = args[0]
         leaves = tree_leaves(out)
-        for storage in _storages(leaves):
-            ledger.made(storage)
+        ledger.made(leaves)
         part = _FSDP_PARTS.get(name)
         if part is not None:
             ledger.label((args, kwargs, leaves), part)
@@ -281,7 +304,7 @@ def _seen_resizes(ledger: _Ledger) -> Iterator[None]:
         # FSDP2 keeps its unsharded parameters as storages without contents between uses
         ledger.label_storage(storage, "gathered parameters")
         out = resize(storage, size)
-        ledger.made(storage)
+        ledger.sized(storage)
         return out
 
     # put back as it was: an own attribute would shadow the inherited one for good
@@ -310,39 +333,7 @@ class ExactMemory:
     """Kept from forward to backward."""
     peak_bytes: int
     """The most that is alive at once, above what is kept."""
-    part: Part = "layer"
-    batch: int = 1
-    seq_lengths: tuple[int, ...] = ()
-    degree: int = 1
-    kind: TensorKind = "sp"
-    checkpoint: Checkpoint = "none"
     notes: tuple[str, ...] = ()
-
-    def measurement(
-        self, *, key: str, layer_type: int | None = None, elapsed_s: float = 0.0
-    ) -> ModelMeasurement:
-        """Return the cell that a sidecar keeps of this."""
-        return ModelMeasurement(
-            key=key,
-            quantity="memory",
-            part=self.part,
-            layer_type=layer_type,
-            batch=self.batch,
-            seq_lengths=list(self.seq_lengths),
-            degree=self.degree,
-            kind=self.kind,
-            checkpoint=self.checkpoint,
-            source="exact",
-            status="ok",
-            bytes={
-                "parameters": float(self.parameter_bytes),
-                "activation": float(self.activation_bytes),
-                "peak": float(self.peak_bytes),
-            },
-            num_parameters=self.num_parameters,
-            notes=list(self.notes),
-            elapsed_s=elapsed_s,
-        )
 
 
 def count_memory(
@@ -357,42 +348,38 @@ def count_memory(
     be real, or made inside a `FakeTensorMode` that is still active.
     """
     parameters = list(module.parameters())
-    own = [_local(parameter) for parameter in parameters]
-    tracker = _Tracker()
-    for tensor in (*parameters, *module.buffers(), *shared):
-        tracker.ignore(tensor)
-    for tensor in inputs:
-        tracker.see(tensor)
-    saved: set[int] = set()
+    own = [local_tensor(parameter) for parameter in parameters]
+    ledger = _Ledger()
+    ledger.label((*parameters, *module.buffers(), *shared), "parameters")
+    ledger.made(inputs)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.add(tracker.see(tensor))
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        # whoever made it: a table that a module keeps as an attribute is kept for the backward, too
+        ledger.made([tensor])
+        ledger.label([tensor], "activations")
         return tensor
 
-    def unpack(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    with tracker:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with _Watch(ledger, closely=False):
+        with torch.autograd.graph.saved_tensors_hooks(saved, _unchanged):
             end = End.apply(module(*inputs))
         # between the passes: what autograd holds and is still alive, each storage once
-        activation = sum(tracker.alive_bytes(number) for number in saved)
+        activation = ledger.alive("activations")
         end.backward(torch.empty_like(end))
-    # gradients of parameters belong to the states, which the cost model counts itself
     for parameter in parameters:
-        if parameter.grad is not None:
-            tracker.ignore(parameter.grad)
-            parameter.grad = None
+        ledger.label([parameter.grad], "gradients")
+        parameter.grad = None
+    # parameters and their gradients belong to the states, which the cost model counts itself
+    peak, _ = ledger.peak(PARTS.index("activations"))
     return ExactMemory(
         num_parameters=sum(p.numel() for p in own),
         parameter_bytes=sum(p.numel() * p.element_size() for p in own),
         activation_bytes=activation,
         # what is kept counts for each micro-batch in flight, the rest of the peak once
-        peak_bytes=tracker.peak_bytes() - activation,
+        peak_bytes=peak - activation,
     )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return what a rank holds of a distributed tensor, any other tensor itself."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
@@ -414,84 +401,11 @@ class End(torch.autograd.Function):
         return torch.ones(shape, dtype=dtype, device=device)
 
 
-@dataclass
-class _Storage:
-    num_bytes: int
-    counts: bool = True
-    alive: bool = True
-
-
-@dataclass(eq=False)
-class _Changes:
-    """What came and went: storages by number, and the order of events."""
-
-    storages: list[_Storage] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
-
-
-class _Tracker(TorchDispatchMode):
-    """Watches which storages operators make, and when they are gone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[int, int] = {}
-        self._changes = _Changes()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.see(leaf)
-        return out
-
-    def see(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage, which is alive from now on if it is new."""
-        storage = _local(tensor).untyped_storage()
-        address = storage._cdata
-        if address in self._numbers:
-            return self._numbers[address]
-        changes = self._changes
-        number = self._numbers[address] = len(changes.storages)
-        changes.storages.append(_Storage(storage.nbytes()))
-        changes.events.append((number, 1))
-        weakref.finalize(storage, _gone, self._numbers, changes, address).atexit = False
-        return number
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave a tensor's storage out of every figure."""
-        self._changes.storages[self.see(tensor)].counts = False
-
-    def alive_bytes(self, number: int) -> int:
-        """Return the bytes of a storage, 0 when it is gone or ignored."""
-        storage = self._changes.storages[number]
-        return storage.num_bytes if storage.alive and storage.counts else 0
-
-    def peak_bytes(self) -> int:
-        """Return the most bytes that were alive at once."""
-        alive = peak = 0
-        for number, sign in self._changes.events:
-            storage = self._changes.storages[number]
-            # asked at the end: gradients are known as such only after the backward
-            if storage.counts:
-                alive += sign * storage.num_bytes
-                peak = max(peak, alive)
-        return peak
-
-
-def _gone(numbers: dict[int, int], changes: _Changes, address: int) -> None:
-    number = numbers.pop(address)
-    changes.storages[number].alive = False
-    changes.events.append((number, -1))
-
-
 # --------------------------------------------------------------------------------------------------
 # Memory of layers and of what surrounds them, counted exactly, without a device.
 #
 # A part runs forward and backward on tensors that have shapes and no contents, on one rank of a
 # group that exchanges nothing; `counting` says what is counted.
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def layer_memory(
@@ -503,7 +417,7 @@ def layer_memory(
     encoder_seq_length: int | None = None,
 ) -> ExactMemory:
     """Return the memory of one layer on one rank; raises InputError for what cannot be built."""
-    torch_dtype = _torch_dtype(dtype)
+    element = torch_dtype(dtype)
     notes = []
     if spec.cross_attention:
         notes.append("the encoder's output is not counted here: all decoder layers share it")
@@ -515,30 +429,22 @@ def layer_memory(
         module = build_layer(
             spec,
             sharding,
-            group=_alone(sharding.degree),
-            dtype=torch_dtype,
+            group=sole_group(sharding.degree),
+            dtype=element,
             device="cpu",
-            expert_group=_alone(sharding.expert_degree),
+            expert_group=sole_group(sharding.expert_degree),
         )
         inputs = layer_inputs(
             spec,
             sharding,
             batch=batch,
-            dtype=torch_dtype,
+            dtype=element,
             device="cpu",
             encoder_seq_length=encoder_seq_length,
         )
         # beyond the first there is the encoder's output, which all decoder layers share
         counted = count_memory(module, inputs, shared=inputs[1:])
-    return dataclasses.replace(
-        counted,
-        batch=batch,
-        seq_lengths=(spec.seq_length,),
-        degree=sharding.degree,
-        kind=sharding.kind,
-        checkpoint=sharding.checkpoint,
-        notes=tuple(notes),
-    )
+    return dataclasses.replace(counted, notes=tuple(notes))
 
 
 def vocab_memory(
@@ -551,40 +457,22 @@ def vocab_memory(
     dtype: str = "bf16",
 ) -> ExactMemory:
     """Return the memory of what surrounds the layers, on one rank of a vocabulary group."""
-    torch_dtype = _torch_dtype(dtype)
+    element = torch_dtype(dtype)
     with FakeTensorMode():
         module = build_vocab(
             spec,
             part,
             degree=degree,
             kind=kind,
-            group=_alone(degree),
-            dtype=torch_dtype,
+            group=sole_group(degree),
+            dtype=element,
             device="cpu",
         )
         inputs = vocab_inputs(
-            spec, part, degree=degree, kind=kind, batch=batch, dtype=torch_dtype, device="cpu"
+            spec, part, degree=degree, kind=kind, batch=batch, dtype=element, device="cpu"
         )
         counted = count_memory(module, inputs)
     notes = []
     if part == "last" and spec.tied_embeddings:
         notes.append("the table is tied to the first stage's, of which this stage has a copy")
-    return dataclasses.replace(
-        counted,
-        part=part,
-        batch=batch,
-        seq_lengths=tuple(layer.seq_length for layer in spec.layers),
-        degree=degree,
-        kind=kind,
-        notes=tuple(notes),
-    )
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise OptionError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
-
-
-def _alone(degree: int) -> SoleRank | None:
-    return SoleRank(degree) if degree > 1 else None
+    return dataclasses.replace(counted, notes=tuple(notes))

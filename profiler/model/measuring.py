@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,28 +22,25 @@ from autopar.errors import AutoparError
 from autopar.estimate.model import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import format_bytes
-from profiler.measure import Policy
+from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths
-from profiler.model.counting import ExactMemory, count_memory
+from profiler.model.counting import ExactMemory, count_memory, layer_memory, vocab_memory
 from profiler.model.layers.blocks import build_layer, layer_inputs
-from profiler.model.layers.parallel import SoleRank
+from profiler.model.layers.parallel import sole_group, timed_group
 from profiler.model.layers.sharding import Sharding
-from profiler.model.layers.vocab import build_vocab, vocab_inputs
+from profiler.model.layers.vocab import build_stack, build_vocab, vocab_inputs
 from profiler.model.modules import Built, blamed, call, fake_tensors, first_line, main_output
 from profiler.model.options import Dtype, ModelOptions, Unit
 from profiler.model.sources import ModuleSource, rehearse
 from profiler.model.timing import (
     DEVICE_SAMPLE_S,
-    device_memory,
+    Timed,
+    allocated_by,
     explain_difference,
-    out_of_memory,
+    figures_of,
     time_module,
-    torch_dtype,
 )
 from profiler.processes import available_bytes
-
-if TYPE_CHECKING:
-    from profiler.model.timing import Timed
 
 __all__ = [
     "ADAM_BYTES",
@@ -53,12 +51,12 @@ __all__ = [
     "SpecMeasurer",
     "build_half",
     "cell_part",
+    "counted_as",
     "filled_with",
-    "half_memory",
     "is_out_of_memory",
-    "make_policy",
     "needed_bytes",
     "shortage",
+    "time_cell",
 ]
 
 
@@ -69,8 +67,8 @@ __all__ = [
 def build_half(
     spec: LayerSpec,
     sharding: Sharding,
-    unit: Unit,
     *,
+    unit: Unit,
     group: Any,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -80,32 +78,6 @@ def build_half(
     Cross-attention belongs to the attention half; the halves' figures add up to those of a layer.
     """
     return _Half(build_layer(spec, sharding, group=group, dtype=dtype, device=device), unit)
-
-
-def half_memory(spec: LayerSpec, cell: ModelCell, unit: Unit, dtype: str) -> ModelMeasurement:
-    """Return the memory of one half, counted without a device (see `profiler.model.counting`)."""
-    on: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": "cpu"}
-    group = SoleRank(cell.degree) if cell.degree > 1 else None
-    with FakeTensorMode():
-        module = build_half(spec, cell.sharding, unit, group=group, **on)
-        inputs = layer_inputs(
-            spec,
-            cell.sharding,
-            batch=cell.batch,
-            encoder_seq_length=cell.encoder_seq_length,
-            **on,
-        )
-        # beyond the first there is the encoder's output, which all decoder layers share
-        counted = count_memory(module, inputs, shared=inputs[1:])
-    found = replace(
-        counted,
-        batch=cell.batch,
-        seq_lengths=cell.seq_lengths,
-        degree=cell.degree,
-        kind=cell.kind,
-        checkpoint=cell.checkpoint,
-    )
-    return found.measurement(key=cell.key, layer_type=cell.layer_type)
 
 
 class _Half(nn.Module):
@@ -126,10 +98,10 @@ class _Half(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The module behind a cell of a spec, as a device holds it: what exact counts are held against.
+# The module behind a cell of a spec: what is timed, counted, and held against the count.
 #
-# It is built as for the count, but of real tensors: its collectives allocate what those of a real
-# group would, and exchange nothing.
+# Of real tensors the collectives of `SoleRank` allocate what those of a real group would, and
+# exchange nothing; those of `timed_group` cost nothing at all.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +115,24 @@ class CellPart:
 
 
 def cell_part(
-    spec: ModelSpec, cell: ModelCell, *, unit: Unit, dtype: Dtype, device: torch.device | str
+    spec: ModelSpec,
+    cell: ModelCell,
+    *,
+    unit: Unit,
+    dtype: Dtype,
+    device: torch.device | str,
+    group_of: Callable[[int], Any] = sole_group,
 ) -> CellPart:
-    """Return the part of a memory cell; building it raises InputError for what cannot be built."""
+    """Return the part of a cell; building it raises InputError for what cannot be built.
+
+    group_of : makes the stand-in for a tensor group of so many ranks.
+    """
     on: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": device}
-    group = SoleRank(cell.degree) if cell.degree > 1 else None
     if cell.part == "layer":
         layer = replace(spec.layers[cell.layer_type or 0], seq_length=cell.seq_lengths[0])
+        build = build_layer if unit == "all" else partial(build_half, unit=unit)
         return CellPart(
-            build=lambda: (
-                build_layer(layer, cell.sharding, group=group, **on)
-                if unit == "all"
-                else build_half(layer, cell.sharding, unit, group=group, **on)
-            ),
+            build=lambda: build(layer, cell.sharding, group=group_of(cell.degree), **on),
             make_inputs=lambda: layer_inputs(
                 layer,
                 cell.sharding,
@@ -168,10 +145,67 @@ def cell_part(
         )
     sized, part = with_seq_lengths(spec, cell.seq_lengths), cell.part
     how: dict[str, Any] = {"degree": cell.degree, "kind": cell.kind, **on}
+
+    def build_rest() -> nn.Module:
+        if cell.num_layers is None:
+            return build_vocab(sized, part, group=group_of(cell.degree), **how)
+        layers = (
+            replace(layer, num_layers=count)
+            for layer, count in zip(sized.layers, cell.num_layers, strict=True)
+        )
+        return build_stack(replace(sized, layers=tuple(layers)), **on).module
+
     return CellPart(
-        build=lambda: build_vocab(sized, part, group=group, **how),
+        build=build_rest,
         make_inputs=lambda: vocab_inputs(sized, part, batch=cell.batch, **how),
         num_own=len(sized.layers) + 1,
+    )
+
+
+def time_cell(
+    spec: ModelSpec,
+    cell: ModelCell,
+    *,
+    unit: Unit = "all",
+    dtype: Dtype,
+    device: torch.device,
+    policy: Policy,
+    backward: bool = True,
+    more: bool = True,
+    timer: Timer | None = None,
+) -> Timed:
+    """Return the times of a cell's part on one rank of its tensor group.
+
+    The rank's share of weights and activations lies on `device`; collectives cost nothing here
+    (see `LocalGroup`). A layer that its sharding checkpoints recomputes inside its `backward`.
+    Whole forwards are run forward alone: they are what the documented raw keys `layernum[...]`
+    hold, and their difference, a layer among others, is what a layer measured alone is checked
+    against. Autograd is on in them, as it is where a layer is timed alone.
+
+    more : of a layer also recomputation and, with `backward`, the optimizer's step.
+
+    Raises
+    ------
+    InputError: the part cannot be laid out like this.
+    """
+    part = cell_part(spec, cell, unit=unit, dtype=dtype, device=device, group_of=timed_group)
+    where = f"batch {cell.batch}, sequence {seqs_text(cell.seq_lengths)}"
+    if cell.num_layers is not None:
+        where += f", {seqs_text(cell.num_layers)} layers"
+        backward = False
+    # of what surrounds the layers nothing is ever recomputed, and its optimizer step is the
+    # tables', which are not what a layer's step tells
+    more = more and backward and cell.part == "layer"
+    return time_module(
+        part.build,
+        part.make_inputs,
+        policy,
+        device,
+        where=where,
+        backward=backward,
+        checkpoint=more and unit == "all" and cell.checkpoint == "none",
+        optimizer=more,
+        timer=timer,
     )
 
 
@@ -183,7 +217,6 @@ OUT_OF_MEMORY = "out of memory"
 """How the reason of a cell begins for which there was no memory."""
 _SAMPLE_S = {"cuda": DEVICE_SAMPLE_S, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
-_MAX_LOOPS = 64
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ADAM_BYTES = 16
 """Of a parameter: its copy in fp32, the gradient of that and two moments."""
@@ -197,7 +230,7 @@ class Measurer(ABC):
     def __init__(self, options: ModelOptions, device: torch.device) -> None:
         self.options = options
         self.device = device
-        self.policy = make_policy(options, device.type)
+        self.policy = policy_of(options, _SAMPLE_S[device.type])
 
     def rehearse(self, cells: Sequence[ModelCell]) -> None:
         """Raise InputError where the model cannot be measured; reference blocks always can."""
@@ -235,83 +268,16 @@ class SpecMeasurer(Measurer):
         self.spec = spec
 
     def _time(self, cell: ModelCell) -> ModelMeasurement:
-        from profiler.model.timing import time_layer
-
-        if cell.part != "layer":
-            return filled_with(cell, self._time_whole(cell))
-        layer = self._layer(cell)
-        if self.options.unit != "all":
-            return filled_with(cell, self._time_half(cell, layer))
-        return filled_with(
-            cell,
-            time_layer(
-                layer,
-                cell.sharding,
-                batch=cell.batch,
-                dtype=self.options.dtype,
-                device=self.device,
-                policy=self.policy,
-                encoder_seq_length=cell.encoder_seq_length,
-                backward=self.options.backward,
-                checkpoint=self.options.backward,
-                optimizer=self.options.backward,
-            ),
-        )
-
-    def _time_whole(self, cell: ModelCell) -> Timed:
-        """Return the times of what surrounds the layers, or of a whole forward."""
-        from profiler.model.timing import time_stack, time_vocab
-
-        if cell.num_layers is None:
-            # its optimizer step is the tables', which are not what a layer's step tells
-            return time_vocab(
-                self.spec,
-                batch=cell.batch,
-                seq_lengths=cell.seq_lengths,
-                dtype=self.options.dtype,
-                device=self.device,
-                policy=self.policy,
-                backward=self.options.backward,
-                optimizer=False,
-            )
-        return time_stack(
+        timed = time_cell(
             self.spec,
-            cell.num_layers,
-            batch=cell.batch,
-            seq_lengths=cell.seq_lengths,
+            cell,
+            unit=self.options.unit,
             dtype=self.options.dtype,
             device=self.device,
             policy=self.policy,
-        )
-
-    def _time_half(self, cell: ModelCell, layer: LayerSpec) -> Timed:
-        from profiler.model.layers.blocks import layer_inputs
-        from profiler.model.layers.parallel import timed_group
-        from profiler.model.timing import time_module, torch_dtype
-
-        on: dict[str, Any] = {"dtype": torch_dtype(self.options.dtype), "device": self.device}
-        return time_module(
-            lambda: build_half(
-                layer,
-                cell.sharding,
-                self.options.unit,
-                group=timed_group(cell.degree),
-                **on,
-            ),
-            lambda: layer_inputs(
-                layer,
-                cell.sharding,
-                batch=cell.batch,
-                encoder_seq_length=cell.encoder_seq_length,
-                **on,
-            ),
-            self.policy,
-            self.device,
-            where=_where(cell),
             backward=self.options.backward,
-            checkpoint=False,
-            optimizer=self.options.backward,
         )
+        return filled_with(cell, timed)
 
     def _memory(self, cell: ModelCell) -> ModelMeasurement:
         measurement = self._counted(cell)
@@ -324,20 +290,8 @@ class SpecMeasurer(Measurer):
 
     def _counted(self, cell: ModelCell) -> ModelMeasurement:
         """Return the exact figures of a memory cell."""
-        from profiler.model.counting import layer_memory, vocab_memory
-
         dtype = self.options.dtype
-        if cell.part == "layer":
-            if self.options.unit != "all":
-                return half_memory(self._layer(cell), cell, self.options.unit, dtype)
-            found = layer_memory(
-                self._layer(cell),
-                cell.sharding,
-                batch=cell.batch,
-                dtype=dtype,
-                encoder_seq_length=cell.encoder_seq_length,
-            )
-        else:
+        if cell.part != "layer":
             found = vocab_memory(
                 with_seq_lengths(self.spec, cell.seq_lengths),
                 cell.part,
@@ -346,12 +300,24 @@ class SpecMeasurer(Measurer):
                 batch=cell.batch,
                 dtype=dtype,
             )
-        return found.measurement(key=cell.key, layer_type=cell.layer_type)
+        elif self.options.unit == "all":
+            layer = self.spec.layers[cell.layer_type or 0]
+            found = layer_memory(
+                replace(layer, seq_length=cell.seq_lengths[0]),
+                cell.sharding,
+                batch=cell.batch,
+                dtype=dtype,
+                encoder_seq_length=cell.encoder_seq_length,
+            )
+        else:
+            with FakeTensorMode():
+                part = cell_part(self.spec, cell, unit=self.options.unit, dtype=dtype, device="cpu")
+                inputs = part.make_inputs()
+                found = count_memory(part.build(), inputs, shared=inputs[part.num_own :])
+        return counted_as(cell, found)
 
     def _add_device_memory(self, cell: ModelCell, measurement: ModelMeasurement) -> None:
         """Put what the device's allocator says beside the exact figures."""
-        from profiler.model.timing import allocated_by, explain_difference, figures_of
-
         part = cell_part(
             self.spec, cell, unit=self.options.unit, dtype=self.options.dtype, device=self.device
         )
@@ -363,26 +329,11 @@ class SpecMeasurer(Measurer):
         if said is not None:
             measurement.notes.append(said)
 
-    def _layer(self, cell: ModelCell) -> LayerSpec:
-        layer = self.spec.layers[cell.layer_type or 0]
-        return replace(layer, seq_length=cell.seq_lengths[0])
-
     def _shortage(self, cell: ModelCell) -> str | None:
         # the allocator of a CPU promises what it does not have, and then the process is killed
         if cell.quantity != "time" or self.device.type != "cpu":
             return None
         return shortage(needed_bytes(self.spec, cell, self.options))
-
-
-def make_policy(options: ModelOptions, device_type: str) -> Policy:
-    """Return when the samples of a cell are enough."""
-    return Policy(
-        iters=options.iters,
-        warmup=options.warmup,
-        max_seconds=options.max_seconds,
-        sample_s=_SAMPLE_S[device_type],
-        max_loops=_MAX_LOOPS,
-    )
 
 
 def is_out_of_memory(measurement: ModelMeasurement) -> bool:
@@ -435,8 +386,21 @@ def filled_with(cell: ModelCell, timed: Timed) -> ModelMeasurement:
     return found.model_copy(update={"samples_s": samples, "notes": list(timed.notes)})
 
 
-def _where(cell: ModelCell) -> str:
-    return f"batch {cell.batch}, sequence {seqs_text(cell.seq_lengths)}"
+def counted_as(cell: ModelCell, found: ExactMemory) -> ModelMeasurement:
+    """Return the measurement of a cell that was counted."""
+    sizes = {
+        "parameters": float(found.parameter_bytes),
+        "activation": float(found.activation_bytes),
+        "peak": float(found.peak_bytes),
+    }
+    filled = cell.filled(source="exact")
+    return filled.model_copy(
+        update={
+            "bytes": sizes,
+            "num_parameters": found.num_parameters,
+            "notes": list(found.notes),
+        }
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -491,28 +455,20 @@ class ModuleMeasurer(Measurer):
         return filled_with(cell, timed)
 
     def _timed(self, cell: ModelCell) -> Timed:
-        seq, kind = max(cell.seq_lengths), cell.layer_type
+        kind = cell.layer_type
         backward = self.options.backward and kind is not None
         made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            count = max(cell.num_layers or (self._source.num_typical,))
-            built = self._source.build(
-                count, seq_length=seq, dtype=self.options.dtype, device=self.device
-            )
-            if kind is None:
-                made["inputs"] = ()
-                return _Whole(built, cell.batch, seq, self._source.text)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return module
 
         return time_module(
             build,
             lambda: made["inputs"],
             self.policy,
             self.device,
-            where=f"batch {cell.batch}, sequence {seq}",
+            where=f"batch {cell.batch}, sequence {max(cell.seq_lengths)}",
             backward=backward,
             checkpoint=backward,
             optimizer=backward and cell.degree == 1,  # an optimizer cannot step a plan's shards
@@ -552,16 +508,7 @@ class ModuleMeasurer(Measurer):
             self._source.text,
             lambda: self._vocab(cell) if kind is None else self._layers(cell)[kind],
         )
-        found = replace(
-            found,
-            part=cell.part,
-            batch=cell.batch,
-            seq_lengths=cell.seq_lengths,
-            degree=cell.degree,
-            kind=cell.kind,
-            checkpoint=cell.checkpoint,
-        )
-        measurement = found.measurement(key=cell.key, layer_type=cell.layer_type)
+        measurement = counted_as(cell, found)
         if self.options.source == "device":
             try:
                 self._add_device_memory(cell, measurement)
@@ -589,18 +536,24 @@ class ModuleMeasurer(Measurer):
 
     def _on_device(self, cell: ModelCell, kind: int | None) -> dict[str, float]:
         """Return the device's figures of a layer type, or of a model with few layers."""
-        made: dict[str, Any] = {"inputs": ()}
+        made: dict[str, Any] = {}
 
         def build() -> nn.Module:
-            built = self._built(cell, self.device)
-            if kind is None:
-                return _Whole(built, cell.batch, max(cell.seq_lengths), self._source.text)
-            seq = max(cell.seq_lengths)
-            layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
-            made["inputs"] = layer.inputs
-            return _Recomputed(layer.module) if cell.checkpoint == "full" else layer.module
+            module, made["inputs"] = self._part(cell, kind)
+            return _Recomputed(module) if kind is not None and cell.checkpoint == "full" else module
 
-        return device_memory(build, lambda: made["inputs"], self.device)
+        return figures_of(allocated_by(build, lambda: made["inputs"], self.device))
+
+    def _part(self, cell: ModelCell, kind: int | None) -> tuple[nn.Module, tuple[Any, ...]]:
+        """Return the layer of a type, or a whole model, on the device, and what it is called with.
+
+        A whole model has its batch bound to it.
+        """
+        built, seq = self._built(cell, self.device), max(cell.seq_lengths)
+        if kind is None:
+            return _Whole(built, cell.batch, seq, self._source.text), ()
+        layer = self._source.layer_calls(built, cell.batch, seq, degree=cell.degree)[kind]
+        return layer.module, layer.inputs
 
     def _vocab(self, cell: ModelCell) -> ExactMemory:
         # what an untypical first layer has beyond the others counts as not of the layers

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.errors import AutoparError, InputError, InstallError
+from profiler.measure import out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -181,9 +182,9 @@ def blamed(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except (Exception, SystemExit) as error:
-        if isinstance(error, (AutoparError, _CapturedError, MemoryError)):
+        if isinstance(error, (AutoparError, _CapturedError)) or out_of_memory(error):
             raise
-        if isinstance(error, needs_values()) or "out of memory" in str(error).lower():
+        if isinstance(error, needs_values()):
             raise
         hint = ""
         if isinstance(error, IndexError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autopar.command.options import make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from profiler.options import FILES, HOW, MeasuringOptions, check_out
@@ -316,25 +316,19 @@ def build_options(**given: object) -> ModelOptions:
         raise _no_model()
     values = read_values((*rows_of(ModelOptions), *rows_of(DocumentedRanges)), raw)
     ranges = make(DocumentedRanges, values)
-    for option_name, text in (
-        (
-            "bsz",
-            _range_text("batch-size", ranges.min_batch, ranges.max_batch, ranges.batch_step, ":1"),
-        ),
-        (
-            "seq",
-            _range_text("seq-length", ranges.min_seq, ranges.max_seq, ranges.seq_step, ":x2"),
-        ),
+    batches = (ranges.min_batch, ranges.max_batch, ranges.batch_step)
+    lengths = (ranges.min_seq, ranges.max_seq, ranges.seq_step)
+    for short, long, text in (
+        ("bsz", "batch-size", _range_text("batch-size", *batches, ":1")),
+        ("seq", "seq-length", _range_text("seq-length", *lengths, ":x2")),
     ):
         if text is None:
             continue
-        if option_name in values:
-            name = {"bsz": "batch-size", "seq": "seq-length"}[option_name]
+        if short in values:
             raise OptionError(
-                f"--{option_name} and --profile-min-{name} (or max) say the same; give one of them"
+                f"--{short} and --profile-min-{long} (or max) say the same; give one of them"
             )
-        parse = parse_batches if option_name == "bsz" else parse_seq_lengths
-        values[option_name] = parse(text)
+        values[short] = (parse_batches if short == "bsz" else parse_seq_lengths)(text)
     if ranges.max_tp_deg is not None:
         if "tp" in values:
             raise OptionError("--tp and --max-tp-deg say the same; give one of them")

@@ -17,29 +17,26 @@ from typing import Any
 from autopar.command.run import say
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name
-from autopar.documents.sidecar import ModelMeasurement
+from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.documents.spec import head_dim, parameter_count
 from autopar.errors import InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect
-from profiler.measure import Policy, expected_seconds, forecast_line
+from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds
 from profiler.model.cells import ModelCell, plan_cells, tensor_kinds
 from profiler.model.documents import main_fits
 from profiler.model.measuring import Measurer, SpecMeasurer, is_out_of_memory
 from profiler.model.options import ModelOptions
-from profiler.model.record import Kind, ModelRecord, model_metadata
+from profiler.model.record import ModelRecord, model_metadata
 from profiler.model.shipped import is_counted
 from profiler.model.sources import ModelSource, load_source
 from profiler.model.timing import OPTIMIZER_SHARE
-from profiler.progress import Progress
-from profiler.show.head import show_fits
+from profiler.show.tables import show_fits
 
 __all__ = [
-    "Forecast",
     "describe",
-    "describe_forecast",
     "forecast",
     "measure_cells",
     "profile_paths",
@@ -60,30 +57,6 @@ _SHORT_TOKENS = 64
 """Sequence length that any device is through with in a moment."""
 _VARIATION = 0.05
 """Scatter that is assumed of every cell."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run would do, and how long each cell will take."""
-
-    cells: tuple[tuple[ModelCell, float], ...]
-    """Cells with seconds."""
-    probe_s: float
-    """What probing took."""
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration of the whole run."""
-        return sum(seconds for _, seconds in self.cells)
-
-
-def describe_forecast(found: Forecast) -> str:
-    """Return the forecast as lines of text."""
-    width = max((len(cell.key) for cell, _ in found.cells), default=0)
-    lines = [f"{'cell':<{width}s}  {'seconds':>8s}"]
-    lines += [f"{cell.key:<{width}s}  {seconds:>8.1f}" for cell, seconds in found.cells]
-    lines.append(forecast_line(len(found.cells), found.seconds, found.probe_s))
-    return "\n".join(lines) + "\n"
 
 
 def work(spec: ModelSpec, cell: ModelCell) -> float:
@@ -131,12 +104,17 @@ def forecast(cells: Sequence[ModelCell], spec: ModelSpec, measurer: Measurer) ->
         memory_s = _memory_seconds(cells, measurer)
     finally:
         measurer.policy = policy
-    seconds = [
-        memory_s if cell.quantity == "memory" else _cell_seconds(cell, spec, probes, policy)
+    width = max((len(cell.key) for cell in cells), default=0)
+    parts = tuple(
+        ForecastPart(
+            f"{cell.key:<{width}s} ",
+            1,
+            memory_s if cell.quantity == "memory" else _cell_seconds(cell, spec, probes, policy),
+        )
         for cell in cells
-    ]
+    )
     return Forecast(
-        cells=tuple(zip(cells, seconds, strict=True)), probe_s=time.perf_counter() - begun_s
+        heading=f"{'cell':<{width}s} ", parts=parts, probe_s=time.perf_counter() - begun_s
     )
 
 
@@ -289,7 +267,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
     measurer = _measurer(source, spec, options, device)
     measurer.rehearse(cells)
     if options.dry_run:
-        sys.stdout.write(describe_forecast(forecast(cells, spec, measurer)))
+        sys.stdout.write(forecast(cells, spec, measurer).describe())
         sys.stdout.flush()
         return 0
     info = collect(0, 0, device)
@@ -311,7 +289,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         cells = tuple(cell for cell in cells if cell.quantity != "memory")
         if not paths:
             return 0
-    record = ModelRecord.open(
+    record = ModelRecord(
         paths, spec, options, metadata=metadata, kinds=kinds, memory_bytes=info.memory_bytes
     )
     with record:
@@ -321,7 +299,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         return _summary(record, cells, options)
 
 
-def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[Kind, Path]:
+def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[DocumentKind, Path]:
     """Return where the asked-for files go.
 
     With `out` all of them there, else memory in `models/NAME/configs` and times in its folder of
@@ -335,11 +313,11 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[K
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip("-.") or "model"
     folder = Path("models") / name / "configs"
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
-    folders: dict[Kind, Path] = {
+    folders: dict[DocumentKind, Path] = {
         "computation": options.out or folder / slug,
         "memory": options.out or folder,
     }
-    found: dict[Kind, Path] = {}
+    found: dict[DocumentKind, Path] = {}
     for kind in options.profile_types:
         file = model_file_name(kind, options.dtype, spec)
         if options.unit != "all":
@@ -430,17 +408,16 @@ def _source_warnings(source: ModelSource, options: ModelOptions) -> list[str]:
 
 def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOptions) -> int:
     """Say what was found and written; return 1 if cells failed."""
-    statuses = record.statuses(cells)
+    counts = record.counts(cells)
     show_fits(make_console(sys.stderr), main_fits(record.fits(), options.mode))
     for warning in record.warnings(cells):
         say(f"warning: {warning}")
     for path in record.paths():
         sys.stdout.write(f"{path}\n")
     sys.stdout.flush()
-    counts = [statuses.count(status) for status in ("ok", "failed", "skipped")]
-    ok = format_count(counts[0], "cell")
-    say(f"{ok} measured, {counts[1]} failed, {counts[2]} left out")
-    return 1 if counts[1] else 0
+    ok = format_count(counts.ok, "cell")
+    say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out")
+    return 1 if counts.failed else 0
 
 
 @contextmanager

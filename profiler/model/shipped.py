@@ -38,7 +38,7 @@ from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import derive_memory
 from profiler.model.options import ModelOptions
 from profiler.model.record import describe_model, model_differences
-from profiler.storage import read_document
+from profiler.record import read_document
 
 __all__ = [
     "ShippedMemory",

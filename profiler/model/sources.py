@@ -100,13 +100,16 @@ Factory = Callable[[int, int, Any], Any]
 _FORM = "py:package.module:factory"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelSource(ABC):
     """What is profiled, however it was named."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name of the folder that receives the files."""
+    sizes: ModelSpec
+    """Layer types, lengths, width and heads: the spec, or as much as a module tells of them."""
+    warnings: tuple[str, ...] = ()
+    """What was assumed, in sentences."""
+    parallelize_plan: Mapping[str, Any] | None = None
+    """A module's tensor parallelism, as torch's `parallelize_module` wants it of one layer."""
 
     @property
     @abstractmethod
@@ -115,23 +118,13 @@ class ModelSource(ABC):
 
     @property
     @abstractmethod
-    def sizes(self) -> ModelSpec:
-        """Layer types, lengths, width and heads: the spec, or as much as a module tells of them."""
-
-    @property
-    @abstractmethod
     def degrees(self) -> tuple[int, ...]:
         """Tensor degrees that can be measured; times and memory at others are scaled."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, in sentences."""
-        return ()
-
-    @property
-    def parallelize_plan(self) -> Mapping[str, Any] | None:
-        """A module's tensor parallelism, as torch's `parallelize_module` wants it of one layer."""
-        return None
+    def name(self) -> str:
+        """Name of the folder that receives the files."""
+        return self.sizes.name
 
     @property
     def hidden_size(self) -> int:
@@ -183,27 +176,15 @@ class ModelSource(ABC):
 class SpecSource(ModelSource):
     """A model that a spec describes completely: a shipped name, config.json or model.json."""
 
-    architecture: ModelSpec
-
-    @property
-    def name(self) -> str:
-        """Name of the folder that receives the files."""
-        return self.architecture.name
-
     @property
     def spec(self) -> ModelSpec:
         """The architecture."""
-        return self.architecture
-
-    @property
-    def sizes(self) -> ModelSpec:
-        """The architecture."""
-        return self.architecture
+        return self.sizes
 
     @property
     def degrees(self) -> tuple[int, ...]:
         """Degrees that every layer type can be laid out with."""
-        by_type = [set(tensor_degrees(layer)) for layer in self.architecture.layers]
+        by_type = [set(tensor_degrees(layer)) for layer in self.sizes.layers]
         return tuple(sorted(set.intersection(*by_type)))
 
     def build(
@@ -215,14 +196,14 @@ class SpecSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return reference blocks with embedding, head and loss (`build_stack`)."""
+        from profiler.measure import torch_dtype
         from profiler.model.layers.vocab import build_stack
-        from profiler.model.timing import torch_dtype
 
         layers = (
             replace(layer, num_layers=num_layers, seq_length=seq_length or layer.seq_length)
-            for layer in self.architecture.layers
+            for layer in self.sizes.layers
         )
-        spec = replace(self.architecture, layers=tuple(layers))
+        spec = replace(self.sizes, layers=tuple(layers))
         return build_stack(spec, dtype=torch_dtype(dtype), device=device)
 
 
@@ -284,7 +265,7 @@ def _spec_source(text: str, seq_lengths: Sequence[int] | None) -> SpecSource:
             f"--model: {text} says no vocab_size, which embedding and head are made from; add it "
             "to the file"
         )
-    return SpecSource(architecture=spec)
+    return SpecSource(sizes=spec)
 
 
 def _import_factory(text: str, path: str) -> tuple[str, str, Factory]:
@@ -343,19 +324,11 @@ class ModuleSource(ModelSource):
     text: str
     """What `--model` said, for messages."""
     factory: Factory
-    known: ModelSpec
-    plan: Mapping[str, Any] | None = None
     fakeable: bool = True
     """Whether tensors without contents do to count memory; not where shapes depend on values."""
     num_typical: int = 1
     """Layers of a type that must be made for the last of them to be like most: 2 where the first
     one has what others do not, such as a table that all share."""
-    assumed: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the folder that receives the files."""
-        return self.known.name
 
     @property
     def spec(self) -> None:
@@ -363,25 +336,10 @@ class ModuleSource(ModelSource):
         return
 
     @property
-    def sizes(self) -> ModelSpec:
-        """Lengths of the run, and width and heads of the module."""
-        return self.known
-
-    @property
     def degrees(self) -> tuple[int, ...]:
         """1 alone without a plan, otherwise every divisor of the heads."""
-        heads = 1 if self.plan is None else self.num_heads
+        heads = 1 if self.parallelize_plan is None else self.num_heads
         return tuple(t for t in range(1, heads + 1) if heads % t == 0)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was assumed, in sentences."""
-        return self.assumed
-
-    @property
-    def parallelize_plan(self) -> Mapping[str, Any] | None:
-        """Tensor parallelism as torch's `parallelize_module` wants it, of one layer."""
-        return self.plan
 
     def build(
         self,
@@ -392,7 +350,7 @@ class ModuleSource(ModelSource):
         device: torch.device | str = "cpu",
     ) -> Built:
         """Return a model of the factory, its layers found and its weights checked."""
-        length = seq_length or max(layer.seq_length for layer in self.known.layers)
+        length = seq_length or max(layer.seq_length for layer in self.sizes.layers)
         return _make(self.factory, self.text, num_layers, length, dtype, device)[1]
 
     def layer_calls(
@@ -404,11 +362,11 @@ class ModuleSource(ModelSource):
         """
         calls = capture_layers(built, batch, seq_length, self.text)
         if degree > 1:
-            assert self.plan is not None, "only degrees in `degrees` can be built"
+            assert self.parallelize_plan is not None, "only degrees in `degrees` can be built"
             what = f"{self.text}: parallelize_plan at degree {degree}"
             for one in calls:
                 # the plan names modules inside the layer, not inside what binds its arguments
-                blamed(what, partial(parallelized, one.module.layer, self.plan, degree))
+                blamed(what, partial(parallelized, one.module.layer, self.parallelize_plan, degree))
         return calls
 
 
@@ -458,11 +416,11 @@ def module_source(
     return ModuleSource(
         text=text,
         factory=factory,
-        known=ModelSpec(name=label, layers=tuple(layers)),
-        plan=plan,
+        sizes=ModelSpec(name=label, layers=tuple(layers)),
+        parallelize_plan=plan,
         fakeable=flaw is None,
         num_typical=1 if typical else 2,
-        assumed=tuple(assumed),
+        warnings=tuple(assumed),
     )
 
 
@@ -578,8 +536,8 @@ def _make(
     """Return what the factory made, and the model in it after every check that needs no forward."""
     from torch import nn
 
+    from profiler.measure import torch_dtype
     from profiler.model.layers.blocks import made_of
-    from profiler.model.timing import torch_dtype
 
     element = torch_dtype(dtype)
 

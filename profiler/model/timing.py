@@ -1,9 +1,9 @@
-"""Times one part of a model on one device: forward, backward, recomputation and optimizer apart.
+"""Times one module on one device: forward, backward, recomputation and optimizer apart.
 
-`time_module` measures any module, `time_layer` a layer of a spec as one rank of a tensor group
-holds it. Data are random, autograd is on as in training, and what a forward keeps stays alive
-until its backward; gradients and graphs are dropped between repetitions. The cache of the device
-is not flushed: in training, too, a layer finds there what the one before it has left.
+Which module stands for a cell is in `measuring`. Data are random, autograd is on as in training,
+and what a forward keeps stays alive until its backward; gradients and graphs are dropped between
+repetitions. The cache of the device is not flushed: in training, too, a layer finds there what the
+one before it has left.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
-from profiler.measure import Policy, Timer, choose_loops, make_timer, next_block, warmups
-from profiler.model.cells import seqs_text, with_seq_lengths
+from profiler.measure import (
+    Policy,
+    Timer,
+    choose_loops,
+    make_timer,
+    next_block,
+    out_of_memory,
+    warmups,
+)
 from profiler.model.counting import End
 from profiler.model.documents import ON_DEVICE
-from profiler.model.layers.parallel import timed_group
-from profiler.model.layers.sharding import Sharding
-from profiler.model.layers.vocab import VocabPart, build_stack, build_vocab, vocab_inputs
 
 __all__ = [
     "APART",
@@ -37,17 +39,11 @@ __all__ = [
     "Passes",
     "Timed",
     "allocated_by",
-    "device_memory",
     "explain_difference",
     "figures_of",
     "optimizer_step",
-    "out_of_memory",
     "sample",
-    "time_layer",
     "time_module",
-    "time_stack",
-    "time_vocab",
-    "torch_dtype",
 ]
 
 
@@ -58,32 +54,11 @@ __all__ = [
 # dropped between repetitions.
 
 
-_ALLOCATION_FAILURES = (
-    "out of memory",  # CUDA, also where a library or the driver reports it
-    "can't allocate memory",  # torch's allocator on CPU
-    "not enough memory",  # the same on Windows
-    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED
-    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory could not be allocated, on any device."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _ALLOCATION_FAILURES)
-
-
 class Passes:
     """The passes of one module through one set of inputs, and what they leave behind."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Prepare passes; tensors of floating point among the inputs get gradients."""
-        import torch
-
         # evaluation would skip what training does, such as dropout
         self._module = module.train()
         self._inputs = tuple(
@@ -109,8 +84,6 @@ class Passes:
 
     def recompute(self) -> None:
         """Run the module again as a checkpoint does in its backward, and keep its output."""
-        import torch
-
         inputs = (
             # a checkpoint recomputes from its input, not through it
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
@@ -129,8 +102,6 @@ class Passes:
         where : the size, for messages; backward : whether the backward will be run.
         Raises InputError where the module fails by itself, or returns what has no backward.
         """
-        import torch
-
         name = type(self._module).__name__
         try:
             self.forward()
@@ -170,8 +141,6 @@ def optimizer_step(
     parameters: list[nn.Parameter], device: torch.device
 ) -> Callable[[], None] | None:
     """Return a step of AdamW on float32 copies, and back to the parameters; None without any."""
-    import torch
-
     if not parameters:
         return None
     # mixed precision steps float32 copies, whatever the weights are
@@ -316,17 +285,6 @@ def allocated_by(
     )
 
 
-def device_memory(
-    build: Callable[[], nn.Module],
-    make_inputs: Callable[[], Sequence[torch.Tensor]],
-    device: torch.device,
-    *,
-    shared: int = 1,
-) -> dict[str, float]:
-    """Return `device_activation` and `device_peak` of a module, in bytes (see `allocated_by`)."""
-    return figures_of(allocated_by(build, make_inputs, device, shared=shared))
-
-
 def figures_of(found: Allocated) -> dict[str, float]:
     """Return the figures that a memory cell keeps, by their names there."""
     return {
@@ -392,7 +350,6 @@ def _rounded(num_bytes: int) -> int:
 
 _LOG = logging.getLogger(__name__)
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DEVICE_SAMPLE_S = 1e-2
 """A repetition on a GPU begins with an idle device: up to 50 us pass before its first kernel."""
 OPTIMIZER_SHARE = 0.25
@@ -411,66 +368,6 @@ class Timed:
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     """Seconds on the wall, with everything that surrounds the repetitions."""
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the element type of `bf16`, `fp16` or `fp32`."""
-    import torch
-
-    result: torch.dtype = getattr(torch, _DTYPES[name])
-    return result
-
-
-def time_layer(
-    spec: LayerSpec,
-    sharding: Sharding,
-    *,
-    batch: int,
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    encoder_seq_length: int | None = None,
-    backward: bool = True,
-    checkpoint: bool = True,
-    optimizer: bool = True,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of one layer on one rank of its tensor group.
-
-    The rank's share of weights and activations lies on `device`; collectives cost nothing here
-    (see `LocalGroup`). A layer that `sharding` checkpoints recomputes inside its `backward`.
-    Raises InputError where the layer cannot be laid out like this.
-    """
-    from profiler.model.layers.blocks import build_layer, layer_inputs
-    from profiler.model.layers.parallel import timed_group
-
-    sharding.check(spec)
-    element = torch_dtype(dtype)
-    return time_module(
-        lambda: build_layer(
-            spec,
-            sharding,
-            group=timed_group(sharding.degree),
-            dtype=element,
-            device=device,
-            expert_group=timed_group(sharding.expert_degree),
-        ),
-        lambda: layer_inputs(
-            spec,
-            sharding,
-            batch=batch,
-            dtype=element,
-            device=device,
-            encoder_seq_length=encoder_seq_length,
-        ),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {spec.seq_length}",
-        backward=backward,
-        checkpoint=checkpoint and sharding.checkpoint == "none",
-        optimizer=optimizer,
-        timer=timer,
-    )
 
 
 def time_module(
@@ -496,7 +393,6 @@ def time_module(
     Memory that is missing, or an output that is not finite, fails the cell.
     Raises InputError where the module fails by itself, or returns something else.
     """
-    import torch
 
     def measure() -> Timed:
         built = module if isinstance(module, torch.nn.Module) else module()
@@ -526,8 +422,6 @@ def time_module(
 
 def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> Timed:
     """Return what `measure` returns, or a failed cell where memory is missing."""
-    import torch
-
     began_s = time.perf_counter()
     result: Timed | None = None
     # the caller's random numbers are left alone
@@ -546,92 +440,3 @@ def _guarded(measure: Callable[[], Timed], device: torch.device, where: str) -> 
         gc.collect()  # what lies in cycles would be missing for a larger cell
         torch.cuda.empty_cache()
     return replace(result, elapsed_s=time.perf_counter() - began_s)
-
-
-# --------------------------------------------------------------------------------------------------
-# Times what surrounds the layers of a model, and whole forwards of models with few layers.
-#
-# Whole forwards are what the documented raw keys `layernum[...]` hold, and what a layer measured
-# alone is checked against: the difference of two of them is a layer among others.
-
-
-def time_vocab(
-    spec: ModelSpec,
-    *,
-    part: VocabPart = "only",
-    degree: int = 1,
-    kind: TensorKind = "sp",
-    batch: int,
-    seq_lengths: tuple[int, ...],
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    backward: bool = True,
-    optimizer: bool = True,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of embedding, head and loss on one rank of a vocabulary group.
-
-    seq_lengths : of all layer types. Collectives cost nothing here (see `LocalGroup`). Nothing
-    of it is ever recomputed. Raises InputError for what cannot be laid out like this.
-    """
-    sized = with_seq_lengths(spec, seq_lengths)
-    element = torch_dtype(dtype)
-    return time_module(
-        lambda: build_vocab(
-            sized,
-            part,
-            degree=degree,
-            kind=kind,
-            group=timed_group(degree),
-            dtype=element,
-            device=device,
-        ),
-        lambda: vocab_inputs(
-            sized, part, degree=degree, kind=kind, batch=batch, dtype=element, device=device
-        ),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}",
-        backward=backward,
-        checkpoint=False,
-        optimizer=optimizer,
-        timer=timer,
-    )
-
-
-def time_stack(
-    spec: ModelSpec,
-    num_layers: Sequence[int],
-    *,
-    batch: int,
-    seq_lengths: tuple[int, ...],
-    dtype: str,
-    device: torch.device,
-    policy: Policy,
-    timer: Timer | None = None,
-) -> Timed:
-    """Return the times of the whole forward of a model with so many layers of each type.
-
-    seq_lengths : of all layer types. Autograd is on, as it is where a layer is timed alone.
-    Raises InputError for what cannot be built.
-    """
-    sized = with_seq_lengths(spec, seq_lengths)
-    layers = (
-        replace(layer, num_layers=count)
-        for layer, count in zip(sized.layers, num_layers, strict=True)
-    )
-    sized = replace(sized, layers=tuple(layers))
-    element = torch_dtype(dtype)
-    counts = seqs_text(tuple(num_layers))
-    return time_module(
-        lambda: build_stack(sized, dtype=element, device=device).module,
-        lambda: vocab_inputs(sized, "only", batch=batch, dtype=element, device=device),
-        policy,
-        device,
-        where=f"batch {batch}, sequence {seqs_text(seq_lengths)}, {counts} layers",
-        backward=False,
-        checkpoint=False,
-        optimizer=False,
-        timer=timer,
-    )

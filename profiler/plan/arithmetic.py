@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
+
 from autopar.documents.sidecar import TensorKind
 from autopar.documents.spec import head_dim, padded_vocab_size
 from autopar.errors import InputError
@@ -21,10 +23,10 @@ __all__ = [
     "Cube",
     "Held",
     "Layout",
-    "Run",
-    "Shape",
+    "RunArithmetic",
     "StageArithmetic",
     "StaticReport",
+    "Tensors",
     "Weights",
     "check_job",
     "cube_of",
@@ -34,9 +36,9 @@ __all__ = [
     "last_shapes",
     "layer_layout",
     "layer_shapes",
+    "layouts",
     "micro_batches_in_flight",
     "stage_weights",
-    "strategy_label",
     "vocab_layout",
 ]
 
@@ -49,7 +51,7 @@ __all__ = [
 # most.
 
 
-class Shape(NamedTuple):
+class Tensors(NamedTuple):
     """Tensors of one shape: rows, elements of a row, and how many tensors there are."""
 
     rows: int
@@ -57,7 +59,7 @@ class Shape(NamedTuple):
     copies: int = 1
 
 
-def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
+def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Tensors, ...]:
     """Return the parameters of one layer on a rank whose weights are divided by `degree`.
 
     A rank has at least one key-value head. Raises InputError where heads or MLP width are unknown.
@@ -69,34 +71,34 @@ def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Shape, ...]:
     kv_heads = layer.num_kv_heads or heads
     query, pair = heads // degree * width, max(1, kv_heads // degree) * width
     # rows are output features, as in torch's linears: what ZeRO divides
-    attention = [Shape(query, h), Shape(pair, h, 2), Shape(h, query)]
+    attention = [Tensors(query, h), Tensors(pair, h, 2), Tensors(h, query)]
     if layer.biases or layer.qkv_biases:
-        attention += [Shape(query, 1), Shape(pair, 1, 2)]
+        attention += [Tensors(query, 1), Tensors(pair, 1, 2)]
     if layer.biases:
-        attention.append(Shape(h, 1))
+        attention.append(Tensors(h, 1))
     ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
     if layer.num_experts is not None:  # experts are stacked and have no biases
         e = layer.num_experts
         # stacked by expert: ZeRO divides between experts, not inside of one
-        mlp = [Shape(e, h), Shape(e, h * ffn, ups + 1)]
+        mlp = [Tensors(e, h), Tensors(e, h * ffn, ups + 1)]
     else:
-        mlp = [Shape(ffn, h, ups), Shape(h, ffn)]
+        mlp = [Tensors(ffn, h, ups), Tensors(h, ffn)]
         if layer.biases:
-            mlp += [Shape(ffn, 1, ups), Shape(h, 1)]
+            mlp += [Tensors(ffn, 1, ups), Tensors(h, 1)]
     blocks = 2 if layer.cross_attention else 1
-    return (*attention * blocks, *mlp, Shape(h, 1, layer.norm_parameters_per_hidden))
+    return (*attention * blocks, *mlp, Tensors(h, 1, layer.norm_parameters_per_hidden))
 
 
-def first_shapes(spec: ModelSpec, degree: int) -> tuple[Shape, ...]:
+def first_shapes(spec: ModelSpec, degree: int) -> tuple[Tensors, ...]:
     """Return the parameters in front of the layers on a rank of a vocabulary degree."""
     h = spec.layers[0].hidden_size
-    shapes = [Shape(_rows(spec, degree), h)]
+    shapes = [Tensors(_rows(spec, degree), h)]
     if spec.learned_positions:
-        shapes.append(Shape(spec.learned_positions, h))
-    return (*shapes, Shape(spec.extra_embedding_parameters, 1))
+        shapes.append(Tensors(spec.learned_positions, h))
+    return (*shapes, Tensors(spec.extra_embedding_parameters, 1))
 
 
-def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape, ...]:
+def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tensors, ...]:
     """Return the parameters behind the layers on a rank of a vocabulary degree.
 
     own_table : whether the output matrix is another tensor than the embedding's on this rank.
@@ -106,14 +108,14 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Shape
     stacks = {layer.cross_attention: layer for layer in spec.layers}
     norms = [
         # of one norm: a layer has two, with cross-attention three
-        Shape(layer.hidden_size, 1, layer.norm_parameters_per_hidden // (2 + cross))
+        Tensors(layer.hidden_size, 1, layer.norm_parameters_per_hidden // (2 + cross))
         for cross, layer in stacks.items()
     ]
-    head = [Shape(_rows(spec, degree), last.hidden_size)] if own_table else []
-    return (*head, *norms, Shape(spec.extra_head_parameters, 1))
+    head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
+    return (*head, *norms, Tensors(spec.extra_head_parameters, 1))
 
 
-def held(shapes: Iterable[Shape], pieces: int = 1) -> int:
+def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
     """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
     # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
     return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
@@ -149,12 +151,8 @@ class Cube:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank of the stage on every axis."""
-        places = []
         # the last axis counts neighbours, so it varies fastest
-        for size in reversed(self.factors):
-            rank, place = divmod(rank, size)
-            places.append(place)
-        return tuple(reversed(places))
+        return tuple(map(int, np.unravel_index(rank, self.factors)))
 
     def size(self, axes: Axes) -> int:
         """Return the number of ranks along these axes."""
@@ -170,12 +168,9 @@ class Cube:
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """Return all groups of ranks of the stage that differ along these axes, in mesh order."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.num_ranks):
-            places = self.coordinates(rank)
-            rest = tuple(p for axis, p in enumerate(places) if axis not in axes)
-            found.setdefault(rest, []).append(rank)
-        return tuple(tuple(group) for group in found.values())
+        rest = [axis for axis in range(len(self.factors)) if axis not in axes]
+        mesh = np.arange(self.num_ranks).reshape(self.factors).transpose(*rest, *axes)
+        return tuple(map(tuple, mesh.reshape(-1, self.size(axes)).tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,20 +268,34 @@ def cube_of(plan: Plan) -> Cube:
 
 def layer_layout(job: PlanJob, cube: Cube, layer: int) -> Layout:
     """Return how one layer of a plan lies on the cube."""
-    plan = job.plan
-    strategy = plan.layers[layer]
-    kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
-    axes = _first_axes(cube, strategy.tp) if strategy.strided else _last_axes(cube, strategy.tp)
-    zero = "zero3" if strategy.zero3 else plan.default_dp_type
-    return Layout(cube=cube, kind=kind, tensor_axes=axes, zero=zero)
+    return _layout(job, cube, job.plan.layers[layer])
 
 
 def vocab_layout(job: PlanJob, cube: Cube) -> Layout:
     """Return how embedding, head and loss lie on the cube."""
-    vocab = job.plan.vocab
-    kind: TensorKind = "ulysses" if vocab.ulysses else "sp" if job.sequence_parallel else "tp"
-    zero = "zero3" if vocab.zero3 else job.plan.default_dp_type
-    return Layout(cube=cube, kind=kind, tensor_axes=_last_axes(cube, vocab.tp), zero=zero)
+    return _layout(job, cube, _vocab_strategy(job.plan))
+
+
+def layouts(job: PlanJob, cube: Cube) -> list[Layout]:
+    """Return the layout of every layer, then that of embedding and head."""
+    layers = (layer_layout(job, cube, layer) for layer in range(len(job.plan.layers)))
+    return [*layers, vocab_layout(job, cube)]
+
+
+def _layout(job: PlanJob, cube: Cube, strategy: LayerStrategy) -> Layout:
+    kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
+    axes = _tensor_axes(cube, strategy.tp, strided=strategy.strided)
+    return Layout(cube=cube, kind=kind, tensor_axes=axes, zero=_zero(job.plan, strategy))
+
+
+def _vocab_strategy(plan: Plan) -> LayerStrategy:
+    """Return how embedding and head are parallelised, as a layer would be."""
+    vocab = plan.vocab
+    return LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses, zero3=vocab.zero3)
+
+
+def _zero(plan: Plan, strategy: LayerStrategy) -> str:
+    return "zero3" if strategy.zero3 else plan.default_dp_type
 
 
 def check_job(job: PlanJob) -> Cube:
@@ -325,22 +334,16 @@ def _primes(number: int) -> list[int]:
     return found
 
 
-def _last_axes(cube: Cube, degree: int) -> Axes:
-    axis, size = len(cube.factors), 1
-    while size < degree:
-        axis -= 1
-        size *= cube.factors[axis]
-    assert size == degree, (cube, degree)
-    return tuple(range(axis, len(cube.factors))) if degree > 1 else ()
-
-
-def _first_axes(cube: Cube, degree: int) -> Axes:
-    axis, size = 0, 1
-    while size < degree:
-        size *= cube.factors[axis]
-        axis += 1
-    assert size == degree, (cube, degree)
-    return tuple(range(axis))
+def _tensor_axes(cube: Cube, degree: int, *, strided: bool) -> Axes:
+    """Return the axes of a group of neighbours, which are the last ones, or of a strided group."""
+    axes: list[int] = []
+    order = range(len(cube.factors))
+    for axis in order if strided else reversed(order):
+        if cube.size(tuple(axes)) >= degree:
+            break
+        axes.append(axis)
+    assert cube.size(tuple(axes)) == degree, (cube, degree)
+    return tuple(sorted(axes))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -350,7 +353,7 @@ def _first_axes(cube: Cube, degree: int) -> Axes:
 class Weights(NamedTuple):
     """Parameters that one layer, or embedding and head, have on a rank before ZeRO divides them."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Tensors, ...]
     zero: str
     """ddp, zero2 or zero3."""
     num_ranks: int
@@ -384,7 +387,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunArithmetic:
     """Consecutive layers of a stage with one strategy and one type."""
 
     first_layer: int
@@ -409,7 +412,7 @@ class StageArithmetic:
     layers: tuple[int, int]
     in_flight: int
     """Most micro-batches whose activations are kept at once."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunArithmetic, ...]
     held: Held
     """Layers, embedding and head."""
     vocab: Held
@@ -447,7 +450,7 @@ def examine(job: PlanJob) -> StaticReport:
         cube = check_job(job)
     except InputError as error:
         obstacle = str(error)
-        axes: Sequence[tuple[int, ...]] = [()] * len(plan.layers)
+        axes: Sequence[Axes] = [()] * len(plan.layers)
     else:
         mesh = cube.factors
         axes = [layer_layout(job, cube, k).tensor_axes for k in range(len(plan.layers))]
@@ -470,12 +473,12 @@ def examine(job: PlanJob) -> StaticReport:
         )
         first += size
     p, m = plan.num_stages, plan.num_microbatches
-    outer = LayerStrategy(tp=vocab.tp, ulysses=vocab.ulysses, zero3=vocab.zero3)
+    label = _vocab_strategy(plan).label(ranks // vocab.tp, plan.default_dp_type)
     return StaticReport(
         stages=tuple(stages),
         mesh=mesh,
         obstacle=obstacle,
-        vocab_label=strategy_label(outer, ranks // vocab.tp, plan).replace("tp", "vtp", 1),
+        vocab_label=label.replace("tp", "vtp", 1),
         vocab_samples=plan.global_batch // (m * (ranks // vocab.tp)),
         # a stage works in m of the m + p - 1 turns
         bubble_share=(p - 1) / (m + p - 1),
@@ -497,19 +500,9 @@ def stage_weights(job: PlanJob, stage: int) -> tuple[Weights, ...]:
     return (*layers, _vocab_weights(job, stage))
 
 
-def strategy_label(strategy: LayerStrategy, data_degree: int, plan: Plan) -> str:
-    """Return a strategy in short, e.g. `tp2-dp4-zero3-ckpt`; ddp is not said."""
-    tensor = f"ulysses{strategy.tp}" if strategy.ulysses else f"tp{strategy.tp}"
-    parts = [tensor + ("*" if strategy.strided else "")] if strategy.tp > 1 else []
-    parts += [f"cp{strategy.cp}"] if strategy.cp > 1 else []
-    zero = "zero3" if strategy.zero3 else plan.default_dp_type
-    parts.append(f"dp{data_degree}")
-    parts += [zero] if zero != "ddp" else []
-    parts += ["ckpt"] if strategy.checkpoint else []
-    return "-".join(parts)
-
-
-def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple[Run, ...]:
+def _runs(
+    job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]
+) -> tuple[RunArithmetic, ...]:
     plan, types = job.plan, job.spec.layer_types
     runs = []
     for (strategy, _), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
@@ -517,11 +510,11 @@ def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple
         degree = plan.data_degree(members[0])
         one = _held(job, _layer_weights(job, members[0]))
         runs.append(
-            Run(
+            RunArithmetic(
                 first_layer=members[0],
                 last_layer=members[-1],
                 strategy=strategy,
-                label=strategy_label(strategy, degree, plan),
+                label=strategy.label(degree, plan.default_dp_type),
                 data_degree=degree,
                 samples=plan.global_batch // (plan.num_microbatches * degree),
                 tensor_axes=axes[members[0]],
@@ -533,29 +526,32 @@ def _runs(job: PlanJob, layers: range, axes: Sequence[tuple[int, ...]]) -> tuple
 
 def _layer_weights(job: PlanJob, layer: int) -> Weights:
     strategy = job.plan.layers[layer]
-    degree = 1 if strategy.ulysses else strategy.tp
-    shapes = layer_shapes(job.spec.layers[job.spec.layer_types[layer]], degree)
-    zero = "zero3" if strategy.zero3 else job.plan.default_dp_type
-    return Weights(shapes, zero, _sync_degree(job.plan, degree))
+    kind = job.spec.layers[job.spec.layer_types[layer]]
+    return _weights(job.plan, strategy, layer_shapes(kind, _split(strategy)))
 
 
 def _vocab_weights(job: PlanJob, stage: int) -> Weights:
     """Return the weights of embedding and head on a stage."""
-    plan, spec, vocab = job.plan, job.spec, job.plan.vocab
-    degree = 1 if vocab.ulysses else vocab.tp
-    at_start, at_end = stage == 0, stage == plan.num_stages - 1
+    spec, strategy = job.spec, _vocab_strategy(job.plan)
+    at_start, at_end = stage == 0, stage == job.plan.num_stages - 1
     # on the only stage a tied table is one tensor
     shared = spec.tied_embeddings and at_start and at_end
-    shapes: tuple[Shape, ...] = first_shapes(spec, degree) if at_start else ()
+    degree = _split(strategy)
+    shapes: tuple[Tensors, ...] = first_shapes(spec, degree) if at_start else ()
     if at_end:
         shapes = (*shapes, *last_shapes(spec, degree, own_table=not shared))
-    zero = "zero3" if vocab.zero3 else plan.default_dp_type
-    return Weights(shapes, zero, _sync_degree(plan, degree))
+    return _weights(job.plan, strategy, shapes)
 
 
-def _sync_degree(plan: Plan, weights: int) -> int:
-    """Return the ranks that gradients are summed over: those that hold the same weights."""
-    return plan.world_size // plan.num_stages // weights
+def _split(strategy: LayerStrategy) -> int:
+    """Return into how many pieces weights are divided; Ulysses divides tokens alone."""
+    return 1 if strategy.ulysses else strategy.tp
+
+
+def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -> Weights:
+    # gradients are summed over those that hold the same weights
+    same = plan.world_size // plan.num_stages // _split(strategy)
+    return Weights(shapes, _zero(plan, strategy), same)
 
 
 def _held(job: PlanJob, weights: Weights) -> Held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
@@ -17,7 +17,7 @@ from autopar.command.run import (
     say,
 )
 from autopar.errors import AutoparError, InputError, OptionError
-from profiler.plan.options import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
+from profiler.plan.job import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
 if TYPE_CHECKING:
     from profiler.plan.job import PlanJob
@@ -56,7 +56,8 @@ def refuse_illegal(
     if not question.problems:
         return
     if writes and options.json is not None:
-        from profiler.plan.report import illegal_document, write_result
+        from autopar.command.show import write_result
+        from profiler.plan.report import illegal_document
 
         write_result(options.json, illegal_document(question, mode))
     raise InputError(
@@ -79,18 +80,30 @@ def dispatch(question: Question, options: PlanOptions, mode: Mode) -> int:
 
 def _static(question: Question, options: PlanOptions) -> int:
     from profiler.plan.arithmetic import examine
-    from profiler.plan.report import show_head, show_static, static_document, write_result
+    from profiler.plan.report import show_static, static_document
 
     report = examine(question.job)
-    if options.json is not None:
-        write_result(options.json, static_document(question, report))
-    if options.json != "-":
-        from autopar.command.show import make_console
+    _tell(question, options, static_document(question, report), show_static, report)
+    return 0
 
+
+def _tell(
+    question: Question,
+    options: PlanOptions,
+    document: Mapping[str, object],
+    show: Callable[..., None],
+    *found: object,
+) -> None:
+    """Write the document of what was found where it is asked for, and print it as tables."""
+    from autopar.command.show import make_console, write_result
+    from profiler.plan.report import show_head
+
+    if options.json is not None:
+        write_result(options.json, document)
+    if options.json != "-":
         console = make_console(sys.stdout)
         show_head(console, question)
-        show_static(console, question, report)
-    return 0
+        show(console, question, *found)
 
 
 def _dry_run(question: Question, options: PlanOptions) -> int:
@@ -100,7 +113,7 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
 
     require_torch()
     from profiler.plan.dryrun import dry_run, first_ranks
-    from profiler.plan.report import dry_run_document, show_dry_run, show_head, write_result
+    from profiler.plan.report import dry_run_document, show_dry_run
 
     plan = question.job.plan
     each = plan.world_size // plan.num_stages
@@ -108,14 +121,7 @@ def _dry_run(question: Question, options: PlanOptions) -> int:
     named["all"] = list(range(0, plan.world_size, each))
     chosen = sorted({rank for text in ranks for rank in named.get(text) or [int(text)]})
     found = dry_run(question.job, ranks=chosen)
-    if options.json is not None:
-        write_result(options.json, dry_run_document(question, found))
-    if options.json != "-":
-        from autopar.command.show import make_console
-
-        console = make_console(sys.stdout)
-        show_head(console, question)
-        show_dry_run(console, question, found)
+    _tell(question, options, dry_run_document(question, found), show_dry_run, found)
     return 0
 
 
@@ -149,17 +155,11 @@ def _run(question: Question, options: PlanOptions) -> int:
     if result is None:
         return 0
     from profiler.plan.job import judge
-    from profiler.plan.report import run_document, show_head, show_run, write_result
+    from profiler.plan.report import run_document, show_run
 
     verdict = judge(result, question.job.precision)
-    if options.json is not None:
-        write_result(options.json, run_document(question, result, verdict))
-    if options.json != "-":
-        from autopar.command.show import make_console
-
-        console = make_console(sys.stdout)
-        show_head(console, question)
-        show_run(console, question, result, verdict)
+    document = run_document(question, result, verdict)
+    _tell(question, options, document, show_run, result, verdict)
     if verdict is None and result.notes:
         raise UncheckedError("; ".join(result.notes))
     if verdict is not None and not verdict.matches:

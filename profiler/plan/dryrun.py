@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.errors import InputError
-from profiler.model.counting import End, count_step, held_bytes
-from profiler.plan.arithmetic import check_job, layer_layout, vocab_layout
+from profiler.measure import torch_dtype
+from profiler.model.counting import End, count_step, held_bytes, local_tensor
+from profiler.plan.arithmetic import check_job, layouts, micro_batches_in_flight
 from profiler.plan.exchange import Batch
 from profiler.plan.job import DryRunRank, PlanJob
 from profiler.plan.stage import Stage, build_stage, open_groups
@@ -107,8 +108,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
     job = replace(job, plan=shortened)
     with fake_world(rank=rank, world_size=plan.world_size):
         groups = open_groups(job, cube, rank=rank, device_type="cpu", own_only=True)
-        layouts = [layer_layout(job, cube, layer) for layer in range(len(plan.layers))]
-        for layout in (*layouts, vocab_layout(job, cube)):
+        for layout in layouts(job, cube):
             if layout.is_sharded:
                 groups.flat_mesh(layout.sync_axes)  # a mesh cannot be made of fake tensors
         with FakeTensorMode():
@@ -127,7 +127,7 @@ def _dry_run_rank(job: PlanJob, rank: int) -> DryRunRank:
             return DryRunRank(
                 stage=stage_index,
                 rank=rank,
-                num_parameters=sum(_local(p).numel() for p in parameters),
+                num_parameters=sum(local_tensor(p).numel() for p in parameters),
                 parameter_bytes=held_bytes(parameters),
                 gradient_bytes=gradient_bytes,
                 optimizer_bytes=_optimizer_bytes(stage, optimizers),
@@ -147,18 +147,15 @@ def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
     m = plan.num_microbatches
     if plan.pipeline_type == "gpipe":
         return (True,) * m + (False,) * m
-    in_flight = min(m, plan.num_stages - stage)
+    in_flight = micro_batches_in_flight(plan, stage)
     steady = min(m - in_flight, 2)
     return (True,) * in_flight + (False, True) * steady + (False,) * in_flight
 
 
 def _batch(stage: Stage) -> Batch:
     """Return tokens and labels of a step, as far as the stage has a use for them."""
-    job, vocab = stage.job, stage.vocab
-    m = job.plan.num_microbatches
-    samples = job.plan.global_batch // m // vocab.data_degree
-    length = job.spec.layers[0].seq_length
-    length //= vocab.degree if vocab.kind == "ulysses" else 1
+    m = stage.job.plan.num_microbatches
+    samples, length = stage.token_shape()
     tokens = torch.zeros(m * samples if stage.is_first else 0, length, dtype=torch.int64)
     labels = [torch.zeros(length, samples, dtype=torch.int64) for _ in range(m * stage.is_last)]
     return Batch(tokens=tokens, labels=tuple(labels))
@@ -167,7 +164,7 @@ def _batch(stage: Stage) -> Batch:
 def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
     """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
     job = stage.job
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    dtype = torch_dtype(job.precision)
     tokens = iter(batch.tokens.chunk(job.plan.num_microbatches))
     stage.begin_step(batch.labels)
     waiting: list[torch.Tensor] = []
@@ -206,8 +203,3 @@ def _optimizer_bytes(stage: Stage, optimizers: Sequence[torch.optim.Optimizer]) 
     own = list(stage.parameters())
     # fp32 weights are stepped themselves, and are the model's
     return held_bytes([*moments, *stepped, *own]) - held_bytes(own)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local

@@ -87,26 +87,23 @@ class PlanGroups:
                 continue
             for stage in range(num_stages):
                 first = stage * cube.num_ranks
-                for members in cube.groups(axes):
-                    ranks = [first + member for member in members]
-                    is_own = rank in ranks
-                    if own_only and not is_own:
-                        continue
-                    group = dist.new_group(ranks, timeout=timeout)
-                    if is_own:
-                        self._groups[axes] = group
+                groups = ([first + member for member in group] for group in cube.groups(axes))
+                own = self._open(groups, timeout, own_only)
+                if stage == self.stage:
+                    self._groups[axes] = own
 
-        self.ends: Any = self._ends(timeout, own_only) if num_stages > 1 else None
-        """First and last stage at this place; None on the stages between."""
-
-    def _ends(self, timeout: timedelta | None, own_only: bool) -> Any:
         # of two stages the first and the last are the whole pipeline
-        if self.num_stages == 2:
-            return self.pipeline
+        self.ends: Any = self.pipeline if num_stages == 2 else None
+        """First and last stage at this place; None on the stages between."""
+        if num_stages > 2:
+            last = (num_stages - 1) * cube.num_ranks
+            ends = ([place, last + place] for place in range(cube.num_ranks))
+            self.ends = self._open(ends, timeout, own_only)
+
+    def _open(self, groups: Iterable[list[int]], timeout: timedelta | None, own_only: bool) -> Any:
+        """Make groups of ranks; return that of this rank, None where it is in none."""
         found = None
-        last = (self.num_stages - 1) * self.cube.num_ranks
-        for place in range(self.cube.num_ranks):
-            ranks = [place, last + place]
+        for ranks in groups:
             if own_only and self.rank not in ranks:
                 continue
             group = dist.new_group(ranks, timeout=timeout)
@@ -311,16 +308,14 @@ def local_shape(layout: Layout, *, seq_length: int, batch: int, hidden: int) -> 
 
     batch : samples of a micro-batch on all ranks together.
     """
-    split = layout.degree if layout.splits_sequence else 1
-    return (seq_length // split, batch // layout.data_degree, hidden)
+    tokens, samples = _splits(layout)
+    return (seq_length // tokens, batch // samples, hidden)
 
 
 def relayout(x: torch.Tensor, groups: PlanGroups, old: Layout, new: Layout) -> torch.Tensor:
     """Return activations of the old layout, (sequence, batch, hidden), in the new one."""
-    size = (
-        x.shape[0] * (old.degree if old.splits_sequence else 1),
-        x.shape[1] * old.data_degree,
-    )
+    tokens, samples = _splits(old)
+    size = (x.shape[0] * tokens, x.shape[1] * samples)
     there, back = _moves(old, new, size, groups.place), _moves(new, old, size, groups.place)
     if there.is_nothing and back.is_nothing:
         return x
@@ -369,14 +364,8 @@ def _blocks(layout: Layout, size: tuple[int, int]) -> NDArray[np.int64]:
     for place in range(cube.num_ranks):
         token = cube.index(place, layout.tensor_axes) if layout.splits_sequence else 0
         sample = cube.index(place, layout.data_axes)
-        rows.append(
-            (
-                token * steps[0],
-                (token + 1) * steps[0],
-                sample * steps[1],
-                (sample + 1) * steps[1],
-            )
-        )
+        ends = (token, token + 1, sample, sample + 1)
+        rows.append([end * steps[index // 2] for index, end in enumerate(ends)])
     return np.array(rows, dtype=np.int64)
 
 

@@ -1,30 +1,327 @@
-"""What is to be run, what was found, and whether the two match: the records of `profile-plan`.
+"""What `profile-plan` is asked, and what it finds: options, the job they mean, results, a verdict.
 
-Reading options and plan files is in `question`, running in `run`.
+Reading plan files is in `question`, running in `run`. Nothing here is heavy: `--help` reads it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.documents.json import shorten
+from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
+from profiler.options import SECONDS
+
+if TYPE_CHECKING:
+    from autopar.documents.plan import PeakSource
 
 __all__ = [
+    "PANELS",
     "TOLERANCE",
+    "Backend",
+    "DeviceChoice",
     "DryRunRank",
+    "GlobalOptions",
+    "Mode",
     "PlanJob",
+    "PlanOptions",
     "Precision",
     "RunResult",
     "Verdict",
+    "build_options",
     "judge",
 ]
 
 
+# --------------------------------------------------------------------------------------------------
+# The options of the command.
+
+
 Precision = Literal["fp32", "bf16"]
+Mode = Literal["static", "dryrun", "run"]
+Backend = Literal["auto", "nccl", "gloo"]
+DeviceChoice = Literal["auto", "cuda", "cpu"]
+
+_MAX_WORLD = 1 << 20
+_MAX_SIZE = 1 << 28
+_MAX_STEPS = 10**6
+_MAX_LAYERS = 1 << 16
+_STAGES = ("first", "last", "largest", "all")
+_WHAT, _HOW, _DRY, _FILES = "What to check", "How to run it", "Dry run", "Files"
+_SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
+PANELS = (_WHAT, _SAY, _HOW, _DRY, _FILES, _GLOBAL)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+        raise OptionError(
+            f"--num-layers: {shorten(text)} is no number of layers; write 4, or 2,2 for two types"
+        )
+    for part in parts:
+        if not 1 <= int(part) <= _MAX_LAYERS:
+            raise OptionError(f"--num-layers: expected 1 to {_MAX_LAYERS} layers, got {int(part)}")
+    return tuple(map(int, parts))
+
+
+def _ranks(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip().lower() for part in text.split(","))
+    for part in parts:
+        if part not in _STAGES and not re.fullmatch(r"\d{1,9}", part):
+            raise OptionError(
+                f"--ranks: {shorten(part)} is neither a rank nor one of {', '.join(_STAGES)}"
+            )
+    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalOptions:
+    """One strategy for all layers, as GLOBAL mode describes it; None is what was not given."""
+
+    pp_deg: int | None = option(
+        None, help="stages", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
+    )
+    global_tp_deg: int | None = option(
+        None, help="tensor degree", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD), off=-1
+    )
+    global_tp_consec: bool | None = option(
+        None, help="tensor groups of neighbours, or strided", panel=_GLOBAL, shown="on", off=-1
+    )
+    sdp: bool | None = option(None, help="ZeRO-3 for the layers", panel=_GLOBAL, shown="off")
+    chunks: int | None = option(
+        None,
+        help="micro-batches",
+        panel=_GLOBAL,
+        shown="one per stage",
+        between=(1, _MAX_SIZE),
+        off=-1,
+    )
+    global_checkpoint: bool | None = option(
+        None, help="recompute every layer", panel=_GLOBAL, shown="off"
+    )
+    pipeline_type: Literal["1f1b", "gpipe"] | None = option(
+        None,
+        help="schedule",
+        panel=_GLOBAL,
+        shown="gpipe",
+        choices={"gpipe": "gpipe", "pipedream_flush": "1f1b", "1f1b": "1f1b"},
+    )
+    vocab_tp: int | None = option(
+        None, help="degree of embedding and head", panel=_GLOBAL, shown="1", between=(1, _MAX_WORLD)
+    )
+    vocab_sp: bool | None = option(
+        None, help="that degree divides the sequence (Ulysses)", panel=_GLOBAL, shown="off"
+    )
+    embed_sdp: bool | None = option(
+        None, help="ZeRO-3 for embedding and head", panel=_GLOBAL, shown="off"
+    )
+    global_train_batch_size: int | None = option(
+        None, help="samples of a step", panel=_GLOBAL, between=(1, _MAX_SIZE)
+    )
+    default_dp_type: Literal["ddp", "zero2"] | None = option(
+        None, help="what layers without ZeRO-3 do", panel=_GLOBAL, shown="ddp"
+    )
+    use_ulysses: bool | None = option(
+        None, help="the tensor degree divides the sequence instead", panel=_GLOBAL
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that were given, as they are written."""
+        return tuple(
+            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of one check of a plan; defaults are those of the command."""
+
+    plan: Path | None = option(
+        None,
+        help="strategy file in any spelling, our plan file, or what autopar-search --json wrote",
+        panel=_WHAT,
+        positional=True,
+        metavar="PLAN.json",
+        place=-2,
+        most_used=True,
+    )
+    """None: `uniform` says the plan."""
+    uniform: GlobalOptions = GlobalOptions()
+    model: str | None = option(
+        None,
+        help="shipped name, config.json or model.json",
+        panel=_WHAT,
+        metavar="MODEL",
+        shown="the plan file's",
+        most_used=True,
+    )
+    num_layers: tuple[int, ...] | None = option(
+        None,
+        help="layers of the model, for each type",
+        panel=_WHAT,
+        metavar="N[,N]",
+        parse=_counts,
+        shown="its own",
+    )
+    seq_length: int | None = option(
+        None,
+        name="seq",
+        help="sequence length",
+        panel=_WHAT,
+        shown="the plan file's, or the model's own",
+        between=(1, _MAX_SIZE),
+    )
+    mode: Mode | None = option(
+        None,
+        help="arithmetic; memory of tensors without contents; real processes",
+        panel=_WHAT,
+        shown="run under torchrun, else static",
+        place=-1,
+        most_used=True,
+    )
+    layers: int | None = option(
+        None,
+        help="scale down to so many layers, at least one per stage, evenly spaced over the plan's",
+        panel=_WHAT,
+        between=(1, _MAX_LAYERS),
+        most_used=True,
+    )
+    global_batch: int | None = option(
+        None, help="another global batch than the plan's", panel=_WHAT, between=(1, _MAX_SIZE)
+    )
+    num_microbatches: int | None = option(
+        None,
+        name="microbatches",
+        help="another number of micro-batches than the plan's",
+        panel=_WHAT,
+        between=(1, _MAX_SIZE),
+    )
+    world_size: int | None = option(
+        None, help="ranks of a plan that does not say them", panel=_WHAT, between=(1, _MAX_WORLD)
+    )
+    steps: int = option(
+        2,
+        help="steps that are compared with one process",
+        panel=_HOW,
+        between=(1, _MAX_STEPS),
+        of="steps",
+        most_used=True,
+    )
+    timed_steps: int = option(
+        3,
+        help="steps after them that are timed",
+        panel=_HOW,
+        between=(0, _MAX_STEPS),
+        most_used=True,
+    )
+    seed: int = option(0, help="of weights and tokens", panel=_HOW, between=(0, (1 << 63) - 1))
+    backend: Backend = option(
+        "auto",
+        help="auto: nccl where torch finds a GPU, otherwise gloo",
+        panel=_HOW,
+        most_used=True,
+    )
+    device: DeviceChoice = option(
+        "auto", help="cuda is --backend nccl, cpu is --backend gloo", panel=_HOW
+    )
+    precision: Precision | None = option(
+        None,
+        name="mixed-precision",
+        help="of weights and activations",
+        panel=_SAY,
+        shown="the plan file's; where it says none, bf16 for a dry run and fp32 otherwise",
+        most_used=True,
+    )
+    sequence_parallel: bool | None = option(
+        None,
+        help="Megatron sequence parallelism of tensor-parallel layers",
+        panel=_SAY,
+        shown="the plan file's, or on",
+    )
+    async_grad_reduce: bool | None = option(
+        None,
+        help="reduce gradients once per step, else in every micro-batch",
+        panel=_SAY,
+        shown="the plan file's, or on",
+    )
+    reference: bool = option(
+        True, help="run one process without parallelism to compare with", panel=_HOW
+    )
+    timeout_s: float = option(
+        300.0,
+        name="timeout",
+        help="a step, or the building of stages, that takes longer has failed",
+        panel=_HOW,
+        metavar="S",
+        above=0,
+        high=100_000,
+        expects=SECONDS,
+    )
+    ranks: tuple[str, ...] = option(
+        ("first", "last", "largest"),
+        help="first, last, largest: the first rank of such a stage; all: of every one; or numbers",
+        panel=_DRY,
+        metavar="RANKS",
+        parse=_ranks,
+        most_used=True,
+    )
+    """Of a dry run: words for stages, `all`, or numbers of ranks."""
+    json: str | None = option(
+        None,
+        help="file for what was found, - for stdout without tables",
+        panel=_FILES,
+        metavar="OUT",
+        most_used=True,
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.backend == "nccl" and self.device == "cpu":
+            raise OptionError(
+                "--backend nccl communicates between GPUs and --device is cpu; leave one of them "
+                "out"
+            )
+        if self.backend == "gloo" and self.device == "cuda":
+            raise OptionError(
+                "--backend gloo runs the plan on the CPU and --device is cuda; leave one of them "
+                "out"
+            )
+
+
+def build_options(**given: object) -> PlanOptions:
+    """Return the options that the words of a command line mean.
+
+    given : option, with hyphens or underscores -> text, or value.
+
+    Raises
+    ------
+    OptionError: a value is unusable, two options contradict each other, or nothing says a plan.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    values = read_values((*rows_of(PlanOptions), *rows_of(GlobalOptions)), raw)
+    options = make(PlanOptions, values, uniform=make(GlobalOptions, values))
+    if options.plan is None and not options.uniform.given:
+        raise OptionError(
+            "no plan is given; name a strategy or plan file (autopar-search writes both), or "
+            "describe one strategy for all layers (--pp-deg, --global-tp-deg, --sdp, "
+            "--global-train-batch-size, ...)"
+        )
+    return options
+
+
+# --------------------------------------------------------------------------------------------------
+# The job, and what was found of it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +381,7 @@ class RunResult:
     (`forward_s`, `backward_s`, `optimizer_s`)."""
     peak_bytes: tuple[int, ...] = ()
     """By rank."""
-    peak_source: Literal["allocated", "counted"] = "counted"
+    peak_source: PeakSource = "counted"
     """allocated: torch's CUDA allocator said so; counted: storages were counted in one step."""
     notes: tuple[str, ...] = field(default=())
 

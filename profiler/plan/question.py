@@ -14,8 +14,7 @@ from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from profiler.plan.job import PlanJob, Precision
-from profiler.plan.options import GlobalOptions, Mode, PlanOptions
+from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
 
 __all__ = [
     "Question",

@@ -5,12 +5,9 @@ What is found is found elsewhere; here it becomes tables and documents.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,10 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from autopar.command.show import print_heading, print_line, print_table
-from autopar.documents.json import write_json
-from autopar.documents.plan import PlanDocument, StageEntry
+from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document
-from autopar.errors import OptionError
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.plan.arithmetic import (
     Held,
@@ -31,8 +26,7 @@ from profiler.plan.arithmetic import (
     held,
     stage_weights,
 )
-from profiler.plan.job import DryRunRank, PlanJob, RunResult, Verdict
-from profiler.plan.options import Mode
+from profiler.plan.job import DryRunRank, Mode, PlanJob, RunResult, Verdict
 from profiler.plan.question import Question
 
 __all__ = [
@@ -46,8 +40,6 @@ __all__ = [
     "gradient_note",
     "illegal_document",
     "no_prediction",
-    "optional_bytes",
-    "optional_seconds",
     "print_some",
     "run_document",
     "show_dry_run",
@@ -55,7 +47,6 @@ __all__ = [
     "show_run",
     "show_static",
     "static_document",
-    "write_result",
 ]
 
 
@@ -76,14 +67,10 @@ def print_some(
         print_line(console, f"and {len(rows) - _MOST_ROWS} more, which --json has", style="dim")
 
 
-def optional_seconds(value: float | None) -> str:
-    """Return a duration for people, nothing for None."""
-    return "" if value is None else format_seconds(value)
-
-
-def optional_bytes(value: float | None) -> str:
-    """Return a byte count for people, nothing for None."""
-    return "" if value is None else format_bytes(value)
+def _beside(predicted: float | None, measured: float, written: Callable[[float], str]) -> list[str]:
+    """Return a prediction, nothing for None, what was measured, and their difference."""
+    then = "" if predicted is None else written(predicted)
+    return [then, written(measured), difference(predicted, measured)]
 
 
 def difference(predicted: float | None, measured: float) -> str:
@@ -223,10 +210,6 @@ def _gradient_share(job: PlanJob, stage: int, *, fp32_gradients: bool) -> float:
 # What `profile-plan` found: memory counted or measured, times and losses, beside predictions.
 
 
-_MOST_STAGES = 24
-"""Stages whose times are listed; --json has all."""
-
-
 def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRank]) -> None:
     """Print what ranks would hold, and the prediction beside it."""
     print_heading(console, "counted on tensors without contents")
@@ -235,15 +218,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
             str(rank.rank),
             str(rank.stage),
             str(rank.num_parameters),
-            *(
-                format_bytes(n)
-                for n in (
-                    rank.parameter_bytes,
-                    rank.gradient_bytes,
-                    rank.optimizer_bytes,
-                    rank.peak_bytes,
-                )
-            ),
+            *map(format_bytes, (*_kept(rank), rank.peak_bytes)),
         ]
         for rank in ranks
     ]
@@ -276,9 +251,7 @@ def show_dry_run(console: Console, question: Question, ranks: Sequence[DryRunRan
         "counted, nor is what an allocator wastes",
         style="dim",
     )
-    note = gradient_note(question.job, prediction)
-    if note is not None:
-        print_line(console, note, style="yellow")
+    _print_gradient_note(console, question)
 
 
 def show_run(
@@ -323,27 +296,14 @@ def _show_times(console: Console, question: Question, result: RunResult) -> None
         return
     times = sorted(result.step_time_s)
     prediction = question.prediction
-    rows = [
-        [
-            "step",
-            optional_seconds(None if prediction is None else prediction.step_time_s),
-            format_seconds(median(times)),
-            difference(None if prediction is None else prediction.step_time_s, median(times)),
-        ]
-    ]
-    for stage, spans in enumerate(result.stage_time_s[:_MOST_STAGES]):
+    step_s = None if prediction is None else prediction.step_time_s
+    rows = [["step", *_beside(step_s, median(times), format_seconds)]]
+    for stage, spans in enumerate(result.stage_time_s[:_MOST_ROWS]):
         expected = _stage_times(prediction, stage, question.job.plan.num_microbatches)
         for key, name in (("forward_s", "forwards"), ("backward_s", "backwards")):
             if key in spans:
-                then = expected.get(key)
-                rows.append(
-                    [
-                        f"stage {stage}: {name}",
-                        optional_seconds(then),
-                        format_seconds(spans[key]),
-                        difference(then, spans[key]),
-                    ]
-                )
+                cells = _beside(expected.get(key), spans[key], format_seconds)
+                rows.append([f"stage {stage}: {name}", *cells])
         if "optimizer_s" in spans:
             rows.append([f"stage {stage}: optimizer", "", format_seconds(spans["optimizer_s"]), ""])
     print_heading(console, "time")
@@ -386,27 +346,11 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         return
     plan, prediction = question.job.plan, question.prediction
     each = plan.world_size // plan.num_stages
-    # the allocator gives out receive buffers too; communicators, which are predicted where the
-    # hardware is estimated, it does not see
-    with_buffers = (
-        result.peak_source == "allocated" and prediction is not None and prediction.basis is None
-    )
+    stages = prediction.peak_bytes(result.peak_source) if prediction is not None else []
     rows = []
     for rank, peak in enumerate(result.peak_bytes):
-        stages = prediction.stages if prediction is not None else ()
-        then = None
-        if stages and prediction is not None:
-            stage = stages[rank // each]
-            then = stage.allocated_bytes if with_buffers else stage.tensor_bytes
-        rows.append(
-            [
-                str(rank),
-                str(rank // each),
-                optional_bytes(then),
-                format_bytes(peak),
-                difference(then, peak),
-            ]
-        )
+        then = stages[rank // each] if stages else None
+        rows.append([str(rank), str(rank // each), *_beside(then, peak, format_bytes)])
     print_heading(console, "peak memory of a step")
     print_some(console, ["rank", "stage", "predicted", "measured", "difference"], rows, left=2)
     what = {
@@ -414,14 +358,22 @@ def _show_peaks(console: Console, question: Question, result: RunResult) -> None
         "counted": "measured: storages of tensors, counted in one step",
     }
     taken_off = "; predicted without communicators and receive buffers"
-    if with_buffers or prediction is None or not prediction.stages:
+    if prediction is None or not stages or prediction.holds_buffers(result.peak_source):
         taken_off = ""
     print_line(console, what[result.peak_source] + taken_off, style="dim")
-    if prediction is None or not prediction.stages:
+    if not stages:
         print_line(console, no_prediction("memory"), style="dim")
-    note = gradient_note(question.job, prediction)
+    _print_gradient_note(console, question)
+
+
+def _print_gradient_note(console: Console, question: Question) -> None:
+    note = gradient_note(question.job, question.prediction)
     if note is not None:
         print_line(console, note, style="yellow")
+
+
+def _kept(held: Held | DryRunRank) -> tuple[int, int, int]:
+    return held.parameter_bytes, held.gradient_bytes, held.optimizer_bytes
 
 
 def _memory_rows(
@@ -429,21 +381,22 @@ def _memory_rows(
 ) -> list[list[str]]:
     rows = []
     for part in parts:
-        then, now = part.predicted_bytes, part.counted_bytes
-        apart = "" if part.name in AT_THE_PEAK else difference(then, now)
-        rows.append(["", part.name, optional_bytes(then), format_bytes(now), apart])
+        cells = _beside(part.predicted_bytes, part.counted_bytes, format_bytes)
+        if part.name in AT_THE_PEAK:  # compared together, below
+            cells[-1] = ""
+        rows.append(["", part.name, *cells])
     at_peak = [part for part in parts if part.name in AT_THE_PEAK]
     predicted = [part.predicted_bytes for part in at_peak if part.predicted_bytes is not None]
     if predicted:
-        then, now = sum(predicted), sum(part.counted_bytes for part in at_peak)
-        row = [optional_bytes(then), format_bytes(now), difference(then, now)]
-        rows.append(["", " and ".join(AT_THE_PEAK), *row])
+        now = sum(part.counted_bytes for part in at_peak)
+        cells = _beside(sum(predicted), now, format_bytes)
+        rows.append(["", " and ".join(AT_THE_PEAK), *cells])
     fixed = stage.memory_bytes.get("fixed") if stage is not None else None
     if fixed is not None:
         rows.append(["", "communicators", format_bytes(fixed), "", ""])
     whole = stage.tensor_bytes if stage is not None else None
-    name, peak = "all" if fixed is None else "all but communicators", rank.peak_bytes
-    rows.append(["", name, optional_bytes(whole), format_bytes(peak), difference(whole, peak)])
+    name = "all" if fixed is None else "all but communicators"
+    rows.append(["", name, *_beside(whole, rank.peak_bytes, format_bytes)])
     rows[0][0] = str(rank.rank)
     return rows
 
@@ -524,7 +477,7 @@ def run_document(
     return {
         **_head(question, "run"),
         **{key: _plain(value) for key, value in vars(result).items() if key != "notes"},
-        "predicted": _predicted_run(question),
+        "predicted": _predicted_run(question, result.peak_source),
         "reference": None
         if verdict is None
         else {
@@ -534,20 +487,6 @@ def run_document(
         },
         "notes": [*_notes(question), *result.notes],
     }
-
-
-def write_result(path: str, document: Mapping[str, Any]) -> None:
-    """Write the document of `--json` to a file, atomically, or to stdout for `-`."""
-    if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        return
-    try:
-        write_json(Path(path), dict(document), number_rows=True)
-    except OSError as error:
-        raise OptionError(
-            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
-            "another path, or - for stdout"
-        ) from None
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -614,7 +553,7 @@ def _predicted_memory(prediction: PlanDocument | None) -> list[object] | None:
     ]
 
 
-def _predicted_run(question: Question) -> dict[str, object] | None:
+def _predicted_run(question: Question, peak_source: PeakSource) -> dict[str, object] | None:
     """Return what was predicted of the keys of a run; null where the file does not say it."""
     prediction, plan = question.prediction, question.job.plan
     if prediction is None:
@@ -628,7 +567,8 @@ def _predicted_run(question: Question) -> dict[str, object] | None:
         if prediction.interval_s is None
         else list(prediction.interval_s),
         "stage_time_s": times if times and None not in times else None,
-        "peak_bytes": [s.tensor_bytes for s in stages for _ in range(each)] or None,
+        "peak_bytes": [peak for peak in prediction.peak_bytes(peak_source) for _ in range(each)]
+        or None,
         "rests_on": prediction.basis,
     }
 
@@ -720,11 +660,11 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
             f"{stage.layers[0]}-{stage.layers[1]}",
             str(stage.in_flight),
             str(stage.held.num_parameters),
-            format_bytes(stage.held.parameter_bytes),
-            format_bytes(stage.held.gradient_bytes),
-            format_bytes(stage.held.optimizer_bytes),
-            optional_bytes(stage.held.gathered_bytes or None),
-            optional_bytes(stage.held.accumulated_bytes or None),
+            *map(format_bytes, _kept(stage.held)),
+            *(
+                format_bytes(n) if n else ""
+                for n in (stage.held.gathered_bytes, stage.held.accumulated_bytes)
+            ),
         ]
         for stage in report.stages
     ]
@@ -742,9 +682,7 @@ def show_static(console: Console, question: Question, report: StaticReport) -> N
     if any(held.accumulated_bytes for held in kept):
         footnotes.append("accumulated: whole gradients that ZeRO holds during a step, in fp32")
     print_line(console, "; ".join(footnotes), style="dim")
-    note = gradient_note(question.job, question.prediction)
-    if note is not None:
-        print_line(console, note, style="yellow")
+    _print_gradient_note(console, question)
     if question.job.plan.num_stages > 1:
         print_line(
             console,

@@ -21,10 +21,18 @@ from autopar.command.run import say
 from autopar.errors import AutoparError, InputError
 from autopar.units import format_bytes
 from profiler.environment import collect, launched_ranks
+from profiler.measure import out_of_memory, torch_dtype
 from profiler.model.counting import count_step
 from profiler.model.layers.vocab import build_stack
-from profiler.plan.arithmetic import Cube, Layout, check_job, layer_layout, vocab_layout
-from profiler.plan.exchange import Batch, fill, global_tokens, local_batch, pieces_of, shapes
+from profiler.plan.arithmetic import Cube, Layout, check_job, layouts
+from profiler.plan.exchange import (
+    Batch,
+    fill,
+    global_tokens,
+    local_batch,
+    pieces_of,
+    shapes,
+)
 from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.stage import (
     Replica,
@@ -34,15 +42,14 @@ from profiler.plan.stage import (
     padded_spec,
     sums_by_itself,
 )
-from profiler.processes import claim_errors, connect, introduce
+from profiler.processes import choose_backend, claim_errors, connect, introduce
 from profiler.watch import Trouble, Watch
 
 __all__ = [
     "OutOfMemoryError",
     "Stopwatch",
     "Trainer",
-    "choose_backend",
-    "is_shortage",
+    "choose_device",
     "met",
     "reference_steps",
     "run_in_world",
@@ -141,7 +148,7 @@ class Trainer:
         """Run a step that begins on all ranks at once; return this rank's seconds."""
         # else what is left of the step before would be in this one's time
         self._synchronize()
-        dist.barrier(**({"device_ids": [self.device.index]} if self._is_cuda else {}))
+        _barrier(self.device)
         start = time.perf_counter()
         self.step(batch)
         self._synchronize()
@@ -186,17 +193,14 @@ class _TimedStage(PipelineStage):
 def _schedule(trainer: Trainer) -> Any:
     stage, job = trainer.stage, trainer.job
     plan, groups = job.plan, stage.groups
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    dtype = torch_dtype(job.precision)
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
         # the schedule asks for shapes and types alone
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if stage.is_first:
-        layer = job.spec.layers[0]
-        samples = plan.global_batch // plan.num_microbatches // stage.vocab.data_degree
-        split = stage.vocab.degree if stage.vocab.kind == "ulysses" else 1
-        entry = torch.empty((samples, layer.seq_length // split), dtype=torch.int64, device="meta")
+        entry = torch.empty(stage.token_shape(), dtype=torch.int64, device="meta")
     else:
         entry = like(stage.entry_shape())
     if stage.is_last:
@@ -238,7 +242,7 @@ def reference_steps(
     Micro-batches follow one another, as they do on one rank of the plan, so that the memory of
     one micro-batch of the whole model is enough.
     """
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    dtype = torch_dtype(job.precision)
     spec = padded_spec(job)
     module = build_stack(spec, dtype=dtype, device=device).module
     _fill(module, job)
@@ -358,17 +362,10 @@ def _explained(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not out_of_memory(error):
             raise
         stage = rank // cube.num_ranks
         raise OutOfMemoryError(_shortage(rank, stage, device, error, predicted_bytes)) from None
-
-
-def is_shortage(error: Exception) -> bool:
-    """Return whether an error says that memory ran out."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _shortage(
@@ -440,7 +437,7 @@ def run_plan(
     cube = check_job(job)
     if with_reference:
         _check_reference(job)
-    name, device = choose_backend(backend)
+    name, device = choose_device(backend)
     world = launched_ranks() or 1
     if world != job.plan.world_size:
         raise InputError(
@@ -464,7 +461,7 @@ def run_plan(
     try:
         loss, grad_norm = reference_steps(job, num_steps, device=device)
     except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+        if not out_of_memory(error):
             raise
         return replace(result, notes=(_NO_REFERENCE,))  # what ran is not thrown away
     return replace(result, reference_loss=loss, reference_grad_norm=grad_norm)
@@ -510,13 +507,14 @@ def run_in_world(
         spans.append(trainer.watch.take())
     begin("the step whose memory is counted")
     peak = _peak(trainer, batch(num_steps + num_timed_steps))
-    found = _gather((times, _medians(spans), peak, at), dist.get_world_size())
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (times, _by_name(statistics.median, spans), peak, at))
     # the memory of the plan goes before that of the reference comes
     del trainer
     reference: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     if rank == 0 and with_reference:
         reference = reference_steps(job, num_steps, device=device)
-    _wait(device)
+    _barrier(device)
     if rank:
         return None
     return RunResult(
@@ -526,7 +524,7 @@ def run_in_world(
         reference_grad_norm=reference[1],
         step_time_s=tuple(max(column) for column in zip(*(f[0] for f in found), strict=True)),
         stage_time_s=tuple(
-            _slowest([spans for _, spans, _, other in found if other == number])
+            _by_name(max, [spans for _, spans, _, other in found if other == number])
             for number in range(job.plan.num_stages)
         ),
         peak_bytes=tuple(peak for _, _, peak, _ in found),
@@ -534,22 +532,15 @@ def run_in_world(
     )
 
 
-def _wait(device: torch.device) -> None:
+def _barrier(device: torch.device) -> None:
     dist.barrier(**({"device_ids": [device.index]} if device.type == "cuda" else {}))
 
 
-def choose_backend(backend: str) -> tuple[str, torch.device]:
+def choose_device(backend: str) -> tuple[str, torch.device]:
     """Return the backend and this rank's device."""
-    cuda = torch.cuda.is_available() and dist.is_nccl_available()
-    if backend == "auto":
-        backend = "nccl" if cuda else "gloo"
+    backend = choose_backend(backend)
     if backend == "gloo":
         return backend, torch.device("cpu")
-    if not cuda:
-        raise InputError(
-            "--backend nccl: torch finds no CUDA device here; use --backend gloo, or install a "
-            "torch with CUDA"
-        )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise InputError(
@@ -580,9 +571,8 @@ def _check_reference(job: PlanJob) -> None:
 
 def _check_zero(job: PlanJob, cube: Cube, device: torch.device) -> None:
     """Raise InputError where ZeRO's sums do not exist: older FSDP2 averages, which gloo cannot."""
-    layouts = [layer_layout(job, cube, layer) for layer in range(len(job.plan.layers))]
-    layouts.append(vocab_layout(job, cube))
-    if device.type == "cuda" or sums_by_itself() or not any(each.is_sharded for each in layouts):
+    sharded = any(layout.is_sharded for layout in layouts(job, cube))
+    if device.type == "cuda" or sums_by_itself() or not sharded:
         return
     raise InputError(
         f"ZeRO-2 and ZeRO-3 on CPUs need torch 2.8 or newer, and this is {torch.__version__}; "
@@ -602,17 +592,9 @@ def _peak(trainer: Trainer, batch: Batch) -> int:
     return most
 
 
-def _gather(own: Any, world: int) -> list[Any]:
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, own)
-    return found
-
-
-def _medians(spans: Sequence[dict[str, float]]) -> dict[str, float]:
+def _by_name(
+    choose: Callable[[list[float]], float], spans: Sequence[dict[str, float]]
+) -> dict[str, float]:
+    """Return for every name one of the seconds that it took, 0 where it did not occur."""
     names = sorted({name for span in spans for name in span})
-    return {name: statistics.median(span.get(name, 0.0) for span in spans) for name in names}
-
-
-def _slowest(spans: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = sorted({name for span in spans for name in span})
-    return {name: max(span.get(name, 0.0) for span in spans) for name in names}
+    return {name: choose([span.get(name, 0.0) for span in spans]) for name in names}

@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.model import ModelSpec
+from profiler.measure import torch_dtype
+from profiler.model.counting import local_tensor
 from profiler.model.layers.blocks import build_layer
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.layers.vocab import build_vocab
-from profiler.plan.arithmetic import Cube, Layout, layer_layout, vocab_layout
+from profiler.plan.arithmetic import Cube, Layout, layer_layout, layouts, vocab_layout
 from profiler.plan.exchange import (
     Piece,
     PlanGroups,
@@ -240,7 +242,7 @@ class Part:
         for name, parameter in self.holder.named_parameters():
             grad = parameter.grad
             if grad is not None:
-                yield name, self.pieces[name], getattr(grad, "_local_tensor", grad)
+                yield name, self.pieces[name], local_tensor(grad)
 
 
 def padded_spec(job: PlanJob) -> ModelSpec:
@@ -262,10 +264,8 @@ def open_groups(
     own_only: bool = False,
 ) -> PlanGroups:
     """Return the process groups of a plan; every rank calls this."""
-    layouts = [layer_layout(job, cube, k) for k in range(len(job.plan.layers))]
-    layouts.append(vocab_layout(job, cube))
-    wanted = {axes for layout in layouts for axes in (layout.tensor_axes, layout.sync_axes)}
-    distinct = set(layouts)
+    distinct = set(layouts(job, cube))
+    wanted = {axes for layout in distinct for axes in (layout.tensor_axes, layout.sync_axes)}
     # an exchange between two layouts is an all-to-all over the whole stage
     if any(is_exchanged(one, other) for one in distinct for other in distinct):
         wanted.add(tuple(range(len(cube.factors))))
@@ -337,6 +337,13 @@ class Stage(nn.Module):
     def entry_shape(self) -> tuple[int, ...]:
         """Return the shape of what a stage after the first receives."""
         return self.activation_shape(self._entry)
+
+    def token_shape(self) -> tuple[int, int]:
+        """Return samples and tokens of a micro-batch on a rank with embedding or head."""
+        plan, vocab = self.job.plan, self.vocab
+        split = vocab.degree if vocab.kind == "ulysses" else 1
+        samples = plan.global_batch // plan.num_microbatches // vocab.data_degree
+        return samples, self.job.spec.layers[0].seq_length // split
 
     def begin_step(self, labels: Sequence[torch.Tensor]) -> None:
         """Give the last stage the labels of every micro-batch, (sequence, batch) each."""
@@ -492,7 +499,7 @@ class _Builder:
         self, job: PlanJob, groups: PlanGroups, device: torch.device, has_values: bool
     ) -> None:
         self.job, self.groups, self.device, self.has_values = job, groups, device, has_values
-        self.dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+        self.dtype = torch_dtype(job.precision)
         self.spec = job.spec
         self.vocab = vocab_layout(job, groups.cube)
         self._types = job.spec.layer_types

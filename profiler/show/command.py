@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import Command, make, option, read_values, rows_of, validate
+from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.options import Command
 from autopar.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _diff(
     path: Path, other: Path, unit: BandwidthUnit | None, threshold: float, *, anyway: bool
 ) -> int:
     from autopar.command.show import make_console
-    from profiler.show.compare import circumstances, compare, obstacles, pairs
+    from profiler.show.checks import circumstances, compare, obstacles, pairs
     from profiler.show.tables import show_comparison
 
     new, old = _load(path, unit), _load(other, unit)
@@ -210,8 +211,8 @@ def _diff(
 
 def _validate(path: Path, unit: BandwidthUnit | None) -> int:
     from autopar.command.show import make_console
+    from profiler.show.checks import validate
     from profiler.show.tables import show_findings
-    from profiler.show.validate import validate
 
     folder = _load(path, unit, strict=False)
     _check_unit(unit, folder)

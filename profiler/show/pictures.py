@@ -24,8 +24,15 @@ from autopar.command.show import (
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
 from autopar.units import GB, format_seconds, format_size
-from profiler.show.head import stamps
-from profiler.show.read import Folder, Point, Series, SeriesKey, bus_bytes_per_s, series_of
+from profiler.show.read import (
+    Folder,
+    Point,
+    Series,
+    SeriesKey,
+    bus_bytes_per_s,
+    series_of,
+    stamps,
+)
 
 __all__ = [
     "ASCII",
@@ -149,8 +156,12 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
 
     styled = [(s, _COLOURS[index % len(_COLOURS)]) for index, s in enumerate(series)]
     for s, style in styled:
-        for column, value in _fitted(s, quantity, across, columns, size_range):
-            put(column, up(value), marks.line, style)
+        first, last = (round(across(s.points[i].size_bytes)) for i in (0, -1))
+        growth = size_range[1] / size_range[0]
+        # equal steps of columns are equal factors of size
+        steps = (size_range[0] * growth ** (c / (columns - 1)) for c in range(first, last + 1))
+        for size, value in _fitted(s, quantity, steps):
+            put(across(size), up(value), marks.line, style)
     for s, style in styled:
         for point in s.points:
             _, low, high = value_of(quantity, s, point)
@@ -193,24 +204,16 @@ def _scale(low: float, high: float, steps: int) -> Callable[[float], float]:
 
 
 def _fitted(
-    series: Series,
-    quantity: Quantity,
-    across: Callable[[float], float],
-    columns: int,
-    size_range: tuple[float, float],
-) -> Iterator[tuple[int, float]]:
-    """Yield column and value of the fitted line, between the smallest and the largest point."""
+    series: Series, quantity: Quantity, sizes: Iterable[float]
+) -> Iterator[tuple[float, float]]:
+    """Yield sizes and the values of the fitted line there; without a fit nothing."""
     if series.fit is None:
         return
     latency, per_byte = series.fit
-    low, high = size_range
-    first, last = (round(across(series.points[i].size_bytes)) for i in (0, -1))
-    for column in range(first, last + 1):
-        # equal steps of columns are equal factors of size
-        size = low * (high / low) ** (column / (columns - 1))
+    for size in sizes:
         time_s = latency + size * per_byte
         if time_s > 0.0:
-            yield column, value_of(quantity, series, Point(size_bytes=size, time_s=time_s))[0]
+            yield size, value_of(quantity, series, Point(size_bytes=size, time_s=time_s))[0]
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -367,11 +370,12 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
             capsize=2.0,
             label=series.label,
         )
-        line = _line(series, quantity)
-        if line is not None:
-            axes.plot(
-                *line, color=colour, linewidth=1.0, linestyle="-" if series.consecutive else "--"
-            )
+        # 60 points between the ends of the series
+        steps = (sizes[0] * (sizes[-1] / sizes[0]) ** (i / 59) for i in range(60))
+        line = list(_fitted(series, quantity, steps))
+        if line:
+            style = "-" if series.consecutive else "--"
+            axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.0, linestyle=style)
     axes.set_title(title, loc="left")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -391,19 +395,4 @@ def _plot(axes: Any, found: Sequence[Series], quantity: Quantity, title: str) ->
         edgecolor=GRID,
         loc="best",
         title=None if found[0].operation == "p2p" else "ranks",
-    )
-
-
-def _line(series: Series, quantity: Quantity) -> tuple[list[float], list[float]] | None:
-    """Return sizes and values of the fitted line, 60 points between the ends of the series."""
-    if series.fit is None:
-        return None
-    latency, per_byte = series.fit
-    low, high = series.points[0].size_bytes, series.points[-1].size_bytes
-    sizes = [low * math.exp(math.log(high / low) * i / 59) for i in range(60)]
-    points = [Point(size_bytes=s, time_s=latency + s * per_byte) for s in sizes]
-    kept = [point for point in points if point.time_s > 0.0]
-    return (
-        [point.size_bytes for point in kept],
-        [value_of(quantity, series, point)[0] for point in kept],
     )

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
-from autopar.documents.checks import INT, PatternDocument, document_errors, validate_document
-from autopar.documents.hardware import BandwidthUnit
+from autopar.documents.checks import document_errors, validate_document
+from autopar.documents.hardware import (
+    BandwidthUnit,
+    HardwareEntry,
+    hardware_entries,
+    kind_of_name,
+)
 from autopar.documents.json import JsonDocument, load_object
 from autopar.documents.schemas import DOCUMENTS
 from autopar.documents.sidecar import (
@@ -29,15 +34,17 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.hardware import OPERATIONS
-from autopar.statistics import Summary, latency_bandwidth_fit, summarize
-from autopar.units import GB, MIB, MS, format_count
-from profiler.hardware.documents import newest_measurements
+from autopar.statistics import (
+    Summary,
+    latency_bandwidth_fit,
+    relative_spread,
+    summarize,
+    warnings_of,
+)
+from autopar.units import format_count
+from profiler.hardware.documents import UNITS, newest_measurements
 
 __all__ = [
-    "KINDS",
-    "Entry",
-    "Family",
-    "FileKind",
     "Finding",
     "Folder",
     "HardwareFile",
@@ -48,61 +55,53 @@ __all__ = [
     "Severity",
     "Shape",
     "bus_bytes_per_s",
+    "cell_warnings",
     "finding",
+    "is_of_model",
     "kind_of",
     "load_folder",
     "point_key",
     "reference_cell",
     "scope_by_shape",
     "series_of",
+    "stamps",
+    "stragglers",
     "time_of",
 ]
 
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of file that `profile-show` knows by their names, and the shape a name says.
-#
-# A new kind of document is one row here and, if it has something of its own to show, one section.
 
 
-Family = Literal["hardware", "model"]
 Shape = tuple[int, int]
 """Nodes, GPUs per node."""
 
-_SHAPE = rf"_(?P<nodes>{INT})nodes_(?P<gpus>{INT})gpus_per_node\.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileKind:
-    """One kind of documented file."""
-
-    kind: DocumentKind
-    family: Family
-    pattern: str
-    """Of the whole file name."""
-
-
-KINDS = (
-    FileKind(kind="allreduce", family="hardware", pattern="allreduce_bandwidth" + _SHAPE),
-    FileKind(kind="p2p", family="hardware", pattern="p2p_bandwidth" + _SHAPE),
-    FileKind(kind="sp_time", family="hardware", pattern="sp_time" + _SHAPE),
-    FileKind(kind="overlap", family="hardware", pattern=r"overlap_coefficient\.json"),
-    FileKind(kind="computation", family="model", pattern=r"computation_profiling_.*\.json"),
-    FileKind(kind="memory", family="model", pattern=r"memory_profiling_.*\.json"),
+_MODEL_FILE = r"(computation|memory)_profiling_.*\.json"
+_ORDER: tuple[DocumentKind, ...] = (
+    "allreduce",
+    "p2p",
+    "sp_time",
+    "overlap",
+    "computation",
+    "memory",
 )
+"""Kinds of file in the order they are shown."""
 
 
-def kind_of(path: Path) -> tuple[FileKind, Shape | None] | None:
+def kind_of(path: Path) -> tuple[DocumentKind, Shape | None] | None:
     """Return the kind of a file by its name and the shape it is of, None for any other file."""
     if path.name.endswith(".meta.json"):
         return None
-    for row in KINDS:
-        match = re.fullmatch(row.pattern, path.name)
-        if match:
-            found = match.groupdict()
-            shape = (int(found["nodes"]), int(found["gpus"])) if "nodes" in found else None
-            return row, shape
-    return None
+    model = re.fullmatch(_MODEL_FILE, path.name)
+    if model:
+        return ("computation" if model[1] == "computation" else "memory"), None
+    return kind_of_name(path.name)
+
+
+def is_of_model(kind: DocumentKind) -> bool:
+    """Return whether a document is of a model, and not of hardware."""
+    return kind in ("computation", "memory")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -131,28 +130,6 @@ def finding(severity: Severity, path: Path, key: str | None, problem: str, remed
 # Reading leniently: units, keys and curves, problems kept beside them.
 
 
-# MiB/ms: 2^20 bytes over 1e-3 s
-_FACTORS = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": MS, "1": 1.0}
-_DEFAULT_UNITS = {"allreduce": "GB/s", "p2p": "GB/s", "sp_time": "ms", "overlap": "1"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One documented key and what it means."""
-
-    key: str
-    operation: str
-    group_size: int
-    """Ranks of the group, pipeline stages for p2p, 0 for the overlap coefficient."""
-    consecutive: bool
-    size_bytes: int | None
-    """Message size; None where the key names none: bandwidths and the coefficient."""
-    value: float
-    """Bytes/s, seconds or a ratio."""
-    written: float
-    """As it stands in the file, in the file's unit."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class HardwareFile:
     """One documented file with its sidecar."""
@@ -161,7 +138,8 @@ class HardwareFile:
     kind: DocumentKind
     shape: Shape | None
     unit: str
-    entries: tuple[Entry, ...]
+    entries: tuple[HardwareEntry, ...]
+    """In the order of operations, groups and sizes."""
     sidecar: Sidecar | None
     problems: tuple[DocumentError, ...]
 
@@ -252,11 +230,9 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
             "allreduce_bandwidth_1nodes_8gpus_per_node.json; "
             "`torchrun -m profiler.hardware` makes them"
         )
-    known.sort(key=lambda item: KINDS.index(item[1]))
+    known.sort(key=lambda item: _ORDER.index(item[1]))
     files = [
-        _load(found, row.kind, shape, unit)
-        for found, row, shape in known
-        if row.family == "hardware"
+        _load(found, kind, shape, unit) for found, kind, shape in known if not is_of_model(kind)
     ]
     shapes: list[Shape | None] = [*sorted({file.shape for file in files if file.shape})]
     return Folder(
@@ -266,23 +242,23 @@ def load_folder(path: Path, unit: BandwidthUnit | None = None) -> Folder:
             _profile(shape, [file for file in files if file.shape in (shape, None)])
             for shape in shapes or [None] * bool(files)
         ),
-        model_files=tuple(found for found, row, _ in known if row.family == "model"),
+        model_files=tuple(found for found, kind, _ in known if is_of_model(kind)),
     )
 
 
-def _by_content(path: Path) -> tuple[Path, FileKind, Shape | None]:
+def _by_content(path: Path) -> tuple[Path, DocumentKind, Shape | None]:
     """Return the kind of a file whose name says none: as its sidecar says, else by its keys."""
     if path.name.endswith(".meta.json"):
         document = path.with_name(path.name.removesuffix(".meta.json"))
         raise InputError(f"{path}: this is a sidecar; name the document beside it, {document.name}")
     data = load_object(path).data
-    for row in KINDS:
-        rules = getattr(DOCUMENTS[row.kind], "rules", ())
+    for kind in _ORDER:
+        rules = getattr(DOCUMENTS[kind], "rules", ())
         keys = [key for key in data if not key.startswith("_")]
-        if (row.kind == "overlap" and "overlap_coe" in data) or (
+        if (kind == "overlap" and "overlap_coe" in data) or (
             keys and rules and all(any(r.regex.fullmatch(key) for r in rules) for key in keys)
         ):
-            return path, row, None
+            return path, kind, None
     raise InputError(
         f"{path}: neither the name nor the keys are those of a profile document; "
         "a hardware file is named like allreduce_bandwidth_1nodes_8gpus_per_node.json"
@@ -304,18 +280,19 @@ def _load(
         problems.append(error)
         document = None
     recorded = sidecar.unit if sidecar is not None else None
-    chosen = recorded or _DEFAULT_UNITS[kind]
     # what a sidecar recorded counts more than the option
-    if unit is not None and kind in ("allreduce", "p2p"):
-        chosen = recorded or unit
-    entries: tuple[Entry, ...] = ()
+    option = unit if kind in ("allreduce", "p2p") else None
+    chosen = recorded or option or UNITS[kind]
+    entries: tuple[HardwareEntry, ...] = ()
     if document is not None:
         found = document_errors(DOCUMENTS[kind], path, document.data)
         problems += found
         wrong = {error.key for error in found}
         # what is right is shown even beside what is not
         values = {key: value for key, value in document.data.items() if key not in wrong}
-        entries = _entries(kind, path, values, _FACTORS[chosen])
+        if values or kind != "overlap":
+            whole = validate_document(DOCUMENTS[kind], path, values)
+            entries = tuple(sorted(hardware_entries(kind, whole, chosen), key=_order))
     return HardwareFile(
         path=path,
         kind=kind,
@@ -335,47 +312,7 @@ def _all_of_sidecar(path: Path) -> list[DocumentError]:
     return list(document_errors(Sidecar, sidecar_path(path), data))
 
 
-def _entries(
-    kind: DocumentKind, path: Path, values: Mapping[str, object], factor: float
-) -> tuple[Entry, ...]:
-    if kind == "overlap":
-        coefficient = values.get("overlap_coe")
-        if not isinstance(coefficient, int | float):
-            return ()
-        return (
-            Entry(
-                key="overlap_coe",
-                operation="overlap",
-                group_size=0,
-                consecutive=True,
-                size_bytes=None,
-                value=float(coefficient),
-                written=float(coefficient),
-            ),
-        )
-    document = validate_document(DOCUMENTS[kind], path, dict(values))
-    assert isinstance(document, PatternDocument)
-    result = []
-    for key, value in document.root.items():
-        match = next(m for rule in document.rules if (m := rule.regex.fullmatch(key)))
-        found = match.groupdict()
-        result.append(
-            Entry(
-                key=key,
-                operation=found.get("operation") or kind,
-                group_size=int(found["size"]),
-                # only keys of all-reduce bandwidths say it; all others are of neighbours
-                consecutive=found.get("consec") != "0",
-                size_bytes=int(found["mib"]) * MIB if "mib" in found else None,
-                # documented units to bytes/s or seconds
-                value=value * factor,
-                written=value,
-            )
-        )
-    return tuple(sorted(result, key=_order))
-
-
-def _order(entry: Entry) -> tuple[str, int, bool, int]:
+def _order(entry: HardwareEntry) -> tuple[str, int, bool, int]:
     return entry.operation, entry.group_size, not entry.consecutive, entry.size_bytes or 0
 
 
@@ -396,6 +333,40 @@ def _profile(shape: Shape | None, files: list[HardwareFile]) -> Profile:
                 cells[key] = cell
     by_time = sorted(runs.values(), key=lambda run: str(run.metadata.get("time_utc", "")))
     return Profile(shape=shape, files=tuple(files), runs=tuple(by_time), cells=cells)
+
+
+def stamps(profile: Profile) -> list[str]:
+    """Return what keeps the numbers from being measurements of a machine, in words."""
+    sidecars = profile.sidecars
+    found = []
+    if any(sidecar.estimated for sidecar in sidecars):
+        found.append("ESTIMATED from datasheets, not measured")
+    if any(sidecar.synthetic for sidecar in sidecars):
+        found.append("SYNTHETIC: exercises the code, describes no machine")
+    if any(cell.emulated for cell in profile.cells.values()):
+        found.append("EMULATED in part: one device played both sides")
+    return found
+
+
+def stragglers(profile: Profile) -> dict[tuple[int, str], list[tuple[str, float]]]:
+    """Return cells and ratios to the median rank, by rank and host that were much slower."""
+    found: dict[tuple[int, str], list[tuple[str, float]]] = {}
+    for cell in profile.cells.values():
+        for straggler in cell.stragglers:
+            found.setdefault((straggler.rank, straggler.host), []).append(
+                (cell.key, straggler.ratio)
+            )
+    return dict(sorted(found.items()))
+
+
+def cell_warnings(cells: Iterable[Measurement]) -> list[tuple[str, str]]:
+    """Return what is suspicious about the samples of cells: (key, sentence)."""
+    found = []
+    for cell in cells:
+        for quantity, samples in cell.samples_s.items() if cell.status == "ok" else ():
+            of = "" if quantity == "time" else f"{quantity.replace('_', ' ')}: "
+            found += [(cell.key, of + text) for text in warnings_of(samples)] if samples else []
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -434,7 +405,7 @@ class Point:
         """Half the range from the 5th to the 95th percentile over the median; 0 if unknown."""
         if self.low_s is None or self.high_s is None:
             return 0.0
-        return (self.high_s - self.low_s) / 2.0 / self.time_s
+        return relative_spread(self.low_s, self.time_s, self.high_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,7 +544,7 @@ def scope_by_shape(profile: Profile, key: SeriesKey) -> str | None:
     return "intra-node" if gpus % group_size == 0 else "inter-node"
 
 
-def reference_cell(profile: Profile, entry: Entry) -> Point | None:
+def reference_cell(profile: Profile, entry: HardwareEntry) -> Point | None:
     """Return the measured point that a documented bandwidth stands for, None if there is none.
 
     The newest run names the message size; without it the point with the nearest bandwidth.

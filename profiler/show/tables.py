@@ -1,6 +1,7 @@
-"""Sections of a hardware profile as tables: bandwidths, transfers, times, overlap.
+"""What `profile-show` prints: the head of a profile, its tables, a comparison, findings.
 
-Every section is a function of `SECTIONS` and prints nothing where there is nothing to show.
+Every section of a profile is a function of `SECTIONS` and prints nothing where there is nothing to
+show. `profile-model` ends with the table of fitted times.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from autopar.command.show import (
     print_pair,
     print_table,
 )
-from autopar.documents.sidecar import Measurement, newest_cells, read_sidecar
-from autopar.units import MIB, MS, format_count, format_seconds, format_size
+from autopar.documents.hardware import HardwareEntry
+from autopar.documents.sidecar import Measurement, TimeFit, newest_cells, read_sidecar
+from autopar.statistics import BAD_FIT, USABLE_SPREAD, relative_spread
+from autopar.units import GB, GIB, MIB, MS, format_count, format_seconds, format_size
 from profiler.hardware.overlap import slowdowns
-from profiler.model.documents import bad_fits, fit_cells
-from profiler.show.compare import Change, Comparison
-from profiler.show.head import show_fits, show_head, show_troubles
+from profiler.model.documents import bad_fits, fit_cells, largest_cell
+from profiler.show.checks import Change, Comparison
 from profiler.show.pictures import ASCII, UNICODE, Quantity, show_curves
 from profiler.show.read import (
-    Entry,
     Finding,
     Folder,
     Point,
@@ -34,10 +35,13 @@ from profiler.show.read import (
     Series,
     SeriesKey,
     bus_bytes_per_s,
+    cell_warnings,
     kind_of,
     reference_cell,
     scope_by_shape,
     series_of,
+    stamps,
+    stragglers,
 )
 
 __all__ = [
@@ -46,12 +50,68 @@ __all__ = [
     "show_bandwidth",
     "show_comparison",
     "show_findings",
+    "show_fits",
     "show_folder",
+    "show_head",
     "show_model",
     "show_overlap",
     "show_p2p",
     "show_times",
+    "show_troubles",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Fitted times of a model as a table; `profile-model` ends with it, `profile-show` shows all.
+
+
+_COLUMNS = ["part", "pass", "sharding", "mode", "largest", "ms/sample", "90 %", "launch", "worst"]
+_LEGEND = (
+    "largest: the cell with the most tokens, batch x sequence length, and the fitted time there "
+    "with its 90 % interval by the scatter of the samples (none: wider than the time itself, so "
+    "that nothing follows from it); launch: the part that no batch changes; "
+    "worst: what the fit is off by at its worst cell, exact where too few cells could tell"
+)
+
+_EXACT = 1e-9
+
+
+def show_fits(console: Console, fits: Sequence[TimeFit]) -> None:
+    """Print a row for every fit, those that are far from a time in another colour."""
+    if not fits:
+        return
+    print_heading(console, "fitted times")
+    print_table(
+        console,
+        _COLUMNS,
+        [_fit_row(fit) for fit in fits],
+        left=5,
+        styles=["yellow" if abs(fit.worst_relative) > BAD_FIT else None for fit in fits],
+    )
+    print_line(console, _LEGEND, style="dim")
+
+
+def _fit_row(fit: TimeFit) -> list[str]:
+    cell = largest_cell(fit)
+    per_sample = MS * cell.batch
+    interval = ""
+    if cell.fitted_low_s is not None and cell.fitted_high_s is not None:
+        ends = (cell.fitted_low_s / per_sample, cell.fitted_high_s / per_sample)
+        spread = relative_spread(cell.fitted_low_s, cell.fitted_s, cell.fitted_high_s)
+        interval = "none" if spread > USABLE_SPREAD else "-".join(f"{end:.4g}" for end in ends)
+    launch_s = fit.coefficients.launch_s
+    return [
+        "other" if fit.layer_type is None else f"layer type {fit.layer_type}",
+        fit.time,
+        "" if fit.degree == 1 else f"{fit.kind} {fit.degree}",
+        fit.form,
+        f"{cell.batch} x {','.join(map(str, cell.seq_lengths))}",
+        f"{cell.fitted_s / per_sample:.4g}",
+        interval,
+        "" if launch_s is None else format_seconds(float(f"{launch_s:.3g}")),
+        # as few cells as terms are met exactly, which says nothing
+        f"{100 * fit.worst_relative:+.1f} %" if abs(fit.worst_relative) > _EXACT else "exact",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -66,7 +126,7 @@ def has_fits(path: Path) -> bool:
     DocumentError: the sidecar is damaged.
     """
     found = kind_of(path)
-    if found is None or found[0].kind != "computation":
+    if found is None or found[0] != "computation":
         return False
     return read_sidecar(path, "computation") is not None
 
@@ -88,6 +148,114 @@ def show_model(console: Console, path: Path) -> None:
     show_fits(console, fits)
     for sentence in bad_fits(fits):
         print_line(console, sentence, style="yellow")
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a profile comes from, by key of its metadata.
+
+
+_LABELS: dict[str, dict[str, str]] = {
+    "measured": {"time_utc": "", "command": ""},
+    "hosts": {"hosts": "", "world_size": "ranks: ", "ranks_per_gpu": "ranks per GPU: "},
+    "device": {"device": "", "driver": "driver "},
+    "software": {
+        "torch": "torch ",
+        "cuda": "CUDA ",
+        "nccl": "NCCL ",
+        "python": "Python ",
+        "autopar": "autopar ",
+    },
+    "method": {
+        "backend": "backend ",
+        "dtype": "",
+        "isolated": "one group at a time",
+        "cuda_graph": "CUDA graphs",
+    },
+}
+"""Lines of the head: the metadata they show and the words before each."""
+_LISTED = 8
+"""Cells listed by name before the rest is counted."""
+
+
+def show_head(console: Console, folder: Folder, profile: Profile) -> None:
+    """Print what a profile is, where and how it was measured, and what it is not."""
+    name = next((sidecar.name for sidecar in profile.sidecars if sidecar.name), None)
+    print_heading(console, f"hardware profile of {profile.title}" + (f": {name}" if name else ""))
+    for stamp in stamps(profile):
+        print_line(console, stamp, style="bold yellow")
+    print_pair(console, "read from", str(folder.path))
+    kinds = ", ".join(file.kind for file in profile.files)
+    print_pair(console, "files", kinds)
+    units = {file.unit for file in profile.files if file.kind in ("allreduce", "p2p")}
+    if not profile.sidecars:
+        print_pair(
+            console,
+            "measured",
+            "unknown: no sidecar is beside these files"
+            + (f"; bandwidths were read as {' and '.join(sorted(units))}" if units else ""),
+        )
+    source = "; ".join(dict.fromkeys(sidecar.source for sidecar in profile.sidecars))
+    if source:
+        tools = ", ".join(dict.fromkeys(sidecar.tool for sidecar in profile.sidecars))
+        print_pair(console, "source", f"{source} ({tools})")
+    data = dict(profile.metadata)
+    # the source says the command already
+    if str(data.get("command")) in source:
+        del data["command"]
+    for label, keys in _LABELS.items():
+        parts = [text for key, words in keys.items() if (text := _worded(words, data.get(key)))]
+        if parts:
+            print_pair(console, label, ", ".join(parts))
+    memory = [s.memory_bytes_per_s for s in profile.sidecars if s.memory_bytes_per_s is not None]
+    size = [s.memory_bytes for s in profile.sidecars if s.memory_bytes is not None]
+    if memory or size:
+        parts = [f"{size[0] / GIB:.4g} GiB"] if size else []
+        parts += [f"{memory[0] / GB:.4g} GB/s"] if memory else []
+        print_pair(console, "device memory", ", ".join(parts))
+    if len(profile.runs) > 1:
+        print_pair(console, "runs", f"{len(profile.runs)}; the newest is described here")
+
+
+def _worded(words: str, value: str | float | bool | None) -> str:
+    """Return a circumstance in words; empty for what is unknown or does not hold."""
+    if value is None or value is False:
+        return ""
+    return words if value is True else f"{words}{value}"
+
+
+def show_troubles(console: Console, profile: Profile) -> None:
+    """Print cells that failed or were skipped, stragglers, and suspicious samples."""
+    for status in ("failed", "skipped"):
+        reasons: dict[str, list[str]] = {}
+        for cell in profile.cells.values():
+            if cell.status == status:
+                reasons.setdefault(cell.reason or "no reason was recorded", []).append(cell.key)
+        if reasons:
+            print_heading(console, f"{status} cells")
+        for reason, keys in reasons.items():
+            print_line(console, f"{_listed(keys, _LISTED)}: {reason}")
+    slow = stragglers(profile)
+    if slow:
+        print_heading(console, "stragglers")
+    for (rank, host), found in slow.items():
+        key, ratio = max(found, key=lambda item: item[1])
+        cells = format_count(len(found), "cell")
+        print_line(
+            console,
+            f"rank {rank} on {host}: in {cells}, at worst {ratio:.3g} times the others ({key})",
+        )
+    warnings = cell_warnings(profile.cells.values())
+    if warnings:
+        print_heading(console, "suspicious samples")
+    for key, text in warnings[:_LISTED]:
+        print_line(console, f"{key}: {text}")
+    if len(warnings) > _LISTED:
+        print_line(console, f"and {len(warnings) - _LISTED} more; --validate lists all")
+
+
+def _listed(keys: Sequence[str], most: int) -> str:
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return ", ".join(keys[:most]) + more
 
 
 # --------------------------------------------------------------------------------------------------
@@ -155,7 +323,7 @@ def _kind(profile: Profile, key: SeriesKey) -> str:
 def _bandwidth_row(
     profile: Profile,
     key: SeriesKey,
-    entry: Entry | None,
+    entry: HardwareEntry | None,
     series: Series | None,
     size_bytes: float | None,
 ) -> list[str] | None:
@@ -167,32 +335,28 @@ def _bandwidth_row(
         value = bus_bytes_per_s(key[0], key[1], point.size_bytes, point.time_s)
     else:
         return None  # times alone are shown in the table of times
+    return _link(profile, key, series, value, point)
+
+
+def _link(
+    profile: Profile, key: SeriesKey, series: Series | None, value: float, point: Point | None
+) -> list[str]:
+    """Return scope, bandwidth, its percentiles and samples, and latency and slope of the fit."""
     scope = (series.scope if series else None) or scope_by_shape(profile, key) or ""
-    return [scope, format_rate(value), *_spread(key, point), *_line(series)]
-
-
-def _spread(key: SeriesKey, point: Point | None) -> list[str]:
-    """Return the bandwidths of the 5th and 95th percentile, and the number of samples."""
-    if point is None or point.low_s is None or point.high_s is None:
-        return ["", ""]
-    slow, fast = (
-        bus_bytes_per_s(key[0], key[1], point.size_bytes, time)
-        for time in (point.high_s, point.low_s)
-    )
-    count = str(point.num_samples) if point.num_samples is not None else ""
-    return [f"{format_rate(slow)}-{format_rate(fast)}", count]
-
-
-def _line(series: Series | None) -> list[str]:
-    """Return latency and slope bandwidth of the fit."""
-    if series is None or series.fit is None:
-        return ["", ""]
-    slope = series.slope_bytes_per_s
-    return [
+    spread, count, latency, slope = "", "", "", ""
+    if point is not None and point.low_s is not None and point.high_s is not None:
+        slow, fast = (
+            bus_bytes_per_s(key[0], key[1], point.size_bytes, time)
+            for time in (point.high_s, point.low_s)
+        )
+        spread = f"{format_rate(slow)}-{format_rate(fast)}"
+        count = str(point.num_samples) if point.num_samples is not None else ""
+    if series is not None and series.fit is not None:
         # three digits, since a fit knows no more
-        format_seconds(float(f"{series.fit[0]:.3g}")),
-        format_rate(slope) if slope is not None else "",
-    ]
+        latency = format_seconds(float(f"{series.fit[0]:.3g}"))
+        if series.slope_bytes_per_s is not None:
+            slope = format_rate(series.slope_bytes_per_s)
+    return [scope, format_rate(value), spread, count, latency, slope]
 
 
 def show_p2p(console: Console, profile: Profile) -> None:
@@ -203,18 +367,10 @@ def show_p2p(console: Console, profile: Profile) -> None:
     rows = []
     for entry in file.entries if file is not None else ():
         key = ("p2p", entry.group_size, True)
-        one = series.get(key)
         back = both.get(entry.group_size)
-        rows.append(
-            [
-                str(entry.group_size),
-                (one.scope if one else None) or scope_by_shape(profile, key) or "",
-                format_rate(entry.value),
-                *_spread(key, reference_cell(profile, entry)),
-                *_line(one),
-                format_rate(back.bus_bytes_per_s(back.points[-1])) if back else "",
-            ]
-        )
+        link = _link(profile, key, series.get(key), entry.value, reference_cell(profile, entry))
+        both_ways = format_rate(back.bus_bytes_per_s(back.points[-1])) if back else ""
+        rows.append([str(entry.group_size), *link, both_ways])
     copies = series.get(("memcopy", 1, True))
     if rows:
         print_heading(console, "bandwidth between pipeline stages")
@@ -376,7 +532,7 @@ def show_comparison(
         print_table(
             console,
             ["key", "old", "new", "new/old", "spread", "verdict"],
-            [_row(change) for change in listed],
+            [_change_row(change) for change in listed],
             styles=[_STYLES.get(change.verdict) for change in listed],
         )
     if len(listed) < len(comparison.changes):
@@ -384,11 +540,10 @@ def show_comparison(
         print_line(console, f"{rest} times that did not change are not listed", style="dim")
     for side, keys in (("old", comparison.only_old), ("new", comparison.only_new)):
         if keys:
-            more = f" and {len(keys) - _ONE_SIDE} more" if len(keys) > _ONE_SIDE else ""
-            print_pair(console, f"only {side}", ", ".join(keys[:_ONE_SIDE]) + more)
+            print_pair(console, f"only {side}", _listed(keys, _ONE_SIDE))
 
 
-def _row(change: Change) -> list[str]:
+def _change_row(change: Change) -> list[str]:
     loud = change.verdict == "regression"
     return [
         change.key,

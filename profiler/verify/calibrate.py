@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ __all__ = [
     "FEWEST",
     "LEAST",
     "Calibrated",
+    "Factor",
     "Fitted",
     "Subject",
     "TimeColumns",
@@ -180,18 +182,40 @@ class Subject:
     """(role, path, SHA-256) of the profiles."""
     estimated: bool = False
 
+    def document(self, **content: object) -> CalibrationDocument:
+        """Return a calibration of it with this content."""
+        hardware = {
+            "name": self.hardware,
+            "world_size": self.world_size,
+            "estimated": self.estimated,
+        }
+        model = {
+            "name": self.model,
+            "num_layers": self.num_layers,
+            "seq_length": list(self.seq_length),
+            "hidden_size": list(self.hidden_size),
+            "precision": self.precision,
+        }
+        head = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION}
+        return CalibrationDocument.model_validate(
+            {**head, "hardware": hardware, "model": model, **content}
+        )
+
+
+class Factor(NamedTuple):
+    """What was fitted, and between which values it is with 95 %."""
+
+    value: float
+    low: float
+    high: float
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
     """Fitted factors, their intervals, and the errors before, after and left out."""
 
-    times: Fitted
-    memory: float | None
-    """None where nothing was counted."""
-    computation_interval: tuple[float, float]
-    communication_interval: tuple[float, float] | None
-    fixed_interval_s: tuple[float, float]
-    memory_interval: tuple[float, float] | None
+    factors: Mapping[str, Factor]
+    """Of computation, communication, fixed_s and memory those that the plans tell."""
     names: tuple[str, ...]
     measured_s: tuple[float, ...]
     before_s: tuple[float, ...]
@@ -211,7 +235,7 @@ class Calibrated:
 
     def error(self, times_s: Sequence[float]) -> float:
         """Return the median of |time / measured - 1|."""
-        return float(np.median(np.abs(np.array(times_s) / np.array(self.measured_s) - 1.0)))
+        return _error(np.array(times_s) / np.array(self.measured_s))
 
 
 def calibrate(
@@ -227,7 +251,7 @@ def calibrate(
     ------
     CommandError : pricing fails.
     """
-    rows = comparison.rows
+    rows = comparison.plans
     paths = {candidate.name: candidate.path for candidate in candidates}
     pricer = _Pricer([paths[row.plan.name] for row in rows], subject, lines, folder)
     measured = np.array([row.measured_s for row in rows])
@@ -242,7 +266,7 @@ def calibrate(
         if np.allclose(after, times.times_s(columns), rtol=_NEAR):
             break
     drawn, drawn_memory = _draws(comparison, columns)
-    factors = [fit_times(*pair) for pair in drawn]
+    refitted = [fit_times(*pair) for pair in drawn]
     notes = []
     if times.communication is None:
         notes.append("these plans hardly communicate: its factor is left at 1")
@@ -258,119 +282,66 @@ def calibrate(
         )
     predicted, counted = _stages(comparison)
     memory = fit_bytes(predicted, counted) if len(counted) else None
-    known = memory is not None
-    computation, communication, fixed = (
-        _around(value, [x for x in drawn_values if x is not None])
-        for value, drawn_values in (
-            (c, [f.computation for f in factors]),
-            (k, [f.communication for f in factors]),
-            (times.fixed_s, [f.fixed_s for f in factors]),
-        )
-    )
-    memory_interval = None if memory is None else _around(memory, drawn_memory)
-    notes += _clipped(computation, communication, fixed, memory_interval)
+    samples: dict[str, list[float | None]] = {
+        name: [getattr(fitted, name) for fitted in refitted] for name in vars(times)
+    }
+    samples["memory"] = [*drawn_memory]
+    factors = {
+        name: _around(value, [x for x in samples[name] if x is not None])
+        for name, value in {**vars(times), "memory": memory}.items()
+        if value is not None
+    }
+    notes += _clipped(factors)
     return Calibrated(
-        times=times,
-        memory=memory,
-        computation_interval=computation,
-        communication_interval=None if times.communication is None else communication,
-        fixed_interval_s=fixed,
-        memory_interval=memory_interval,
+        factors=factors,
         names=tuple(row.plan.name for row in rows),
         measured_s=tuple(measured.tolist()),
         before_s=tuple(before.tolist()),
         after_s=tuple(after.tolist()),
         left_out_s=tuple(left_out_s(columns, measured).tolist()),
-        memory_before=float(np.median(np.abs(predicted / counted - 1.0))) if known else None,
-        memory_after=float(np.median(np.abs(memory * predicted / counted - 1.0)))
-        if memory is not None
-        else None,
+        memory_before=None if memory is None else _error(predicted / counted),
+        memory_after=None if memory is None else _error(memory * predicted / counted),
         notes=tuple(notes),
     )
 
 
-def _clipped(
-    computation: tuple[float, float],
-    communication: tuple[float, float],
-    fixed_s: tuple[float, float],
-    memory: tuple[float, float] | None,
-) -> list[str]:
+def _error(ratios: F64) -> float:
+    return float(np.median(np.abs(ratios - 1.0)))
+
+
+def _clipped(factors: Mapping[str, Factor]) -> list[str]:
     """Return what is to be said of intervals that end at the most that a calibration holds."""
-    ends = {
-        "factor of computation": (computation, MOST),
-        "factor of communication": (communication, MOST),
-        "time of every step": (fixed_s, MOST_S),
-        "factor of memory": (memory, MOST),
-    }
+    names = {name: (f"factor of {name}", MOST) for name in factors}
+    names["fixed_s"] = ("time of every step", MOST_S)
     return [
-        f"the {name} is {'' if interval[0] >= most else 'up to '}{most:g} or more, cut there: the "
-        "profiles are not of what ran; measure them again"
-        for name, (interval, most) in ends.items()
-        if interval is not None and interval[1] >= most
+        f"the {name} is {'' if factors[key].low >= most else 'up to '}{most:g} or more, cut there: "
+        "the profiles are not of what ran; measure them again"
+        for key, (name, most) in names.items()
+        if factors[key].high >= most
     ]
 
 
 def calibration_document(found: Calibrated, subject: Subject) -> CalibrationDocument:
     """Return the content of `calibration.json`."""
-
-    def entry(value: float | None, ends: tuple[float, float] | None) -> dict[str, float | None]:
-        low, high = ends or (None, None)
-        return {"value": 1.0 if value is None else value, "low": low, "high": high}
-
-    times = found.times
-    return CalibrationDocument.model_validate(
-        {
-            "format": CALIBRATION_FORMAT,
-            "version": CALIBRATION_VERSION,
-            "hardware": {
-                "name": subject.hardware,
-                "world_size": subject.world_size,
-                "estimated": subject.estimated,
-            },
-            "model": {
-                "name": subject.model,
-                "num_layers": subject.num_layers,
-                "seq_length": list(subject.seq_length),
-                "hidden_size": list(subject.hidden_size),
-                "precision": subject.precision,
-            },
-            "factors": {
-                "computation": entry(times.computation, found.computation_interval),
-                "communication": entry(times.communication, found.communication_interval),
-                "fixed_s": entry(times.fixed_s, found.fixed_interval_s),
-                "memory": entry(found.memory, found.memory_interval),
-            },
-            "fit": {
-                "num_plans": len(found.names),
-                "median_error_before": found.error(found.before_s),
-                "median_error_after": found.error(found.after_s),
-                "median_error_left_out": found.error(found.left_out_s),
-                "median_memory_error_before": found.memory_before,
-                "median_memory_error_after": found.memory_after,
-                "plans": [
-                    {
-                        "name": name,
-                        "measured_s": measured,
-                        "before_s": before,
-                        "after_s": after,
-                        "left_out_s": left,
-                    }
-                    for name, measured, before, after, left in zip(
-                        found.names,
-                        found.measured_s,
-                        found.before_s,
-                        found.after_s,
-                        found.left_out_s,
-                        strict=True,
-                    )
-                ],
-            },
-            "inputs": [
-                {"role": role, "path": path, "sha256": digest}
-                for role, path, digest in subject.inputs
-            ],
-            "notes": list(found.notes),
-        }
+    untold = {"value": 1.0, "low": None, "high": None}
+    factors = {name: factor._asdict() for name, factor in found.factors.items()}
+    columns = (found.names, found.measured_s, found.before_s, found.after_s, found.left_out_s)
+    keys = ("name", "measured_s", "before_s", "after_s", "left_out_s")
+    return subject.document(
+        factors={"communication": untold, "memory": untold, **factors},
+        fit={
+            "num_plans": len(found.names),
+            "median_error_before": found.error(found.before_s),
+            "median_error_after": found.error(found.after_s),
+            "median_error_left_out": found.error(found.left_out_s),
+            "median_memory_error_before": found.memory_before,
+            "median_memory_error_after": found.memory_after,
+            "plans": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+        },
+        inputs=[
+            {"role": role, "path": path, "sha256": digest} for role, path, digest in subject.inputs
+        ],
+        notes=list(found.notes),
     )
 
 
@@ -392,7 +363,12 @@ class _Pricer:
             return np.array([read_priced(plan)[1] for plan in self._plans])
         name = f"c{computation:.6g}-k{communication:.6g}"
         probe = self._lines.work / "probes" / f"{name}.json"
-        write_calibration(probe, self._document(computation, communication))
+        factors = {"computation": computation, "communication": communication}
+        factors |= {"fixed_s": 0.0, "memory": 1.0}
+        document = self._subject.document(
+            factors={factor: {"value": value} for factor, value in factors.items()}
+        )
+        write_calibration(probe, document)
         found = []
         for plan in self._plans:
             out = self._lines.work / "probes" / name / plan.name
@@ -414,35 +390,12 @@ class _Pricer:
         rest = np.maximum((here - communication * slope) / computation, 0.0)
         return TimeColumns(computation=rest, communication=slope)
 
-    def _document(self, computation: float, communication: float) -> CalibrationDocument:
-        subject = self._subject
-        return CalibrationDocument.model_validate(
-            {
-                "format": CALIBRATION_FORMAT,
-                "version": CALIBRATION_VERSION,
-                "hardware": {"name": subject.hardware, "world_size": subject.world_size},
-                "model": {
-                    "name": subject.model,
-                    "num_layers": subject.num_layers,
-                    "seq_length": list(subject.seq_length),
-                    "hidden_size": list(subject.hidden_size),
-                    "precision": subject.precision,
-                },
-                "factors": {
-                    "computation": {"value": computation},
-                    "communication": {"value": communication},
-                    "fixed_s": {"value": 0.0},
-                    "memory": {"value": 1.0},
-                },
-            }
-        )
-
 
 def _draws(
     comparison: Comparison, columns: TimeColumns
 ) -> tuple[list[tuple[TimeColumns, F64]], list[float]]:
     """Return what to fit again: other rounds and other plans, and memory of other stages."""
-    plans = [row.plan for row in comparison.rows]
+    plans = [row.plan for row in comparison.plans]
     times = resampled_s(plans, _DRAWS)
     generator = np.random.default_rng(_SEED)
     count = len(plans)
@@ -465,7 +418,7 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
     """Return predicted and counted bytes of all stages of all plans that were counted."""
     pairs = [
         pair
-        for row in comparison.rows
+        for row in comparison.plans
         if row.plan.peak_bytes
         for pair in zip(row.plan.predicted_bytes, row.plan.peak_bytes, strict=True)
     ]
@@ -473,7 +426,7 @@ def _stages(comparison: Comparison) -> tuple[F64, F64]:
     return values[:, 0], values[:, 1]
 
 
-def _around(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+def _around(value: float, drawn: Sequence[float]) -> Factor:
     low, high = interval_of(np.array(drawn)) if drawn else (value, value)
     # few draws may all lie on one side of the fit itself
-    return min(low, value), max(high, value)
+    return Factor(value, min(low, value), max(high, value))

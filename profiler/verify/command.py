@@ -1,8 +1,11 @@
-"""`autopar-verify`: are this machine's plans as fast as predicted, and in that order?"""
+"""`autopar-verify`: are this machine's plans as fast as predicted, and in that order?
+
+One verification from beginning to end, its JSON document, what a person sees of it, and the command
+line.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,16 +16,32 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autopar.command.options import Command, make, read_values, rows_of
-from autopar.documents.calibration import write_calibration
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autopar import __version__
+from autopar.command.fields import make, read_values, rows_of
+from autopar.command.options import Command
+from autopar.command.show import (
+    make_console,
+    make_table,
+    print_heading,
+    print_item,
+    print_plain,
+    write_result,
+)
+from autopar.documents.calibration import device_of, write_calibration
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import write_json
 from autopar.documents.spec import load_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
+from autopar.units import MIB, format_count, format_seconds
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document
 from profiler.verify.compare import (
+    ComparedPlan,
     Comparison,
     MeasuredPlan,
     RunSamples,
@@ -31,25 +50,33 @@ from profiler.verify.compare import (
     read_priced,
     read_run,
 )
-from profiler.verify.folder import CommandError, Folder, Start, environment, start_process
-from profiler.verify.options import (
+from profiler.verify.folder import (
     MINIMUM_PLANS,
     PANELS,
+    CommandError,
     Device,
+    Folder,
+    Start,
     VerifyOptions,
     checked_options,
+    environment,
     profile_sources,
+    start_process,
 )
 from profiler.verify.plans import SMALL_MODEL, Candidate, Lines, choose_plans, contrasts
 
 __all__ = [
     "COMMAND",
+    "FORMAT",
+    "VERSION",
     "Verification",
     "find_device",
     "main",
     "planned_commands",
     "run",
+    "show_verification",
     "verify",
+    "verify_document",
 ]
 
 
@@ -111,24 +138,22 @@ def _verify(options: VerifyOptions, folder: Folder) -> Verification:
     comparison = compare(plans)
     notes += _disturbed(folder.others("runs"))
     subject = _subject(options, lines, spec)
+    calibrated, path = None, None
     if len(plans) < FEWEST:
         notes.append(f"no calibration: it needs at least {FEWEST} plans, {len(plans)} ran")
-        return Verification(
-            subject=subject,
-            comparison=comparison,
-            calibrated=None,
-            calibration_path=None,
-            notes=tuple(notes),
+    else:
+        calibrated, path = (
+            calibrate(comparison, candidates, subject, lines, folder),
+            folder.calibration,
         )
-    calibrated = calibrate(comparison, candidates, subject, lines, folder)
-    path = folder.calibration
-    write_calibration(path, calibration_document(calibrated, subject))
+        write_calibration(path, calibration_document(calibrated, subject))
+        notes += calibrated.notes
     return Verification(
         subject=subject,
         comparison=comparison,
         calibrated=calibrated,
         calibration_path=path,
-        notes=(*notes, *calibrated.notes),
+        notes=tuple(notes),
     )
 
 
@@ -248,6 +273,225 @@ def _subject(options: VerifyOptions, lines: Lines, spec: ModelSpec) -> Subject:
 
 
 # --------------------------------------------------------------------------------------------------
+# The JSON document of `autopar-verify`; docs/verify.md explains its keys.
+
+
+FORMAT = "autopar-verify"
+# 1: first version.
+VERSION = 1
+
+
+def verify_document(options: VerifyOptions, found: Verification) -> dict[str, Any]:
+    """Return what was predicted and measured, and what follows; times in s, memory in bytes."""
+    subject, comparison = found.subject, found.comparison
+    summary = {key: value for key, value in vars(comparison).items() if key != "plans"}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "tool": f"autopar {__version__}",
+        "hardware": subject.hardware,
+        "world_size": subject.world_size,
+        "model": subject.model,
+        "num_layers": subject.num_layers,
+        "seq_length": list(subject.seq_length),
+        "precision": subject.precision,
+        "global_batch": options.batch,
+        "num_rounds": options.repeats,
+        "steps_per_round": options.steps,
+        "summary": {"num_plans": len(comparison.plans), **summary},
+        "plans": [_plan_document(row) for row in comparison.plans],
+        "calibration": _calibration(found),
+        "inputs": [
+            {"role": role, "path": path, "sha256": digest} for role, path, digest in subject.inputs
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _plan_document(row: ComparedPlan) -> dict[str, Any]:
+    plan = row.plan
+    return {
+        "name": plan.name,
+        "label": plan.label,
+        "chosen": plan.chosen,
+        "predicted_s": plan.predicted_s,
+        "predicted_interval_s": plan.interval_s,
+        "measured_s": row.measured_s,
+        "measured_interval_s": row.interval_s,
+        "error": row.error,
+        "predicted_rank": row.predicted_rank,
+        "measured_rank": row.measured_rank,
+        "predicted_bytes": plan.predicted_bytes,
+        "peak_bytes": plan.peak_bytes or None,
+        "peak_source": plan.peak_source,
+        "memory_error": row.memory_error,
+        "rounds_s": [run.step_s for run in plan.rounds],
+        "plan": dict(plan.strategy),
+    }
+
+
+def _calibration(verification: Verification) -> dict[str, Any] | None:
+    found, path = verification.calibrated, verification.calibration_path
+    if found is None:
+        return None
+    return {
+        "path": None if path is None else str(path),
+        **{
+            name: found.factors[name].value if name in found.factors else None
+            for name in ("computation", "communication", "fixed_s", "memory")
+        },
+        "median_error_before": found.error(found.before_s),
+        "median_error_after": found.error(found.after_s),
+        "median_error_left_out": found.error(found.left_out_s),
+        "advised": found.is_advised,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# On the terminal.
+
+
+_WITHIN = 0.05
+"""A predicted best that takes so much longer than the measured best is as good as it."""
+
+
+def show_verification(console: Console, found: Verification) -> None:
+    """Print the table of plans, the summary, and the calibration."""
+    subject, calibrated = found.subject, found.calibrated
+    print_plain(
+        console,
+        f"{subject.model} ({subject.num_layers} layers, {subject.precision}) on "
+        f"{subject.hardware}, {format_count(subject.world_size, 'rank')}",
+        style="bold",
+    )
+    console.print()
+    console.print(_table(found.comparison.plans))
+    console.print()
+    for line in _summary(found.comparison):
+        print_plain(console, line)
+    if calibrated is not None:
+        print_heading(console, "calibration")
+        for line in _factors(calibrated):
+            print_plain(console, line)
+        if found.calibration_path is not None:
+            for line in _advice(calibrated, subject, found.calibration_path):
+                print_plain(console, line)
+    if found.notes:
+        print_heading(console, "notes")
+        for note in found.notes:
+            print_item(console, note)
+
+
+def _table(plans: Sequence[ComparedPlan]) -> Table:
+    columns = ("predicted", "measured", "", "error", "ranks", "MiB", "counted", "error")
+    table = make_table("plan", *columns, spaced=True)
+    table.columns[0].min_width = 16  # a label is folded to words, not to letters
+    for row in plans:
+        low, high = row.interval_s
+        table.add_row(
+            escape(row.plan.label),
+            _ms(row.plan.predicted_s),
+            _ms(row.measured_s),
+            f"{_ms(low, 3)}-{_ms(high, 3)}",
+            _percent(row.error),
+            f"{row.predicted_rank:g}/{row.measured_rank:g}",
+            f"{row.predicted_bytes / MIB:.1f}",
+            "-" if row.peak_bytes is None else f"{row.peak_bytes / MIB:.1f}",
+            "-" if row.memory_error is None else _percent(row.memory_error),
+        )
+    table.caption = (
+        "times in ms, measured with its 95 % interval; error: predicted / measured - 1; ranks as\n"
+        "predicted and as measured; memory predicted and counted on the fullest stage"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _summary(c: Comparison) -> list[str]:
+    count = len(c.plans)
+    spread = f"spread by a factor of {c.measured_spread:.2f}, noise +-{c.measured_noise:.1%}"
+    worst = f"worst {_percent(c.worst_error)}"
+    lines = [
+        f"{format_count(count, 'plan')}, measured times {spread}",
+        f"median |error|: {c.median_error:.1%} ({_span(c.median_error_interval)}), {worst}",
+    ]
+    if c.spearman is None or c.spearman_interval is None:
+        lines.append("rank correlation: none, the plans are equally fast or there is one")
+    else:
+        low, high = c.spearman_interval
+        few = "" if count >= MINIMUM_PLANS else f"; {count} plans say little"
+        lines.append(
+            f"rank correlation (Spearman) of predicted and measured: {c.spearman:.2f} "
+            f"({low:.2f} to {high:.2f} over repeats{few})"
+        )
+    labels = {row.plan.name: row.plan.label for row in c.plans}
+    best = labels[c.best_predicted]
+    if c.best_predicted == c.best_measured:
+        lines.append(f"the predicted best is the measured best: {best}")
+    else:
+        verdict = "as good as" if c.regret <= _WITHIN else "slower than"
+        lines.append(
+            f"the predicted best ({best}) is {verdict} the measured best "
+            f"({labels[c.best_measured]}): {_percent(c.regret)} "
+            f"({_span(c.regret_interval)})"
+        )
+    if c.median_memory_error is not None:
+        lines.append(f"median |error| of memory: {c.median_memory_error:.1%}")
+    return lines
+
+
+def _factors(found: Calibrated) -> list[str]:
+    lines = []
+    for name, (value, low, high) in found.factors.items():
+        if name == "fixed_s":
+            ends = f"{format_seconds(low)} to {format_seconds(high)}"
+            lines.append(f"{format_seconds(value)} more per step ({ends})")
+        else:
+            lines.append(f"{name} x {value:.3f} ({low:.3f} to {high:.3f})")
+    lines.append(
+        f"median |error| of times: {found.error(found.before_s):.1%} before, "
+        f"{found.error(found.after_s):.1%} after, {found.error(found.left_out_s):.1%} for a plan "
+        "that is left out of the fit"
+    )
+    if found.memory_before is not None and found.memory_after is not None:
+        worse = "" if found.memory_after < found.memory_before else ", which is no better"
+        lines.append(
+            f"median |error| of memory by stage: {found.memory_before:.1%} before, "
+            f"{found.memory_after:.1%} after{worse}"
+        )
+    return lines
+
+
+def _advice(found: Calibrated, subject: Subject, path: Path) -> list[str]:
+    """Return whether to use the calibration, and with what."""
+    name, device = str(path), device_of(subject.hardware)
+    if not found.is_advised:
+        return [
+            f"do not use {name}:",
+            "a plan that is left out of the fit is predicted no better than without it;",
+            "measure again on an idle machine, or with more --repeats",
+        ]
+    return [
+        f"autopar-search --calibration {name} applies it,",
+        f"with files measured on {device}; a card and files of another device are refused",
+    ]
+
+
+def _ms(time_s: float, digits: int = 4) -> str:
+    # seconds to ms
+    value = time_s * 1e3
+    return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.1%}"
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+# --------------------------------------------------------------------------------------------------
 # The command line.
 
 
@@ -265,8 +509,6 @@ options it takes a few minutes on two CPU cores.
 
 
 def _execute(raw: dict[str, Any]) -> int:
-    # heavy imports stay out of --help
-
     values = read_values(rows_of(VerifyOptions), raw)
     options = checked_options(make(VerifyOptions, values))
     json_path = options.json
@@ -276,29 +518,11 @@ def _execute(raw: dict[str, Any]) -> int:
         for line in planned_commands(options):
             sys.stdout.write(line + "\n")
         return 0
-    from autopar.command.show import make_console
-    from profiler.verify.report import show_verification, verify_document
-
     found = verify(options, COMMAND.say)
     if json_path != "-":
-        show_verification(
-            make_console(sys.stdout),
-            found.subject,
-            found.comparison,
-            found.calibrated,
-            found.calibration_path,
-            found.notes,
-        )
-    document = verify_document(
-        options,
-        found.subject,
-        found.comparison,
-        found.calibrated,
-        found.calibration_path,
-        found.notes,
-    )
+        show_verification(make_console(sys.stdout), found)
     if json_path is not None:
-        _write(json_path, document)
+        write_result(json_path, verify_document(options, found))
     return 0
 
 
@@ -309,21 +533,6 @@ def _check_writable(path: str) -> None:
         raise OptionError(
             f"--json {path}: the file cannot be written; choose another path, or - for stdout"
         )
-
-
-def _write(path: str, document: dict[str, Any]) -> None:
-    from autopar.documents.json import write_json
-
-    if path == "-":
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        return
-    try:
-        write_json(Path(path), document, number_rows=True)
-    except OSError as error:
-        raise OptionError(
-            f"--json {path}: the file cannot be written ({error.strerror or error}); choose "
-            "another path, or - for stdout"
-        ) from None
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -22,9 +22,9 @@ from autopar.errors import DocumentError
 
 __all__ = [
     "NUM_RESAMPLES",
+    "ComparedPlan",
     "Comparison",
     "MeasuredPlan",
-    "Row",
     "RunSamples",
     "compare",
     "interval_of",
@@ -182,7 +182,7 @@ _ENDS = (2.5, 97.5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparedPlan:
     """One plan: predicted, measured, and the ranks of both, 1 the fastest."""
 
     plan: MeasuredPlan
@@ -209,7 +209,7 @@ class Row:
 class Comparison:
     """All plans and what follows from them together."""
 
-    rows: tuple[Row, ...]
+    plans: tuple[ComparedPlan, ...]
     """As predicted, the fastest first."""
     median_error: float
     """Median of |error|."""
@@ -224,9 +224,9 @@ class Comparison:
     regret: float
     """How much longer the predicted best takes than the measured best, as a share."""
     regret_interval: tuple[float, float]
-    spread: float
+    measured_spread: float
     """Longest over shortest measured time: how much there was to rank."""
-    noise: float
+    measured_noise: float
     """Median over plans of half an interval over its median."""
     median_memory_error: float | None
     """Median of |memory error|."""
@@ -236,13 +236,15 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
     """Return the comparison of plans, at least one, each with at least one run."""
     order = sorted(plans, key=lambda plan: plan.predicted_s)
     predicted = np.array([plan.predicted_s for plan in order])
-    measured = np.array([_median(plan) for plan in order])
+    measured = np.array(
+        [np.median(np.concatenate([run.step_s for run in plan.rounds])) for plan in order]
+    )
     drawn = resampled_s(order)
     low, high = np.percentile(drawn, _ENDS, axis=0)
     errors = predicted / measured - 1.0
     predicted_ranks, measured_ranks = ranks_of(predicted), ranks_of(measured)
     rows = tuple(
-        Row(
+        ComparedPlan(
             plan=plan,
             measured_s=float(measured[k]),
             # resamples of few rounds may all miss the median of all steps
@@ -262,7 +264,7 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
     regret = float(measured[0] / measured.min() - 1.0)
     memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
     return Comparison(
-        rows=rows,
+        plans=rows,
         median_error=float(np.median(np.abs(errors))),
         median_error_interval=interval_of(np.median(np.abs(predicted / drawn - 1.0), axis=1)),
         worst_error=float(errors[np.argmax(np.abs(errors))]),
@@ -272,8 +274,8 @@ def compare(plans: Sequence[MeasuredPlan]) -> Comparison:
         best_measured=order[int(np.argmin(measured))].name,
         regret=regret,
         regret_interval=interval_of(drawn[:, 0] / drawn.min(axis=1) - 1.0),
-        spread=float(measured.max() / measured.min()),
-        noise=float(np.median((high - low) / 2.0 / measured)),
+        measured_spread=float(measured.max() / measured.min()),
+        measured_noise=float(np.median((high - low) / 2.0 / measured)),
         median_memory_error=float(np.median(memory)) if memory else None,
     )
 
@@ -317,7 +319,3 @@ def interval_of(values: F64) -> tuple[float, float]:
     """Return the 2.5th and 97.5th percentile."""
     low, high = np.percentile(values, _ENDS)
     return float(low), float(high)
-
-
-def _median(plan: MeasuredPlan) -> float:
-    return float(np.median(np.concatenate([run.step_s for run in plan.rounds])))

@@ -9,7 +9,7 @@ counts once, and a rule that nothing obeys here (odd heads, one rank) is left ou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,8 +19,7 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.plans import LayerStrategy, Plan
 from profiler.verify.compare import read_priced
-from profiler.verify.folder import Command, CommandError, Folder
-from profiler.verify.options import Device, VerifyOptions
+from profiler.verify.folder import Command, CommandError, Device, Folder, VerifyOptions
 
 __all__ = [
     "SMALL_MODEL",
@@ -221,88 +220,63 @@ class Candidate:
 
 def contrasts(options: VerifyOptions, num_layers: int) -> Iterator[Contrast]:
     """Yield the rules in the order in which they are tried."""
-    ranks, batch = options.nproc, options.batch
+    ranks, batch, half = options.nproc, options.batch, num_layers // 2
+    one, two, four = (("--settle-chunk", str(count)) for count in (1, 2, 4))
+    single = ("--settle-chunk", str(batch // ranks))
     plain = "tp=1,zero3=0,ckpt=0"
-    one = ("--settle-chunk", "1")
-
-    def pinned(rule: str, *extra: str) -> tuple[str, ...]:
-        return ("--pin", rule, *extra)
-
-    if ranks > 1:
-        yield Contrast(
-            name="tp",
-            why="tensor parallel",
-            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=0", *one),
-        )
-        yield Contrast(
-            name="pp-whole",
-            why="two stages, one micro-batch",
-            extra=pinned("pp=2,ckpt=0", *one, "--pipeline-type", "gpipe"),
-        )
-        yield Contrast(
-            name="zero3-ckpt",
-            why="ZeRO-3, recomputed",
-            extra=pinned("pp=1,tp=1,zero3=1,ckpt=1", *one),
-        )
-    yield Contrast(name="ckpt", why="recomputed", extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", *one))
-    if ranks > 1:
-        yield Contrast(
-            name="ulysses",
-            why="Ulysses",
-            extra=("--sp-space", "tp+sp", *pinned(f"pp=1,tp={ranks},ulysses=1,ckpt=0", *one)),
-        )
-        if num_layers > 1:
-            half = num_layers // 2
-            yield Contrast(
-                name="mixed",
-                why="tensor parallel layers, then data parallel ones",
-                extra=(
-                    *pinned(f"layers 0-{half - 1}:tp={ranks}", *one),
-                    *pinned(f"layers {half}-{num_layers - 1}:tp=1"),
-                    *pinned("pp=1"),
-                ),
-            )
-        yield Contrast(
-            name="pp-halves",
-            why="two stages, two micro-batches",
-            extra=pinned("pp=2,ckpt=0", "--settle-chunk", "2"),
-        )
-    if batch // ranks > 1:
-        yield Contrast(
-            name="chunks",
-            why="micro-batches of one sample per rank",
-            extra=pinned(f"pp=1,{plain}", "--settle-chunk", str(batch // ranks)),
-        )
-    if ranks > 1:
-        yield Contrast(name="zero3", why="ZeRO-3", extra=pinned("pp=1,tp=1,zero3=1,ckpt=0", *one))
-        yield Contrast(
-            name="zero2",
-            why="ZeRO-2",
-            extra=("--default-dp-type", "zero2", *pinned(f"pp=1,{plain}", *one)),
-        )
-        yield Contrast(
-            name="tp-ckpt",
-            why="tensor parallel, recomputed",
-            extra=pinned(f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=1", *one),
-        )
-        if batch % 4 == 0 and batch // 4 >= ranks // 2:
-            yield Contrast(
-                name="pp-quarters",
-                why="two stages, four micro-batches",
-                extra=pinned("pp=2,ckpt=0", "--settle-chunk", "4"),
-            )
-    if batch // ranks > 1:
-        yield Contrast(
-            name="ckpt-chunks",
-            why="recomputed, micro-batches of one sample per rank",
-            extra=pinned("pp=1,tp=1,zero3=0,ckpt=1", "--settle-chunk", str(batch // ranks)),
-        )
-    if batch % (2 * ranks) == 0:
-        yield Contrast(
-            name="halves",
-            why="two micro-batches",
-            extra=pinned(f"pp=1,{plain}", "--settle-chunk", "2"),
-        )
+    mixed = (
+        f"layers 0-{half - 1}:tp={ranks}",
+        *one,
+        "--pin",
+        f"layers {half}-{num_layers - 1}:tp=1",
+    )
+    several, splits = ranks > 1, batch // ranks > 1
+    rows: tuple[tuple[bool, str, str, tuple[str, ...]], ...] = (
+        (several, "tp", "tensor parallel", (f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=0", *one)),
+        (
+            several,
+            "pp-whole",
+            "two stages, one micro-batch",
+            ("pp=2,ckpt=0", *one, "--pipeline-type", "gpipe"),
+        ),
+        (several, "zero3-ckpt", "ZeRO-3, recomputed", ("pp=1,tp=1,zero3=1,ckpt=1", *one)),
+        (True, "ckpt", "recomputed", ("pp=1,tp=1,zero3=0,ckpt=1", *one)),
+        (several, "ulysses", "Ulysses", (f"pp=1,tp={ranks},ulysses=1,ckpt=0", *one)),
+        (
+            several and num_layers > 1,
+            "mixed",
+            "tensor parallel layers, then data parallel ones",
+            (*mixed, "--pin", "pp=1"),
+        ),
+        (several, "pp-halves", "two stages, two micro-batches", ("pp=2,ckpt=0", *two)),
+        (splits, "chunks", "micro-batches of one sample per rank", (f"pp=1,{plain}", *single)),
+        (several, "zero3", "ZeRO-3", ("pp=1,tp=1,zero3=1,ckpt=0", *one)),
+        (several, "zero2", "ZeRO-2", (f"pp=1,{plain}", *one)),
+        (
+            several,
+            "tp-ckpt",
+            "tensor parallel, recomputed",
+            (f"pp=1,tp={ranks},ulysses=0,zero3=0,ckpt=1", *one),
+        ),
+        (
+            several and batch % 4 == 0 and batch // 4 >= ranks // 2,
+            "pp-quarters",
+            "two stages, four micro-batches",
+            ("pp=2,ckpt=0", *four),
+        ),
+        (
+            splits,
+            "ckpt-chunks",
+            "recomputed, micro-batches of one sample per rank",
+            ("pp=1,tp=1,zero3=0,ckpt=1", *single),
+        ),
+        (batch % (2 * ranks) == 0, "halves", "two micro-batches", (f"pp=1,{plain}", *two)),
+    )
+    # what the search does not look at unasked
+    widened = {"ulysses": ("--sp-space", "tp+sp"), "zero2": ("--default-dp-type", "zero2")}
+    for is_here, name, why, pinned in rows:
+        if is_here:
+            yield Contrast(name=name, why=why, extra=(*widened.get(name, ()), "--pin", *pinned))
 
 
 def choose_plans(
@@ -426,7 +400,11 @@ def describe(plan: Plan) -> str:
     if plan.num_stages > 1 and plan.pipeline_type == "gpipe":
         words.append("gpipe")
     runs = [(key, len(list(group))) for key, group in groupby(plan.layers)]
-    labels = [_strategy(s, ranks // (s.tp * s.cp), plan.default_dp_type) for s, _ in runs]
+    labels = [
+        # a rank of its own has no degree to say
+        s.label(ranks // (s.tp * s.cp), plan.default_dp_type).removeprefix("dp1").removeprefix("-")
+        for s, _ in runs
+    ]
     if len(runs) == 1:
         words += [labels[0]] if labels[0] else []
     else:
@@ -443,15 +421,3 @@ def describe(plan: Plan) -> str:
     elif _shards(plan) and _holds_alike(vocab.tp, vocab.ulysses, ranks):
         words.append("vzero2")
     return " ".join(words) or "one rank"
-
-
-def _strategy(strategy: LayerStrategy, data: int, default: str) -> str:
-    parts: Mapping[str, bool] = {
-        f"{'ulysses' if strategy.ulysses else 'tp'}{strategy.tp}": strategy.tp > 1,
-        "strided": strategy.strided,
-        f"dp{data}": data > 1,
-        "zero3": strategy.zero3,
-        "zero2": default == "zero2" and not strategy.zero3 and (data > 1 or strategy.ulysses),
-        "ckpt": strategy.checkpoint,
-    }
-    return "-".join(name for name, here in parts.items() if here)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.command.options import Command, make, option, read_values
+from autopar.command.fields import make, option, read_values
+from autopar.command.options import Command
 from autopar.errors import InfeasibleExecution, OptionError
 from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autopar.command.options import Command, option
+from autopar.command.fields import option
+from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import OptionError
 from search.commands.app import leave, working

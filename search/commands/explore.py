@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command import run as commands
-from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
 from search.commands.app import Model, leave, run_model, write_answer

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.command.options import Command, make, option, read_values, rows_of
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
-from autopar.command.options import words_of
+from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from search.engines.job import Engine, Job, lower_for

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
-from autopar.command.options import rows_of, words_of, written
+from autopar.command.fields import rows_of, words_of, written
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 from search.options import SearchOptions

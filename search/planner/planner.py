@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.command.options import rows_of, written
+from autopar.command.fields import rows_of, written
 from autopar.errors import InputError, OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec

@@ -19,7 +19,6 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.plans import (
     LayerRun,
-    LayerStrategy,
     Plan,
     Prediction,
     StagePrediction,
@@ -47,7 +46,6 @@ __all__ = [
     "interval_s",
     "predict",
     "probabilities_faster",
-    "strategy_label",
     "widest_cell",
 ]
 
@@ -228,26 +226,6 @@ def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:
     return budget
 
 
-def strategy_label(strategy: LayerStrategy, data_degree: int, default_dp: str) -> str:
-    """Return a short name such as `tp4-dp2-zero3-ckpt` or `ulysses8`."""
-    parts = []
-    if strategy.tp > 1:
-        kind = "ulysses" if strategy.ulysses else "tp"
-        parts.append(f"{kind}{strategy.tp}" + ("-strided" if strategy.strided else ""))
-    if strategy.cp > 1:
-        parts.append(f"cp{strategy.cp}")
-    if data_degree > 1 or not parts:
-        parts.append(f"dp{data_degree}")
-    if strategy.zero3:
-        parts.append("zero3")
-    # without a second rank to reduce with the default shards nothing
-    elif default_dp == "zero2" and (data_degree > 1 or strategy.ulysses or strategy.cp > 1):
-        parts.append("zero2")
-    if strategy.checkpoint:
-        parts.append("ckpt")
-    return "-".join(parts)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Priced:
     """A plan as indices into tables that hold exactly its own strategies."""
@@ -421,7 +399,7 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     kinds = cost.spec.layer_types
     for k, s in sorted(set(zip(kinds, index, strict=True))):
         if not layers[k].valid[0, s]:
-            label = strategy_label(strategies[s], 0, "ddp")
+            label = strategies[s].label(0, "ddp")
             text = f"layer type {k} cannot use {label} here: no measured or legal row"
             # a broken rule, found before, says it better
             if not problems:
@@ -523,8 +501,8 @@ def _runs(
                 first_layer=members[0],
                 num_layers=len(members),
                 layer_type=k,
-                label=strategy_label(
-                    tables.strategies[s], plan.data_degree(members[0]), plan.default_dp_type
+                label=tables.strategies[s].label(
+                    plan.data_degree(members[0]), plan.default_dp_type
                 ),
                 time_s={name: value for name, value in time_s.items() if value},
                 memory_bytes={

@@ -18,7 +18,7 @@ from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
-from search.planner.prediction import Infeasibility, SearchResult, strategy_label
+from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
     "infeasible_sentence",
@@ -107,7 +107,7 @@ def show_plan(console: Console, plan: Plan, prediction: Prediction) -> None:
             )
     else:
         for index, first, count, strategy in plan_runs(plan):
-            label = strategy_label(strategy, plan.data_degree(first), plan.default_dp_type)
+            label = strategy.label(plan.data_degree(first), plan.default_dp_type)
             table.add_row(str(index), _range(first, count), label, "", "", "")
     console.print(table)
     if any(stage.runs for stage in prediction.stages):
@@ -214,7 +214,7 @@ def one_line(plan: Plan) -> str:
     """Return a plan in one line: stages, micro-batches, strategies with their layer counts."""
     counts: dict[str, int] = {}
     for layer, strategy in enumerate(plan.layers):
-        label = strategy_label(strategy, plan.data_degree(layer), plan.default_dp_type)
+        label = strategy.label(plan.data_degree(layer), plan.default_dp_type)
         counts[label] = counts.get(label, 0) + 1
     runs = " + ".join(f"{n}x {label}" for label, n in counts.items())
     return f"pp{plan.num_stages} m{plan.num_microbatches} G{plan.global_batch}: {runs}"

@@ -50,7 +50,10 @@ FAMILIES = {
 }
 GOOD = (
     ("--model", "py:bad_modules:good", "--seq", "16", *QUICK),
-    *(("--model", f"{family}.json", "--source", "exact", *QUICK) for family in FAMILIES),
+    *(
+        ("--model", f"{family}.json", "--source", "exact", "--tp", "1", *QUICK)
+        for family in FAMILIES
+    ),
 )
 """What the rows start from, and what is measured without a word."""
 

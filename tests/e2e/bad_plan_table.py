@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.bad_input_table import Case, changed, write
+from tests.plan_cases import STRATEGY
 
 __all__ = ["COMMAND", "GOOD", "cases", "prepare_plans"]
 
@@ -25,23 +26,6 @@ MODEL: dict[str, Any] = {
     "vocab_size": 256,
     "learned_positions": 64,
     "layers": [LAYER],
-}
-STRATEGY: dict[str, Any] = {
-    "pp_deg": 2,
-    "tp_sizes_enc": "2,1,2,1",
-    "tp_consecutive_flags": "1,1,1,1",
-    "dp_types_enc": "0,1,1,0",
-    "use_sp": "0,0,1,0",
-    "checkpoint": "0,1,0,0",
-    "world_size": 4,
-    "global_bsz": 8,
-    "chunks": 2,
-    "pp_division": "1,3",
-    "pipeline_type": "pipedream_flush",
-    "default_dp_type": "zero2",
-    "vtp": 2,
-    "vsp": 0,
-    "embed_sdp": 0,
 }
 PLAN: dict[str, Any] = {
     "format": "autopar-plan",

@@ -36,6 +36,7 @@ from tests.warm import ROOT
 __all__ = [
     "ROOT",
     "STARTS",
+    "TWO_RANKS",
     "Copies",
     "Finished",
     "Launch",
@@ -329,6 +330,12 @@ class Copies:
 Start = type[Launch] | type[Copies]
 STARTS = (Copies, pytest.param(Launch, marks=pytest.mark.ranks))
 """For tests of both: what starts the ranks of `profiler.hardware`."""
+
+TWO_RANKS = (
+    *("--backend", "gloo", "--sizes", "64K:4M:x4", "--reference-size", "1M"),
+    *("--max-seconds", "0.05", "--iters", "5", "--warmup", "2"),
+)
+"""How the fixture `two` measures."""
 
 
 def finished(

@@ -78,13 +78,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))])
+def takes_long(words: list[str]) -> bool:
+    """Return whether a command takes seconds: one that writes every execution to a file does."""
+    return "--all" in words
+
+
+@pytest.mark.parametrize(
+    ("page", "long"),
+    [(page, False) for page in PAGES if list(commands(page))]
+    + [
+        pytest.param(page, True, marks=pytest.mark.slow)
+        for page in PAGES
+        if any(map(takes_long, commands(page)))
+    ],
+)
 def test_commands_run_as_printed(
-    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    page: str, long: bool, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the order of the page, after `make search`, which all pages begin with."""
     assert cli.run([]) == 0
     for words in commands(page):
+        if takes_long(words) and not long:
+            continue
         capsys.readouterr()
         code = RUN[words[0]](words[1:])
         assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"

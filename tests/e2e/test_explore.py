@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autopar.entry import explore
 from tests import warm
 from tests.data.read import calculon_best, calculon_documents
 from tests.unit.explore_documents import calculon
-from tests.warm import ROOT
 
 COMMAND = "from autopar.entry import explore; explore()"
 
@@ -36,15 +33,7 @@ def ended(*arguments: str, cwd: Path, before: str | None = None) -> tuple[int, s
     if before is None:
         done = started(*arguments, cwd=cwd).completed()
     else:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; {before}{COMMAND}", *arguments],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = warm.new_interpreter(f"import sys; {before}{COMMAND}", *arguments, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -141,10 +130,18 @@ def test_ctrl_c_twice_gives_up(tmp_path: Path) -> None:
     assert part.exists()
 
 
+def talkative() -> None:
+    """Do what the command does, and say after a moment how far it is, not after seconds."""
+    from search.commands import explore_session
+
+    explore_session._QUIET_S = 0.4
+    explore()
+
+
 def test_progress_is_lines_where_nobody_watches(tmp_path: Path) -> None:
     """On stderr, which search it is and how far."""
-    asked = calculon(tmp_path, "1024,2048", 1024)
-    with started(*asked, "--all", "all.csv", "--all-statistics", cwd=tmp_path) as process:
+    asked = (*calculon(tmp_path, "1024,2048", 1024), "--all", "all.csv", "--all-statistics")
+    with warm.Warm(talkative, name="autopar-explore", arguments=asked, cwd=tmp_path) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         process.send_signal(signal.SIGINT)

@@ -20,8 +20,7 @@ import pytest
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import sidecar_path
-from profiler.hardware.cells import Cluster, plan_cells
-from profiler.hardware.options import build_options
+from profiler.hardware.options import Cluster, build_options, plan_cells
 from tests.e2e.launching import Copies, Finished, Launch, Start, torchrun
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -181,10 +180,10 @@ def complete(out: Path, planted: Collection[bytes] = (), start: Start = Launch) 
     return done
 
 
-@pytest.mark.parametrize("fault", [KILLED, CTRL_C], ids=["killed", "Ctrl-C"])
-def test_what_was_measured_outlives_a_fault(fault: Fault, tmp_path: Path) -> None:
-    """One rank is gone or all are interrupted: the sentence, the cells before it, and the rest."""
-    strike(tmp_path, fault, start=Copies)
+def test_what_was_measured_outlives_faults(tmp_path: Path) -> None:
+    """One rank is gone, then all are interrupted: the sentences, the cells before, and the rest."""
+    strike(tmp_path, KILLED, start=Copies)
+    strike(tmp_path, CTRL_C, "--resume", start=Copies)
     complete(tmp_path, start=Copies)
 
 

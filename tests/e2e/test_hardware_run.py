@@ -9,31 +9,13 @@ import pytest
 from autopar.documents.hardware import hardware_file_name, read_hardware_dir
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
-from tests.e2e.launching import STARTS, Finished, Start, finished, measured
+from tests.e2e.launching import TWO_RANKS, Finished, Start, finished, measured
 from tests.warm import ROOT, command
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
 MODEL = str(ROOT / "models" / "llama2-7b" / "configs")
-SHORT = (
-    *("--backend", "gloo", "--sizes", "64K:4M:x4", "--reference-size", "1M"),
-    *("--max-seconds", "0.1", "--iters", "5", "--warmup", "2"),
-)
-
-
-@pytest.fixture(scope="module", params=STARTS)
-def start(request: pytest.FixtureRequest) -> Start:
-    """Return what starts the ranks: torchrun does, where there is time for it."""
-    found: Start = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def two(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """Return the folder that two ranks measured into, and how they ended."""
-    out = tmp_path_factory.mktemp("two") / "hardware"
-    return out, measured(2, out, *SHORT, start=start)
 
 
 def expected_keys(num_ranks: int) -> dict[DocumentKind, set[str]]:
@@ -123,7 +105,7 @@ def test_a_finished_folder_is_not_measured_again(two: tuple[Path, Finished], sta
     """Without --resume it is refused in one sentence, said once, and nothing changes."""
     out, _ = two
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    done = finished(2, "--out", str(out), *SHORT, start=start)
+    done = finished(2, "--out", str(out), *TWO_RANKS, start=start)
     assert done.code == 1
     assert len(done.said) == 1
     assert "--resume measures what is missing" in done.said[0]
@@ -135,7 +117,7 @@ def test_a_finished_folder_is_not_measured_again(two: tuple[Path, Finished], sta
 def test_a_dry_run_writes_nothing(tmp_path: Path, start: Start) -> None:
     """It prints how many cells there are and how long they take, and leaves no folder."""
     done = finished(
-        2, "allreduce", "--out", str(tmp_path / "new"), *SHORT, "--dry-run", start=start
+        2, "allreduce", "--out", str(tmp_path / "new"), *TWO_RANKS, "--dry-run", start=start
     )
     assert done.code == 0, done.stderr
     head, row, last = done.stdout.strip().splitlines()
@@ -149,7 +131,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, start: Start) -> None:
 
 def test_one_rank_alone(tmp_path: Path, start: Start) -> None:
     """A single device has no link to measure: both bandwidth files are empty, as documented."""
-    done = finished(1, "allreduce", "--out", str(tmp_path), *SHORT, start=start)
+    done = finished(1, "allreduce", "--out", str(tmp_path), *TWO_RANKS, start=start)
     assert done.code == 0, done.stderr
     assert load_object(tmp_path / hardware_file_name("allreduce", 1, 1)).data == {}
     assert load_object(tmp_path / hardware_file_name("p2p", 1, 1)).data == {}
@@ -160,6 +142,6 @@ def test_one_rank_alone(tmp_path: Path, start: Start) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     """Groups of four and of two, consecutive and strided, and pipelines of both lengths."""
     out = tmp_path / "hardware"
-    measured(4, out, *SHORT)
+    measured(4, out, *TWO_RANKS)
     check_files(out, 4)
     check_search(out, 4)

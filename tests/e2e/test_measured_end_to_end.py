@@ -18,17 +18,13 @@ import pytest
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import DocumentKind
 from tests import warm
-from tests.e2e.launching import STARTS, measured
+from tests.e2e.launching import TWO_RANKS, Finished, measured
 from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 HARDWARE: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
-LINKS = (
-    *("--backend", "gloo", "--sizes", "64K:1M:x4", "--reference-size", "1M"),
-    *("--max-seconds", "0.05", "--iters", "5", "--warmup", "2"),
-)
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama",
@@ -89,17 +85,15 @@ def profile(name: str, folder: Path) -> tuple[Path, Path]:
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
     options = ("--model", "config.json", "--tp", "1,2", *SHORT, "--out", "profiles")
-    profiled(model, *options, "--mode", "batch", "--bsz", "1,2,4")
+    profiled(model, *options, "--mode", "batch", "--bsz", "1,2")
     profiled(model, *options, "--mode", "sequence", "--seq", "32:128:x2", "--resume")
     return model / "config.json", model / "profiles"
 
 
-@pytest.fixture(scope="module", params=STARTS)
-def hardware(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def hardware(two: tuple[Path, Finished]) -> Path:
     """Return the folder that two ranks measured into."""
-    out = tmp_path_factory.mktemp("hardware") / "two"
-    measured(2, out, *LINKS, start=request.param)
-    return out
+    return two[0]
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +194,6 @@ def test_other_architectures(name: str, hardware: Path, tmp_path: Path) -> None:
 def test_four_ranks(llama: Inputs, tmp_path: Path) -> None:
     """Strided groups and longer pipelines come from measurements too."""
     out = tmp_path / "four"
-    measured(4, out, *LINKS)
+    measured(4, out, *TWO_RANKS)
     inputs = Inputs(llama.config, llama.profiles, out, 4)
     check_plan(inputs, tmp_path, "batch", "--sp-space", "tp+sp", "--strided-tp")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.launching import Copies, Finished, Launch
+from tests.plan_cases import STRATEGY
 
 pytest.importorskip("torch", reason="a run needs torch")
 
@@ -23,23 +24,6 @@ CONFIG: dict[str, Any] = {
     "intermediate_size": 48,
     "vocab_size": 250,
     "max_position_embeddings": 64,
-}
-STRATEGY: dict[str, Any] = {
-    "pp_deg": 2,
-    "tp_sizes_enc": "2,1,2,1",
-    "tp_consecutive_flags": "1,1,1,1",
-    "dp_types_enc": "0,1,1,0",
-    "use_sp": "0,0,1,0",
-    "checkpoint": "0,1,0,0",
-    "world_size": 4,
-    "global_bsz": 8,
-    "chunks": 2,
-    "pp_division": "1,3",
-    "pipeline_type": "pipedream_flush",
-    "default_dp_type": "zero2",
-    "vtp": 2,
-    "vsp": 0,
-    "embed_sdp": 0,
 }
 
 

@@ -69,33 +69,51 @@ def check_files(files: Path, model: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("mode", "sizes"),
-    [
-        ("static", ("--bsz", "2")),
-        ("batch", ("--bsz", "1:8")),
-        ("sequence", ("--seq", "32:128:x2")),
-    ],
-)
-def test_a_tiny_llama_is_profiled_and_planned(
-    mode: str, sizes: tuple[str, ...], tmp_path: Path
-) -> None:
-    """In every mode: all documented files, and a plan from them; sequence mode at a new length."""
-    model = write_model(tmp_path, LLAMA)
+def check_run(folder: Path, mode: str, *sizes: str) -> Path:
+    """Profile the tiny llama in a mode; return the folder of its files, which are all there."""
+    model = write_model(folder, LLAMA)
     options = ("--model", model.name, "--mode", mode, *sizes, "--tp", "1,2", *SHORT)
-    out, err = profiled(tmp_path, *options, "--out", "profiles")
+    out, err = profiled(folder, *options, "--out", "profiles")
 
-    files = tmp_path / "profiles"
     assert out.splitlines() == [
         f"profiles/{n}" for name in (COMPUTATION, MEMORY) for n in (name, f"{name}.meta.json")
     ]
     assert err.splitlines()[-1].endswith(" cells measured, 0 failed, 0 left out")
-    check_files(files, model)
-    if mode == "sequence":
-        longer = ("--seq-length", "96", "--memory-profile-mode", "sequence")
-        check_search(model, files, mode, *longer)
-    else:
-        check_search(model, files, mode)
+    check_files(folder / "profiles", model)
+    return folder / "profiles"
+
+
+BATCHES = ("--bsz", "1:3")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run in batch mode that nobody disturbed, below the model's file."""
+    return check_run(tmp_path_factory.mktemp("whole"), "batch", *BATCHES)
+
+
+def test_a_tiny_llama_is_profiled_and_planned(whole: Path) -> None:
+    """All documented files, and a plan from them."""
+    check_search(whole.parent / "tiny-llama.json", whole, "batch")
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "options"),
+    [
+        ("static", ("--bsz", "2"), ()),
+        (
+            "sequence",
+            ("--seq", "32:128:x2"),
+            ("--seq-length", "96", "--memory-profile-mode", "sequence"),
+        ),
+    ],
+)
+def test_other_modes(
+    mode: str, sizes: tuple[str, ...], options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The same; sequence mode is planned at a new length."""
+    files = check_run(tmp_path, mode, *sizes)
+    check_search(tmp_path / "tiny-llama.json", files, mode, *options)
 
 
 def test_an_encoder_and_a_decoder(tmp_path: Path) -> None:
@@ -121,23 +139,14 @@ def test_an_encoder_and_a_decoder(tmp_path: Path) -> None:
     check_search(model, together, "static")
 
 
-RESUMED = ("--mode", "batch", "--bsz", "1:3", "--tp", "1,2", *SHORT)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that nobody disturbed, beside the model's file."""
-    folder = tmp_path_factory.mktemp("whole")
-    model = write_model(folder, LLAMA)
-    profiled(folder, "--model", model.name, *RESUMED, "--out", "whole")
-    return folder / "whole"
+RESUMED = ("--mode", "batch", *BATCHES, "--tp", "1,2", *SHORT)
 
 
 @pytest.mark.parametrize(
     ("number", "cell"),
     [
         (signal.SIGINT, "time_layertype_0_bsz3_seq128"),
-        (signal.SIGKILL, "time_layertype_0_bsz2_seq128"),
+        pytest.param(signal.SIGKILL, "time_layertype_0_bsz2_seq128", marks=pytest.mark.slow),
         (signal.SIGKILL, "memory_layertype_0_bsz1_seq128_tp2_sp"),
     ],
 )
@@ -237,7 +246,7 @@ def test_dry_run_and_half_a_layer(tmp_path: Path) -> None:
     assert "nothing was written" in out
 
     sizes = {}
-    memory = ("--profile-type", "memory")
+    memory = ("--profile-type", "memory", "--tp", "1")
     for unit in ("all", "attention", "mlp"):
         profiled(tmp_path, *options, *memory, "--profile-unit", unit)
         name = MEMORY if unit == "all" else f"{MEMORY.removesuffix('.json')}_{unit}.json"

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests import warm
-from tests.warm import ROOT
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
 
 def new(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run autopar-search in a new interpreter."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        "from search.commands.search import main; main()"
-    )
-    return checked(
-        subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    )
+    code = "from search.commands.search import main; main()"
+    return checked(warm.new_interpreter(code, *arguments, cwd=cwd))
 
 
 def run(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from benchmarks.bench_galvatron_cases import (
 )
 from search.options import SearchOptions
 from search.question import open_session
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = (
@@ -65,18 +64,7 @@ def folder(cases_dir: Path) -> Path:
 
 def run(*options: str, cwd: Path) -> str:
     """Run autopar-search and return what it prints."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        "from search.commands.search import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *options],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = warm.command("autopar-search", *options, cwd=cwd).completed()
     assert done.returncode == 0, done.stderr
     return done.stdout
 

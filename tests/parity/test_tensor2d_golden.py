@@ -45,22 +45,28 @@ def close(ours: Any, theirs: Any) -> bool:
 BOTH = pytest.mark.parametrize("price", [evaluate, readable], ids=["engine", "oracle"])
 
 
+def priced(price: Any, row: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return our statistics of a published row's candidate."""
+    found: dict[str, Any] = price(
+        row["strat"],
+        inputs["models"][row["model"]],
+        row["config"],
+        row["nv"],
+        row["n_gpus"],
+        row["global_batch_size"],
+        inputs["systems"][row["system"]],
+        compat=True,
+    )
+    return found
+
+
 @BOTH
 def test_every_random_candidate(data_dir: Path, inputs: dict[str, Any], price: Any) -> None:
     """All statistics of 1,750 candidates, feasible or not."""
     rows = tensor2d_rows(data_dir, "random")
     assert len(rows) == 1750
     for row in rows:
-        ours = price(
-            row["strat"],
-            inputs["models"][row["model"]],
-            row["config"],
-            row["nv"],
-            row["n_gpus"],
-            row["global_batch_size"],
-            inputs["systems"][row["system"]],
-            compat=True,
-        )
+        ours = priced(price, row, inputs)
         assert len(ours) == (22 if row["strat"] == "1d" else 23)
         assert not {k for k, v in row["stats"].items() if not close(ours[k], v)}
         assert {k: ours[k] for k in row["nv"]} == row["nv"]
@@ -72,16 +78,7 @@ def test_every_published_best_row(data_dir: Path, inputs: dict[str, Any], price:
     rows = tensor2d_rows(data_dir, "best")
     assert len(rows) == 1745
     for row in rows:
-        ours = price(
-            row["strat"],
-            inputs["models"][row["model"]],
-            row["config"],
-            row["nv"],
-            row["n_gpus"],
-            row["global_batch_size"],
-            inputs["systems"][row["system"]],
-            compat=True,
-        )
+        ours = priced(price, row, inputs)
         assert not {k for k, v in row["stats"].items() if not close(ours[k], v)}
 
 

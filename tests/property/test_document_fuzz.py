@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.documents.sidecar import sidecar_path
 from autopar.errors import DocumentError
@@ -17,7 +17,7 @@ from autopar.model import ModelProfile
 from tests.unit.documents_support import DOCUMENTS, SIDECAR, read, write_all
 
 KINDS = (*DOCUMENTS, "sidecar")
-FUZZ = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.slow)])
 
 SCALARS = st.one_of(
     st.none(),
@@ -94,21 +94,31 @@ def read_or_document_error(folder: Path, kind: str, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@FUZZ
-@given(data=st.data())
-def test_changed_structure(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+@EXAMPLES
+def test_changed_structure(tmp_path: Path, kind: str, examples: int) -> None:
     """Keys dropped, renamed and added, values replaced, at any depth."""
-    raw = json.dumps(mutate(data, kind)).encode()
-    read_or_document_error(tmp_path, kind, raw)
+
+    @settings(max_examples=examples)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        raw = json.dumps(mutate(data, kind)).encode()
+        read_or_document_error(tmp_path, kind, raw)
+
+    check()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@FUZZ
-@given(data=st.data())
-def test_changed_text(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+@EXAMPLES
+def test_changed_text(tmp_path: Path, kind: str, examples: int) -> None:
     """Bytes cut out, inserted and overwritten."""
     raw = json.dumps(document(kind)).encode()
-    start = data.draw(st.integers(0, len(raw)))
-    end = data.draw(st.integers(start, min(len(raw), start + 20)))
-    inserted = data.draw(st.binary(max_size=6) | st.sampled_from([b"NaN", b"1e999", b"{", b'"']))
-    read_or_document_error(tmp_path, kind, raw[:start] + inserted + raw[end:])
+    inserts = st.binary(max_size=6) | st.sampled_from([b"NaN", b"1e999", b"{", b'"'])
+
+    @settings(max_examples=examples)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(raw)))
+        end = data.draw(st.integers(start, min(len(raw), start + 20)))
+        read_or_document_error(tmp_path, kind, raw[:start] + data.draw(inserts) + raw[end:])
+
+    check()

@@ -15,10 +15,9 @@ pytest.importorskip("torch", reason="the profilers need torch")
 from profiler.model import command as model_cli
 from tests.e2e.bad_models_table import FAMILIES
 
-FUZZ = settings(
-    max_examples=10,  # each counts a whole model, in a third of a second
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+# few: each example counts a whole model, in a third of a second
+EXAMPLES = pytest.mark.parametrize("examples", [4, pytest.param(10, marks=pytest.mark.slow)])
+SLOW_TO_MAKE = [HealthCheck.too_slow]
 OWN = {
     "format": "autopar-model",
     "version": 1,
@@ -87,19 +86,28 @@ def counts_or_says(folder: Path, raw: bytes, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@FUZZ
-@given(data=st.data())
+@EXAMPLES
 def test_changed_models(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, data: st.DataObject
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, examples: int
 ) -> None:
     """Keys dropped and added, values replaced by small, impossible and nonsensical ones."""
-    raw = json.dumps(mutate(data, MODELS[kind])).encode()
-    counts_or_says(tmp_path, raw, capsys)
+
+    @settings(max_examples=examples, suppress_health_check=SLOW_TO_MAKE)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        raw = json.dumps(mutate(data, MODELS[kind])).encode()
+        counts_or_says(tmp_path, raw, capsys)
+
+    check()
 
 
-@FUZZ
-@given(raw=st.one_of(st.binary(max_size=30), st.recursive(VALUES, st.lists).map(
-    lambda value: json.dumps(value).encode())))  # fmt: skip
-def test_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], raw: bytes) -> None:
+def test_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any bytes, and any JSON, in the place of a model."""
-    counts_or_says(tmp_path, raw, capsys)
+    documents = st.recursive(VALUES, st.lists).map(lambda value: json.dumps(value).encode())
+
+    @settings(max_examples=10, suppress_health_check=SLOW_TO_MAKE)
+    @given(raw=st.binary(max_size=30) | documents)
+    def check(raw: bytes) -> None:
+        counts_or_says(tmp_path, raw, capsys)
+
+    check()

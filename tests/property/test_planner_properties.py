@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, strategies as st
 
 from autopar.errors import OptionError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
@@ -24,6 +24,7 @@ from search.planner.prediction import SearchResult
 from search.question import Session, open_session
 from search.request import InputSpec
 from search.space import divisors
+from tests.often import often
 
 NUM_PLANS = int(os.environ.get("AUTOPAR_REPLAY_PLANS", "500"))
 GIB = 2.0**30
@@ -109,7 +110,7 @@ def draws(pipeline: str, number: int, published: bool) -> Iterator[tuple[Session
             yield session, plan
 
 
-@pytest.mark.parametrize("number", [200, pytest.param(NUM_PLANS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [80, pytest.param(NUM_PLANS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
 def test_step_time_is_never_below_the_replay(pipeline: str, number: int) -> None:
     """On random legal plans, good and bad: T is an upper bound of what is replayed.
@@ -190,8 +191,7 @@ def planner_of(session: Session, options: dict[str, Any]) -> Planner:
     return session.rebuilt(options=SearchOptions(**options))
 
 
-@settings(max_examples=60)
-@given(searches, st.lists(st.floats(2.0, 80.0), min_size=1, max_size=4))
+@often(15, 60, searches, st.lists(st.floats(2.0, 80.0), min_size=1, max_size=4))
 def test_resolving_is_as_a_fresh_search(
     search: tuple[Session, dict[str, Any]], budgets_gib: list[float]
 ) -> None:
@@ -209,8 +209,7 @@ def test_resolving_is_as_a_fresh_search(
         assert again.options == fresh.options
 
 
-@settings(max_examples=30)
-@given(searches, st.sampled_from((16, 24, 32, 64)))
+@often(10, 30, searches, st.sampled_from((16, 24, 32, 64)))
 def test_batches_may_change_between_solves(
     search: tuple[Session, dict[str, Any]], batch: int
 ) -> None:
@@ -227,8 +226,7 @@ def test_batches_may_change_between_solves(
     assert both == pytest.approx(max(alone.values()), rel=1e-12)
 
 
-@settings(max_examples=40)
-@given(searches, st.floats(0.0, 20.0))
+@often(12, 40, searches, st.floats(0.0, 20.0))
 def test_more_memory_is_never_slower(
     search: tuple[Session, dict[str, Any]], more_gib: float
 ) -> None:
@@ -271,8 +269,7 @@ def solved(session: Session, options: dict[str, Any]) -> SearchResult | None:
         return None
 
 
-@settings(max_examples=80)
-@given(searches, st.sampled_from(RULES))
+@often(25, 80, searches, st.sampled_from(RULES))
 def test_pins_are_obeyed_and_cost_something(
     search: tuple[Session, dict[str, Any]], rule: tuple[str, Any]
 ) -> None:
@@ -303,8 +300,7 @@ FORBIDDEN = (
 )
 
 
-@settings(max_examples=60)
-@given(searches, st.sampled_from(FORBIDDEN))
+@often(15, 60, searches, st.sampled_from(FORBIDDEN))
 def test_forbidden_rules_are_obeyed(
     search: tuple[Session, dict[str, Any]], rule: tuple[str, Any]
 ) -> None:
@@ -323,8 +319,7 @@ def test_forbidden_rules_are_obeyed(
         assert speed(left) == pytest.approx(speed(best), rel=1e-12)
 
 
-@settings(max_examples=40)
-@given(searches, st.integers(0, 10**6))
+@often(12, 40, searches, st.integers(0, 10**6))
 def test_no_random_plan_is_faster(search: tuple[Session, dict[str, Any]], seed: int) -> None:
     """Legal, fitting plans of the same batch that anyone may think of lose or tie."""
     session, options = search
@@ -386,9 +381,10 @@ def neighbour(plan: Plan, session: Session, rng: random.Random) -> Plan:
 NEIGHBOURS = [(*inputs, gib, 48) for inputs in ESTIMATED for gib in (10.0, 20.0, 40.0)]
 
 
+@pytest.mark.parametrize("number", [40, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "hardware", "gib", "batch"), NEIGHBOURS)
 def test_no_neighbour_of_the_optimum_is_faster(
-    name: str, hardware: str, gib: float, batch: int
+    name: str, hardware: str, gib: float, batch: int, number: int
 ) -> None:
     """Small changes of the best plan that fit are slower or tie; many of them are tried."""
     session = opened(name, hardware)
@@ -402,7 +398,7 @@ def test_no_neighbour_of_the_optimum_is_faster(
     assert best.plan is not None
     rng = random.Random(3)
     tried = 0
-    for _ in range(120):
+    for _ in range(number):
         other = neighbour(best.plan, session, rng)
         if min(other.stage_sizes) < 1:
             continue

@@ -9,8 +9,7 @@ from pathlib import Path
 from autopar.documents.sidecar import Measurement
 from autopar.hardware import OPERATIONS
 from profiler.environment import Metadata
-from profiler.hardware.cells import Cell, Cluster, plan_cells
-from profiler.hardware.options import HardwareOptions
+from profiler.hardware.options import Cell, Cluster, HardwareOptions, plan_cells
 
 __all__ = [
     "BYTES_PER_S",

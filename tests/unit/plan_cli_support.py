@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.plan.command import COMMAND
-from profiler.plan.options import PlanOptions, build_options
+from profiler.plan.job import PlanOptions, build_options
+from tests.plan_cases import STRATEGY
 
 __all__ = ["MODEL", "PREDICTED", "STRATEGY", "read", "small_files", "write"]
 
@@ -28,23 +29,6 @@ MODEL: dict[str, Any] = {
             "gated_mlp": True,
         }
     ],
-}
-STRATEGY: dict[str, Any] = {
-    "pp_deg": 2,
-    "tp_sizes_enc": "2,1,2,1",
-    "tp_consecutive_flags": "1,1,1,1",
-    "dp_types_enc": "0,1,1,0",
-    "use_sp": "0,0,1,0",
-    "checkpoint": "0,1,0,0",
-    "world_size": 4,
-    "global_bsz": 8,
-    "chunks": 2,
-    "pp_division": "1,3",
-    "pipeline_type": "pipedream_flush",
-    "default_dp_type": "zero2",
-    "vtp": 2,
-    "vsp": 0,
-    "embed_sdp": 0,
 }
 _STAGE = {
     "forward_s": 0.002,

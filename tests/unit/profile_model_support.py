@@ -145,7 +145,7 @@ def opened(
     """Return the record of a folder."""
     options = replace(options, out=out)
     described = {**METADATA, "model": describe_model(spec), "mode": options.mode, **metadata}
-    return ModelRecord.open(
+    return ModelRecord(
         profile_paths(spec, options, "Some GPU"),
         spec,
         options,

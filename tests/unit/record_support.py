@@ -7,8 +7,8 @@ from pathlib import Path
 
 from autopar.documents.sidecar import Sidecar, read_sidecar
 from profiler.environment import Metadata
-from profiler.hardware.cells import Cell, plan_cells
-from profiler.hardware.record import Record
+from profiler.hardware.options import Cell, plan_cells
+from profiler.hardware.record import HardwareRecord
 from tests.unit.measured import METADATA, MIB, make_cluster, make_options, measure
 
 __all__ = [
@@ -44,9 +44,9 @@ def opened(
     num_gpus: int = 4,
     sizes: tuple[int, ...] = SHORT,
     **changes: object,
-) -> Record:
+) -> HardwareRecord:
     """Return the record of a directory, for a cluster of one host."""
-    return Record.open(
+    return HardwareRecord(
         out,
         cluster=make_cluster(1, num_gpus),
         options=make_options(out, sizes=sizes, **changes),

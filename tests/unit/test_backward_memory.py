@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from autopar.documents import catalog
 from autopar.documents.catalog import model_file_name
@@ -26,6 +26,7 @@ from search.planner.prediction import predict
 from search.question import open_session
 from search.request import InputSpec
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.often import often
 
 RECIPE = Recipe.of(SearchOptions())
 GIB = 2.0**30
@@ -219,8 +220,9 @@ def test_a_plan_that_left_backwards_out_does_not_fit(gib: int) -> None:
     assert after.prediction.samples_per_s < before.prediction.samples_per_s
 
 
-@settings(max_examples=40)
-@given(
+@often(
+    10,
+    40,
     counts=st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(0.0, 1e8), max_size=4),
     raised=st.floats(0.0, 1e7),
     tp=st.sampled_from([1, 2, 4]),

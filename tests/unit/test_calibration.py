@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from autopar.documents.calibration import (
     Calibration,
@@ -28,6 +28,7 @@ from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.often import often
 
 pytest.importorskip("_autopar_core", reason="the C++ core is not built: run `make build`")
 
@@ -218,7 +219,7 @@ def test_neutral_calibration_finds_the_same_plan() -> None:
     ]
 
 
-@given(FACTORS, st.sampled_from([1, 2, 4]), st.sampled_from(["1f1b", "gpipe"]))
+@often(25, 100, FACTORS, st.sampled_from([1, 2, 4]), st.sampled_from(["1f1b", "gpipe"]))
 def test_one_factor_on_all_times_scales_the_step(factor: float, stages: int, kind: str) -> None:
     """Times are homogeneous: overlap and the optimizer included."""
     subject = dataclasses.replace(plan(stages), pipeline_type=kind)  # type: ignore[arg-type]
@@ -229,7 +230,9 @@ def test_one_factor_on_all_times_scales_the_step(factor: float, stages: int, kin
     assert [s.allocated_bytes for s in after.stages] == [s.allocated_bytes for s in before.stages]
 
 
-@given(FACTORS, FACTORS, st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.sampled_from([1, 2, 4]))
+@often(
+    25, 100, FACTORS, FACTORS, st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.sampled_from([1, 2, 4])
+)
 def test_larger_factors_never_shorten_a_step(
     computation: float, communication: float, more: float, farther: float, stages: int
 ) -> None:
@@ -244,7 +247,7 @@ def test_larger_factors_never_shorten_a_step(
         assert slower >= base * (1 - 1e-12)
 
 
-@given(st.floats(0.0, 10.0), st.sampled_from([1, 2, 4]), st.integers(1, 8))
+@often(25, 100, st.floats(0.0, 10.0), st.sampled_from([1, 2, 4]), st.integers(1, 8))
 def test_fixed_seconds_are_added_once(fixed_s: float, stages: int, microbatches: int) -> None:
     """Whatever the number of micro-batches; with middle stages at most as much is added."""
     subject = plan(stages, microbatches)
@@ -258,7 +261,7 @@ def test_fixed_seconds_are_added_once(fixed_s: float, stages: int, microbatches:
     assert after.waterfall_s.get("fixed", 0.0) == pytest.approx(fixed_s, abs=1e-9)
 
 
-@given(FACTORS, st.sampled_from([1, 2, 4]))
+@often(25, 100, FACTORS, st.sampled_from([1, 2, 4]))
 def test_memory_is_multiplied(factor: float, stages: int) -> None:
     """Every category and every sum, to a few bytes of rounding; times stay."""
     before, after = priced(None, plan(stages)), priced(calibration(memory=factor), plan(stages))

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.hardware import OPERATIONS
-from profiler.hardware.cells import (
+from profiler.hardware.options import (
     COLLECTIVES,
     OVERLAP_SIZES_BYTES,
     PIPELINE,
     Cell,
     Cluster,
+    build_options,
     divisors,
     plan_cells,
     rounds,
 )
-from profiler.hardware.options import build_options
 
 SIZES = build_options(sizes="64K,64M", reference_size="32M")
 WORLDS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 36, 64])

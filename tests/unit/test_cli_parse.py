@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from autopar.command.aliases import FAMILIES
-from autopar.command.options import Command, convert, normalise
+from autopar.command.fields import convert
+from autopar.command.options import Command, normalise
 from autopar.errors import OptionError
 from autopar.units import GIB
 from search.commands.search import COMMAND

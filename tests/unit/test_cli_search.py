@@ -32,7 +32,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def use(result: SearchResult = RESULT, prediction: Prediction = PREDICTION) -> Any:
         session = make_session(result, prediction)
-        monkeypatch.setattr("search.question.open_session", lambda *_: session)
+        monkeypatch.setattr("search.question.open_session", lambda *_, **_more: session)
         return session
 
     return use
@@ -169,7 +169,7 @@ def test_internal_error_is_one_sentence(
 ) -> None:
     """The traceback comes only when it is asked for."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **_more: object) -> None:
         raise RuntimeError("boom\nsecond line")
 
     monkeypatch.setattr("search.question.open_session", fail)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from autopar.command.run import describe_failure
 from autopar.errors import AutoparError, InfeasibleError, InstallError, OptionError
+from tests.warm import new_interpreter
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "autopar-profile-estimate": "autopar.estimate.command",
     "profile-show": "profiler.show.command",
@@ -87,15 +82,7 @@ def test_every_command_ends_in_one_sentence(command: str) -> None:
     }[command]
     if command == "autopar-profile-estimate":
         arguments += ["--out", "nowhere"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = new_interpreter(code, *arguments)
 
     assert done.returncode == 1
     expected = "internal error, please report it: RuntimeError: boom"

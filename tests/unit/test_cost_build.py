@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.cost.model import CostModel
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
+from tests.often import often
 
 STRATEGIES = sorted(
     LayerStrategy(tp=t, ulysses=u, cp=c, zero3=z, checkpoint=k)
@@ -74,8 +75,9 @@ def test_priced_rows_are_finite_and_others_infinite() -> None:
         assert (values >= 0).all()
 
 
-@settings(max_examples=300)
-@given(
+@often(
+    75,
+    300,
     strategy=st.sampled_from(STRATEGIES),
     p=st.sampled_from((1, 2, 4)),
     g=st.integers(1, 24),

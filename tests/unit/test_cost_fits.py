@@ -22,6 +22,7 @@ from search.cost.fits import (
 )
 from search.options import SearchOptions
 from tests.cost_cases import toy_model, toy_spec
+from tests.often import often
 
 BATCH = SearchOptions(time_profile_mode="batch")
 SEQUENCE = SearchOptions(time_profile_mode="sequence", memory_profile_mode="sequence")
@@ -41,7 +42,9 @@ def points(*values: tuple[int, int, float]) -> LayerProfile:
 numbers = st.floats(-10, 10, allow_nan=False).map(lambda x: round(x, 3))
 
 
-@given(
+@often(
+    25,
+    100,
     rows=st.lists(st.tuples(numbers, numbers, numbers, numbers), min_size=4, max_size=8),
     unknowns=st.integers(1, 3),
 )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler.hardware.cells import plan_cells
 from profiler.hardware.driver import Driver, GroupTimes, combined, stragglers
+from profiler.hardware.options import plan_cells
 from profiler.measure import Policy
 from tests.unit.measured import make_cluster, make_options
 from tests.unit.record_support import planned

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.warm import new_interpreter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
@@ -47,14 +48,7 @@ sys.meta_path.insert(0, Interrupting())
 def run(command: str, script: str) -> subprocess.CompletedProcess[str]:
     """Return how a script ended that names the entry point of a command."""
     module, _, function = ENTRIES[command].partition(":")
-    return subprocess.run(
-        [sys.executable, "-c", script.format(module=module, function=function)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return new_interpreter(script.format(module=module, function=function))
 
 
 @EVERY

@@ -6,12 +6,12 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
 
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.deepspeed import lower
 from search.engines.job import Lowered
+from tests.often import often
 from tests.unit.export_plans import (
     check_lowered,
     job_of,
@@ -26,8 +26,7 @@ def document(lowered: Lowered) -> dict:
     return json.loads(lowered.files["autopar_deepspeed.json"])
 
 
-@settings(max_examples=150, deadline=None)
-@given(jobs(max_stages=1))
+@often(40, 150, jobs(max_stages=1))
 def test_lowered_plans_are_legal_and_every_change_is_a_loss(job):
     """The file's degrees are those of the plan that the exporter says it makes."""
     lowered = lowered_or_refused(lower, job)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
@@ -16,9 +15,10 @@ from autopar.plans import Plan
 from search.engines.configuration import Configuration, load_yaml
 from search.engines.galvatron import import_galvatron, lower, strategy_text
 from tests.export_cases import HETEROGENEOUS, job, legal_plans
+from tests.often import often
 
 
-@given(legal_plans())
+@often(25, 100, legal_plans())
 def test_strategy_files_keep_their_bytes(plan: Plan) -> None:
     """Read and written again, a file has the same bytes, and no plan loses anything."""
     lowered = lower(job(plan))
@@ -29,7 +29,7 @@ def test_strategy_files_keep_their_bytes(plan: Plan) -> None:
     assert read_strategy(json.loads(text)) == plan
 
 
-@given(legal_plans(uniform=True))
+@often(25, 100, legal_plans(uniform=True))
 def test_global_keys_say_the_same(plan: Plan) -> None:
     """What the note names is, read as a GLOBAL configuration, the plan."""
     notes = [note for note in lower(job(plan)).notes if "GLOBAL mode" in note]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
@@ -20,6 +20,7 @@ from search.engines.job import Lowered
 from search.engines.megatron import checkpoints_first, lower, model_arguments
 from search.engines.megatron_arguments import Arguments, import_megatron, violated_rules
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
+from tests.often import often
 
 UNIFORM = Plan(
     world_size=16,
@@ -246,8 +247,7 @@ def test_heterogeneous_plan() -> None:
     assert read(lowered, 16) == lowered.plan
 
 
-@given(legal_plans(), st.sampled_from([None, 1, 2, 4, 8]))
-@settings(max_examples=100)
+@often(25, 100, legal_plans(), st.sampled_from([None, 1, 2, 4, 8]))
 def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None:
     """Losses are empty exactly for plans that stay; files say what the record says."""
     try:
@@ -264,8 +264,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
     assert lower(job(after, tensor_degree=degree)).losses == ()
 
 
-@given(legal_plans(uniform=True))
-@settings(max_examples=40)
+@often(10, 40, legal_plans(uniform=True))
 def test_yaml_says_the_same(plan: Plan) -> None:
     """Both files of an export describe one plan."""
     from search.engines.configuration import load_yaml

@@ -18,6 +18,7 @@ from search.engines.configuration import dump_yaml, flags_of, load_yaml, script_
 from search.engines.job import lower_for
 from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
+from tests.often import often
 
 SCRIPTS = {
     "variables": 'A=1\nB="$A 2"\npython x.py --a $B --b "$B" --c ${C:-3} --d "${A}x"\n',
@@ -159,7 +160,7 @@ DOCUMENTS = st.dictionaries(
 )
 
 
-@given(DOCUMENTS)
+@often(25, 100, DOCUMENTS)
 def test_yaml_is_read_back(document: dict[str, Any]) -> None:
     """What is written is read, by us and by others."""
     text = dump_yaml(document)

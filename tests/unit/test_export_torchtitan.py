@@ -6,13 +6,13 @@ import ast
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
 
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.engines.job import Lowered
 from search.engines.torchtitan import lower
+from tests.often import often
 from tests.unit.export_plans import (
     SMALL,
     check_lowered,
@@ -40,8 +40,7 @@ def keys(lowered: Lowered) -> dict[str, object]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
-@given(jobs())
+@often(40, 150, jobs())
 def test_lowered_plans_are_legal_and_every_change_is_a_loss(job):
     """The recipe's degrees are those of the plan that the exporter says it makes."""
     lowered = lowered_or_refused(lower, job)

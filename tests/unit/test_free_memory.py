@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from profiler.processes import container_bytes
+import numpy as np
+import pytest
+
+from profiler.processes import Session, container_bytes
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
@@ -21,3 +26,21 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
 
     (tmp_path / "memory.max").write_text("200\n", encoding="ascii")
     assert container_bytes(tmp_path) == 0.0
+
+
+def test_the_fullest_gpu_decides_what_its_ranks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks on two GPUs: two of them divide one, and all take what these two may take."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    owners = ["gpu-0", "gpu-1", "gpu-0"]
+
+    def session(rank: int) -> Any:
+        return SimpleNamespace(
+            rank=rank,
+            infos=[SimpleNamespace(device_uuid=uuid) for uuid in owners],
+            device=torch.device("cuda", 0),
+            gather=np.array,
+        )
+
+    # a tenth is left for NCCL; gathered, the least of the ranks counts for all
+    assert [Session.free_bytes(session(rank)) for rank in range(3)] == [450.0, 900.0, 450.0]

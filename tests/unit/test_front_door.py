@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,26 +14,22 @@ import search
 from autopar.command import completion, shipped
 from autopar.documents.catalog import card_names, model_names
 from autopar.entry import SUBCOMMANDS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import warm
 
 
 def door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Return how `autopar WORDS...` ended, as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from autopar.entry import main; main()", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return warm.command("autopar", *words, env={**os.environ, **environment}).completed()
+
+
+def new_door(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Return the same of a new interpreter."""
+    return warm.new_interpreter("from autopar.entry import main; main()", *words, **environment)
 
 
 def test_help_names_every_command() -> None:
     """Without arguments the door says where it leads."""
-    done = door()
+    done = new_door()
 
     assert done.returncode == 0
     assert done.stdout == door("--help").stdout
@@ -45,10 +40,10 @@ def test_help_names_every_command() -> None:
 
 def test_a_command_behind_the_door_is_the_command() -> None:
     """The same code answers, under the same name."""
-    ours = door("search", "--evaluate", "no-such-plan.json")
+    ours = new_door("search", "--evaluate", "no-such-plan.json")
     own = subprocess.run(
         [sys.executable, "-m", "search.commands.search", "--evaluate", "no-such-plan.json"],
-        cwd=ROOT,
+        cwd=warm.ROOT,
         capture_output=True,
         text=True,
         timeout=60,

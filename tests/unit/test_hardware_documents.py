@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.sidecar import Measurement, Run
-from profiler.hardware.cells import Cell, Cluster, plan_cells
 from profiler.hardware.documents import (
     REPLACES,
     Documents,
@@ -16,6 +15,7 @@ from profiler.hardware.documents import (
     kinds_of,
     newest_measurements,
 )
+from profiler.hardware.options import Cell, Cluster, plan_cells
 from tests.unit.measured import (
     COPY_BYTES_PER_S,
     MIB,

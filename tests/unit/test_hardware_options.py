@@ -14,13 +14,14 @@ from hypothesis import given, strategies as st
 
 from autopar.errors import OptionError
 from autopar.units import GIB, MIB, format_exact_size
-from profiler.hardware.cells import check_world, divisors
 from profiler.hardware.command import COMMAND
 from profiler.hardware.options import (
     MAX_BYTES,
     OPERATIONS,
     HardwareOptions,
     build_options,
+    check_world,
+    divisors,
     parse_groups,
     parse_operations,
     parse_size,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profiler.hardware.lanes import (
+from profiler.hardware.overlap import (
     Queues,
     StreamLanes,
     ThreadLanes,
@@ -17,8 +17,8 @@ from profiler.hardware.lanes import (
     evidence,
     inside,
     interleaved,
+    measure_overlap,
 )
-from profiler.hardware.overlap import measure_overlap
 
 
 def test_interleaved_work_is_in_the_order_it_would_start() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from autopar.errors import OptionError
 from profiler.measure import BLOCK, Policy, choose_loops, expected_seconds, next_block, warmups
+from tests.often import often
 from tests.unit.replay import ReplayTimer
 
 POLICY = Policy()
@@ -59,7 +60,7 @@ def test_loops_fill_a_repetition(operation_s: float, loops: int) -> None:
     assert choose_loops(operation_s, POLICY) == loops
 
 
-@given(operation_s=durations, policy=policies)
+@often(25, 100, operation_s=durations, policy=policies)
 def test_loops_are_the_fewest_that_are_allowed(operation_s: float, policy: Policy) -> None:
     """A power of two, within both limits, and never twice as many as needed."""
     loops = choose_loops(operation_s, policy)

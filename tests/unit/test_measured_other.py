@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.model import ModelProfile, OtherTime, ShardedTime
@@ -19,6 +19,7 @@ from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import drawn_step_times, predict
 from tests.cost_cases import TOY_PLAN as PLAN, toy_hardware, toy_model, toy_spec
+from tests.often import often
 
 OPTIONS = SearchOptions(time_profile_mode="batch")
 ONLY, FIRST, LAST = range(3)
@@ -94,8 +95,9 @@ def test_backward_beyond_twice_its_largest_batch_is_noted() -> None:
     assert note.startswith("extrapolated: embedding and head, backward to more than twice")
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+@often(
+    15,
+    60,
     launch=st.floats(min_value=0.0, max_value=5.0),
     sample=st.floats(min_value=1e-3, max_value=50.0),
     noise=st.lists(st.floats(min_value=0.8, max_value=1.25), min_size=3, max_size=3),

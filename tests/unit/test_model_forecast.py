@@ -8,7 +8,7 @@ import pytest
 
 from autopar.documents.sidecar import ModelMeasurement
 from autopar.units import format_duration
-from profiler.measure import Policy, forecast_line
+from profiler.measure import Forecast, ForecastPart, Policy
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.run import forecast, work
 from tests.unit.profile_model_support import LLAMA, MadeUp, make_options
@@ -47,10 +47,10 @@ def test_a_slow_device_is_probed_with_parts(mode: str) -> None:
     found = forecast(cells, LONG, measurer)  # type: ignore[arg-type]
 
     assert measurer.spent_s < 40.0
-    seconds = dict(found.cells)
+    seconds = {part.name.rstrip(): part.seconds for part in found.parts}
     for cell in timed:
         repetition_s = 4.0 * work(LONG, cell) * measurer.flop_s
-        assert 2.0 < seconds[cell] / repetition_s < 8.0, cell.key
+        assert 2.0 < seconds[cell.key] / repetition_s < 8.0, cell.key
 
 
 def test_a_quick_device_is_probed_with_its_cells() -> None:
@@ -71,6 +71,8 @@ def test_durations(seconds: float, text: str) -> None:
     """Nobody has to divide by 3600."""
     assert format_duration(seconds) == text
     assert format_duration(673388.0) == "7.8 days"
-    assert forecast_line(3, seconds, 2.0) == (
+    part = ForecastPart("all of it", 3, seconds)
+    found = Forecast(heading="what", parts=(part,), probe_s=2.0)
+    assert found.describe().splitlines()[-1] == (
         f"3 cells in about {text}; nothing was written (this forecast took 2 s)"
     )

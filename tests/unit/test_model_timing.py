@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from profiler.measure import Policy
+from profiler.measure import Policy, out_of_memory, torch_dtype
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from torch import nn  # noqa: E402
 
-from profiler.model.timing import out_of_memory, time_module, torch_dtype  # noqa: E402
+from profiler.model.timing import time_module  # noqa: E402
 
 CPU = torch.device("cpu")
 QUICK = Policy(iters=8, warmup=2, max_seconds=0.2)
@@ -208,6 +208,11 @@ def test_missing_memory_while_building_fails_the_cell() -> None:
 
 def test_only_missing_memory_counts_as_such() -> None:
     """Other failures of torch are not mistaken for it."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 58)
+    assert out_of_memory(caught.value)
+    assert out_of_memory(MemoryError())
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ..."))
     assert out_of_memory(
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")

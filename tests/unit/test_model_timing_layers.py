@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from profiler.measure import Policy
+from profiler.model.cells import ModelCell
 from profiler.model.layers.sharding import Sharding
 from tests.unit.cpu_clock import CpuTimer, one_thread
 from tests.unit.replay import ReplayTimer
@@ -19,7 +21,8 @@ torch = pytest.importorskip("torch", reason="the profilers need torch")
 
 from profiler.model.layers.blocks import build_layer, layer_inputs  # noqa: E402
 from profiler.model.layers.parallel import LocalGroup, SoleRank, timed_group  # noqa: E402
-from profiler.model.timing import time_layer, time_stack, time_vocab  # noqa: E402
+from profiler.model.measuring import time_cell  # noqa: E402
+from profiler.model.timing import Timed  # noqa: E402
 
 CPU = torch.device("cpu")
 LLAMA = LayerSpec(
@@ -53,6 +56,9 @@ STEADY = Policy(iters=6, warmup=1, sample_s=0.0, max_seconds=1e3)
 """Six repetitions of one operation each, after the rehearsal and one warm-up."""
 
 
+ON_CPU: dict[str, Any] = {"dtype": "fp32", "device": CPU, "policy": STEADY}
+
+
 def clock() -> ReplayTimer:
     """Return a timer for which every operation takes a millisecond."""
     return ReplayTimer([1e-3], repeat=True)
@@ -63,6 +69,30 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda", 0)
+
+
+def time_layer(layer: LayerSpec, sharding: Sharding, *, batch: int = 2, **how: Any) -> Timed:
+    """Return the times of a layer's cell."""
+    cell = ModelCell(
+        quantity="time",
+        part="layer",
+        layer_type=0,
+        batch=batch,
+        seq_lengths=(layer.seq_length,),
+        degree=sharding.degree,
+        kind=sharding.kind,
+        checkpoint=sharding.checkpoint,
+        encoder_seq_length=8 if layer.cross_attention else None,
+    )
+    return time_cell(ModelSpec(name="one", layers=(layer,)), cell, **{**ON_CPU, **how})
+
+
+def time_rest(spec: ModelSpec, seq_lengths: tuple[int, ...], **how: Any) -> Timed:
+    """Return the times of what surrounds the layers, or of a whole forward with `num_layers`."""
+    names = ("batch", "degree", "kind", "num_layers")
+    size: dict[str, Any] = {"batch": 2, **{name: how.pop(name) for name in names if name in how}}
+    cell = ModelCell(quantity="time", part="only", seq_lengths=seq_lengths, **size)
+    return time_cell(spec, cell, **{**ON_CPU, **how})
 
 
 @pytest.mark.parametrize("kind", ["tp", "sp", "dtensor", "dtensor_sp", "ulysses"])
@@ -111,12 +141,8 @@ def test_a_shard_of_a_layer_takes_its_share_of_the_time() -> None:
             found = time_layer(
                 layer,
                 Sharding(degree=degree),
-                batch=2,
-                dtype="fp32",
-                device=CPU,
                 policy=Policy(iters=8, warmup=2, max_seconds=0.4),
-                checkpoint=False,
-                optimizer=False,
+                more=False,
                 timer=CpuTimer(),
             )
         assert found.reason is None
@@ -130,10 +156,7 @@ def test_a_checkpointed_layer_recomputes_in_its_backward_alone() -> None:
     """Where the layer recomputes by itself, nothing is added to its backward."""
 
     def names(sharding: Sharding) -> set[str]:
-        found = time_layer(
-            LLAMA, sharding, batch=1, dtype="bf16", device=CPU, policy=STEADY, timer=clock()
-        )
-        return set(found.samples_s)
+        return set(time_layer(LLAMA, sharding, dtype="bf16", timer=clock()).samples_s)
 
     assert names(Sharding()) == {"forward", "backward", "recompute", "optimizer"}
     for checkpoint in ("full", "selective"):
@@ -142,22 +165,10 @@ def test_a_checkpointed_layer_recomputes_in_its_backward_alone() -> None:
 
 
 def test_layers_with_other_inputs_and_groups_are_timed() -> None:
-    """Cross-attention gets an encoder's output, experts a group of their own."""
+    """Cross-attention gets an encoder's output, experts are divided like any MLP."""
     experts = replace(LLAMA, num_experts=4, experts_per_token=2)
-    for layer, sharding in (
-        (DECODER, Sharding(degree=2)),
-        (experts, Sharding(degree=2, expert_degree=2)),
-    ):
-        found = time_layer(
-            layer,
-            sharding,
-            batch=2,
-            dtype="fp32",
-            device=CPU,
-            policy=STEADY,
-            encoder_seq_length=8,
-            timer=clock(),
-        )
+    for layer in (DECODER, experts):
+        found = time_layer(layer, Sharding(degree=2), timer=clock())
         assert found.reason is None
         assert [len(samples) for samples in found.samples_s.values()] == [6] * 4
 
@@ -165,28 +176,18 @@ def test_layers_with_other_inputs_and_groups_are_timed() -> None:
 def test_a_layer_that_cannot_be_laid_out_is_refused() -> None:
     """Three ranks cannot share four heads."""
     with pytest.raises(InputError, match=r"^tensor degree 3 does not divide the attention heads 4"):
-        time_layer(LLAMA, Sharding(degree=3), batch=1, dtype="fp32", device=CPU, policy=STEADY)
+        time_layer(LLAMA, Sharding(degree=3))
 
 
 @pytest.mark.parametrize(("degree", "kind"), [(1, "sp"), (2, "sp"), (2, "tp"), (2, "ulysses")])
 def test_what_surrounds_the_layers_is_timed(degree: int, kind: TensorKind) -> None:
-    """Embedding, head and loss have a forward, a backward and an optimizer step."""
+    """Embedding, head and loss have a forward and a backward; their step is the tables'."""
     spec = ModelSpec(name="tiny", layers=(LLAMA,), vocab_size=200)
 
-    found = time_vocab(
-        spec,
-        degree=degree,
-        kind=kind,
-        batch=2,
-        seq_lengths=(32,),
-        dtype="fp32",
-        device=CPU,
-        policy=STEADY,
-        timer=clock(),
-    )
+    found = time_rest(spec, (32,), degree=degree, kind=kind, timer=clock())
 
     assert found.reason is None
-    assert set(found.samples_s) == {"forward", "backward", "optimizer"}
+    assert set(found.samples_s) == {"forward", "backward"}
 
 
 @pytest.mark.parametrize(
@@ -198,16 +199,7 @@ def test_whole_forwards_are_timed(
     """Models of one and of two stacks have a forward at lengths and numbers of their own."""
     spec = ModelSpec(name="tiny", layers=layers, vocab_size=200)
 
-    found = time_stack(
-        spec,
-        counts,
-        batch=2,
-        seq_lengths=seqs,
-        dtype="fp32",
-        device=CPU,
-        policy=STEADY,
-        timer=clock(),
-    )
+    found = time_rest(spec, seqs, num_layers=counts, timer=clock())
 
     assert found.samples_s == {"forward": [1e-3] * 6}
 
@@ -217,12 +209,12 @@ def test_a_layer_alone_takes_as_long_as_one_among_others_on_a_gpu() -> None:
     """Its time and the difference of whole forwards agree, and so do those of its passes."""
     device, policy = cuda(), Policy()
     spec = ModelSpec(name="large", layers=(LARGE,), vocab_size=32000)
-    size = {"batch": 4, "dtype": "bf16", "device": device, "policy": policy}
+    size: dict[str, Any] = {"batch": 4, "dtype": "bf16", "device": device, "policy": policy}
 
     found = time_layer(LARGE, Sharding(), **size)
     checkpointed = time_layer(LARGE, Sharding(checkpoint="full"), **size)
     wholes = [
-        median(time_stack(spec, (n,), seq_lengths=(2048,), **size).samples_s["forward"])
+        median(time_rest(spec, (2048,), num_layers=(n,), **size).samples_s["forward"])
         for n in (2, 6)
     ]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,19 +11,10 @@ from typing import Any, Literal
 import pytest
 
 from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
-from autopar.command.options import (
-    HELP_WIDTH,
-    Command,
-    make,
-    normalise,
-    option,
-    read_values,
-    rows_of,
-    validate,
-)
+from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.command.options import HELP_WIDTH, Command, normalise
 from autopar.errors import OptionError
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
     *("search.commands.estimate calculon", "search.commands.estimate tensor2d"),
@@ -306,23 +295,6 @@ def test_every_command_has_a_help_within_the_width(module: str) -> None:
             shown = f"  --[no-]{row.name}" if row.kind == "switch" else f"  --{row.name}"
             lines = [line for line in text.splitlines() if line.split(" ")[:3] == shown.split(" ")]
             assert len(lines) == 1, row.name
-
-
-@pytest.mark.parametrize(
-    "module", ["search.commands.search", "profiler.plan.command", "profiler.model.command"]
-)
-def test_help_waits_for_nothing_heavy(module: str) -> None:
-    """It is rendered from the fields alone: 0.1 s, of which typer would take as much again."""
-    heavy = ("typer", "rich", "numpy", "pydantic", "yaml")
-    code = (
-        f"import sys, {module} as command\n"
-        "assert command.run(['--help']) == 0\n"
-        f"print([name for name in {heavy} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
 
 
 def test_aliases_lead_to_options_of_commands() -> None:

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profiler.hardware.lanes import (
-    Played,
-    Queues,
-    ThreadLanes,
-    Track,
-    interleaved,
-)
 from profiler.hardware.overlap import (
     LEAST_SHARED,
     QUANTITIES,
     OverlapSamples,
+    Played,
+    Queues,
+    ThreadLanes,
+    Track,
     efficiency,
+    interleaved,
     local_overlap,
     measure_overlap,
     plan_overlap,

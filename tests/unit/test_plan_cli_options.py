@@ -9,7 +9,7 @@ import pytest
 from autopar.errors import OptionError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.command import COMMAND
-from profiler.plan.options import GlobalOptions, PlanOptions
+from profiler.plan.job import GlobalOptions, PlanOptions
 from profiler.plan.question import make_plan
 from tests.unit.plan_cli_support import read
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -29,7 +29,7 @@ from profiler.plan.report import (
     show_run,
 )
 from tests import warm
-from tests.unit.plan_cli_support import STRATEGY, read, small_files, write
+from tests.unit.plan_cli_support import PREDICTED, STRATEGY, read, small_files, write
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = RunResult(
@@ -169,6 +169,30 @@ def test_run_report_compares_time_and_memory() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("source", "estimated", "expected"),
+    [
+        ("allocated", False, 3000),  # the allocator gives out receive buffers, all that is fixed
+        ("allocated", True, 2900),  # beside them communicators, which it does not see
+        ("counted", False, 2900),
+    ],
+)
+def test_document_and_table_predict_the_same_peak(
+    source: Literal["allocated", "counted"], estimated: bool, expected: int
+) -> None:
+    """Of what the measurement holds, wherever it is written."""
+    write(Path("plan.json"), {**PREDICTED, "estimated": estimated})
+    result = replace(RESULT, peak_source=source)
+
+    document: Any = run_document(question(), result, None)
+    rows = [line.split() for line in shown(show_run, question(), result, None).splitlines()]
+
+    assert document["predicted"]["peak_bytes"] == [expected] * 4
+    # 1450 bytes are measured on rank 2
+    share = f"{100 * (expected / 1450 - 1):+.1f}"
+    assert any(row[:2] == ["2", "1"] and row[-2:] == [share, "%"] for row in rows)
+
+
 def test_dry_run_report_and_document() -> None:
     """Parts that mean the same stand side by side, and make up the peak."""
     text = shown(show_dry_run, question(), [RANK])
@@ -286,7 +310,7 @@ def test_static_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """Tables, or the document alone."""
     assert plan_cli.run(["plan.json", "--json", "out.json"]) == 0
     text = capsys.readouterr().out
-    assert "ulysses2-dp1-zero3" in text
+    assert "ulysses2-zero3" in text
     assert "bubble: 33.3 %" in text
     assert plan_cli.run(["plan.json", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -31,6 +31,7 @@ from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
 from autopar.plans import LayerRun, Prediction, StagePrediction, WidestCell
 from search.report.files import evaluation_document, plan_document, result_document
+from tests.often import often
 from tests.unit.cli_results import INFEASIBLE, PLAN, PREDICTION, RESULT
 
 PLAN_V1 = Path(__file__).resolve().parents[1] / "data" / "plan_v1.json"
@@ -165,7 +166,7 @@ def test_what_is_written_is_read(
     assert path.read_bytes() == before
 
 
-@given(prediction=PREDICTIONS)
+@often(25, 100, prediction=PREDICTIONS)
 def test_a_prediction_is_written_as_it_is(prediction: Prediction) -> None:
     """Every figure of the noun, what is not finite as null, nothing else but ranks and memory."""
     entry = PredictionEntry.of(PLAN, prediction)
@@ -251,7 +252,7 @@ def test_what_exports_print_is_read_for_its_plan() -> None:
     assert (kept, kept.is_strategy) == (strategy, False)
 
 
-@given(data=st.data(), value=JSON_VALUES)
+@often(25, 100, data=st.data(), value=JSON_VALUES)
 def test_damaged_files_get_one_sentence(data: st.DataObject, value: Any) -> None:
     """Another value anywhere, or a key taken away: it is read, or the key is named."""
     source = data.draw(st.sampled_from([PLAN_V1, RESULT_V1]))

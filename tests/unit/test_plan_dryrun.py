@@ -32,6 +32,9 @@ _TINY = ModelSpec(
 )
 
 
+_PAIR = replace(_TINY, layers=(replace(_TINY.layers[0], num_layers=2),))
+
+
 def _plan(*layers: LayerStrategy, **changes: Any) -> Plan:
     values: dict[str, Any] = {
         "world_size": 2,
@@ -52,8 +55,8 @@ _JOBS = {
     "ddp in bf16": PlanJob(plan=_plan(_L()), spec=_TINY, precision="bf16"),
     "zero2": PlanJob(plan=_plan(_L(), default_dp_type="zero2"), spec=_TINY),
     "zero3 in bf16, checkpointed": PlanJob(
-        plan=_plan(_L(zero3=True, checkpoint=True), vocab=VocabStrategy(zero3=True)),
-        spec=_TINY,
+        plan=_plan(*[_L(zero3=True, checkpoint=True)] * 2, vocab=VocabStrategy(zero3=True)),
+        spec=_PAIR,
         precision="bf16",
     ),
     "tp2": PlanJob(plan=_plan(_L(tp=2), vocab=VocabStrategy(tp=2)), spec=_TINY),
@@ -155,7 +158,7 @@ def test_parameters_and_optimizer_of_llama_are_those_of_its_arithmetic() -> None
     found = _first(
         _llama(
             _plan(
-                *[strategy] * 3,
+                *[strategy] * 2,
                 world_size=64,
                 global_batch=32,
                 num_microbatches=1,
@@ -165,8 +168,8 @@ def test_parameters_and_optimizer_of_llama_are_those_of_its_arithmetic() -> None
     )
 
     h, ffn, vocab = 4096, 11008, 32000
-    divided = 3 * (4 * h * h + 3 * h * ffn) + 2 * vocab * h
-    norms = (3 * 2 + 1) * h
+    divided = 2 * (4 * h * h + 3 * h * ffn) + 2 * vocab * h
+    norms = (2 * 2 + 1) * h
     assert found.num_parameters == divided // 64 + norms // 32
     assert found.parameter_bytes == 4 * found.num_parameters
     assert found.gradient_bytes == 4 * found.num_parameters
@@ -209,7 +212,7 @@ def test_each_way_to_save_memory_saves_some() -> None:
 
     def peak(strategy: LayerStrategy, **changes: Any) -> DryRunRank:
         changes |= {"world_size": 8, "global_batch": 16, "num_microbatches": 1}
-        return _first(_llama(_plan(*[strategy] * 3, **changes)))
+        return _first(_llama(_plan(*[strategy] * 2, **changes)))
 
     ddp = peak(LayerStrategy())
     zero2 = peak(LayerStrategy(), default_dp_type="zero2")
@@ -231,15 +234,15 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
         plan = _plan(_L(), num_microbatches=m, global_batch=2 * m, **changes)
         return dry_run(PlanJob(plan=plan, spec=_TINY), ranks=[1, 2])
 
-    many = found(16, "1f1b")
+    many = found(8, "1f1b")
     kept = [rank.peak_parts["activations"] for rank in many]
 
-    assert found(8, "1f1b") == many
+    assert found(6, "1f1b") == many
     assert [rank.num_microbatches_run for rank in many] == [3 + 2, 2 + 2]
     assert kept[0] == pytest.approx(kept[1] * 3 / 2, rel=0.01)
-    for rank in found(16, "gpipe"):
-        assert rank.num_microbatches_run == 16
-        assert rank.peak_parts["activations"] == pytest.approx(8 * kept[1], rel=0.01)
+    for rank in found(8, "gpipe"):
+        assert rank.num_microbatches_run == 8
+        assert rank.peak_parts["activations"] == pytest.approx(4 * kept[1], rel=0.02)
 
 
 def test_first_ranks_of_the_stages_that_matter() -> None:

@@ -13,6 +13,7 @@ from autopar.documents.strategy import strategy_document, strategy_file_name
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from tests.data.read import galvatron_answers
+from tests.often import often
 from tests.unit.cli_results import PLAN
 
 NEWEST_KEYS = [
@@ -278,7 +279,9 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(
+@often(
+    25,
+    100,
     base=st.sampled_from([strategy_document(PLAN), PADDLE]),
     changes=st.dictionaries(
         st.sampled_from([*NEWEST_KEYS, *PADDLE, "format", "version", "plan"]), JSON_VALUES

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import Cube, Layout, check_job, cube_of, layer_layout, vocab_layout
 from profiler.plan.job import PlanJob
+from tests.often import often
 from tests.plan_cases import LLAMA, MOE, make_job
 
 _L = LayerStrategy
@@ -136,7 +137,7 @@ def _plans(draw: st.DrawFn) -> Plan:
     return _plan(ranks * stages, *layers, stages=stages, vocab=draw(st.sampled_from(sizes)))
 
 
-@given(_plans(), st.booleans())
+@often(25, 100, _plans(), st.booleans())
 def test_groups_are_the_consecutive_and_strided_ranks_of_every_degree(
     plan: Plan, sequence_parallel: bool
 ) -> None:

@@ -14,7 +14,7 @@ from autopar.errors import InputError  # noqa: E402
 from autopar.model import ModelSpec  # noqa: E402
 from autopar.plans import LayerStrategy, VocabStrategy  # noqa: E402
 from profiler.plan.job import PlanJob  # noqa: E402
-from profiler.plan.run import is_shortage, run_plan  # noqa: E402
+from profiler.plan.run import run_plan  # noqa: E402
 from tests.plan_cases import MOE, make_job  # noqa: E402
 
 _L = LayerStrategy
@@ -77,15 +77,6 @@ def test_other_numbers_of_ranks_and_missing_gpus(monkeypatch: pytest.MonkeyPatch
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match=r"^--backend nccl: torch finds no CUDA device here"):
             run_plan(make_job(2, _L()), backend="nccl")
-
-
-def test_only_a_lack_of_memory_is_one() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 58)
-    assert is_shortage(caught.value)
-    assert is_shortage(MemoryError())
-    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not is_shortage(RuntimeError("Connection closed by peer"))
 
 
 def test_a_run_survives_a_reference_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

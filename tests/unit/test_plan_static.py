@@ -17,14 +17,13 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
-    Shape,
+    Tensors,
     examine,
     first_shapes,
     held,
     last_shapes,
     layer_shapes,
     micro_batches_in_flight,
-    strategy_label,
 )
 from profiler.plan.job import PlanJob
 
@@ -114,9 +113,9 @@ def test_outer_shapes_are_those_of_the_blocks(name: str, degree: int) -> None:
 
 def test_rows_are_whole() -> None:
     """5 rows over 4 ranks are 2 on the first; over 8, one."""
-    assert held((Shape(5, 10),), 4) == 20
-    assert held((Shape(5, 10, 3),), 8) == 30
-    assert held((Shape(0, 1),), 8) == 0
+    assert held((Tensors(5, 10),), 4) == 20
+    assert held((Tensors(5, 10, 3),), 8) == 30
+    assert held((Tensors(0, 1),), 8) == 0
 
 
 def llama(world: int, **changes: Any) -> PlanJob:
@@ -249,7 +248,7 @@ def test_mesh_and_axes() -> None:
     report = examine(PlanJob(plan=plan, spec=MODELS["untied"]))
     assert report.mesh == (2, 2, 2)
     assert [run.tensor_axes for run in report.stages[0].runs] == [(2,), (0,), (1, 2), ()]
-    assert report.stages[0].runs[1].label == "tp2*-dp4"
+    assert report.stages[0].runs[1].label == "tp2-strided-dp4"
 
 
 def test_what_the_executor_does_not_run_is_said() -> None:
@@ -260,7 +259,7 @@ def test_what_the_executor_does_not_run_is_said() -> None:
     assert report.obstacle is not None
     assert "context degree 2" in report.obstacle
     assert report.stages[0].held.num_parameters == TOTAL // 4
-    assert strategy_label(strategy, 2, llama(4).plan) == "cp2-dp2-zero3"
+    assert strategy.label(2, llama(4).plan.default_dp_type) == "cp2-dp2-zero3"
 
 
 def test_model_without_widths_is_refused() -> None:

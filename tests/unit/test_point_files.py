@@ -43,12 +43,14 @@ GPU = Tensor2dSystem(
 ROWS = {"a": ["1", "2"], "b": ["True", "none"]}
 
 
-def calculon_rows(path: Path, *, compat: bool, statistics: bool) -> tuple[Answer, list[Any]]:
+def calculon_rows(
+    path: Path, *, compat: bool, statistics: bool, num_procs: int = 8
+) -> tuple[Answer, list[Any]]:
     """Search a small space and return the answer and the rows of its file."""
     search = CalculonSearch(
         application=APP,
         system=MACHINE,
-        space=Space(num_procs=8, max_batch=4, fixed_batch=not compat, uneven=not compat),
+        space=Space(num_procs=num_procs, max_batch=4, fixed_batch=not compat, uneven=not compat),
         asked=Asked(top=3, compat=compat),
     )
     columns = search.columns(statistics=statistics)
@@ -101,7 +103,7 @@ def test_every_calculon_point_is_there_and_can_be_priced_again(
 
 def test_all_statistics_of_calculon(tmp_path: Path) -> None:
     """Every name of the oracle, in its order, with its value."""
-    answer, rows = calculon_rows(tmp_path / "all.csv", compat=False, statistics=True)
+    answer, rows = calculon_rows(tmp_path / "all.csv", compat=False, statistics=True, num_procs=4)
 
     assert len(rows) == answer.feasible
     names = list(answer.best[0].execution)

@@ -20,7 +20,7 @@ from profiler.model.documents import (
     main_fits,
 )
 from profiler.show import command as show_cli
-from profiler.show.head import show_fits
+from profiler.show.tables import show_fits
 from search.cost.fits import fit_computation, fit_other_time
 from search.options import ProfileMode, SearchOptions
 from tests.unit.profile_model_support import (

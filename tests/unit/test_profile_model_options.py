@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,8 +19,7 @@ from profiler.model.options import (
     parse_seq_lengths,
 )
 from tests.unit.profile_model_support import make_options
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.warm import new_interpreter
 
 
 def read(*arguments: str) -> ModelOptions:
@@ -38,15 +34,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys; sys.modules['torch'] = None\nfrom profiler.model.command import main; main()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "AUTOPAR_DEBUG"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return new_interpreter(code, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -227,22 +215,6 @@ def test_an_unknown_model_is_said_without_torch() -> None:
         "import sys\nfrom profiler.model import command\n"
         "code = command.run(['--model', 'llama2-7c'])\nprint(code, 'torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = new_interpreter(script)
     assert done.stdout == "2 False\n"
     assert "no model 'llama2-7c'" in done.stderr
-
-
-def test_help_is_quick_and_complete() -> None:
-    """It names every option and needs no torch; the fastest of three takes under half a second."""
-    taken_s = []
-    for _ in range(3):
-        begun_s = time.perf_counter()
-        done = command("--help")
-        taken_s.append(time.perf_counter() - begun_s)
-
-    assert done.returncode == 0
-    assert "--profile-max-seq-length" in done.stdout
-    assert "--tp-impl" in done.stdout
-    assert min(taken_s) < 2.0, "0.3 s on a quiet machine"

@@ -11,10 +11,10 @@ import pytest
 from autopar.documents.json import write_json
 from autopar.errors import InputError, OptionError
 from autopar.units import GB, MIB
+from profiler.show.checks import validate
 from profiler.show.pictures import ASCII, UNICODE, check_suffix, draw, plots, save_picture
 from profiler.show.read import load_folder, series_of
 from profiler.show.tables import show_folder
-from profiler.show.validate import validate
 from tests.unit.show_folders import (
     P2P,
     REFERENCE_BYTES,

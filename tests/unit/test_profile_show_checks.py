@@ -11,10 +11,9 @@ import pytest
 from autopar.documents.json import write_json
 from autopar.documents.sidecar import sidecar_path
 from autopar.units import GB, MIB
-from profiler.show.compare import Change, compare, obstacles, pairs
+from profiler.show.checks import Change, compare, obstacles, pairs, validate
 from profiler.show.read import load_folder
 from profiler.show.tables import show_comparison, show_findings
-from profiler.show.validate import validate
 from tests.unit.show_folders import (
     ALLREDUCE,
     METADATA,

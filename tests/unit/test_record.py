@@ -17,7 +17,7 @@ from autopar.documents.sidecar import (
     write_sidecar,
 )
 from autopar.errors import DocumentError, InputError
-from profiler.hardware.cells import plan_cells
+from profiler.hardware.options import plan_cells
 from tests.unit.measured import (
     COPY_BYTES_PER_S,
     METADATA,

@@ -55,7 +55,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    """A thread that parses every JSON file in a loop during 200 puts meets only whole ones."""
+    """A thread that parses every JSON file in a loop during 30 puts meets only whole ones."""
     stop, seen, wrong = threading.Event(), set[str](), list[str]()
 
     def poll() -> None:
@@ -72,7 +72,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     try:
         cells = planned("p2p") + planned("allreduce")
         with opened(tmp_path) as record:
-            for number in range(80):
+            for number in range(30):
                 record.put(measure(cells[number % len(cells)], factor=1.0 + number))
     finally:
         stop.set()

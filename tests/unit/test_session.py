@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import InputError
 from profiler.environment import RankInfo, collect
-from profiler.hardware.cells import Round, rounds
+from profiler.hardware.options import Round, rounds
 from profiler.processes import Session, claim_errors, connect, introduce
 from tests.gloo import run_ranks
 

@@ -312,17 +312,19 @@ def test_lengths_out_of_proportion_keep_the_estimate() -> None:
 
 
 def test_a_model_of_ones_own_is_estimated(tmp_path: Path) -> None:
-    """Also if it has the name of a shipped one; the shipped file by its path is the shipped one."""
+    """Also if it has the name of a shipped one; one with its blocks has its bytes, by any name."""
     mine = tmp_path / "model.json"
-    write_spec(replace(load_spec("llama2-7b"), name="llama2-7b"), mine)
+    write_spec(replace(load_spec("llama2-7b"), vocab_size=50000), mine)
     options = SearchOptions(time_profile_mode="batch")
 
     _, profile, _ = load_inputs(InputSpec(model=str(mine), hardware="a100:1x8"), options)
     assert profile.notes[-1] == "memory is estimated: llama2-7b is not a shipped model"
 
-    path = str(catalog.find_model("llama2-7b"))
-    _, profile, _ = load_inputs(InputSpec(model=path, hardware="a100:1x8"), options)
-    assert any(source.role == "memory" for source in profile.sources)
+    own = replace(load_spec("llama2-7b"), name="mine", rotary_base=5e5)
+    write_spec(own, mine)
+    for path in (mine, catalog.find_model("llama2-7b")):
+        _, profile, _ = load_inputs(InputSpec(model=str(path), hardware="a100:1x8"), options)
+        assert any(source.role == "memory" for source in profile.sources)
 
 
 CARD = catalog.find_card("a100")

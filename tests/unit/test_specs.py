@@ -216,7 +216,7 @@ def test_bad_override_is_one_sentence(values):
 
 
 def test_unscalable_hidden_size_is_refused():
-    with pytest.raises(OptionError, match="head_dim"):
+    with pytest.raises(OptionError, match="give --ffn-hidden-size as well"):
         load_spec("llama2-7b", hidden_size=[4097])
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from autopar.command.show import make_console
 from autopar.documents.hardware import write_hardware
-from autopar.hardware import Curve, HardwareProfile, Speed
+from autopar.hardware import OPERATIONS, Curve, HardwareProfile, Speed
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import search as cli
 from search.cost.communication import curve_s
@@ -267,6 +267,21 @@ def test_files_with_sidecars_are_planned_with_their_spread(
 ) -> None:
     """From a folder of measured files to the printed line, the JSON and the plan file."""
     hardware = dataclasses.replace(measured(0.1), synthetic=True, memory_bytes=8e10)
+    # as of the times: a bandwidth that differs was edited, and replaces its curve
+    bandwidths = {
+        (size, consecutive): OPERATIONS["allreduce"].bus_factor(size)
+        * float(curve.sizes_bytes[-1] / curve.times_s[-1])
+        for size, consecutive in hardware.allreduce_bytes_per_s
+        if (curve := hardware.allreduce_curve(size, consecutive)) is not None
+    }
+    hardware = dataclasses.replace(
+        hardware,
+        allreduce_bytes_per_s={**hardware.allreduce_bytes_per_s, **bandwidths},
+        p2p_bytes_per_s={
+            stages: float(curve.sizes_bytes[-1] / curve.times_s[-1])
+            for stages, curve in hardware.p2p_curves.items()
+        },
+    )
     write_hardware(hardware, tmp_path / "hardware")
     profile = str(root / "models" / "llama2-7b" / "configs")
     inputs = [

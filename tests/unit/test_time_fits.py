@@ -20,6 +20,7 @@ from autopar.statistics import (
     relative_weights,
     terms_of,
 )
+from tests.often import often
 
 POWERS = {
     "launch_s": (0, 0),
@@ -43,7 +44,7 @@ def time_s(batch: int, tokens: int) -> float:
     return sum(x * batch ** POWERS[t][0] * tokens ** POWERS[t][1] for t, x in TRUTH.items())
 
 
-@given(points=points, form=forms, quadratic=st.booleans())
+@often(25, 100, points=points, form=forms, quadratic=st.booleans())
 def test_fit_is_the_one_of_scipy(
     points: list[tuple[int, int, float]], form: Form, quadratic: bool
 ) -> None:
@@ -80,7 +81,9 @@ def test_another_unit_of_time_is_the_same_fit(
     np.testing.assert_allclose(other.fitted_s, factor * one.fitted_s, rtol=1e-5, atol=1e-6 * factor)
 
 
-@given(
+@often(
+    25,
+    100,
     rows=st.lists(
         st.tuples(*[st.floats(0, 10).map(lambda x: round(x, 3))] * 5), min_size=1, max_size=8
     ),

@@ -16,8 +16,15 @@ from autopar.errors import DocumentError, InstallError, OptionError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.verify import command as cli
 from profiler.verify.compare import predicted_bytes, read_priced, read_run
-from profiler.verify.folder import Command, CommandError, Folder, Usage, environment
-from profiler.verify.options import VerifyOptions, checked_options
+from profiler.verify.folder import (
+    Command,
+    CommandError,
+    Folder,
+    Usage,
+    VerifyOptions,
+    checked_options,
+    environment,
+)
 from profiler.verify.plans import Lines, contrasts, describe
 from search.space import parse_rules
 

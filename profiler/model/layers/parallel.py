@@ -29,6 +29,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "reduce_scatter",
+    "sole_group",
     "timed_group",
 ]
 
@@ -80,6 +81,11 @@ class SoleRank:
     def all_to_all(self, x: torch.Tensor, split_dim: int, concat_dim: int) -> torch.Tensor:
         """Return the pieces of x along `split_dim`, joined along `concat_dim`."""
         return torch.cat(x.chunk(self._degree, split_dim), concat_dim)
+
+
+def sole_group(degree: int) -> SoleRank | None:
+    """Return a group of so many ranks that allocates what a real one would; None for one."""
+    return SoleRank(degree) if degree > 1 else None
 
 
 def _is_real(group: Any) -> bool:
@@ -139,7 +145,7 @@ def all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
 # values of the right shape that were made before a clock ran: no kernel runs for a collective.
 
 
-class LocalGroup:
+class LocalGroup(SoleRank):
     """Rank 0 of a group of `degree` ranks; a group for the parts of a model that are timed.
 
     Results may alias what went in, or one another: they may be kept and read, but not written to.
@@ -149,28 +155,14 @@ class LocalGroup:
     def __init__(self, degree: int) -> None:
         """Make a group of so many ranks."""
         assert degree >= 1, degree
-        self._degree = degree
+        super().__init__(degree)
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self._degree
-
-    def rank(self) -> int:
-        """Return this rank's number."""
-        return 0
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what has the shape of the sum over the ranks: x itself."""
-        return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return random values in the shape of all ranks' x side by side along `dim`.
 
         They are normal, as norms and their gradients leave them: with zeros, kernels are fast.
         """
-        import torch
-
         shape = list(x.shape)
         shape[dim] *= self._degree
         key = (torch.Size(shape), x.dtype, x.device)
@@ -188,8 +180,6 @@ class LocalGroup:
 
         Where both are the first, of a contiguous x, that is x itself.
         """
-        import torch
-
         if split_dim == concat_dim:
             return x.data
         return torch.cat(x.chunk(self._degree, split_dim), concat_dim)

@@ -1,21 +1,34 @@
-"""What is wrong or suspicious in profile files: every finding is one sentence with a remedy."""
+"""What stands behind the numbers of a profile: what is odd in it, and what changed since another.
+
+Of one profile: the findings of `--validate`, each one sentence with a remedy. Of two: whether they
+can be compared, and whether a change is more than scatter.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
-from autopar.documents.hardware import MAKE_HARDWARE, hardware_file_name, read_hardware
-from autopar.documents.sidecar import Measurement, sidecar_path
+from autopar.documents.hardware import (
+    MAKE_HARDWARE,
+    MAX_BYTES_PER_S,
+    UNIT_FACTORS,
+    HardwareEntry,
+    hardware_file_name,
+    read_hardware,
+)
+from autopar.documents.sidecar import DocumentKind, Measurement, sidecar_path
 from autopar.errors import DocumentError
-from autopar.units import GB, MS, format_count, format_seconds, format_size
-from profiler.hardware.cells import Cluster, divisors
-from profiler.hardware.documents import KINDS, derive
-from profiler.show.head import cell_warnings, stragglers
+from autopar.statistics import relative_spread, summarize
+from autopar.units import GB, format_count, format_seconds, format_size
+from profiler.environment import comparable
+from profiler.hardware.documents import KINDS, MIN_SP_TIME_SIZES, UNITS, derive
+from profiler.hardware.options import Cluster, divisors
 from profiler.show.read import (
-    Entry,
     Finding,
     Folder,
     HardwareFile,
@@ -23,16 +36,25 @@ from profiler.show.read import (
     Profile,
     Series,
     Severity,
+    cell_warnings,
     finding,
     point_key,
     reference_cell,
     scope_by_shape,
     series_of,
+    stragglers,
 )
 
 __all__ = [
     "CHECKS",
+    "Change",
+    "Comparison",
+    "Verdict",
+    "circumstances",
+    "compare",
     "monotone",
+    "obstacles",
+    "pairs",
     "plausible",
     "validate",
 ]
@@ -46,8 +68,6 @@ _DROP = 0.05
 """Larger messages may be this much faster before it is said, whatever the spread."""
 _UNIT_FACTOR = 4.0
 """Bandwidth and times of one group differ by more than this only where units are mixed up."""
-_MAX_BYTES_PER_S = 1e14
-"""A collective faster than this (100,000 GB/s) was timed in another unit."""
 _BUSY = 2.5
 """A slow-down above this says that the host was busy with something else."""
 
@@ -90,20 +110,20 @@ def _place(folder: Folder, profile: Profile, series: Series, point: Point) -> tu
 
 def plausible(folder: Folder, profile: Profile) -> Iterator[Finding]:
     """Yield values that are unlikely, with the mistake that explains them."""
-    for kind in ("allreduce", "p2p"):
+    checks: tuple[tuple[DocumentKind, Callable[[HardwareFile, Profile], Iterator[Finding]]], ...]
+    checks = (
+        ("allreduce", _faster_than_memory),
+        ("allreduce", _at_odds_with_times),
+        ("p2p", _faster_than_memory),
+        ("p2p", _at_odds_with_times),
+        ("allreduce", _slow_neighbours),
+        ("sp_time", _too_fast),
+        ("overlap", _coefficient),
+    )
+    for kind, check in checks:
         file = profile.file(kind)
         if file is not None:
-            yield from _faster_than_memory(file, profile)
-            yield from _at_odds_with_times(file, profile)
-    file = profile.file("allreduce")
-    if file is not None:
-        yield from _slow_neighbours(file, profile)
-    file = profile.file("sp_time")
-    if file is not None:
-        yield from _too_fast(file)
-    file = profile.file("overlap")
-    if file is not None:
-        yield from _coefficient(file)
+            yield from check(file, profile)
 
 
 def _faster_than_memory(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
@@ -144,7 +164,7 @@ def _at_odds_with_times(file: HardwareFile, profile: Profile) -> Iterator[Findin
 
 def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
     """Groups inside a node that are slower than groups across nodes."""
-    by_key: dict[tuple[int, bool], Entry] = {
+    by_key: dict[tuple[int, bool], HardwareEntry] = {
         (entry.group_size, entry.consecutive): entry for entry in file.entries
     }
     for (group_size, consecutive), near in by_key.items():
@@ -165,9 +185,9 @@ def _slow_neighbours(file: HardwareFile, profile: Profile) -> Iterator[Finding]:
             )
 
 
-def _too_fast(file: HardwareFile) -> Iterator[Finding]:
+def _too_fast(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
-        if entry.size_bytes is not None and entry.size_bytes / entry.value > _MAX_BYTES_PER_S:
+        if entry.size_bytes is not None and entry.size_bytes / entry.value > MAX_BYTES_PER_S:
             yield finding(
                 "error",
                 file.path,
@@ -178,7 +198,7 @@ def _too_fast(file: HardwareFile) -> Iterator[Finding]:
             )
 
 
-def _coefficient(file: HardwareFile) -> Iterator[Finding]:
+def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
     for entry in file.entries:
         if entry.value < 1.0:
             problem = f"the value is {entry.written:.4g} and is read as 1"
@@ -195,7 +215,6 @@ def _coefficient(file: HardwareFile) -> Iterator[Finding]:
 # Findings, file by file.
 
 
-_FEWEST_SP_TIMES = 8
 _DISAGREEMENT = 1e-6
 """Documents are derived from the samples in double precision; more than this was edited."""
 _MOST_ALIKE = 3
@@ -271,13 +290,13 @@ def _missing_times(folder: Folder, profile: Profile) -> Iterator[Finding]:
     for operation in ("allreduce", "all2all"):
         for size in groups or sorted({size for _, size in sizes}):
             count = sizes.get((operation, size), 0)
-            if count < _FEWEST_SP_TIMES:
+            if count < MIN_SP_TIME_SIZES:
                 yield finding(
                     "warning",
                     file.path,
                     f"{operation}_size_{size}_*MB_time",
                     f"there {'is' if count == 1 else 'are'} {format_count(count, 'size')}, and "
-                    f"Galvatron refuses a file with fewer than {_FEWEST_SP_TIMES}",
+                    f"Galvatron refuses a file with fewer than {MIN_SP_TIME_SIZES}",
                     "measure the others with "
                     "`torchrun -m profiler.hardware --resume --sizes 1M:1G:x2`",
                 )
@@ -291,13 +310,13 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
     # the documents depend on how many hosts there are, not on their names
     hosts = tuple(f"node{node}" for node in range(nodes) for _ in range(gpus))
     derived = derive(profile.cells, Cluster(hosts=hosts), reference).data
-    # documented units to those of entries
-    factors = {"allreduce": GB, "p2p": GB, "overlap": 1.0, "sp_time": MS}
     for file in profile.files:
         expected = derived.get(file.kind)
         if expected is None or file.problems:
             continue
         own = {entry.key: entry for entry in file.entries}
+        # what is derived is in the documented unit, whatever the file is in
+        factor = UNIT_FACTORS[UNITS[file.kind]]
         for key, value in expected.items():
             entry = own.get(key)
             if entry is None:
@@ -308,13 +327,13 @@ def _disagreement(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     "this key is missing, though its sidecar holds the samples",
                     "`torchrun -m profiler.hardware ... --resume` writes it",
                 )
-            elif not math.isclose(entry.value, value * factors[file.kind], rel_tol=_DISAGREEMENT):
+            elif not math.isclose(entry.value, value * factor, rel_tol=_DISAGREEMENT):
                 yield finding(
                     "error",
                     file.path,
                     key,
                     f"the value is {entry.written:.6g}{_unit(file)}, but the samples in its "
-                    f"sidecar give {value * factors[file.kind] * entry.written / entry.value:.6g}",
+                    f"sidecar give {value * factor * entry.written / entry.value:.6g}",
                     "`torchrun -m profiler.hardware ... --resume` writes the file again",
                 )
         for key in own.keys() - expected.keys():
@@ -441,3 +460,199 @@ CHECKS: tuple[Callable[[Folder, Profile], Iterator[Finding]], ...] = (
     _stragglers,
 )
 """Every check of a profile beside the schema, whose errors are found while reading."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What changed between two profiles, and whether the change is more than scatter.
+
+
+Verdict = Literal["regression", "improvement", "within the spread", "unchanged"]
+Kind = Literal["bandwidth", "time", "ratio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One value of both profiles: a documented key, or a point of a curve."""
+
+    key: str
+    kind: Kind
+    """bandwidth: bytes/s, more is better; time: seconds, and ratio: less is better."""
+    documented: bool
+    old: float
+    new: float
+    spread: float
+    """Of both together, relative: the root of the sum of squares of half their p5-p95 ranges."""
+    verdict: Verdict
+
+    @property
+    def ratio(self) -> float:
+        """New over old."""
+        return self.new / self.old
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two profiles of one shape, value by value."""
+
+    changes: tuple[Change, ...]
+    only_old: tuple[str, ...]
+    """Keys and curve points that only the old profile has."""
+    only_new: tuple[str, ...]
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many values have this verdict."""
+        return sum(change.verdict == verdict for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Value:
+    kind: Kind
+    documented: bool
+    value: float
+    spread: float
+
+
+def pairs(old: Folder, new: Folder, *, anyway: bool) -> list[tuple[Profile, Profile]]:
+    """Return the profiles of the same shape, old and new; empty where there are none.
+
+    `anyway`: where no shape is in both and each has one profile, these two.
+    """
+    found = [(a, b) for b in new.profiles for a in old.profiles if a.shape == b.shape]
+    if not found and len(old.profiles) == len(new.profiles) == 1:
+        # an unknown shape may be that of the other
+        either = None in (old.profiles[0].shape, new.profiles[0].shape)
+        if anyway or either:
+            found = [(old.profiles[0], new.profiles[0])]
+    return found
+
+
+def obstacles(old: Profile, new: Profile) -> list[str]:
+    """Return why the numbers of two profiles cannot be compared, in words; empty if they can."""
+    found = []
+    if None not in (old.shape, new.shape) and old.shape != new.shape:
+        found.append(f"the old one is of {old.title}, the new one of {new.title}")
+    if bool(old.sidecars) != bool(new.sidecars):
+        without = "new" if old.sidecars else "old"
+        found.append(f"the {without} one has no sidecars, so its units and machine are unknown")
+        return found
+    for field, yes, no in (
+        ("estimated", "estimated from datasheets", "measured"),
+        ("synthetic", "synthetic", "of a machine"),
+    ):
+        a, b = (any(getattr(s, field) for s in profile.sidecars) for profile in (old, new))
+        if a != b:
+            found.append(f"the old one is {yes if a else no}, the new one {yes if b else no}")
+    if old.metadata and new.metadata:
+        found += comparable(old.metadata, new.metadata)
+        sizes = [profile.metadata.get("reference_bytes") for profile in (old, new)]
+        if sizes[0] != sizes[1]:
+            found.append("documented bandwidths are of {} bytes and of {} bytes".format(*sizes))
+    return found
+
+
+def circumstances(old: Profile, new: Profile) -> list[str]:
+    """Return what is different and may be the reason of a change, such as a driver, in words."""
+    if not old.metadata or not new.metadata:
+        return []
+    known = obstacles(old, new)
+    found = comparable(old.metadata, new.metadata, resume=True)
+    return [clause for clause in found if clause not in known]
+
+
+def compare(old: Profile, new: Profile, threshold: float) -> Comparison:
+    """Return every value of two profiles with its verdict.
+
+    A change counts when the worse value is more than `threshold` (0.05 is 5 %) above the better
+    one and the change exceeds the spread of both samples together.
+    """
+    before, after = dict(_values(old)), dict(_values(new))
+    changes = []
+    for key in after:
+        if key in before:
+            a, b = before[key], after[key]
+            spread = math.hypot(a.spread, b.spread)
+            changes.append(
+                Change(
+                    key=key,
+                    kind=b.kind,
+                    documented=b.documented,
+                    old=a.value,
+                    new=b.value,
+                    spread=spread,
+                    verdict=_verdict(a, b, spread, threshold),
+                )
+            )
+    return Comparison(
+        changes=tuple(changes),
+        only_old=tuple(key for key in before if key not in after),
+        only_new=tuple(key for key in after if key not in before),
+    )
+
+
+def _verdict(old: _Value, new: _Value, spread: float, threshold: float) -> Verdict:
+    # above 1 is worse, whatever the unit
+    slower = new.value / old.value if new.kind != "bandwidth" else old.value / new.value
+    # from the better to the worse value, whichever is the new one
+    size = max(slower, 1.0 / slower) - 1.0
+    if size <= threshold:
+        return "unchanged"
+    if size <= spread:
+        return "within the spread"
+    return "regression" if slower > 1.0 else "improvement"
+
+
+def _values(profile: Profile) -> Iterator[tuple[str, _Value]]:
+    """Yield documented keys in the order of the files, then points that no key says."""
+    series = series_of(profile)
+    told = set()
+    for file in profile.files:
+        for entry in file.entries:
+            point = reference_cell(profile, entry)
+            kind: Kind = "bandwidth"
+            if entry.operation == "overlap":
+                kind, spread = "ratio", _overlap_spread(profile)
+            elif entry.size_bytes is not None:
+                kind = "time"
+                key = (entry.operation, entry.group_size, entry.consecutive)
+                told.add((*key, float(entry.size_bytes)))
+                points = series[key].points
+                point = next(p for p in points if p.size_bytes == entry.size_bytes)
+                spread = point.spread
+            else:
+                spread = point.spread if point is not None else 0.0
+            yield (
+                entry.key,
+                _Value(kind=kind, documented=True, value=entry.value, spread=spread),
+            )
+    for key, one in series.items():
+        for point in one.points:
+            if (*key, point.size_bytes) not in told:
+                value = _Value(
+                    kind="time", documented=False, value=point.time_s, spread=point.spread
+                )
+                yield point_key(one, point), value
+
+
+def _slowdown(cell: Measurement, side: str) -> tuple[float, float] | None:
+    """Return how many times slower a side is while both work, and its relative spread.
+
+    `side`: compute or communication. None where the cell has no such samples.
+    """
+    alone, both = cell.samples_s.get(f"{side}_alone"), cell.samples_s.get(f"{side}_overlapped")
+    if not alone or not both or cell.status != "ok":
+        return None
+    a, b = summarize(alone), summarize(both)
+    spreads = [relative_spread(s.low_s, s.median_s, s.high_s) for s in (a, b)]
+    return b.median_s / a.median_s, math.hypot(*spreads)
+
+
+def _overlap_spread(profile: Profile) -> float:
+    """Return the relative spread of the slow-down that the coefficient is of, 0 if unknown."""
+    found = [
+        slowdown
+        for cell in profile.cells.values()
+        for side in ("compute", "communication")
+        if cell.operation.startswith("overlap_") and (slowdown := _slowdown(cell, side))
+    ]
+    # the coefficient is the largest slow-down
+    return max(found)[1] if found else 0.0

@@ -1,0 +1,401 @@
+"""The curves in sidecars of hardware files: read, written, and which of them price what.
+
+A documented file holds one number for a group; what else was measured of it stands in its sidecar,
+and a folder may hold files of two runs. Files themselves are read in `hardware`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.documents.sidecar import (
+    SIDECAR_VERSION,
+    CurveData,
+    DocumentKind,
+    Sidecar,
+    sidecar_path,
+)
+from autopar.errors import DocumentError
+from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.sources import Source
+from autopar.units import GB, MIB, MS
+
+__all__ = [
+    "HardwareFile",
+    "PricedCurves",
+    "SidecarCurves",
+    "hardware_sidecar",
+    "priced_curves",
+    "reference_bytes",
+    "sidecar_curves",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The sidecars of the hardware files: what they add to a profile, and what of a profile they hold.
+#
+# Documented keys hold one bandwidth per group, and times of whole MiB in groups of neighbours.
+# Other collectives and sizes, strided groups, transfers, latency and spread are curves of the
+# sidecars.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SidecarCurves:
+    """Curves of one sidecar by where they belong in `HardwareProfile`."""
+
+    curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
+    strided_curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
+    p2p_curves: Mapping[int, Curve] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What was left out, in words."""
+
+
+def sidecar_curves(document: Path, sidecar: Sidecar, world_size: int) -> SidecarCurves:
+    """Return the curves that the planner reads from the sidecar of a hardware file.
+
+    Measured operations that no formula uses are left out, unknown ones with a note. Raises
+    DocumentError for a group that is larger than the cluster or has two curves.
+    """
+    curves: dict[tuple[str, int], Curve] = {}
+    strided: dict[tuple[str, int], Curve] = {}
+    transfers: dict[int, Curve] = {}
+    # an ordered set
+    unknown: dict[str, None] = {}
+    groups: set[tuple[str, int, bool]] = set()
+    for data in sidecar.curves:
+        group = data.operation, data.group_size, data.consecutive
+        if group in groups:
+            kind = "consecutive" if data.consecutive else "strided"
+            raise DocumentError(
+                sidecar_path(document),
+                f"{data.operation} in {kind} groups of {data.group_size} has two curves",
+                key="curves",
+                remedy="remove one of them",
+            )
+        groups.add(group)
+        if data.group_size > world_size:
+            raise DocumentError(
+                sidecar_path(document),
+                f"a group of {data.group_size} does not exist on {world_size} GPUs",
+                key="curves",
+                remedy="check the number of nodes and of GPUs per node",
+            )
+        if data.operation == "p2p":
+            # for transfers the size of the group is the number of stages
+            transfers[data.group_size] = _curve(data)
+        elif data.operation in COLLECTIVES:
+            target = curves if data.consecutive else strided
+            target[data.operation, data.group_size] = _curve(data)
+        elif data.operation not in OPERATIONS:
+            unknown[data.operation] = None
+    return SidecarCurves(
+        curves=curves,
+        strided_curves=strided,
+        p2p_curves=transfers,
+        notes=tuple(f"curves of the unknown operation {name!r} were left out" for name in unknown),
+    )
+
+
+def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
+    """Return the sidecar of one hardware file of a profile.
+
+    Strided curves go beside the all-reduce bandwidths, transfers beside theirs, the rest beside
+    the collective times unless the documented keys say all of it.
+    """
+    # the coefficient is a ratio
+    unit = {"allreduce": "GB/s", "p2p": "GB/s", "overlap": "1", "sp_time": "ms"}[kind]
+    curves: list[CurveData] = []
+    if kind == "allreduce":
+        curves = [
+            _data(operation, size, curve, consecutive=False)
+            for (operation, size), curve in sorted(profile.strided_curves.items())
+        ]
+    elif kind == "p2p":
+        curves = [_data("p2p", size, curve) for size, curve in sorted(profile.p2p_curves.items())]
+    elif kind == "sp_time":
+        curves = [
+            _data(operation, size, curve)
+            for (operation, size), curve in sorted(profile.curves.items())
+            if not _expressible(operation, curve)
+        ]
+    return Sidecar(
+        version=SIDECAR_VERSION,
+        document=kind,
+        unit=unit,
+        source="estimated from datasheets" if profile.estimated else profile.name,
+        estimated=profile.estimated,
+        synthetic=profile.synthetic,
+        name=profile.name,
+        memory_bytes=profile.memory_bytes,
+        memory_bytes_per_s=profile.memory_bytes_per_s,
+        curves=curves,
+    )
+
+
+def _expressible(operation: str, curve: Curve) -> bool:
+    """Return whether documented keys of the collective times hold all of a curve."""
+    return (
+        operation in ("allreduce", "all2all")
+        # documented keys name whole MiB
+        and not np.any(curve.sizes_bytes % MIB)
+        and not curve.has_spread
+        and curve.latency_s is None
+    )
+
+
+def _curve(data: CurveData) -> Curve:
+    def array(values: list[float]) -> NDArray[np.float64]:
+        return np.array(values, dtype=np.float64)
+
+    # a fit over all sizes can miss the smallest one; an empty message takes no longer than it
+    latency = None if data.latency_s is None else min(data.latency_s, data.times_s[0])
+    return Curve(
+        sizes_bytes=array(data.sizes_bytes),
+        times_s=array(data.times_s),
+        low_s=None if data.low_s is None else array(data.low_s),
+        high_s=None if data.high_s is None else array(data.high_s),
+        latency_s=latency,
+    )
+
+
+def _data(operation: str, size: int, curve: Curve, *, consecutive: bool = True) -> CurveData:
+    def numbers(values: NDArray[np.float64]) -> list[float]:
+        return [float(value) for value in values]
+
+    return CurveData(
+        operation=operation,
+        group_size=size,
+        consecutive=consecutive,
+        sizes_bytes=numbers(curve.sizes_bytes),
+        times_s=numbers(curve.times_s),
+        low_s=None if curve.low_s is None else numbers(curve.low_s),
+        high_s=None if curve.high_s is None else numbers(curve.high_s),
+        # a line that meets size 0 below time 0 is no latency
+        latency_s=curve.latency_s if (curve.latency_s or 0.0) >= 0.0 else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareFile:
+    """One validated file with its sidecar and where it came from."""
+
+    kind: DocumentKind
+    path: Path
+    sidecar: Sidecar | None
+    curves: SidecarCurves
+    sources: tuple[Source, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the file, in words."""
+        return (*self.sources[0].notes, *self.curves.notes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Documented values beside measured times of the same groups: which of them prices what.
+#
+# Neither is refused: a person may edit a documented value to see what it changes, and files of two
+# runs may lie in one folder. What differs is said in words.
+
+
+_ROUNDING = 0.01
+"""People round documented values; what differs by more has another origin."""
+_CONFLICT = 0.10
+"""Two runs may differ by this much before it is said."""
+
+
+def reference_bytes(file: HardwareFile) -> float | None:
+    """Return the message size that the bandwidths of a document stand for, None if unknown."""
+    # the newest run wrote the documented values
+    for run in reversed(file.sidecar.runs if file.sidecar is not None else []):
+        size = run.metadata.get("reference_bytes")
+        if isinstance(size, int | float) and size > 0:
+            return float(size)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedCurves:
+    """Which measured times price what, where documents hold values of the same groups."""
+
+    curves: Mapping[tuple[str, int], Curve]
+    strided_curves: Mapping[tuple[str, int], Curve]
+    p2p_curves: Mapping[int, Curve]
+    sequence_curves: Mapping[int, Curve]
+    notes: tuple[str, ...]
+    """A sentence for every document that differs from the times beside it."""
+
+
+def priced_curves(
+    files: Mapping[DocumentKind, HardwareFile],
+    allreduce_bytes_per_s: Mapping[tuple[int, bool], float],
+    p2p_bytes_per_s: Mapping[int, float],
+    documented_times: Mapping[tuple[str, int], Curve],
+    world_size: int,
+) -> PricedCurves:
+    """Return the curves that price messages, and what the documents say against them.
+
+    Documented values decide: bandwidths price all-reduces and transfers, `sp_time` what its keys
+    name. A curve of a sidecar has latency, more sizes and spread, and stands in where it is of the
+    same run and says the same; a documented value that differs was edited by a person. Times of an
+    `sp_time` file that is not of the run of the bandwidths price the all-gathers and
+    reduce-scatters of sequence parallelism, which they are documented for, and nothing else.
+
+    documented_times : curves of the keys of the sp_time document.
+    """
+    odd: dict[DocumentKind, list[_Difference]] = {"sp_time": [], "allreduce": [], "p2p": []}
+    conflicts: list[_Difference] = []
+    curves = {key: curve for file in files.values() for key, curve in file.curves.curves.items()}
+    strided = {
+        k: curve for file in files.values() for k, curve in file.curves.strided_curves.items()
+    }
+    transfers = {k: curve for file in files.values() for k, curve in file.curves.p2p_curves.items()}
+    bandwidths = files["allreduce"]
+    related = "sp_time" in files and _one_run(bandwidths, files["sp_time"])
+
+    times = dict(files["sp_time"].curves.curves) if "sp_time" in files else {}
+    for key, documented in documented_times.items():
+        curve = curves.get(key) if related else times.get(key)
+        differences = [] if curve is None else _times(f"{key[0]}_size_{key[1]}", documented, curve)
+        odd["sp_time"] += differences
+        times[key] = documented if curve is None or differences else curve
+    curves.update(times)
+
+    sequence: dict[int, Curve] = {}
+    for (size, consecutive), entry in allreduce_bytes_per_s.items():
+        # one world group, stored under both
+        if not consecutive and size == world_size:
+            continue
+        key, factor = ("allreduce", size), OPERATIONS["allreduce"].bus_factor(size)
+        name = f"{key[0]}_size_{size}_consec_{int(consecutive)}"
+        table = curves if consecutive else strided
+        documented_for = times.get(key) if consecutive else None
+        # of another run than the bandwidths: only what lies beside these can stand in for them
+        if documented_for is not None and not related:
+            table.pop(key)
+            if key in bandwidths.curves.curves:
+                table[key] = bandwidths.curves.curves[key]
+            conflicts += _bandwidth(name, entry, _long(documented_for), factor, None, _CONFLICT)
+        if key in table:
+            differences = _bandwidth(name, entry, table[key], factor, reference_bytes(bandwidths))
+            odd["allreduce"] += differences
+            if differences:
+                del table[key]
+        if documented_for is not None and table.get(key) is not documented_for:
+            sequence[size] = documented_for
+    for stages, entry in p2p_bytes_per_s.items():
+        if stages in transfers:
+            factor = OPERATIONS["p2p"].bus_factor(stages)
+            reference = reference_bytes(files["p2p"])
+            differences = _bandwidth(
+                f"pp_size_{stages}", entry, transfers[stages], factor, reference
+            )
+            odd["p2p"] += differences
+            if differences:
+                del transfers[stages]
+    return PricedCurves(
+        curves=curves,
+        strided_curves=strided,
+        p2p_curves=transfers,
+        sequence_curves=sequence,
+        notes=(
+            *(_edited(files[kind].path, found) for kind, found in odd.items() if found),
+            *([_conflict(bandwidths.path, files["sp_time"].path, conflicts)] if conflicts else []),
+        ),
+    )
+
+
+def _one_run(first: HardwareFile, second: HardwareFile) -> bool:
+    """Return whether two files say that one run measured, or one estimate made, both."""
+    if first.sidecar is None or second.sidecar is None:
+        return False
+    named = [{run.id for run in f.sidecar.runs} - {None} for f in (first, second) if f.sidecar]
+    if all(named):
+        return bool(named[0] & named[1])
+    # estimates have no runs: they name what they were made from
+    return (first.sidecar.name, first.sidecar.source) == (
+        second.sidecar.name,
+        second.sidecar.source,
+    )
+
+
+_Difference = tuple[float, str, str]
+"""How far a value is from the curve, as |log ratio|; the key with its value; what it should be."""
+
+
+def _bandwidth(
+    key: str,
+    entry: float,
+    curve: Curve,
+    factor: float,
+    reference: float | None,
+    tolerance: float = _ROUNDING,
+) -> list[_Difference]:
+    # documented values are bus bandwidths: message times factor over time
+    rates = factor * curve.sizes_bytes / curve.times_s
+    below = np.flatnonzero(curve.sizes_bytes <= (reference or 0.0))
+    if below.size:
+        # of a size that was not measured the document holds the next smaller one
+        expected = float(rates[below[-1]])
+    else:
+        # size unknown: a value that occurs anywhere on the curve agrees with it
+        expected = float(np.clip(entry, rates.min(), rates.max()))
+    return _difference(key, entry / GB, expected / GB, "GB/s", tolerance)
+
+
+def _long(curve: Curve) -> Curve:
+    """Return the part of a curve that documented bandwidths are averages of: 16 MiB and more."""
+    kept = curve.sizes_bytes >= min(16.0 * MIB, float(curve.sizes_bytes[-1]))
+    return Curve(sizes_bytes=curve.sizes_bytes[kept], times_s=curve.times_s[kept])
+
+
+def _times(name: str, documented: Curve, curve: Curve) -> list[_Difference]:
+    own = dict(zip(curve.sizes_bytes.tolist(), curve.times_s.tolist(), strict=True))
+    found = []
+    for size_bytes, time_s in zip(documented.sizes_bytes, documented.times_s, strict=True):
+        expected = own.get(float(size_bytes))
+        # a size that only one of them has cannot be compared
+        if expected is not None:
+            key = f"{name}_{int(size_bytes) // MIB}MB_time"
+            found += _difference(key, float(time_s) / MS, expected / MS, "ms", _ROUNDING)
+    return found
+
+
+def _difference(
+    key: str, value: float, expected: float, unit: str, tolerance: float
+) -> list[_Difference]:
+    if abs(value / expected - 1.0) <= tolerance:
+        return []
+    # log: half and double are equally far off
+    distance = abs(float(np.log(value / expected)))
+    return [(distance, f"{key} is {value:.4g} {unit}", f"{expected:.4g} {unit}")]
+
+
+def _worst(differences: list[_Difference]) -> tuple[str, str, str]:
+    """Return the largest difference as two texts, and how many more there are."""
+    _, value, expected = max(differences, key=lambda item: item[0])
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return value, expected, more
+
+
+def _edited(path: Path, differences: list[_Difference]) -> str:
+    value, expected, more = _worst(differences)
+    return (
+        f"at odds: in {path.name} {value}, but the times in the sidecars say {expected}{more}; "
+        "the documented values price these messages, without latency: measure again to have both "
+        "of one run"
+    )
+
+
+def _conflict(bandwidths: Path, times: Path, differences: list[_Difference]) -> str:
+    value, expected, more = _worst(differences)
+    return (
+        f"at odds: in {bandwidths.name} {value}, but {times.name} says {expected} for messages of "
+        f"16 MiB and more{more}; bandwidths price the all-reduces of gradients and of tensor "
+        "parallelism, these times its sequence parallelism"
+    )
