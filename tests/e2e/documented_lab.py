@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -365,12 +366,12 @@ class Lab:
 
     def torch(self, command: str, *words: object, expected: int | None = 0) -> Answer:
         """Run a command that needs torch, in a process of its own."""
-        pytest.importorskip("torch", reason="torch is not installed")
+        _need_torch()
         return self.process(command, *words, expected=expected)
 
     def ranks(self, num_ranks: int, module: str, *words: object, expected: int = 0) -> Finished:
         """Run a module in several copies, as torchrun does."""
-        pytest.importorskip("torch", reason="torch is not installed")
+        _need_torch()
         with Copies.of(num_ranks, module, *map(str, words), cwd=self.folder) as copies:
             done = copies.wait(120.0)
         assert done.rank_code == expected, done.stderr
@@ -421,6 +422,12 @@ class Lab:
             os.chdir(start)
             sys.path[:] = path
         return Answer(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def _need_torch() -> None:
+    """Skip a row where torch is missing; it is imported where it is used, not here."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
 
 
 def _checked(answer: Answer, words: Sequence[str], expected: int | None) -> Answer:

@@ -75,12 +75,12 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("profile_memory step (needed for user models)")
 def _(lab: Lab) -> None:
-    found = profiled(tiny(lab), SPACE, "--seq", 32)
+    found = profiled(tiny(lab), SPACE, "--seq", 32, "--tp", "1,2")
     other = {f"other_memory_pp_{place}" for place in ("off", "on_first", "on_last")}
     names = {"layertype_0", *other}
     assert set(found) == names | {f"{name}_sp" for name in names}
     table = found["layertype_0_sp"]["32"]
-    assert set(table["tp_activation_per_bsz_dict"]) == {"1", "2", "4", "checkpoint"}
+    assert set(table["tp_activation_per_bsz_dict"]) == {"1", "2", "checkpoint"}
     # attention with two key-value heads, gated MLP, two norms; 4 bytes each
     parameters = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     assert table["parameter_size"] == pytest.approx(4 * parameters / 2**20)
@@ -113,8 +113,10 @@ def _(lab: Lab) -> None:
     words += ("--profile_seq_length_step", 32, "--mode", "sequence")
     found = profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)
     assert lengths_of(found) == {32, 64, 96, 128}
+    words = ("--profile_min_seq_length", 32, "--profile_max_seq_length", 95)
+    words += ("--profile_seq_length_step", 32, "--mode", "sequence")
     memory = profiled(tiny(lab), SPACE, *words, "--tp", 1)
-    assert set(memory["layertype_0"]) == {"32", "64", "96", "128"}
+    assert set(memory["layertype_0"]) == {"32", "64"}
 
 
 @TABLE.works("profile_mode batch")
@@ -157,7 +159,8 @@ def _(lab: Lab) -> None:
     short, long = lab.found(*model, *words), lab.found(*model)
     assert short["samples_per_s"] > 1.8 * long["samples_per_s"]
     assert static(lab, *words)["seq_length"] == [2048]
-    assert set(profiled(tiny(lab), SPACE, "--seq_length", 64)["layertype_0"]) == {"64"}
+    memory = profiled(tiny(lab), SPACE, "--seq_length", 64, "--tp", 1)
+    assert set(memory["layertype_0"]) == {"64"}
 
 
 @TABLE.different(
@@ -443,7 +446,7 @@ def _(lab: Lab) -> None:
         assert words in answer.err
 
 
-@TABLE.works("gpt / llama / bert / mixtral through profiler and executor")
+@TABLE.works("gpt / llama / bert / mixtral through profiler and executor", "ranks")
 def _(lab: Lab) -> None:
     heads = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}
     bert = {"max_position_embeddings": 128, "type_vocab_size": 2}
@@ -490,7 +493,10 @@ def _(lab: Lab) -> None:
         *("--layernum_max", 2, "--max_tp_deg", 4, "--profile_dp_type", "zero3"),
         *("--mixed_precision", "fp32", "--sequence_parallel", "--use-flash-attn"),
     ]
-    assert profiled(tiny(lab), SPACE, *rest, "--seq_length", 32)
+    source = ("--profile_type", SPACE, "--source", "exact", "--seq_length", 32, "--dry-run")
+    model = ("--model_size", "tiny/config.json")
+    answer = tiny(lab).torch("profile-model", *model, *source, *rest)
+    assert "memory_layertype_0_bsz1_seq32_tp4_sp" in answer.out
     for option in (*V24_MODEL, "--use-fused-rmsnorm", "--use-fused-swiglu"):
         words = ("--model_size", "llama2-7b", option, 8, *rest)
         answer = lab.ask("profile-model", *words, expected=2)
