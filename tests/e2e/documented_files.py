@@ -32,9 +32,11 @@ from tests.e2e.documented_lab import (
 )
 from tests.warm import ROOT
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "TRIAL"]
 
 TABLE = Table("000")
+TRIAL = Table("use")
+"""What no page says and everybody who uses the files expects."""
 ALLREDUCE, P2P = HARDWARE / f"allreduce_bandwidth_{SHAPE}", HARDWARE / f"p2p_bandwidth_{SHAPE}"
 SP_TIME, OVERLAP = HARDWARE / f"sp_time_{SHAPE}", HARDWARE / "overlap_coefficient.json"
 SIZES = GPT[: GPT.index("--time_profiling_path")]
@@ -571,3 +573,27 @@ def _(lab: Lab) -> None:
     }
     again = lab.found(*GPT, *BASE, "--evaluate", path)
     assert again["samples_per_s"] == lab.rate()
+
+
+@TRIAL.not_yet(
+    "allreduce_size_{g}_consec_0 that times by message size contradict",
+    "on one machine the times of neighbours stand for strided groups too, and nothing says that "
+    "the value has no effect",
+)
+def _(lab: Lab) -> None:
+    slow = lab.changed(ALLREDUCE, times("allreduce_size_4_consec_0", 0.1))
+    plan = slow.planned(*SHARDED)
+    assert plan["samples_per_s"] == lab.search(*SHARDED)["samples_per_s"]
+    assert plan["notes"] == []
+
+
+@TRIAL.not_yet(
+    "remedy of a bandwidth that times by message size contradict",
+    "the note speaks of curves in sidecars where there are none and the times are keys of sp_time",
+)
+def _(lab: Lab) -> None:
+    plan = lab.changed(ALLREDUCE, times("allreduce_size_2_consec_1", 0.1)).planned(*BASE)
+    assert not list(lab.folder.rglob("*.meta.json"))
+    (note,) = plan["notes"]
+    assert "the times in the sidecars say 28.69 GB/s" in note
+    assert "remove their curves to plan with the documented values" in note

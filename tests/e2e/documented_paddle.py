@@ -143,7 +143,7 @@ def _(lab: Lab) -> None:
     assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64"}
 
 
-@TABLE.works("memory profile_mode sequence with profile_max_seq_length")
+@TABLE.works("memory profile_mode sequence with profile_max_seq_length", "ranks")
 def _(lab: Lab) -> None:
     words = ("--profile_mode", "sequence", "--profile_min_seq_length", 64)
     words = (*words, "--profile_max_seq_length", 128, "--tp", 1)
@@ -156,20 +156,22 @@ def _(lab: Lab) -> None:
     assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64", "128"}
 
 
-@TABLE.works("computation profile_mode batch")
+@TABLE.works("computation profile_mode batch", "ranks")
 def _(lab: Lab) -> None:
     words = ("--profile_mode", "batch", "--profile_fixed_seq_length_list", 16, "--bsz", "1:2")
     assert batches_of(profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)) == {1, 2}
 
 
-@TABLE.works("computation profile_mode sequence")
+@TABLE.works("computation profile_mode sequence", "ranks")
 def _(lab: Lab) -> None:
     words = ("--profile_mode", "sequence", "--profile_min_seq_length", 16)
     words = (*words, "--profile_max_seq_length", 64, "--tp", 1, "--backward", 0)
     assert lengths_of(profiled(tiny(lab), TIMES, *words)) == {16, 32, 64}
 
 
-@TABLE.works("layernum_min/max, max_tp_deg, num_layertype, max_per_device_train_batch_size")
+@TABLE.works(
+    "layernum_min/max, max_tp_deg, num_layertype, max_per_device_train_batch_size", "ranks"
+)
 def _(lab: Lab) -> None:
     words = ("--layernum_min", 1, "--layernum_max", 3, "--bsz", 1, "--seq", 16, "--backward", 0)
     ignored = ("--num_layertype", 1, "--max_per_device_train_batch_size", 8)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.documented_files import TRIAL
 from tests.e2e.documented_lab import (
     BASE,
     COMPUTATION,
@@ -29,11 +30,9 @@ from tests.e2e.documented_lab import (
     write,
 )
 
-__all__ = ["TABLE", "TRIAL"]
+__all__ = ["TABLE"]
 
 TABLE = Table("001")
-TRIAL = Table("use")
-"""What no page says and everybody who uses the files expects."""
 CLUSTER = ("--hardware", "a100-80gb:1x8", "--settle_bsz", "8")
 SIXTEEN = ("--memory_constraint", "16")
 

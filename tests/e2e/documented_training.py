@@ -579,7 +579,7 @@ def _(lab: Lab) -> None:
     assert len(bare.load("g", "galvatron_config.json")["tp_sizes_enc"].split(",")) == LAYERS
 
 
-@TABLE.works("attention/mlp profile units")
+@TABLE.works("attention/mlp profile units", "ranks")
 def _(lab: Lab) -> None:
     lab = tiny(lab)
     for unit in ("attention", "mlp"):

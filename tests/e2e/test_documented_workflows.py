@@ -33,7 +33,7 @@ TABLES = (
     documented_paddle.TABLE,
     documented_calculon.TABLE,
     documented_paddle.CARD,
-    documented_search.TRIAL,
+    documented_files.TRIAL,
 )
 SOURCES = {
     "000": "000 Galvatron's search engine",
