@@ -1,4 +1,4 @@
-"""What several end-to-end tests look at: one measurement of two ranks in a session."""
+"""What several end-to-end tests look at; failures of tables show both sides, as of test modules."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def two(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, F
     """
     out = tmp_path_factory.mktemp("two") / "hardware"
     return out, measured(2, out, *TWO_RANKS, start=start)
+
+
+# Their rows assert, and are no test modules.
+pytest.register_assert_rewrite(
+    "tests.e2e.documented_calculon",
+    "tests.e2e.documented_files",
+    "tests.e2e.documented_lab",
+    "tests.e2e.documented_paddle",
+    "tests.e2e.documented_search",
+    "tests.e2e.documented_tensor2d",
+    "tests.e2e.documented_training",
+)

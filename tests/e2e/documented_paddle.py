@@ -1,0 +1,521 @@
+"""Documented workflow of PaddleNLP's Galvatron, and what the card of this project promises.
+
+The sources are PaddleNLP's page (003) and the card (card). What both share with Galvatron's own
+pages is in the other tables.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.documented_files import MEASURE
+from tests.e2e.documented_lab import (
+    BASE,
+    COMPUTATION,
+    GPT,
+    HARDWARE,
+    LAYERS,
+    MEMORY,
+    MODEL,
+    SEQ,
+    SHAPE,
+    Lab,
+    Table,
+    memory_file,
+    shape,
+    write,
+)
+from tests.e2e.documented_search import sweep
+from tests.e2e.documented_training import SPACE, TIMES, batches_of, lengths_of, profiled, tiny
+from tests.warm import ROOT
+
+__all__ = ["CARD", "TABLE"]
+
+TABLE = Table("003")
+CARD = Table("card")
+SIZES = ("--hidden_size_list", "2048", "--layer_num_list", str(LAYERS), "--seqlen_list", str(SEQ))
+PATHS = (
+    *("--time_profile_data_path", str(MODEL), "--memory_profile_data_path", str(MODEL)),
+    *("--allreduce_coe_path", str(HARDWARE), "--p2p_coe_path", str(HARDWARE)),
+    *("--overlap_coe_path", str(HARDWARE), "--sp_time_path", str(HARDWARE)),
+)
+LINE = (*SIZES, "--num_attention_heads", "16", *PATHS, "--settle_bsz", "32")
+OWN = {
+    "pp_size": 1,
+    "vtp": 2,
+    "vsp_flag": 0,
+    "embed_sdp": 1,
+    "global_batch_size": 32,
+    "gradient_accumulation_steps": 4,
+    **{
+        key: ",".join([value] * LAYERS)
+        for key, value in {
+            "dp_size_list": "4",
+            "sharding_stage_list": "3",
+            "tp_size_list": "2",
+            "usp_flag_list": "0",
+            "recompute_list": "0",
+            "pp_stage_idx_list": "0",
+        }.items()
+    },
+}
+"""A plan in the spelling of its fine_grained_config.json."""
+
+
+def found(lab: Lab, *words: object, expected: int = 0) -> Any:
+    """Return what the search answers to PaddleNLP's spellings."""
+    return lab.found(*LINE, *words, expected=expected)
+
+
+@TABLE.not_yet(
+    "profile_hardware.sh and PROFILE_HARDWARE_ARGS",
+    "one command measures all; none of the arguments' names is accepted",
+)
+def _(lab: Lab) -> None:
+    from profiler.hardware.command import run
+
+    for option in ("--num_nodes", "--num_gpus_per_node", "--max_pp_deg", "--max_tp_size"):
+        said = lab.during(run, option, 2, expected=2).err
+        assert f"{option}: this option is unknown" in said
+
+
+@TABLE.works("launch environment variables", "ranks")
+def _(lab: Lab) -> None:
+    """What torchrun sets says the number of ranks; what steers NCCL is kept with the figures."""
+    lab = lab.fresh()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_ALGO", "Ring")
+        lab.ranks(2, "profiler.hardware", "--out", "hw", *MEASURE, "allreduce")
+    sidecar = lab.load("hw", "allreduce_bandwidth_1nodes_2gpus_per_node.json.meta.json")
+    assert sidecar["runs"][0]["metadata"]["env.NCCL_ALGO"] == "Ring"
+
+
+@TABLE.different(
+    "five generated scripts profile_allreduce/p2p/allreduce_sp/all2all/overlap",
+    "They are operations of one command; the all-reduce gives bandwidths and times by size.",
+)
+def _(lab: Lab) -> None:
+    from profiler.hardware.command import run
+
+    out = " ".join(lab.during(run, "--help").out.split())
+    for operation in ("allreduce", "p2p", "all2all", "overlap"):
+        assert operation in out
+    said = lab.during(run, "allreduce_sp", expected=2).err
+    assert "the operation 'allreduce_sp' is unknown" in said
+
+
+@TABLE.works("json files in configs", "ranks")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    lab.ranks(2, "profiler.hardware", "--out", "configs", *MEASURE, "p2p")
+    assert set(lab.load("configs", "p2p_bandwidth_1nodes_2gpus_per_node.json")) == {"pp_size_2"}
+
+
+@TABLE.different("hostfile / MPI", "torchrun starts the ranks, on every machine of a cluster.")
+def _(lab: Lab) -> None:
+    from profiler.hardware.command import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        said = lab.during(run, "allreduce", expected=2).err
+    assert "start it as `torchrun --standalone --nproc-per-node N -m profiler.hardware" in said
+    assert "--nnodes" in said
+
+
+@TABLE.not_yet(
+    "MODEL_ARGS in profile_memory/computation.sh",
+    "sizes are read from a config.json; --hidden_size and the like are refused",
+)
+def _(lab: Lab) -> None:
+    for option in ("--hidden_size", "--intermediate_size", "--num_attention_heads"):
+        answer = lab.ask("profile-model", "--model", "llama2-7b", option, 64, expected=2)
+        assert f"{option}: this option is unknown" in answer.err
+
+
+@TABLE.works("memory profile_mode static")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "static", "--seq", 64, "--tp", 1)
+    assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64"}
+
+
+@TABLE.works("memory profile_mode sequence with profile_max_seq_length", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "sequence", "--profile_min_seq_length", 64)
+    words = (*words, "--profile_max_seq_length", 128, "--tp", 1)
+    assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64", "128"}
+
+
+@TABLE.works("profile_fixed_seq_length_list")
+def _(lab: Lab) -> None:
+    words = ("--profile_fixed_seq_length_list", "64,128", "--tp", 1)
+    assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64", "128"}
+
+
+@TABLE.works("computation profile_mode batch", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "batch", "--profile_fixed_seq_length_list", 16, "--bsz", "1:2")
+    assert batches_of(profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)) == {1, 2}
+
+
+@TABLE.works("computation profile_mode sequence", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "sequence", "--profile_min_seq_length", 16)
+    words = (*words, "--profile_max_seq_length", 64, "--tp", 1, "--backward", 0)
+    assert lengths_of(profiled(tiny(lab), TIMES, *words)) == {16, 32, 64}
+
+
+@TABLE.works(
+    "layernum_min/max, max_tp_deg, num_layertype, max_per_device_train_batch_size", "ranks"
+)
+def _(lab: Lab) -> None:
+    words = ("--layernum_min", 1, "--layernum_max", 3, "--bsz", 1, "--seq", 16, "--backward", 0)
+    ignored = ("--num_layertype", 1, "--max_per_device_train_batch_size", 8)
+    times = profiled(tiny(lab), TIMES, *words, "--max_tp_deg", 1, *ignored)
+    raw = {key for key in times if key.startswith("layernum")}
+    assert raw == {"layernum[1]_bsz1_seq16", "layernum[3]_bsz1_seq16"}
+    memory = profiled(tiny(lab), SPACE, "--seq", 16, "--max_tp_deg", 2)
+    degrees = memory["layertype_0"]["16"]["tp_activation_per_bsz_dict"]
+    assert set(degrees) == {"1", "2", "checkpoint"}
+
+
+@TABLE.works("time_profile_mode / memory_profile_mode in the search")
+def _(lab: Lab) -> None:
+    lab = sweep(lab, (1, 2, 4, 8), (512, SEQ, 2048))
+    words = ("--time_profile_mode", "batch", "--memory_profile_mode", "static", *BASE)
+    batch = found(lab, *words)["samples_per_s"]
+    static = found(lab, "--time_profile_mode", "static", *BASE)["samples_per_s"]
+    assert batch != static
+
+
+@TABLE.works("hidden_size_list")
+def _(lab: Lab) -> None:
+    """The width says which file is meant."""
+    said = found(lab, "--hidden_size_list", 4096, expected=2)
+    assert "computation_profiling_bf16_hidden_4096_head_16.json" in said
+
+
+@TABLE.works("layer_num_list / layernum_list / layernum")
+def _(lab: Lab) -> None:
+    for name in ("--layer_num_list", "--layernum_list", "--layernum"):
+        assert shape(found(lab, name, 12))["layers"] == 12
+
+
+@TABLE.works("seqlen_list")
+def _(lab: Lab) -> None:
+    said = found(lab, "--seqlen_list", 2048, expected=2)
+    assert f"at sequence length 2048 (measured: {SEQ})" in said
+
+
+@TABLE.works("time_profile_data_path, memory_profile_data_path")
+def _(lab: Lab) -> None:
+    plain = found(lab, *BASE)
+    files = [
+        *("--time_profile_data_path", MODEL / COMPUTATION),
+        *("--memory_profile_data_path", MODEL / MEMORY),
+    ]
+    assert found(lab, *BASE, *files)["plan"] == plain["plan"] == lab.search(*BASE)["plan"]
+
+
+@TABLE.works("allreduce_coe_path, p2p_coe_path, overlap_coe_path, sp_time_path")
+def _(lab: Lab) -> None:
+    names = {
+        "--allreduce_coe_path": f"allreduce_bandwidth_{SHAPE}",
+        "--p2p_coe_path": f"p2p_bandwidth_{SHAPE}",
+        "--overlap_coe_path": "overlap_coefficient.json",
+        "--sp_time_path": f"sp_time_{SHAPE}",
+    }
+    files = [word for option, name in names.items() for word in (option, HARDWARE / name)]
+    plan = found(lab, *BASE)["plan"]
+    assert found(lab, *BASE, *files)["plan"] == plan
+    for option in names:
+        assert "does not exist" in found(lab, option, "nowhere.json", expected=2)
+
+
+@TABLE.works("max_tp_size, max_pp_size")
+def _(lab: Lab) -> None:
+    room = ("--memory_upper_limit", 16, "--disable_sdp", 1)
+    assert max(shape(found(lab, *room, "--max_tp_size", 2, "--max_pp_size", 1))["tp"]) == 2
+    assert shape(found(lab, *room, "--max_tp_size", 1, "--max_pp_size", 2))["pp"] == 2
+    none = found(lab, *room, "--max_tp_size", 1, "--max_pp_size", 1, expected=3)
+    assert none["status"] == "infeasible"
+
+
+@TABLE.works("memory_upper_limit")
+def _(lab: Lab) -> None:
+    for limit in (10, 16):
+        words = ("--settle_bsz", 32, "--memory_constraint", limit)
+        assert found(lab, "--memory_upper_limit", limit)["plan"] == lab.search(*words)["plan"]
+
+
+@TABLE.works(
+    "world_size, min/max_bsz, bsz_step, mixed_precision_type, sp_space, disable_sdp, disable_vtp"
+)
+def _(lab: Lab) -> None:
+    words = [
+        *("--settle_bsz", -1, "--world_size", 8, "--min_bsz", 16, "--max_bsz", 48),
+        *("--bsz_step", 16, "--mixed_precision_type", "bf16", "--sp_space", "tp+sp"),
+        *("--disable_sdp", 1, "--disable_vtp", 1, "--memory_upper_limit", 16),
+    ]
+    plan = shape(found(lab, *words))
+    assert (plan["world_size"], plan["zero3"], plan["vtp"]) == (8, {0}, 1)
+    assert plan["bsz"] in {16, 32, 48}
+
+
+@TABLE.works("search_granularity coarse/fine")
+def _(lab: Lab) -> None:
+    rates = {
+        kind: found(lab, *BASE, "--search_granularity", f"{kind}-grained")["samples_per_s"]
+        for kind in ("coarse", "fine")
+    }
+    assert rates["coarse"] == lab.rate("--fine_grained_mode", 0)
+    assert rates["fine"] == lab.rate()
+
+
+@TABLE.not_yet(
+    "PaddleNLP line verbatim",
+    "its files were measured without sequence parallelism, which is on here: exit code 2 until "
+    "--no-sequence-parallel is added, which the message says",
+)
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    write(lab.path(MODEL, MEMORY), memory_file(""))
+    assert "search with --no-sequence-parallel" in found(lab, *BASE, expected=2)
+    assert found(lab, *BASE, "--no-sequence-parallel")["fits"]
+
+
+@TABLE.works("allreduce_size_{g} without consec")
+def _(lab: Lab) -> None:
+    plain = lab.rate()
+    lab = lab.fresh()
+    file = lab.load(HARDWARE, f"allreduce_bandwidth_{SHAPE}")
+    short = {k.removesuffix("_consec_1"): v for k, v in file.items() if k.endswith("_1")}
+    write(lab.path(HARDWARE, f"allreduce_bandwidth_{SHAPE}"), short)
+    assert set(short) == {"allreduce_size_2", "allreduce_size_4", "allreduce_size_8"}
+    assert found(lab, *BASE)["samples_per_s"] == plain
+
+
+@TABLE.works("computation_profiling_bf16_llama_rank[0].json")
+def _(lab: Lab) -> None:
+    """Raw forwards of two depths: a layer is their difference, the rest what remains."""
+    plain = lab.rate()
+    lab = lab.fresh()
+    lab.path(MODEL, COMPUTATION).unlink()
+    raw = {f"layernum[{n}]_bsz8_seq{SEQ}": 8 * (n * 1.5 + 0.5) for n in (2, 4)}
+    path = write(lab.path(MODEL, "computation_profiling_bf16_llama_rank[0].json"), raw)
+    for value in (path, MODEL):
+        seen = found(lab, *BASE, "--time_profile_data_path", value)["samples_per_s"]
+        assert seen == pytest.approx(plain, rel=1e-9)
+
+
+@TABLE.works("memory_profiling_bf16_llama_first/_last + merged")
+def _(lab: Lab) -> None:
+    """Its raw keys say that parameters count 2 bytes and states 18."""
+    lab = lab.fresh()
+    words = (*BASE, "--memory_upper_limit", 60, "--search_space", "dp", "--no-sequence-parallel")
+    write(lab.path(MODEL, MEMORY), memory_file(""))
+    told = found(lab, *words, "--parameter_bytes", 2)["memory"]
+    assert told != found(lab, *words)["memory"]
+    raw = {"1_1_8_False": {f"layernum[2]_bsz8_seq{SEQ}_first_ms": 10.0}}
+    lab.path(MODEL, MEMORY).unlink()
+    path = write(lab.path("memory_profiling_bf16_llama.json"), memory_file("") | raw)
+    words = (*words, "--memory_profile_data_path", path)
+    assert lab.found(*LINE, *words)["memory"] == told
+
+
+@TABLE.works("optimum as JSON in configs")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    lab.ask("autopar-search", *LINE, "--memory_upper_limit", 10)
+    (path,) = lab.path("configs").glob("galvatron_config_*.json")
+    assert len(lab.load(path)["tp_sizes_enc"].split(",")) == LAYERS
+
+
+@TABLE.not_yet(
+    "optimum in PaddleNLP's own spelling (fine_grained_config.json), "
+    "for train_qwen_fine_grained.sh",
+    "such a file is read, and never written",
+)
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    write(lab.path("fine_grained_config.json"), OWN)
+    priced = lab.search(*BASE, "--evaluate", "fine_grained_config.json")
+    assert (priced["legal"], shape(priced)["tp"], shape(priced)["vtp"]) == (True, {2}, 2)
+    answer = lab.ask("autopar-export", "fine_grained_config.json", "--to", "paddlenlp", expected=2)
+    assert "expected galvatron, megatron, torchtitan, deepspeed or accelerate" in answer.err
+
+
+@TABLE.not_yet("coarse result optimal_solution.json", "the file is refused")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    write(lab.path("optimal_solution.json"), {"bsz": 32})
+    said = lab.said("--evaluate", "optimal_solution.json", expected=2)
+    assert "optimal_solution.json: key 'bsz': unknown key" in said
+
+
+@TABLE.different(
+    "training by the searched plan (qwen)", "Plans are handed to engines by autopar-export."
+)
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    words = ("--model", "qwen2.5-7b", "--hardware", "h100:1x8", "--settle_bsz", 16)
+    lab.ask("autopar-search", *words, "--output_config_path", "s.json")
+    out = lab.ask("autopar-export", "autopar_plan_s.json", "--to", "galvatron", "--out", "g").out
+    assert "torchrun --nnodes 1 --nproc-per-node 8" in out
+    assert "hidden_size: 3584\n" in lab.path("g", "model_config.yaml").read_text("utf-8")
+
+
+@TABLE.different(
+    "pip install -e . ; C++ core built by hand", "pip and make build the C++ core with the package."
+)
+def _(lab: Lab) -> None:
+    import _autopar_core
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["build-system"]["build-backend"] == "scikit_build_core.build"
+    assert _autopar_core.__file__.endswith(".so")
+
+
+@TABLE.works("editable install is clean")
+def _(lab: Lab) -> None:
+    """The install adds the clone to the path, and no folder above it."""
+    import site
+
+    paths = [Path(folder) / "_editable_skbc_autopar.pth" for folder in site.getsitepackages()]
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        pytest.skip("this is no editable install")
+    for path in paths:
+        lines = (Path(line) for line in path.read_text(encoding="utf-8").splitlines())
+        added = {line.resolve() for line in lines if line.is_absolute()}
+        assert added <= {ROOT.resolve()}
+
+
+@TABLE.not_yet("qwen models", "qwen2.5 models are shipped and qwen2 is read; qwen3 is refused")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 8, "intermediate_size": 3072, "vocab_size": 151936}
+    sizes |= {"max_position_embeddings": 4096}
+    for kind in ("qwen2", "qwen3"):
+        write(lab.path(kind, "config.json"), {"model_type": kind, **sizes})
+    words = ("--hardware", "h100:1x8", "--settle_bsz", 8)
+    assert shape(lab.found("--model", "qwen2/config.json", *words))["layers"] == 28
+    assert shape(lab.found("--model", "qwen2.5-7b", *words))["layers"] == 28
+    said = lab.found("--model", "qwen3/config.json", *words, expected=2)
+    assert "key 'model_type': the value is 'qwen3'" in said
+
+
+def _top_level(*names: str) -> None:
+    """Add a row for each name of the tree that the card draws."""
+    for name in names:
+
+        @CARD.works(f"top level {name}")
+        def _(lab: Lab, name: str = name) -> None:
+            path = ROOT / name
+            assert path.is_dir() if name.endswith("/") else path.is_file()
+
+
+_top_level(
+    *("pyproject.toml", "profiler/", "search/", "csrc/", "models/", "hardware_configs/", "tests/"),
+    "Makefile",
+)
+
+
+@CARD.works("packages torch, numpy, pybind11, typer, rich, pytest")
+def _(lab: Lab) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = {
+        "numpy": project["project"]["dependencies"],
+        "typer": project["project"]["dependencies"],
+        "rich": project["project"]["dependencies"],
+        "torch": project["project"]["optional-dependencies"]["profile"],
+        "pybind11": project["build-system"]["requires"],
+        "pytest": project["dependency-groups"]["test"],
+    }
+    for name, entries in wanted.items():
+        assert any(entry.startswith(name) for entry in entries), name
+
+
+@CARD.works("`torchrun -m profiler.hardware`", "ranks")
+def _(lab: Lab) -> None:
+    """The literal line: torchrun with one rank, and then with two."""
+    from tests.e2e.launching import Launch, torchrun
+
+    lab = lab.fresh()
+    with Launch.of(torchrun(1, "--dry-run"), cwd=lab.folder) as launch:
+        done = launch.wait(120.0)
+    assert done.code == 0, done.stderr
+    assert "nothing was written" in done.stdout
+    lab.ranks(2, "profiler.hardware", "--out", "hw", *MEASURE, "allreduce")
+    assert lab.load("hw", "allreduce_bandwidth_1nodes_2gpus_per_node.json")
+
+
+@CARD.not_yet(
+    "`profile-model --mode sequence`", "the literal line lacks a model and says so, exit code 2"
+)
+def _(lab: Lab) -> None:
+    answer = lab.ask("profile-model", "--mode", "sequence", expected=2)
+    assert "--model is missing; name a shipped model such as llama2-7b" in answer.err
+
+
+@CARD.works("`autopar-search --sp-space tp+sp`")
+def _(lab: Lab) -> None:
+    """The literal line plans the shipped default."""
+    lab = lab.fresh()
+    answer = lab.ask("autopar-search", "--sp-space", "tp+sp")
+    assert answer.out.startswith("llama2-7b (32 layers) on a100-80gb_1x8, 1 x 8 GPUs")
+    assert len(list(lab.path("configs").iterdir())) == 2
+
+
+@CARD.works("NCCL GPUs", "gpu", "ranks")
+def _(lab: Lab) -> None:
+    """Two ranks over NCCL, on one GPU where there is no second; times say so then."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    lab = lab.fresh()
+    words = ["--out", "hw", "--backend", "nccl", "--sizes", "1M:4M:x2", "--max-seconds", "0.2"]
+    if torch.cuda.device_count() < 2:
+        words.append("--allow-shared-gpu")
+    lab.ranks(2, "profiler.hardware", *words, "--reference-size", "1M", "allreduce")
+    sidecar = lab.load("hw", "allreduce_bandwidth_1nodes_2gpus_per_node.json.meta.json")
+    assert sidecar["runs"][0]["metadata"]["backend"] == "nccl"
+
+
+@CARD.works("overlap coefficients, all2all, p2p, allreduce", "ranks")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    lab.ranks(2, "profiler.hardware", "--out", "hw", *MEASURE, "all2all", "p2p", "allreduce")
+    names = {path.name for path in lab.path("hw").glob("*.json")}
+    shape_of_two = "1nodes_2gpus_per_node.json"
+    for kind in ("allreduce_bandwidth", "p2p_bandwidth", "sp_time"):
+        assert f"{kind}_{shape_of_two}" in names
+
+
+@CARD.works("per-layer time/memory across batch and sequence sweeps", "ranks")
+def _(lab: Lab) -> None:
+    """Two modes into one folder: the second adds its cells to those of the first."""
+    lab = tiny(lab)
+    one = ("--tp", 1, "--backward", 0, "--resume")
+    profiled(lab, TIMES, "--mode", "batch", "--bsz", "1:2", "--seq", 32, *one)
+    times = profiled(lab, TIMES, "--mode", "sequence", "--seq", "16,32,64", *one)
+    assert (batches_of(times), lengths_of(times)) == ({1, 2}, {16, 32, 64})
+    memory = profiled(lab, SPACE, "--mode", "sequence", "--seq", "16,32", "--tp", 1)
+    assert set(memory["layertype_0_sp"]) == {"16", "32"}
+
+
+@CARD.works("C++-accelerated search consumes the documented JSON")
+def _(lab: Lab) -> None:
+    """The compiled core plans, and no uniform strategy is faster than its plan."""
+    import _autopar_core
+
+    assert _autopar_core.__file__
+    answer = lab.ask("autopar-search", *GPT, *BASE, "--output_config_path", "none")
+    assert "of CPU time" in answer.out
+    best = lab.rate()
+    for degree in (2, 4):
+        words = (*BASE, "--fine_grained_mode", 0, "--pin", f"tp={degree}")
+        assert lab.search(*words)["samples_per_s"] < best

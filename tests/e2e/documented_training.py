@@ -1,0 +1,592 @@
+"""Documented steps around the search: measuring a model, training by a plan, and its files.
+
+The source is the page of Galvatron's models (001), without its part on the search, which is in
+`documented_search.py`, and with the command lines of release 2.4. Nothing trains here: what is
+documented of training is checked on `profile-plan`, which runs a plan, and on exported files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.documented_files import SHORT, TINY
+from tests.e2e.documented_lab import BASE, GPT, LAYERS, Lab, Table, shape, write
+from tests.warm import ROOT
+
+__all__ = ["TABLE"]
+
+TABLE = Table("001")
+GLOBAL = (
+    *("--model", "llama2-7b", "--world-size", "8", "--global_train_batch_size", "16"),
+    *("--mode", "static", "--json", "-"),
+)
+TIMES, SPACE = "computation", "memory"
+RUN = ("--model", "tiny/config.json", "--seq", "32", "--steps", "1", "--timed-steps", "1")
+V24_MODEL = ("--vocab_size", "--hidden_size", "--num_attention_heads")
+
+
+def tiny(lab: Lab, *, kind: str = "llama", **changes: object) -> Lab:
+    """Return a laboratory with the config.json of a small model."""
+    lab = lab.fresh()
+    write(lab.path("tiny", "config.json"), {**TINY, "model_type": kind, **changes})
+    return lab
+
+
+def profiled(lab: Lab, what: str, *words: object) -> dict[str, Any]:
+    """Return the documented file of a small model that profile-model writes with these words."""
+    source = SHORT if what == TIMES else ("--source", "exact", "--dtype", "fp32")
+    lab.torch(
+        *("profile-model", "--model", "tiny/config.json", "--profile_type", what, "--out", "pm"),
+        *(*words, *source),
+    )
+    found: dict[str, Any] = lab.load("pm", f"{what}_profiling_fp32_hidden_64_head_4.json")
+    return found
+
+
+def lengths_of(times: dict[str, float]) -> set[int]:
+    """Return the sequence lengths of the layers of a computation file."""
+    return {int(key.rpartition("seq")[2]) for key in times if key.startswith("layertype_0")}
+
+
+def batches_of(times: dict[str, float]) -> set[int]:
+    """Return the batch sizes of the layers of a computation file."""
+    keys = (key for key in times if key.startswith("layertype_0"))
+    return {int(key.split("_bsz")[1].split("_")[0]) for key in keys}
+
+
+def static(lab: Lab, *words: object, expected: int = 0) -> Any:
+    """Return what profile-plan says of a GLOBAL strategy for llama2-7b on 8 GPUs."""
+    answer = lab.ask("profile-plan", *GLOBAL, *words, expected=expected)
+    return answer.data if expected == 0 else answer.err
+
+
+@TABLE.works("profile_computation step")
+def _(lab: Lab) -> None:
+    words = ("--bsz", 2, "--seq", 32, "--tp", 1, "--backward", 0)
+    found = profiled(tiny(lab), TIMES, *words)
+    assert set(found) == {
+        *("layertype_0_bsz2_seq32", "layertype_other_bsz2_seq32"),
+        *("layernum[2]_bsz2_seq32", "layernum[4]_bsz2_seq32"),
+    }
+    assert all(value > 0.0 for value in found.values())
+
+
+@TABLE.works("profile_memory step (needed for user models)")
+def _(lab: Lab) -> None:
+    found = profiled(tiny(lab), SPACE, "--seq", 32, "--tp", "1,2")
+    other = {f"other_memory_pp_{place}" for place in ("off", "on_first", "on_last")}
+    names = {"layertype_0", *other}
+    assert set(found) == names | {f"{name}_sp" for name in names}
+    table = found["layertype_0_sp"]["32"]
+    assert set(table["tp_activation_per_bsz_dict"]) == {"1", "2", "checkpoint"}
+    # attention with two key-value heads, gated MLP, two norms; 4 bytes each
+    parameters = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+    assert table["parameter_size"] == pytest.approx(4 * parameters / 2**20)
+
+
+@TABLE.not_yet(
+    "models of the zoo already profiled",
+    "14 models are shipped with counted memory, their times are estimated; names such as llama-7b "
+    "and gpt-1.5b are neither shipped nor other names of what is",
+)
+def _(lab: Lab) -> None:
+    for name in ("llama-7b", "llama-13b", "llama-30b", "gpt-0.3b", "gpt-1.5b", "gpt-2.7b"):
+        said = lab.found("--model", name, "--hardware", "a100:1x8", expected=2)
+        assert f"no model '{name}'" in said
+    out = lab.ask("autopar-search", "--output_config_path", "none").out
+    assert "memory counted exactly, times estimated" in out
+
+
+@TABLE.works("profile_min/max_batch_size, profile_batch_size_step = range(min,max+1,step)")
+def _(lab: Lab) -> None:
+    words = ("--profile_min_batch_size", 1, "--profile_max_batch_size", 8)
+    words += ("--profile_batch_size_step", 3, "--mode", "batch", "--seq", 32)
+    found = profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)
+    assert batches_of(found) == {1, 4, 7}
+
+
+@TABLE.works("profile_min/max_seq_length, profile_seq_length_step")
+def _(lab: Lab) -> None:
+    words = ("--profile_min_seq_length", 32, "--profile_max_seq_length", 128)
+    words += ("--profile_seq_length_step", 32, "--mode", "sequence")
+    found = profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)
+    assert lengths_of(found) == {32, 64, 96, 128}
+    words = ("--profile_min_seq_length", 32, "--profile_max_seq_length", 95)
+    words += ("--profile_seq_length_step", 32, "--mode", "sequence")
+    memory = profiled(tiny(lab), SPACE, *words, "--tp", 1)
+    assert set(memory["layertype_0"]) == {"32", "64"}
+
+
+@TABLE.works("profile_mode batch")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "batch", "--bsz", "1:8", "--seq", 16)
+    found = profiled(tiny(lab), TIMES, *words, "--tp", 1, "--backward", 0)
+    assert batches_of(found) == set(range(1, 9))
+
+
+@TABLE.works("profile_mode sequence")
+def _(lab: Lab) -> None:
+    """Without lengths: up to five, the model's own and halves of it, none below 64."""
+    words = ("--profile_mode", "sequence", "--tp", 1)
+    found = profiled(tiny(lab), SPACE, *words)
+    assert set(found["layertype_0"]) == {"128", "64"}
+
+
+@TABLE.works("profile_mode static")
+def _(lab: Lab) -> None:
+    words = ("--profile_mode", "static", "--seq", 16, "--tp", 1, "--backward", 0)
+    found = profiled(tiny(lab), TIMES, *words)
+    assert (batches_of(found), lengths_of(found)) == ({8}, {16})
+
+
+@TABLE.not_yet(
+    "set_model_config_manually (profilers)",
+    "profile-model refuses sizes; a config.json has to say them",
+)
+def _(lab: Lab) -> None:
+    for option in (*V24_MODEL, "--num_hidden_layers"):
+        words = ("--set_model_config_manually", 1, option, 64, "--dry-run")
+        said = lab.ask("profile-model", "--model", "llama2-7b", *words, expected=2).err
+        assert f"{option}: this option is unknown" in said
+
+
+@TABLE.works("set_seqlen_manually + seq_length")
+def _(lab: Lab) -> None:
+    model = ("--model", "llama2-7b", "--hardware", "a100:1x8", "--settle_bsz", "8")
+    words = ("--set_seqlen_manually", 1, "--seq_length", 2048)
+    short, long = lab.found(*model, *words), lab.found(*model)
+    assert short["samples_per_s"] > 1.8 * long["samples_per_s"]
+    assert static(lab, *words)["seq_length"] == [2048]
+    memory = profiled(tiny(lab), SPACE, "--seq_length", 64, "--tp", 1)
+    assert set(memory["layertype_0"]) == {"64"}
+
+
+@TABLE.different(
+    "train_dist (training)",
+    "profile-plan runs a plan to check it; training is the work of the engines that plans go to.",
+)
+def _(lab: Lab) -> None:
+    out = lab.ask("profile-plan", "--help").out
+    assert "an executor for checking, not a trainer" in " ".join(out.split())
+
+
+@TABLE.works("NUM_NODES, NUM_GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, NODE_RANK")
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    words = ("--model", "llama2-7b", "--hardware", "a100-80gb:2x8", "--settle_bsz", "32")
+    lab.ask("autopar-search", *words, "--output_config_path", "s.json")
+    lab.ask("autopar-export", "autopar_plan_s.json", "--to", "galvatron", "--out", "g")
+    script = lab.path("g", "launch.sh").read_text(encoding="utf-8")
+    assert "torchrun --nnodes 2 --nproc-per-node 8" in script
+    for variable in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        assert f"${{{variable}" in script
+
+
+def run_matches(lab: Lab, *words: object, num_ranks: int = 4) -> dict[str, Any]:
+    """Run a strategy for the small model on copies; return the document, whose losses match."""
+    lab.ranks(num_ranks, "profiler.plan", *words, "--json", "run.json")
+    found: dict[str, Any] = lab.load("run.json")
+    assert found["reference"]["matches"] is True
+    return found
+
+
+def strategy(**changes: object) -> dict[str, object]:
+    """Return a strategy file of four layers on 4 ranks."""
+    return {
+        "pp_deg": 1,
+        "tp_sizes_enc": "1,1,1,1",
+        "tp_consecutive_flags": "1,1,1,1",
+        "dp_types_enc": "0,0,0,0",
+        "use_sp": "0,0,0,0",
+        "checkpoint": "0,0,0,0",
+        "world_size": 4,
+        "global_bsz": 8,
+        "chunks": 1,
+        "pp_division": "4",
+        "pipeline_type": "pipedream_flush",
+        "default_dp_type": "ddp",
+        "vtp": 1,
+        "vsp": 0,
+        "embed_sdp": 0,
+        **changes,
+    }
+
+
+@TABLE.works("JSON config mode (galvatron_config_path)", "ranks")
+def _(lab: Lab) -> None:
+    lab = tiny(lab)
+    mixed = strategy(
+        tp_sizes_enc="2,2,1,1", use_sp="1,1,0,0", dp_types_enc="0,0,1,1", checkpoint="0,0,0,1"
+    )
+    write(lab.path("mixed.json"), mixed)
+    found = run_matches(lab, "--galvatron_config_path", "mixed.json", *RUN)
+    assert found["plan"]["tp_sizes_enc"] == "2,2,1,1"
+
+
+@TABLE.works("GLOBAL mode (galvatron_config_path None)", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--world-size", 4, "--global_train_batch_size", 8, "--pp_deg", 2, "--sdp", 1)
+    found = run_matches(tiny(lab), *RUN, *words, "--chunks", 2)
+    assert (found["plan"]["pp_deg"], found["plan"]["dp_types_enc"]) == (2, "1,1,1,1")
+
+
+def _global_row(feature: str, *words: object, **outcome: object) -> None:
+    """Add a row: GLOBAL arguments give a plan with these keys; lists name one value for all."""
+
+    @TABLE.works(feature)
+    def _(lab: Lab) -> None:
+        plan = static(lab, *words)["plan"]
+        for key, value in outcome.items():
+            seen = plan[key]
+            one = {int(item) for item in seen.split(",")} if isinstance(seen, str) else {seen}
+            assert one == {value}, key
+
+
+_global_row("GLOBAL pp_deg", "--pp_deg", 2, pp_deg=2, pp_division=16)
+
+
+@TABLE.works("GLOBAL global_tp_deg")
+def _(lab: Lab) -> None:
+    for given, degree in ((2, 2), (-1, 1)):
+        found = static(lab, "--global_tp_deg", given)
+        assert set(found["plan"]["tp_sizes_enc"].split(",")) == {str(degree)}
+        weights = found["stages"][0]["num_parameters"]
+        assert 6.4e9 / degree < weights < 7.1e9 / degree + 0.3e9
+
+
+_global_row(
+    *("GLOBAL global_tp_consec", "--global_tp_deg", 2, "--global_tp_consec", 0),
+    tp_consecutive_flags=0,
+)
+_global_row("GLOBAL sdp", "--sdp", 1, dp_types_enc=1)
+_global_row(
+    "GLOBAL global_train_batch_size", "--global_train_batch_size", 32, "--chunks", 2, global_bsz=32
+)
+
+
+@TABLE.works("GLOBAL chunks")
+def _(lab: Lab) -> None:
+    for given, chunks in ((2, 2), (4, 4), (-1, 2)):
+        words = ("--pp_deg", 2, "--global_tp_deg", 2, "--chunks", given)
+        assert static(lab, *words)["plan"]["chunks"] == chunks
+
+
+_global_row("GLOBAL global_checkpoint", "--global_checkpoint", 1, checkpoint=1)
+
+
+@TABLE.works("GLOBAL pipeline_type")
+def _(lab: Lab) -> None:
+    """GPipe keeps all micro-batches, 1F1B as many as stages follow."""
+    words = ("--pp_deg", 2, "--global_tp_deg", 2, "--chunks", 4, "--pipeline_type")
+    flight = {
+        kind: [stage["microbatches_in_flight"] for stage in static(lab, *words, kind)["stages"]]
+        for kind in ("gpipe", "pipedream_flush")
+    }
+    assert flight == {"gpipe": [4, 4], "pipedream_flush": [2, 1]}
+
+
+_global_row("GLOBAL vocab_tp", "--vocab_tp", 2, vtp=2)
+
+
+@TABLE.works("JSON overrides GLOBAL arguments")
+def _(lab: Lab) -> None:
+    lab = tiny(lab)
+    write(lab.path("s.json"), strategy())
+    answer = lab.ask(
+        *("profile-plan", "--galvatron_config_path", "s.json", "--model", "tiny/config.json"),
+        *("--pp_deg", 2, "--sdp", 1, "--json", "-"),
+    )
+    assert (answer.data["plan"]["pp_deg"], answer.data["plan"]["dp_types_enc"]) == (1, "0,0,0,0")
+    assert "--pp-deg" in answer.err.replace("_", "-")
+
+
+@TABLE.works("training mixed_precision bf16", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--world-size", 2, "--global_train_batch_size", 4, "--mixed_precision", "bf16")
+    assert run_matches(tiny(lab), *RUN, *words, num_ranks=2)["precision"] == "bf16"
+
+
+@TABLE.not_yet("training mixed_precision fp16", "the executor knows fp32 and bf16")
+def _(lab: Lab) -> None:
+    said = static(lab, "--mixed_precision", "fp16", expected=2)
+    assert "expected fp32 or bf16, got 'fp16'" in said
+
+
+@TABLE.different(
+    "use-flash-attn", "Attention never keeps the matrix of scores here, so there is no other one."
+)
+def _(lab: Lab) -> None:
+    answer = lab.ask("profile-plan", *GLOBAL, "--use-flash-attn")
+    assert "accepted and ignored: attention never keeps the matrix of scores" in answer.err
+    assert answer.data["stages"] == static(lab)["stages"]
+
+
+@TABLE.works("use_ulysses", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--world-size", 2, "--global_train_batch_size", 4, "--global_tp_deg", 2)
+    found = run_matches(tiny(lab), *RUN, *words, "--use_ulysses", num_ranks=2)
+    assert found["plan"]["use_sp"] == "1,1,1,1"
+
+
+@TABLE.works("sequence-parallel in training", "ranks")
+def _(lab: Lab) -> None:
+    """Both ways the losses are those of one process, and scattering keeps less."""
+    words = ("--world-size", 2, "--global_train_batch_size", 4, "--global_tp_deg", 2)
+    found = [
+        run_matches(tiny(lab), *RUN, *words, "--sequence-parallel", on, num_ranks=2)
+        for on in (1, 0)
+    ]
+    assert [item["sequence_parallel"] for item in found] == [True, False]
+    assert max(found[0]["peak_bytes"]) < max(found[1]["peak_bytes"])
+
+
+@TABLE.works("no_async_grad_reduce in training", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--world-size", 2, "--global_train_batch_size", 8, "--chunks", 2, "--sdp", 1)
+    found = run_matches(tiny(lab), *RUN, *words, "--no_async_grad_reduce", num_ranks=2)
+    assert found["async_grad_reduce"] is False
+
+
+@TABLE.works("vocab_sp, embed_sdp in training", "ranks")
+def _(lab: Lab) -> None:
+    words = ("--world-size", 4, "--global_train_batch_size", 8, "--vocab_tp", 2)
+    found = run_matches(tiny(lab), *RUN, *words, "--vocab_sp", 1, "--embed_sdp", 1)
+    assert [found["plan"][key] for key in ("vtp", "vsp", "embed_sdp")] == [2, 1, 1]
+
+
+def exported(lab: Lab, *words: object) -> Lab:
+    """Return a laboratory where the plan of a search lies in `g`, exported for Galvatron."""
+    lab = lab.fresh()
+    lab.ask("autopar-search", *words, "--output_config_path", "s.json")
+    lab.ask("autopar-export", "autopar_plan_s.json", "--to", "galvatron", "--out", "g")
+    return lab
+
+
+LLAMA = ("--model", "llama2-7b", "--hardware", "a100:1x8", "--settle_bsz", "8")
+
+
+@TABLE.different(
+    "HF weight conversion (tools/convert_*.sh)",
+    "Weights are the engines' work: files have their keys, and the pages name their converters.",
+)
+def _(lab: Lab) -> None:
+    text = exported(lab, *LLAMA).path("g", "train_dist.yaml").read_text(encoding="utf-8")
+    assert "load: null" in text
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    assert "convert_checkpoints.py import" in page
+
+
+@TABLE.not_yet(
+    "--initialize_on_meta 1 / --load",
+    "--initialize_on_meta is accepted; --load is unknown, and no exported script has it",
+)
+def _(lab: Lab) -> None:
+    answer = lab.ask("profile-plan", *GLOBAL, "--initialize_on_meta", 1)
+    assert "accepted and ignored: weights are made piece by piece" in answer.err
+    assert "--load: this option is unknown" in static(lab, "--load", "x", expected=2)
+    script = exported(lab, *LLAMA).path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    assert "--initialize_on_meta 1" in script
+    assert "--load" not in script
+
+
+@TABLE.different(
+    "Megatron dataset",
+    "Data are the engines' work: exported scripts have the keys; profile-plan makes up tokens.",
+)
+def _(lab: Lab) -> None:
+    folder = exported(lab, *LLAMA).path("g")
+    script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    for words in ("--data-path", "--split 949,50,1", "--tokenizer-type HuggingFaceTokenizer"):
+        assert words in script
+    assert "data_path: ${oc.env:DATA_PATH}" in (folder / "train_dist.yaml").read_text("utf-8")
+
+
+T5 = (
+    *("--model", "t5-3b", "--num_layers", "12,12", "--seq_length", "512,128"),
+    *("--hardware", "a100-40gb:1x8", "--settle_bsz", "32"),
+)
+
+
+@TABLE.works("multi-layer-type models (T5) through search")
+def _(lab: Lab) -> None:
+    assert shape(lab.found(*T5, "--sp_space", "tp+sp"))["layers"] == 24
+    found = shape(lab.found(*T5, "--pin", "pp=2"))
+    assert (len(found["stages"]), sum(found["stages"])) == (2, 24)
+
+
+@TABLE.not_yet(
+    "T5 in the executor (run and dryrun)",
+    "only stacks of one kind of layer are run; the arithmetic is printed",
+)
+def _(lab: Lab) -> None:
+    lab = lab.fresh()
+    lab.ask("autopar-search", *T5, "--output_config_path", "s.json")
+    answer = lab.ask("profile-plan", "autopar_plan_s.json", "--json", "-")
+    executor = answer.data["executor"]
+    assert executor["runs"] is False
+    assert "has an encoder and a decoder" in executor["obstacle"]
+    assert answer.data["legal"] is True
+
+
+@TABLE.not_yet(
+    "T5 in exports",
+    "for Galvatron model_config.yaml is left to the reader; Megatron-LM and torchtitan refuse, and "
+    "torchtitan's refusal names megatron, which refuses too",
+)
+def _(lab: Lab) -> None:
+    lab = exported(lab, *T5)
+    assert not lab.path("g", "model_config.yaml").exists()
+    for engine, words in (
+        ("megatron", "export to galvatron instead"),
+        ("torchtitan", "export to megatron or galvatron instead"),
+    ):
+        answer = lab.ask("autopar-export", "autopar_plan_s.json", "--to", engine, expected=2)
+        assert words in answer.err
+
+
+@TABLE.works("gpt / llama / bert / mixtral through profiler and executor", "ranks")
+def _(lab: Lab) -> None:
+    heads = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}
+    bert = {"max_position_embeddings": 128, "type_vocab_size": 2}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    for kind, changes in (("gpt2", heads), ("llama", {}), ("bert", bert), ("mixtral", experts)):
+        one = tiny(lab, kind=kind, **changes)
+        tables = profiled(one, SPACE, "--seq", 16, "--tp", 1)
+        assert tables["layertype_0_sp"]["16"]["parameter_size"] > 0.1
+        words = ("--model", "tiny/config.json", "--world-size", 2, "--global-train-batch-size", 4)
+        found = one.ask("profile-plan", *words, "--global_tp_deg", 2, "--json", "-").data
+        assert (found["legal"], found["executor"]["runs"]) == (True, True), kind
+
+
+@TABLE.not_yet(
+    "full list of search arguments of v2.4 (arguments.py)",
+    "all of search_dist.sh is accepted but the name llama-7b; load_params is unknown",
+)
+def _(lab: Lab) -> None:
+    switches = ("dp", "tp", "vtp", "pp", "sdp", "ckpt")
+    words = [
+        *("--set_model_config_manually", 0, "--set_layernum_manually", 0),
+        *("--set_seqlen_manually", 1, "--vocab_size", 32000, "--min_bsz", 64, "--max_bsz", 64),
+        *("--bsz_scale", 16, "--settle_bsz", -1, "--recommend_min_bsz", 0),
+        *("--search_space", "full", "--sp_space", "tp+sp", "--disable_tp_consec", 1),
+        *(word for name in switches for word in (f"--disable_{name}", 0)),
+        *("--max_tp_deg", 8, "--max_pp_deg", 8, "--fine_grained_mode", 1),
+        *("--time_profile_mode", "static", "--memory_profile_mode", "static"),
+        *("--sequence_parallel", "--no_async_grad_reduce", "--num_nodes", 1),
+        *("--num_gpus_per_node", 8, "--memory_constraint", 16, "--mixed_precision", "bf16"),
+        *("--pipeline_type", "pipedream_flush", "--default_dp_type", "zero2", "--embed_sdp", 0),
+    ]
+    assert shape(lab.search(*words))["bsz"] == 64
+    assert "did you mean llama2-7b" in lab.found("--model_size", "llama-7b", expected=2)
+    assert "--load_params: this option is unknown" in lab.said("--load_params", 1, expected=2)
+
+
+@TABLE.not_yet(
+    "v2.4 profile_memory.sh / profile_computation.sh lines verbatim",
+    "they stop at the sizes of the model and at --use-fused-rmsnorm; the rest is accepted",
+)
+def _(lab: Lab) -> None:
+    rest = [
+        *("--set_model_config_manually", 0, "--profile_batch_size", 8, "--layernum_min", 1),
+        *("--layernum_max", 2, "--max_tp_deg", 4, "--profile_dp_type", "zero3"),
+        *("--mixed_precision", "fp32", "--sequence_parallel", "--use-flash-attn"),
+    ]
+    source = ("--profile_type", SPACE, "--source", "exact", "--seq_length", 32, "--dry-run")
+    model = ("--model_size", "tiny/config.json")
+    answer = tiny(lab).torch("profile-model", *model, *source, *rest)
+    assert "memory_layertype_0_bsz1_seq32_tp4_sp" in answer.out
+    for option in (*V24_MODEL, "--use-fused-rmsnorm", "--use-fused-swiglu"):
+        words = ("--model_size", "llama2-7b", option, 8, *rest)
+        answer = lab.ask("profile-model", *words, expected=2)
+        assert f"{option}: this option is unknown" in answer.err
+
+
+@TABLE.not_yet(
+    "v2.4 train_dist.sh line verbatim",
+    "it stops at the sizes of the model, --adam_weight_decay, --save_profiled_memory and the data",
+)
+def _(lab: Lab) -> None:
+    rest = [
+        *("--set_model_config_manually", 0, "--set_layernum_manually", 0, "--num_hidden_layers"),
+        *(32, "--seq_length", 2048, "--train-iters", 25, "--lr", "1e-4", "--dropout_prob", 0.1),
+        *("--check_loss", 1, "--profile", 1, "--pp_deg", 2, "--global_tp_deg", 2),
+        *("--global_tp_consec", 1, "--sdp", 1, "--global_checkpoint", 0, "--vocab_tp", 2),
+        *("--chunks", 2, "--pipeline_type", "pipedream_flush", "--default_dp_type", "zero2"),
+        *("--mixed_precision", "bf16", "--sequence-parallel", "--use-flash-attn"),
+        *("--initialize_on_meta", 1),
+    ]
+    assert static(lab, *rest)["legal"] is True
+    data = ("--data-path", "--split", "--tokenizer-type", "--tokenizer-model", "--vocab-file")
+    for option in (*V24_MODEL, "--adam_weight_decay", "--save_profiled_memory", "--load", *data):
+        assert f"{option}: this option is unknown" in static(lab, option, 1, expected=2)
+
+
+@TABLE.not_yet(
+    "v2.4 profile_hardware.sh line verbatim",
+    "torchrun -m profiler.hardware refuses each of its arguments",
+)
+def _(lab: Lab) -> None:
+    from profiler.hardware.command import run
+
+    arguments = {
+        "num_nodes": 1,
+        "num_gpus_per_node": 8,
+        "max_tp_size": 8,
+        "max_pp_deg": 4,
+        "overlap_time_multiply": 4,
+        "start_mb": 16,
+        "end_mb": 512,
+        "scale": 2,
+        "hostfile": "hostfile",
+        "avg_or_min_or_first": "first",
+        "envs": "A=1",
+        "master_addr": "localhost",
+        "master_port": 29500,
+        "node_rank": 0,
+        "nccl_test_dir": "nccl-tests",
+        "mpi_path": "mpi",
+    }
+    for name, value in arguments.items():
+        said = lab.during(run, f"--{name}", value, expected=2).err
+        assert f"--{name}: this option is unknown" in said
+    said = lab.during(run, "--backend", "torch", expected=2).err
+    assert "expected auto, nccl or gloo, got 'torch'" in said
+
+
+@TABLE.not_yet(
+    "exported v2.4 launch of a searched plan",
+    "train_dist_v2.4.sh has our name of the model, and does not say another number of layers",
+)
+def _(lab: Lab) -> None:
+    folder = exported(lab, *LLAMA, "--num_layers", 16).path("g")
+    script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    assert "--model_size llama2-7b " in script
+    assert "--set_layernum_manually" not in script
+    assert "--num_hidden_layers" not in script
+
+
+@TABLE.works("exported newest launch")
+def _(lab: Lab) -> None:
+    folder = exported(lab, *LLAMA, "--num_layers", 16).path("g")
+    assert "num_layers: 16\n" in (folder / "model_config.yaml").read_text(encoding="utf-8")
+    text = (folder / "train_dist.yaml").read_text(encoding="utf-8")
+    for line in ("global_batch_size: 8\n", "vocab_tp: 1\n", "mixed_precision: bf16\n"):
+        assert line in text
+    bare = exported(lab, *GPT, *BASE)
+    assert not bare.path("g", "model_config.yaml").exists()
+    assert len(bare.load("g", "galvatron_config.json")["tp_sizes_enc"].split(",")) == LAYERS
+
+
+@TABLE.works("attention/mlp profile units", "ranks")
+def _(lab: Lab) -> None:
+    lab = tiny(lab)
+    for unit in ("attention", "mlp"):
+        lab.torch(
+            *("profile-model", "--model", "tiny/config.json", "--profile_type", TIMES, "--bsz", 1),
+            *("--seq", 16, "--tp", 1, "--backward", 0, "--profile_unit", unit, "--out", "pm"),
+            *SHORT,
+        )
+        name = f"computation_profiling_fp32_hidden_64_head_4_{unit}.json"
+        assert lab.load("pm", name)["layertype_0_bsz1_seq16"] > 0.0
