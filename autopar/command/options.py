@@ -138,7 +138,10 @@ def normalise(
     result: list[str] = []
     notices: list[str] = []
     queue, switches = _without_switches(arguments)
-    unused = _unused_sizes(switches)
+    names = {_own_name(name, table) for name, _ in map(_split, queue) if name is not None}
+    # files of a model that nobody names: the sizes are all that is said of it
+    unnamed = names & _OF_FILES and "model" not in names
+    unused = {} if unnamed else _unused_sizes(switches)
     while queue:
         token = queue.pop(0)
         written, value = _split(token)
@@ -167,6 +170,10 @@ def normalise(
             elif value.lower() not in _NO_FILE:
                 result.append(value)
     return result, notices
+
+
+_OF_FILES = {"time-profiling-path", "memory-profiling-path"}
+"""Options that name measured files of a model."""
 
 
 def _without_switches(arguments: Sequence[str]) -> tuple[list[str], dict[str, bool]]:

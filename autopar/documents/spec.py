@@ -582,13 +582,17 @@ def load_spec(
             layers[index] = dataclasses.replace(layers[index], **changed)
     hidden: list[Any] = _per_type("hidden_size", hidden_size, len(layers), spec.name)
     hidden = hidden or [None] * len(layers)
-    return dataclasses.replace(
-        spec,
-        layers=tuple(
-            resized(layer, hidden_size=value, **widths)
-            for layer, value in zip(layers, hidden, strict=True)
-        ),
+    sized = tuple(
+        resized(layer, hidden_size=value, **widths)
+        for layer, value in zip(layers, hidden, strict=True)
     )
+    if sized != tuple(layers):
+        # another model: its plans and files must not take the names of those of this one
+        first = sized[0]
+        spec = dataclasses.replace(
+            spec, name=f"{spec.name}_hidden{first.hidden_size}_head{first.num_heads}"
+        )
+    return dataclasses.replace(spec, layers=sized)
 
 
 def resized(

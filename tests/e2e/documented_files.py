@@ -146,11 +146,7 @@ def _(lab: Lab) -> None:
     assert ALLREDUCE.name in missing
 
 
-@TABLE.different(
-    "key allreduce_size_{g}_consec_1",
-    "Times by message size, where they lie beside it, say more than one bandwidth; "
-    "a value that contradicts them is noted.",
-)
+@TABLE.works("key allreduce_size_{g}_consec_1")
 def _(lab: Lab) -> None:
     key = "allreduce_size_2_consec_1"
     alone = lab.without(SP_TIME)
@@ -158,10 +154,11 @@ def _(lab: Lab) -> None:
     slow = lab.without(SP_TIME)
     write(slow.path(ALLREDUCE), {**lab.load(ALLREDUCE), key: 16.0})
     assert slow.rate(*SHARDED) < 0.8 * fast
+    # times by message size do not stand in for it, and what contradicts is said
     beside = lab.changed(ALLREDUCE, times(key, 0.1))
+    assert beside.rate(*SHARDED) < 0.8 * lab.rate(*SHARDED)
     answer = beside.ask("autopar-search", *GPT, *BASE, "--output_config_path", "s.json")
     assert f"at odds: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
-    assert beside.load("autopar_plan_s.json")["samples_per_s"] == lab.rate()
 
 
 @TABLE.works("key allreduce_size_{g}_consec_0")
@@ -187,8 +184,8 @@ def _(lab: Lab) -> None:
 @TABLE.works("p2p_bandwidth file, key pp_size_{n}")
 def _(lab: Lab) -> None:
     slow = lab.changed(P2P, times("pp_size_2", 0.1))
-    assert slow.rate(*STAGES) == pytest.approx(61.703, rel=1e-3)
-    assert lab.rate(*STAGES) == pytest.approx(62.346, rel=1e-3)
+    assert slow.rate(*STAGES) == pytest.approx(61.850, rel=1e-3)
+    assert lab.rate(*STAGES) == pytest.approx(62.496, rel=1e-3)
 
 
 @TABLE.works("overlap_coefficient.json, overlap_coe")
@@ -197,13 +194,13 @@ def _(lab: Lab) -> None:
         lab.changed(OVERLAP, lambda file, value=value: file.update(overlap_coe=value)).rate()
         for value in (1.0, 1.15, 1.3)
     ]
-    assert rates == pytest.approx([70.457, 68.297, 66.267], rel=1e-3)
+    assert rates == pytest.approx([70.457, 68.216, 66.065], rel=1e-3)
 
 
 @TABLE.works("sp_time file: allreduce_size_{g}_{m}MB_time")
 def _(lab: Lab) -> None:
     slow = lab.changed(SP_TIME, times("allreduce", 10.0))
-    assert slow.rate() == pytest.approx(55.242, rel=1e-3)
+    assert slow.rate() == pytest.approx(64.458, rel=1e-3)
 
 
 @TABLE.works("sp_time file: all2all_size_{g}_{m}MB_time")
@@ -234,7 +231,7 @@ def _(lab: Lab) -> None:
     assert len(few) == 12
     lab = lab.fresh()
     write(lab.path(SP_TIME), few)
-    assert lab.rate("--sp_space", "tp+sp") == pytest.approx(67.655, rel=1e-3)
+    assert lab.rate("--sp_space", "tp+sp") == pytest.approx(67.812, rel=1e-3)
 
 
 @TABLE.works("bus bandwidth unit (GB/s; Galvatron MiB/ms)")
@@ -389,8 +386,8 @@ def _(lab: Lab) -> None:
     assert "key 'layertype_0': this key is missing" in said
     lab = lab.fresh()
     write(lab.path(MODEL, MEMORY), memory_file("") | memory_file())
-    assert lab.rate() == pytest.approx(68.297, rel=1e-3)
-    assert lab.rate("--no-sequence-parallel") == pytest.approx(68.550, rel=1e-3)
+    assert lab.rate() == pytest.approx(68.216, rel=1e-3)
+    assert lab.rate("--no-sequence-parallel") == pytest.approx(69.316, rel=1e-3)
 
 
 @TABLE.works("memory: sequence-length level")
@@ -468,7 +465,7 @@ def _(lab: Lab) -> None:
 
     found = shape(lab.changed(MODEL / MEMORY, only_one).search(*BASE))
     assert found["vtp"] == 1
-    assert found["rate"] == pytest.approx(67.179, rel=1e-3)
+    assert found["rate"] == pytest.approx(66.958, rel=1e-3)
     assert shape(lab.search(*BASE))["vtp"] == 4
 
 
@@ -575,25 +572,18 @@ def _(lab: Lab) -> None:
     assert again["samples_per_s"] == lab.rate()
 
 
-@TRIAL.not_yet(
-    "allreduce_size_{g}_consec_0 that times by message size contradict",
-    "on one machine the times of neighbours stand for strided groups too, and nothing says that "
-    "the value has no effect",
-)
+@TRIAL.works("allreduce_size_{g}_consec_0 that times by message size contradict")
 def _(lab: Lab) -> None:
     slow = lab.changed(ALLREDUCE, times("allreduce_size_4_consec_0", 0.1))
     plan = slow.planned(*SHARDED)
-    assert plan["samples_per_s"] == lab.search(*SHARDED)["samples_per_s"]
-    assert plan["notes"] == []
+    assert plan["samples_per_s"] < 0.7 * lab.search(*SHARDED)["samples_per_s"]
 
 
-@TRIAL.not_yet(
-    "remedy of a bandwidth that times by message size contradict",
-    "the note speaks of curves in sidecars where there are none and the times are keys of sp_time",
-)
+@TRIAL.works("remedy of a bandwidth that times by message size contradict")
 def _(lab: Lab) -> None:
     plan = lab.changed(ALLREDUCE, times("allreduce_size_2_consec_1", 0.1)).planned(*BASE)
     assert not list(lab.folder.rglob("*.meta.json"))
     (note,) = plan["notes"]
-    assert "the times in the sidecars say 28.69 GB/s" in note
-    assert "remove their curves to plan with the documented values" in note
+    assert "is 16 GB/s, but sp_time_1nodes_8gpus_per_node.json says" in note
+    assert note.endswith("these times its sequence parallelism")
+    assert "sidecar" not in note
