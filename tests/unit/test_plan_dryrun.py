@@ -240,9 +240,10 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
     assert found(6, "1f1b") == many
     assert [rank.num_microbatches_run for rank in many] == [3 + 2, 2 + 2]
     assert kept[0] == pytest.approx(kept[1] * 3 / 2, rel=0.01)
-    for rank in found(8, "gpipe"):
-        assert rank.num_microbatches_run == 8
-        assert rank.peak_parts["activations"] == pytest.approx(4 * kept[1], rel=0.02)
+    # with fewer, what a rank holds once is over 1 %
+    for rank in found(16, "gpipe"):
+        assert rank.num_microbatches_run == 16
+        assert rank.peak_parts["activations"] == pytest.approx(8 * kept[1], rel=0.01)
 
 
 def test_first_ranks_of_the_stages_that_matter() -> None:
