@@ -15,6 +15,7 @@
 #include <thread>
 #include <tuple>
 
+#include "planner/check.hpp"
 #include "planner/subproblem.hpp"
 
 namespace autopar {
@@ -79,6 +80,8 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
     if (better) best = std::move(plan);
   });
   best.exact = exact;
+  // when the limit fell below it meanwhile, better plans of later caps were not looked for
+  if (exact && static_cast<double>(best.step) * (1.0 - kBoundSlack) > watch.limit()) return {};
   return best;
 }
 
@@ -520,6 +523,8 @@ class Search {
 }  // namespace
 
 Outcome search_plan(const Tables& tables, const SearchSettings& settings) {
+  check_tables(tables);
+  check_settings(settings);
   return Search(tables, settings).run();
 }
 

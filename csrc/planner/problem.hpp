@@ -93,8 +93,8 @@ struct Outcome {
   std::int64_t opened = 0;
 };
 
-// Best first over (G, m, p, embedding), exact for T; see planner.cpp. Exceptions of any thread,
-// such as std::bad_alloc, are thrown in the calling one.
+// Best first over (G, m, p, embedding), exact for T; see planner.cpp. Throws std::invalid_argument
+// for what check.hpp refuses; exceptions of any thread, such as std::bad_alloc, in the calling one.
 Outcome search_plan(const Tables& tables, const SearchSettings& settings);
 
 }  // namespace autopar

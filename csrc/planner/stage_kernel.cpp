@@ -266,8 +266,10 @@ class Kernel {
       RelaxedLayers relaxed;
       relaxed.assign(hulls);
       prefix_bound_[d].resize(idx(n_) + 1);
-      for (int i = 0; i <= n_; ++i)
+      for (int i = 0; i <= n_; ++i) {
+        poll();
         if (!relaxed.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+      }
     }
     bool fits = true;
     const auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
