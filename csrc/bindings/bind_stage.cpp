@@ -36,10 +36,10 @@ void register_stage(py::module_& m) {
           throw py::value_error("time_s has " + std::to_string(time_s.ndim()) +
                                 " dimensions, expected 2: layers and strategies");
         const py::ssize_t layers = time_s.shape(0), strategies = time_s.shape(1);
-        if (layers > autopar::kMostLayers)
+        if (layers > autopar::kMostStageLayers)
           throw py::value_error("time_s has " + std::to_string(layers) +
                                 " layers, expected at most " +
-                                std::to_string(autopar::kMostLayers));
+                                std::to_string(autopar::kMostStageLayers));
         if (strategies < 1 || strategies > autopar::kMostStrategies)
           throw py::value_error("time_s has " + std::to_string(strategies) +
                                 " strategies, expected 1 to " +

@@ -172,14 +172,14 @@ void check_settings(const SearchSettings& s) {
   if (s.alternatives < 0 || s.alternatives > kMostAlternatives)
     refuse("alternatives is " + std::to_string(s.alternatives) + ", expected 0 to " +
            std::to_string(kMostAlternatives));
-  if (s.budget > Bytes{1} << 60)
+  if (s.budget > Bytes{1} << 60 || s.budget < -(Bytes{1} << 60))
     refuse("budget is " + std::to_string(s.budget) + " bytes, expected at most 2^60");
 }
 
 void check_stage(const StageArrays& in) {
-  if (in.num_layers > kMostLayers)
+  if (in.num_layers > kMostStageLayers)
     refuse("time_s has " + std::to_string(in.num_layers) + " layers, expected at most " +
-           std::to_string(kMostLayers));
+           std::to_string(kMostStageLayers));
   if (in.num_strategies > kMostStrategies)
     refuse("time_s has " + std::to_string(in.num_strategies) + " strategies, expected at most " +
            std::to_string(kMostStrategies));

@@ -9,6 +9,7 @@ namespace autopar {
 // No second is that large; sums of larger numbers would overflow.
 inline constexpr double kLargestSeconds = 1e150;
 inline constexpr int kMostLayers = 10000;
+inline constexpr int kMostStageLayers = 2000;  // sums of 2^51 units of memory fit in 63 bits
 inline constexpr int kMostStrategies = 1024;
 inline constexpr int kMostLayouts = 64;  // bits of one word
 inline constexpr int kMostAlternatives = 1000;
