@@ -51,13 +51,13 @@ class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Monitor() : caller_(std::this_thread::get_id()), asked_(Clock::now()) {}
+  Monitor() : caller_(std::this_thread::get_id()) {}
   Monitor(double time_limit_s, std::function<bool()> interrupted) : Monitor() {
     interrupted_ = std::move(interrupted);
     if (time_limit_s <= 0) return;
     limited_ = true;
     const std::chrono::duration<double> limit(std::min(time_limit_s, 1e9));
-    deadline_ = asked_ + std::chrono::duration_cast<Clock::duration>(limit);
+    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit);
   }
   bool passed() const { return limited_ && Clock::now() > deadline_; }
   // From here on only a stop counts: what is left is short, and better finished.
@@ -85,7 +85,7 @@ class Monitor {
   static constexpr std::chrono::milliseconds kAskEvery{50};
 
   std::thread::id caller_;
-  Clock::time_point asked_;  // of the calling thread
+  Clock::time_point asked_{};  // when the caller was last asked
   Clock::time_point deadline_{};
   bool limited_ = false;
   bool was_interrupted_ = false;
