@@ -167,6 +167,10 @@ class Search {
 
   void search() {
     make_entries();
+    try {
+      monitor_.poll();  // also when there is nothing to search
+    } catch (const DeadlinePassed&) {
+    }
     for (int round = 0; round <= settings_.alternatives; ++round) {
       const std::int64_t found = best_outside();
       const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
@@ -268,7 +272,9 @@ class Search {
     limit_ = kInf;
     monitor_.resume();
     for (std::size_t i = 0; i < entries_.size(); ++i) enqueue(i);
-    work(true);
+    if (settings_.threads > 1) monitor_.start_later([this] { start_helpers(); });
+    work();
+    monitor_.start_later(nullptr);
     for (auto& helper : helpers_) helper.join();
     helpers_.clear();
     if (error_) std::rethrow_exception(error_);
@@ -296,10 +302,10 @@ class Search {
   // Takes entries in the order of their bounds until none is left that matters. A thread may take
   // one that would not have mattered, had the others been done: it then gives it up, because the
   // limit it works under falls with every better plan.
-  void work(bool caller) {
+  void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     try {
-      while (!done_) step(lock, caller);
+      while (!done_) step(lock);
     } catch (const Stopped&) {
       finish();
     } catch (...) {
@@ -315,7 +321,7 @@ class Search {
     changed_.notify_all();
   }
 
-  void step(std::unique_lock<std::mutex>& lock, bool caller) {
+  void step(std::unique_lock<std::mutex>& lock) {
     lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
     if (!in_work_.empty()) lowest_ = std::min(lowest_, *in_work_.begin());
     if ((queue_.empty() && in_work_.empty()) || lowest_ > limit_) return finish();
@@ -336,18 +342,17 @@ class Search {
     if (layouts != 0)
       split(i, layouts);
     else if (entry.level == 0 || (entry.level == 1 && entry.item.vocab != kAnyVocab))
-      refine(lock, i, caller);
+      refine(lock, i);
     else if (entry.level == 1)
       each_vocab(i);
     // of an exact entry nothing is left: it was compared with the best when it was put in
   }
 
   // Works on entry i, unlocked meanwhile, and puts it back.
-  void refine(std::unique_lock<std::mutex>& lock, std::size_t i, bool caller) {
+  void refine(std::unique_lock<std::mutex>& lock, std::size_t i) {
     Entry& entry = entries_[i];
     const double batch = static_cast<double>(entry.batch);
     const int level = entry.level;
-    if (level == 1 && caller && helpers_.empty()) start_helpers();
     const auto in_work = in_work_.insert(entry.bound);
     std::int64_t states = 0;
     double bound = kInf;
@@ -389,7 +394,7 @@ class Search {
   void start_helpers() {
     try {
       for (int h = 1; h < std::min(settings_.threads, kMostThreads); ++h)
-        helpers_.emplace_back([this] { work(false); });
+        helpers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
       settings_.threads = 1;  // the system has no thread to give: the others are enough
     }
