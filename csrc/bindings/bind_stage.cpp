@@ -6,7 +6,7 @@
 
 #include "bindings/signals.hpp"
 #include "planner/check.hpp"
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 namespace py = pybind11;
 

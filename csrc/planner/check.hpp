@@ -2,7 +2,7 @@
 #pragma once
 
 #include "planner/problem.hpp"
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 namespace autopar {
 

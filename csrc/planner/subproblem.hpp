@@ -15,7 +15,7 @@
 
 #include "planner/hull.hpp"
 #include "planner/instance.hpp"
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "planner/problem.hpp"
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 #include "planner_plans.hpp"
 
 using autopar::Bytes;

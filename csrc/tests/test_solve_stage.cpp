@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "planner/instance.hpp"
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 #include "planner_dump.hpp"
 #include "planner_plans.hpp"
 

@@ -1,4 +1,4 @@
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "planner/check.hpp"
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
 namespace {

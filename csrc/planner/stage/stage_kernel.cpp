@@ -1,4 +1,4 @@
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 #include <algorithm>
 #include <cstddef>
