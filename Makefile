@@ -28,7 +28,7 @@ TEST_READY := $(VENV)/.stamp-torch $(VENV)/.stamp-built $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan e2e bench golden models docs-schemas format clean
+.PHONY: help search setup build check test test-py test-cpp test-ranks test-slow asan fuzz e2e bench golden models docs-schemas format clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,13 @@ test-cpp: $(VENV)/.stamp-dev ## ctest (CPP_PRESET=dev: debug build, warnings are
 
 asan: ## ctest with address and undefined-behaviour sanitizers
 	@$(MAKE) --no-print-directory test-cpp CPP_PRESET=asan
+
+fuzz: $(VENV)/.stamp-dev ## hostile planning problems under the sanitizers (SECONDS=600 SEED=1)
+	cmake --preset asan >$(VENV)/cmake.log 2>&1 || { cat $(VENV)/cmake.log; exit 1; }
+	cmake --build --preset asan
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 AUTOPAR_FUZZ_SECONDS=$(or $(SECONDS),600) \
+	  AUTOPAR_FUZZ_SEED=$(or $(SEED),$(shell date +%s)) \
+	  build/asan/autopar_tests '--source-file=*test_fuzz.cpp'
 
 e2e: $(VENV)/.stamp-built ## build the wheel, install it in a fresh venv, use it outside the repository
 	bash tests/e2e/wheel.sh $(PY) $(BUILD_DIR)/e2e

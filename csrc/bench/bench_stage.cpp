@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 namespace {
 

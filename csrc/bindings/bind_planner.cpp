@@ -2,79 +2,117 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <stdexcept>
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "bindings/signals.hpp"
 #include "planner/problem.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
-// Owns the numpy arrays that the views of `tables` point into.
+using autopar::Tables;
+
+// Owns the numpy arrays that the views of `tables` point into; their axes must agree.
 class TablesHolder {
  public:
   explicit TablesHolder(const py::dict& arrays) : arrays_(arrays) {
-    autopar::Tables& t = tables;
-    t.layer_type = view<std::int32_t>("layer_type");
-    t.num_layers = length("layer_type", 0);
-    t.strategy_layout = view<std::int32_t>("strategy_layout");
-    t.num_strategies = length("strategy_layout", 0);
-    t.vocab_layout = view<std::int32_t>("vocab_layout");
-    t.num_vocab = length("vocab_layout", 0);
-    t.table_stages = view<std::int32_t>("table_stages");
-    t.num_tables = length("table_stages", 0);
-    t.table_microbatch = view<std::int64_t>("table_microbatch");
-    t.table_group = view<std::int32_t>("table_group");
-    t.valid = view<std::uint8_t>("valid");
-    t.num_types = length("valid", 1);
-    t.forward_s = view<double>("forward_s");
-    t.backward_s = view<double>("backward_s");
-    t.tail_s = view<double>("tail_s");
-    t.static_bytes = view<std::int64_t>("static_bytes");
-    t.activation_bytes = view<std::int64_t>("activation_bytes");
-    t.transient_bytes = view<std::int64_t>("transient_bytes");
-    t.shared_bytes = view<std::int64_t>("shared_bytes");
-    t.redistribute_forward_s = view<double>("redistribute_forward_s");
-    t.num_layouts = length("redistribute_forward_s", 2);
-    t.redistribute_backward_s = view<double>("redistribute_backward_s");
-    t.send_s = view<double>("send_s");
-    t.vocab_valid = view<std::uint8_t>("vocab_valid");
-    t.vocab_forward_s = view<double>("vocab_forward_s");
-    t.vocab_backward_s = view<double>("vocab_backward_s");
-    t.vocab_tail_s = view<double>("vocab_tail_s");
-    t.vocab_static_bytes = view<std::int64_t>("vocab_static_bytes");
-    t.vocab_activation_bytes = view<std::int64_t>("vocab_activation_bytes");
-    t.vocab_transient_bytes = view<std::int64_t>("vocab_transient_bytes");
-    t.vocab_shared_bytes = view<std::int64_t>("vocab_shared_bytes");
-    t.stage_fixed_bytes = view<std::int64_t>("stage_fixed_bytes");
-    t.candidate_table = view<std::int32_t>("candidate_table");
-    t.num_candidates = length("candidate_table", 0);
-    t.candidate_microbatches = view<std::int32_t>("candidate_microbatches");
-    t.stage_allowed = view<std::uint8_t>("stage_allowed");
-    t.num_stage_rules = length("stage_allowed", 0);
-    if (t.num_layouts > 64) throw std::invalid_argument("at most 64 layouts are supported");
+    Tables& t = tables;
+    t.num_layers = length("layer_type", 1, 0);
+    t.num_strategies = length("strategy_layout", 1, 0);
+    t.num_vocab = length("vocab_layout", 1, 0);
+    t.num_tables = length("table_stages", 1, 0);
+    t.num_types = length("valid", 3, 1);
+    t.num_layouts = length("redistribute_forward_s", 4, 2);
+    t.num_candidates = length("candidate_table", 1, 0);
+    t.num_stage_rules = length("stage_allowed", 2, 0);
+    const py::ssize_t L = t.num_layers, N = t.num_tables, K = t.num_types, S = t.num_strategies,
+                      Y = t.num_layouts, E = t.num_vocab, Q = t.num_candidates;
+    t.layer_type = view<std::int32_t>("layer_type", {L});
+    t.strategy_layout = view<std::int32_t>("strategy_layout", {S});
+    t.vocab_layout = view<std::int32_t>("vocab_layout", {E});
+    t.table_stages = view<std::int32_t>("table_stages", {N});
+    t.table_microbatch = view<std::int64_t>("table_microbatch", {N});
+    t.table_group = view<std::int32_t>("table_group", {N});
+    t.valid = view<std::uint8_t>("valid", {N, K, S});
+    t.forward_s = view<double>("forward_s", {N, K, S});
+    t.backward_s = view<double>("backward_s", {N, K, S});
+    t.tail_s = view<double>("tail_s", {N, K, S});
+    t.static_bytes = view<std::int64_t>("static_bytes", {2, N, K, S});
+    t.activation_bytes = view<std::int64_t>("activation_bytes", {N, K, S});
+    t.transient_bytes = view<std::int64_t>("transient_bytes", {2, N, K, S});
+    t.shared_bytes = view<std::int64_t>("shared_bytes", {N, K, S});
+    t.redistribute_forward_s = view<double>("redistribute_forward_s", {N, K, Y, Y});
+    t.redistribute_backward_s = view<double>("redistribute_backward_s", {N, K, Y, Y});
+    t.send_s = view<double>("send_s", {N, K, Y});
+    t.vocab_valid = view<std::uint8_t>("vocab_valid", {N, E});
+    t.vocab_forward_s = view<double>("vocab_forward_s", {N, 3, E});
+    t.vocab_backward_s = view<double>("vocab_backward_s", {N, 3, E});
+    t.vocab_tail_s = view<double>("vocab_tail_s", {N, 3, E});
+    t.vocab_static_bytes = view<std::int64_t>("vocab_static_bytes", {2, N, 3, E});
+    t.vocab_activation_bytes = view<std::int64_t>("vocab_activation_bytes", {N, 3, E});
+    t.vocab_transient_bytes = view<std::int64_t>("vocab_transient_bytes", {2, N, 3, E});
+    t.vocab_shared_bytes = view<std::int64_t>("vocab_shared_bytes", {N, 3, E});
+    t.stage_fixed_bytes = view<std::int64_t>("stage_fixed_bytes", {N, 4});
+    t.candidate_table = view<std::int32_t>("candidate_table", {Q});
+    t.candidate_microbatches = view<std::int32_t>("candidate_microbatches", {Q});
+    t.stage_allowed = view<std::uint8_t>("stage_allowed", {t.num_stage_rules, S});
   }
 
-  autopar::Tables tables;
+  Tables tables;
 
  private:
   py::dict arrays_;
   std::vector<py::array> kept_;
 
+  py::array array(const char* name) const {
+    if (!arrays_.contains(name)) throw py::value_error(std::string(name) + " is missing");
+    const py::object found = arrays_[name];
+    if (!py::isinstance<py::array>(found))
+      throw py::value_error(std::string(name) + " is not a numpy array");
+    return py::reinterpret_borrow<py::array>(found);
+  }
+  int length(const char* name, py::ssize_t dimensions, int axis) const {
+    const py::array found = array(name);
+    if (found.ndim() != dimensions)
+      throw py::value_error(std::string(name) + " has " + std::to_string(found.ndim()) +
+                            " dimensions, expected " + std::to_string(dimensions));
+    const py::ssize_t size = found.shape(axis);
+    if (size > kMostElements)
+      throw py::value_error(std::string(name) + " has " + std::to_string(size) +
+                            " rows, expected at most " + std::to_string(kMostElements));
+    return static_cast<int>(size);
+  }
+  // No cast that could lose something: a type error is one of the caller's.
   template <class T>
-  const T* view(const char* name) {
-    using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
-    if (!arrays_.contains(name)) throw std::invalid_argument(std::string("missing array ") + name);
-    Array array = Array::ensure(arrays_[name]);
-    if (!array) throw std::invalid_argument(std::string("array has the wrong type: ") + name);
-    kept_.push_back(array);
-    return array.data();
+  const T* view(const char* name, const std::vector<py::ssize_t>& shape) {
+    const py::array given = array(name);
+    if (given.size() > kMostElements)
+      throw py::value_error(std::string(name) + " has " + std::to_string(given.size()) +
+                            " elements, expected at most " + std::to_string(kMostElements));
+    if (!std::equal(shape.begin(), shape.end(), given.shape(), given.shape() + given.ndim()))
+      throw py::value_error(
+          std::string(name) + " has shape " +
+          words(std::vector<py::ssize_t>(given.shape(), given.shape() + given.ndim())) +
+          ", expected " + words(shape));
+    if (!given.dtype().equal(py::dtype::of<T>()))
+      throw py::value_error(std::string(name) + " has type " +
+                            py::str(given.dtype()).cast<std::string>() + ", expected " +
+                            py::str(py::dtype::of<T>()).cast<std::string>());
+    const auto ready = py::array_t<T, py::array::c_style>::ensure(given);
+    if (!ready) throw py::value_error(std::string(name) + " cannot be read as an array");
+    kept_.push_back(ready);
+    return ready.data();
   }
-  int length(const char* name, int axis) const {
-    return static_cast<int>(arrays_[name].cast<py::array>().shape(axis));
+  static std::string words(const std::vector<py::ssize_t>& shape) {
+    std::string all;
+    for (const py::ssize_t size : shape) all += (all.empty() ? "" : ", ") + std::to_string(size);
+    return "(" + all + (shape.size() == 1 ? ",)" : ")");
   }
+  static constexpr py::ssize_t kMostElements = std::numeric_limits<std::int32_t>::max();
 };
 
 py::dict choice_dict(const autopar::Choice& c) {
@@ -103,11 +141,13 @@ void register_planner(py::module_& m) {
         settings.time_limit_s = time_limit_s;
         settings.alternatives = alternatives;
         settings.uniform = uniform;
+        settings.interrupted = autopar::signalled;
         autopar::Outcome outcome;
         {
           py::gil_scoped_release release;
           outcome = autopar::search_plan(holder.tables, settings);
         }
+        if (outcome.status == autopar::Status::kInterrupted) throw py::error_already_set();
         py::dict d;
         const char* names[] = {"optimal", "infeasible", "time_limit"};
         d["status"] = names[static_cast<int>(outcome.status)];

@@ -89,16 +89,19 @@ class Instance {
 
 // Bound of T with memory relaxed to the convex hull, at most `limit` is needed exactly: a value
 // above `limit` says only that no plan is better than it.
-double relaxed_bound(const Instance& instance, const Item& item, double limit);
+double relaxed_bound(const Instance& instance, const Item& item, double limit, const Watch& watch);
 
-// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. Once the
-// deadline has passed and some plan is known (this item's or, as `limit`, another one's), stops and
-// returns the best of its own.
-ItemPlan solve_item(const Instance& instance, const Item& item, double limit,
-                    const Deadline& deadline, std::int64_t& states);
+// The optimum of the item if it is at most `limit` and the watch's limit, else a plan with
+// step == kInfTicks. Once the deadline has passed, the best plan met so far, not exact.
+ItemPlan solve_item(const Instance& instance, const Item& item, double limit, Watch& watch,
+                    std::int64_t& states);
 
 // The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage` is
 // where it binds.
-Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage);
+Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage,
+                      const Watch& watch);
+
+// A plan that fits if the item has any, whatever its time: the one that needs least memory.
+ItemPlan smallest_plan(const Instance& instance, const Item& item, const Watch& watch);
 
 }  // namespace autopar

@@ -6,10 +6,16 @@
 // excluded: an item that may still produce such a class is split into items that leave out one of
 // the layouts which the class uses.
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <tuple>
 
+#include "planner/check.hpp"
 #include "planner/subproblem.hpp"
 
 namespace autopar {
@@ -53,20 +59,20 @@ void for_each_subproblem(const Instance& in, const Item& item, Visit visit) {
 
 }  // namespace
 
-double relaxed_bound(const Instance& in, const Item& item, double limit) {
+double relaxed_bound(const Instance& in, const Item& item, double limit, const Watch& watch) {
   double best = std::numeric_limits<double>::infinity();
-  for_each_subproblem(in, item,
-                      [&](auto& s) { best = std::min(best, s.bound(std::min(limit, best))); });
+  for_each_subproblem(
+      in, item, [&](auto& s) { best = std::min(best, s.bound(std::min(limit, best), watch)); });
   return best;
 }
 
-ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Deadline& deadline,
+ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& watch,
                     std::int64_t& states) {
   ItemPlan best;
   bool exact = true;
   for_each_subproblem(in, item, [&](auto& s) {
     const double known = static_cast<double>(best.step);
-    ItemPlan plan = s.solve(std::min(limit, known), deadline, states);
+    ItemPlan plan = s.solve(std::min(limit, known), watch, states);
     exact = exact && plan.exact;
     const bool better = plan.step < best.step || (plan.step == best.step && plan.step < kInfTicks &&
                                                   std::tie(plan.stage_sizes, plan.strategies) <
@@ -74,26 +80,40 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, const De
     if (better) best = std::move(plan);
   });
   best.exact = exact;
+  // when the limit fell below it meanwhile, better plans of later caps were not looked for
+  if (exact && static_cast<double>(best.step) * (1.0 - kBoundSlack) > watch.limit()) return {};
   return best;
 }
 
-Bytes smallest_budget(const Instance& in, const Item& item, Bytes limit, int& stage) {
+Bytes smallest_budget(const Instance& in, const Item& item, Bytes limit, int& stage,
+                      const Watch& watch) {
   // transfers cost no memory: any cap that admits every layout will do
-  Item all = item;
-  const Ticks cap = send_caps(in, item).empty() ? kNoCap : send_caps(in, item).back();
-  if (in.stages(item) == 1) return Subproblem<1>(in, all, cap).smallest_budget(limit, stage);
-  return Subproblem<2>(in, all, cap).smallest_budget(limit, stage);
+  const std::vector<Ticks> caps = send_caps(in, item);
+  const Ticks cap = caps.empty() ? kNoCap : caps.back();
+  if (in.stages(item) == 1)
+    return Subproblem<1>(in, item, cap).smallest_budget(limit, stage, watch);
+  return Subproblem<2>(in, item, cap).smallest_budget(limit, stage, watch);
+}
+
+ItemPlan smallest_plan(const Instance& in, const Item& item, const Watch& watch) {
+  const std::vector<Ticks> caps = send_caps(in, item);
+  const Ticks cap = caps.empty() ? kNoCap : caps.back();
+  if (in.stages(item) == 1) return Subproblem<1>(in, item, cap).smallest_plan(watch);
+  if (!in.t.gpipe) return Subproblem<2>(in, item, cap).smallest_plan(watch);
+  return Subproblem<3>(in, item, cap).smallest_plan(watch);
 }
 
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr int kMostThreads = 256;
 __extension__ typedef __int128 Wide;  // products of ticks and batch sizes
 
 struct Entry {
   Item item;
-  double bound = 0.0;  // ticks per sample, a valid lower bound
-  int level = 0;       // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
+  double bound = 0.0;    // ticks per sample, a valid lower bound
+  int level = 0;         // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
+  bool settled = false;  // of its equally fast plans, the plan is the one to be reported
   ItemPlan plan;
   std::int64_t batch = 1;
 };
@@ -101,44 +121,17 @@ struct Entry {
 class Search {
  public:
   Search(const Tables& tables, const SearchSettings& settings)
-      : in_(tables, settings), settings_(settings) {
-    if (settings.time_limit_s > 0) {
-      const std::chrono::duration<double> limit(std::min(settings.time_limit_s, 1e9));
-      deadline_ = Deadline(std::chrono::steady_clock::now() +
-                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit));
-    }
-  }
+      : in_(tables, settings),
+        settings_(settings),
+        monitor_(settings.time_limit_s, settings.interrupted) {}
 
   Outcome run() {
-    make_entries();
-    std::vector<Class> excluded;
-    for (int round = 0; round <= settings_.alternatives; ++round) {
-      const std::int64_t found = best_outside(excluded);
-      const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
-      if (round > 0) {
-        if (best == nullptr || timed_out_) break;
-        outcome_.alternatives.push_back(choice(*best));
-        excluded.push_back(class_of(*best));
-        continue;
-      }
-      if (timed_out_ && fallback_.plan.step < kInfTicks &&
-          (best == nullptr || faster(fallback_, *best)))
-        best = &fallback_;
-      outcome_.bound_s_per_sample = in_.scale.seconds(1) * lowest_;
-      if (best == nullptr) {
-        if (timed_out_) break;
-        outcome_.bound_s_per_sample = 0.0;  // what was looked at last depends on the threads
-        explain_infeasible();
-        break;
-      }
-      outcome_.found = true;
-      outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
-      outcome_.best = choice(*best);
-      if (timed_out_) break;
-      outcome_.bound_s_per_sample = outcome_.best.step_time_s / static_cast<double>(best->batch);
-      excluded.push_back(class_of(*best));
+    try {
+      search();
+    } catch (const Stopped&) {
+      outcome_ = Outcome{};
+      outcome_.status = Status::kInterrupted;
     }
-    if (timed_out_ && !outcome_.found) outcome_.status = Status::kTimeLimit;
     return std::move(outcome_);
   }
 
@@ -149,14 +142,61 @@ class Search {
     std::uint64_t layouts;
   };
 
+  using Key = std::tuple<double, int, std::size_t>;  // bound, exact last, index
+
   Instance in_;
   SearchSettings settings_;
-  Deadline deadline_;
+  Monitor monitor_;
   Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
-  std::vector<Entry> entries_;
+  std::deque<Entry> entries_;  // grows while threads work on some of them
   Outcome outcome_;
   double lowest_ = kInf;
   bool timed_out_ = false;
+  std::atomic<double> limit_{kInf};  // ticks per sample of the best plan of this round
+
+  // of a round; everything below and above is read and written under the mutex
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Class> excluded_;
+  std::set<Key> queue_;
+  std::multiset<double> in_work_;  // bounds of entries that threads work on
+  std::int64_t best_ = -1;
+  bool done_ = false;
+  std::exception_ptr error_;
+  std::vector<std::thread> helpers_;
+
+  void search() {
+    make_entries();
+    try {
+      monitor_.poll();  // also when there is nothing to search
+    } catch (const DeadlinePassed&) {
+    }
+    for (int round = 0; round <= settings_.alternatives; ++round) {
+      const std::int64_t found = best_outside();
+      const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
+      if (round > 0) {
+        if (best == nullptr || timed_out_) return;
+        outcome_.alternatives.push_back(choice(*best));
+        excluded_.push_back(class_of(*best));
+        continue;
+      }
+      if (timed_out_ && best == nullptr && fallback_.plan.step >= kInfTicks) find_any();
+      if (timed_out_ && fallback_.plan.step < kInfTicks &&
+          (best == nullptr || faster(fallback_, *best)))
+        best = &fallback_;
+      if (best == nullptr) {  // also out of time: find_any() has looked at everything
+        explain_infeasible();
+        return;
+      }
+      outcome_.bound_s_per_sample = in_.scale.seconds(1) * lowest_;
+      outcome_.found = true;
+      outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
+      outcome_.best = choice(*best);
+      if (timed_out_) return;
+      outcome_.bound_s_per_sample = outcome_.best.step_time_s / static_cast<double>(best->batch);
+      excluded_.push_back(class_of(*best));
+    }
+  }
 
   int table(const Item& item) const { return in_.t.candidate_table[item.candidate]; }
 
@@ -201,9 +241,9 @@ class Search {
   }
 
   // The layouts of an excluded class that the item could still reproduce; 0 when there is none.
-  std::uint64_t conflict(const Item& item, const std::vector<Class>& excluded) const {
+  std::uint64_t conflict(const Item& item) const {
     const int n = table(item);
-    for (const Class& c : excluded)
+    for (const Class& c : excluded_)
       if (c.stages == in_.t.table_stages[n] && c.group == in_.t.table_group[n] &&
           c.vocab == item.vocab && (c.layouts & ~item.layouts) == 0)
         return c.layouts;
@@ -225,85 +265,203 @@ class Search {
   }
 
   // Index of the best entry outside the excluded classes, or -1. Sets lowest_ to a lower bound.
-  std::int64_t best_outside(const std::vector<Class>& excluded) {
-    using Key = std::tuple<double, int, std::size_t>;  // bound, exact last, index
-    std::set<Key> queue;
-    std::int64_t best = -1;
-    const auto enqueue = [&](std::size_t i) {
-      const Entry& e = entries_[i];
-      if (e.bound == kInf) return;
-      if (e.level == 2 && conflict(e.item, excluded) == 0 &&
-          (best < 0 || faster(e, entries_[static_cast<std::size_t>(best)])))
-        best = static_cast<std::int64_t>(i);
-      queue.insert({e.bound, e.level, i});
-    };
+  std::int64_t best_outside() {
+    queue_.clear();
+    best_ = -1;
+    done_ = false;
+    limit_ = kInf;
+    monitor_.resume();
     for (std::size_t i = 0; i < entries_.size(); ++i) enqueue(i);
-    const auto limit = [&] {
-      if (best < 0) return kInf;
-      const Entry& e = entries_[static_cast<std::size_t>(best)];
-      return static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
-    };
-    while (!queue.empty()) {
-      lowest_ = std::get<0>(*queue.begin());
-      if (lowest_ > limit()) break;
-      // the first plan is always finished: stopping without any would help nobody
-      const bool any = best >= 0 || fallback_.plan.step < kInfTicks || !excluded.empty();
-      if (any && deadline_.passed()) {
-        timed_out_ = true;
-        break;
-      }
-      const std::size_t i = std::get<2>(*queue.begin());
-      queue.erase(queue.begin());
-      const std::uint64_t layouts = conflict(entries_[i].item, excluded);
-      if (layouts != 0) {
-        split(i, layouts, enqueue);
-        continue;
-      }
-      if (entries_[i].level == 2) continue;  // already compared with the best
-      if (entries_[i].level == 0) {
-        refine(entries_[i], limit());
-        enqueue(i);
-        continue;
-      }
-      if (entries_[i].item.vocab == kAnyVocab) {
-        for (const std::size_t child : each_vocab(i)) enqueue(child);
-        continue;
-      }
-      std::vector<std::size_t> batch{i};
-      while (static_cast<int>(batch.size()) < settings_.threads && !queue.empty()) {
-        const auto [bound, level, next] = *queue.begin();
-        if (bound > limit() || level != 1 || entries_[next].item.vocab == kAnyVocab ||
-            conflict(entries_[next].item, excluded) != 0)
-          break;
-        batch.push_back(next);
-        queue.erase(queue.begin());
-      }
-      solve(batch, limit());
-      for (const std::size_t b : batch) enqueue(b);
+    if (settings_.threads > 1) monitor_.start_later([this] { start_helpers(); });
+    work();
+    monitor_.start_later(nullptr);
+    for (auto& helper : helpers_) helper.join();
+    helpers_.clear();
+    if (error_) std::rethrow_exception(error_);
+    if (monitor_.was_interrupted()) throw Stopped{};
+    monitor_.resume();
+    if (best_ >= 0 && !timed_out_) {
+      lowest_ = limit_;
+      settle_ties();
     }
-    if (best >= 0 && !timed_out_) lowest_ = limit();
-    return best;
+    return best_;
+  }
+
+  void enqueue(std::size_t i) {
+    const Entry& e = entries_[i];
+    if (e.bound == kInf) return;
+    if (e.level == 2 && conflict(e.item) == 0 &&
+        (best_ < 0 || faster(e, entries_[static_cast<std::size_t>(best_)]))) {
+      best_ = static_cast<std::int64_t>(i);
+      limit_ =
+          static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
+    }
+    queue_.insert({e.bound, e.level, i});
+  }
+
+  // Takes entries in the order of their bounds until none is left that matters. A thread may take
+  // one that would not have mattered, had the others been done: it then gives it up, because the
+  // limit it works under falls with every better plan.
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    try {
+      while (!done_) step(lock);
+    } catch (const Stopped&) {
+      finish();
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      if (!error_) error_ = std::current_exception();
+      finish();
+    }
+  }
+
+  void finish() {
+    done_ = true;
+    monitor_.stop();
+    changed_.notify_all();
+  }
+
+  void step(std::unique_lock<std::mutex>& lock) {
+    lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
+    if (!in_work_.empty()) lowest_ = std::min(lowest_, *in_work_.begin());
+    if ((queue_.empty() && in_work_.empty()) || lowest_ > limit_) return finish();
+    try {
+      monitor_.poll();
+    } catch (const DeadlinePassed&) {
+      timed_out_ = true;
+      return finish();
+    }
+    if (queue_.empty() || std::get<0>(*queue_.begin()) > limit_) {
+      changed_.wait_for(lock, std::chrono::milliseconds(50));
+      return;
+    }
+    const std::size_t i = std::get<2>(*queue_.begin());
+    queue_.erase(queue_.begin());
+    Entry& entry = entries_[i];
+    const std::uint64_t layouts = conflict(entry.item);
+    if (layouts != 0)
+      split(i, layouts);
+    else if (entry.level == 0 || (entry.level == 1 && entry.item.vocab != kAnyVocab))
+      refine(lock, i);
+    else if (entry.level == 1)
+      each_vocab(i);
+    // of an exact entry nothing is left: it was compared with the best when it was put in
+  }
+
+  // Works on entry i, unlocked meanwhile, and puts it back.
+  void refine(std::unique_lock<std::mutex>& lock, std::size_t i) {
+    Entry& entry = entries_[i];
+    const double batch = static_cast<double>(entry.batch);
+    const int level = entry.level;
+    const auto in_work = in_work_.insert(entry.bound);
+    std::int64_t states = 0;
+    double bound = kInf;
+    ItemPlan plan;
+    bool finished = true;
+    const auto back = [&] {
+      lock.lock();
+      in_work_.erase(in_work);
+    };
+    lock.unlock();
+    try {
+      Watch watch(monitor_, &limit_, batch);
+      if (level == 0)
+        bound = relaxed_bound(in_, entry.item, watch.limit(), watch) / batch;
+      else
+        plan = solve_item(in_, entry.item, kInf, watch, states);
+    } catch (const Stopped&) {
+      finished = false;
+    } catch (const DeadlinePassed&) {
+      finished = false;
+    } catch (...) {
+      back();
+      throw;
+    }
+    back();
+    if (finished && level == 0) {
+      entry.level = 1;
+      if (bound <= limit_)  // above it only says that nothing is better than the limit
+        entry.bound = std::max(entry.bound, bound);
+      else
+        raise(entry);
+    } else if (finished) {
+      take(entry, std::move(plan), states);
+    }
+    enqueue(i);
+    changed_.notify_all();
+  }
+
+  void start_helpers() {
+    try {
+      for (int h = 1; h < std::min(settings_.threads, kMostThreads); ++h)
+        helpers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      settings_.threads = 1;  // the system has no thread to give: the others are enough
+    }
+  }
+
+  // Of all plans that tie for the best, takes the first. Which of its own equally fast plans a
+  // sub-problem finds depends on the limit it works under, and that on the threads: so each is
+  // solved again with the optimum as limit, which is quick.
+  void settle_ties() {
+    const Entry best = entries_[static_cast<std::size_t>(best_)];
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Entry& e = entries_[i];
+      if (e.level != 2 || e.bound == kInf || conflict(e.item) != 0 ||
+          static_cast<Wide>(e.plan.step) * best.batch !=
+              static_cast<Wide>(best.plan.step) * e.batch)
+        continue;
+      if (!e.settled) {
+        Watch watch(monitor_);
+        const double limit = static_cast<double>(e.plan.step) * (1.0 + kBoundSlack);
+        ItemPlan plan = solve_item(in_, e.item, limit, watch, outcome_.states);
+        if (plan.exact && plan.step == e.plan.step) e.plan = std::move(plan);
+        e.settled = true;
+      }
+      if (faster(e, entries_[static_cast<std::size_t>(best_)]))
+        best_ = static_cast<std::int64_t>(i);
+    }
+  }
+
+  // Out of time and nothing is known: the plan that needs least memory of the first entry that has
+  // one. That is quick, whatever the sub-problems are like, and decides whether there is any plan.
+  void find_any() {
+    monitor_.lift_deadline();
+    const Watch watch(monitor_);
+    std::vector<std::pair<double, std::size_t>> order;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i].bound < kInf) order.emplace_back(entries_[i].bound, i);
+    std::sort(order.begin(), order.end());
+    for (const auto& [bound, i] : order) {
+      Entry entry = entries_[i];
+      const std::vector<int> vocabs = in_.vocabs(entry.item);
+      for (const int e : vocabs) {
+        entry.item.vocab = e;
+        entry.plan = smallest_plan(in_, entry.item, watch);
+        if (entry.plan.step >= kInfTicks) continue;
+        if (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)) fallback_ = entry;
+      }
+      if (fallback_.plan.step < kInfTicks) return;
+    }
   }
 
   // Replaces entry i, a bound for all embedding strategies, by one entry for each of them.
-  std::vector<std::size_t> each_vocab(std::size_t i) {
+  void each_vocab(std::size_t i) {
     const Item item = entries_[i].item;
     const double bound = entries_[i].bound;
     entries_[i].bound = kInf;
-    std::vector<std::size_t> children;
     for (const int e : in_.vocabs(item)) {
       Item child = item;
       child.vocab = e;
       const std::size_t before = entries_.size();
       add(child, bound);
-      if (entries_.size() > before) children.push_back(before);
+      if (entries_.size() > before) enqueue(before);
     }
-    return children;
+    changed_.notify_all();
   }
 
   // Replaces entry i by entries that leave out one of these layouts each.
-  template <class Enqueue>
-  void split(std::size_t i, std::uint64_t layouts, Enqueue enqueue) {
+  void split(std::size_t i, std::uint64_t layouts) {
     const Item item = entries_[i].item;
     const double bound = entries_[i].bound;
     entries_[i].bound = kInf;
@@ -318,57 +476,34 @@ class Search {
     }
   }
 
-  void refine(Entry& entry, double limit) {
-    const double batch = static_cast<double>(entry.batch);
-    const double bound = relaxed_bound(in_, entry.item, limit * batch) / batch;
-    entry.level = 1;
-    if (bound <= limit)  // above it only says that nothing is better than the limit
-      entry.bound = std::max(entry.bound, bound);
-    else
-      raise(entry, limit);
-  }
-
-  // Nothing in the entry is as good as `limit`.
-  static void raise(Entry& entry, double limit) {
-    if (limit == kInf) {
+  // Nothing in the entry is as good as the limit.
+  void raise(Entry& entry) const {
+    if (limit_ == kInf)
       entry.bound = kInf;
-      return;
-    }
-    entry.bound = std::max(entry.bound, std::nextafter(limit, kInf));
+    else
+      entry.bound = std::max(entry.bound, std::nextafter(limit_.load(), kInf));
   }
 
-  void solve(const std::vector<std::size_t>& batch, double limit) {
-    std::vector<std::int64_t> states(batch.size(), 0);
-    const auto work = [&](std::size_t b) {
-      Entry& entry = entries_[batch[b]];
-      const double step = limit * static_cast<double>(entry.batch);
-      entry.plan = solve_item(in_, entry.item, step, deadline_, states[b]);
-    };
-    std::vector<std::thread> threads;
-    for (std::size_t b = 1; b < batch.size(); ++b) threads.emplace_back(work, b);
-    work(0);
-    for (auto& thread : threads) thread.join();
-    for (std::size_t b = 0; b < batch.size(); ++b) {
-      Entry& entry = entries_[batch[b]];
-      outcome_.states += states[b];
-      ++outcome_.opened;
-      if (!entry.plan.exact) {
-        if (entry.plan.step < kInfTicks &&
-            (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)))
-          fallback_ = entry;
-        entry.plan = ItemPlan{};
-        continue;
-      }
-      if (entry.plan.step >= kInfTicks) {
-        raise(entry, limit);
-        continue;
-      }
+  void take(Entry& entry, ItemPlan plan, std::int64_t states) {
+    outcome_.states += states;
+    ++outcome_.opened;
+    entry.plan = std::move(plan);
+    if (!entry.plan.exact) {
+      if (entry.plan.step < kInfTicks &&
+          (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)))
+        fallback_ = entry;
+      entry.plan = ItemPlan{};
+    } else if (entry.plan.step >= kInfTicks) {
+      raise(entry);
+    } else {
       entry.level = 2;
       entry.bound = static_cast<double>(entry.plan.step) / static_cast<double>(entry.batch);
     }
   }
 
   void explain_infeasible() {
+    monitor_.lift_deadline();  // that nothing fits is known, why is found quickly
+    const Watch watch(monitor_);
     SearchSettings unlimited = settings_;
     unlimited.budget = kInfBytes / 2;
     const Instance free(in_.t, unlimited);
@@ -380,7 +515,7 @@ class Search {
           const Item item{q, e, ~std::uint64_t{0}, s};
           if (free.simple_bound(item) == kInf) continue;
           int stage = -1;
-          const Bytes need = smallest_budget(free, item, best, stage);
+          const Bytes need = smallest_budget(free, item, best, stage, watch);
           if (need >= best) continue;
           best = need;
           outcome_.smallest_budget = need;
@@ -393,6 +528,8 @@ class Search {
 }  // namespace
 
 Outcome search_plan(const Tables& tables, const SearchSettings& settings) {
+  check_tables(tables);
+  check_settings(settings);
   return Search(tables, settings).run();
 }
 

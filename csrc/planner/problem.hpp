@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "planner/common.hpp"
@@ -63,6 +64,8 @@ struct SearchSettings {
   double time_limit_s = 0.0;  // 0: none
   int alternatives = 0;
   bool uniform = false;  // one strategy for all layers
+  // Asked now and then by the calling thread: true ends the search.
+  std::function<bool()> interrupted;
 };
 
 struct Choice {
@@ -73,7 +76,7 @@ struct Choice {
   std::vector<int> strategies;
 };
 
-enum class Status { kOptimal, kInfeasible, kTimeLimit };
+enum class Status { kOptimal, kInfeasible, kTimeLimit, kInterrupted };
 
 struct Outcome {
   Status status = Status::kInfeasible;
@@ -90,7 +93,8 @@ struct Outcome {
   std::int64_t opened = 0;
 };
 
-// Best first over (G, m, p, embedding), exact for T; see planner.cpp.
+// Best first over (G, m, p, embedding), exact for T; see planner.cpp. Throws std::invalid_argument
+// for what check.hpp refuses; exceptions of any thread, such as std::bad_alloc, in the calling one.
 Outcome search_plan(const Tables& tables, const SearchSettings& settings);
 
 }  // namespace autopar

@@ -8,13 +8,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <unordered_map>
 #include <vector>
 
 #include "planner/hull.hpp"
 #include "planner/instance.hpp"
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
 
@@ -29,15 +30,23 @@ class Subproblem {
   // False when some stage cannot hold any layer at all.
   bool feasible() const { return feasible_; }
   // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
-  double bound(double limit);
-  // The optimum if at most `limit` (step == kInfTicks otherwise).
-  ItemPlan solve(double limit, const Deadline& deadline, std::int64_t& states);
+  double bound(double limit, const Watch& watch);
+  // The optimum if at most `limit` and the watch's limit (step == kInfTicks otherwise). When the
+  // deadline passes, the best plan met so far, not exact.
+  ItemPlan solve(double limit, Watch& watch, std::int64_t& states);
   // Smallest budget with a plan, if below `limit`.
-  Bytes smallest_budget(Bytes limit, int& binding_stage);
+  Bytes smallest_budget(Bytes limit, int& binding_stage, const Watch& watch);
+  // A plan that fits if there is any: the one that needs least memory, whatever its time.
+  ItemPlan smallest_plan(const Watch& watch);
 
  private:
   static constexpr int kWeighings = 6;
   static constexpr Ticks kWeights = 64;  // the tail weights of all stages add up to it
+  // Plans are looked for up to this share above the lower bound first, then up to kGrowth times it:
+  // while bounds are cheap, and once exact frontiers are needed, whose size grows fast with it.
+  static constexpr double kFirstShare = 1.0 / 16;
+  static constexpr double kOpeningShare = 1.0 / 1024;
+  static constexpr double kGrowth = 4.0;
 
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
@@ -64,6 +73,11 @@ class Subproblem {
     // the point that is best for the dual
     std::array<StagePoint<D>, 3> feasible;
     std::vector<StagePoint<D>> points;
+  };
+  struct Caps {  // of transient and shared bytes
+    Bytes maxima;
+    std::vector<Bytes> least;                   // kept bytes, by type
+    std::vector<const StageOption<D>*> option;  // that needs no more
   };
   struct Partial {  // stages j..p-1
     Ticks sum = 0;
@@ -102,15 +116,21 @@ class Subproblem {
   std::vector<Bound> cell_bound_;
   std::vector<Fit> cell_fit_;
   std::vector<std::uint8_t> cell_refined_;
-  std::unordered_map<std::int64_t, Cell> cells_;
+  std::unordered_map<std::size_t, Cell> cells_;  // by bound_key
 
-  Deadline deadline_;
-  bool stoppable_ = false;  // some plan is known, so the deadline counts
-  ItemPlan known_;          // the best plan met so far
+  const Watch* watch_ = nullptr;  // while a question is answered
+  ItemPlan known_;                // the best plan met so far
 
-  ItemPlan solve_exactly(double limit, std::int64_t& states);
+  ItemPlan solve_exactly(double limit, Watch& watch, std::int64_t& states);
+  void forget_limit();
+  // The first maximum over stages that T depends on: with one micro-batch only the tail counts.
+  std::size_t counted() const { return microbatches_ == 1 ? D - 1 : 0; }
   void remember(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes,
                 Ticks step);
+  std::vector<std::vector<Caps>> least_bytes() const;
+  Bytes need(const Caps& caps, int l, int n) const;
+  std::vector<std::vector<std::uint8_t>> starts(const std::vector<std::vector<Caps>>& caps,
+                                                Bytes budget, const Watch& watch) const;
   void build_stage(int j);
   Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
   Ticks send_of(int type, int layout) const {
@@ -146,6 +166,10 @@ class Subproblem {
       visit(n, cell);
     }
   }
+  // What 1F1B charges every stage for transfers of which this is the slowest.
+  Ticks transfers(Ticks send) const {
+    return std::llround(2.0 * static_cast<double>(send) * (stages_ - 1) / stages_);
+  }
   // What sends between stages cost at least, per boundary behind stage j (GPipe's sum only).
   double least_sends(int j) const {
     return in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
@@ -175,9 +199,6 @@ class Subproblem {
                   std::size_t s_after) const;
   bool compute_bounds(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
-  std::int64_t cell_key(int j, int l, int n) const {
-    return (static_cast<std::int64_t>(j) * (layers_ + 1) + (one_type_ ? 0 : l)) * (layers_ + 1) + n;
-  }
   StepBound<D> kernel_bound(int j, int l, int n, double limit);
   void compute_ways(double limit);
   void offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const;
@@ -218,6 +239,9 @@ Cost<D> Subproblem<D>::cost(Ticks forward, Ticks backward, Ticks tail) const {
     return {microbatches_ * (forward + backward) + tail};
   else if constexpr (D == 2)
     return {forward + backward, tail};
+  else if (microbatches_ ==
+           1)  // T is the sum of both: one number, and far fewer incomparable points
+    return {forward + backward, 0, tail};
   else
     return {forward, backward, tail};
 }

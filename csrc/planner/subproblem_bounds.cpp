@@ -56,8 +56,7 @@ void Subproblem<D>::build_stage(int j) {
   const int kind = stages_ == 1 ? 0 : j == 0 ? 1 : j == stages_ - 1 ? 3 : 2;
   stage.base_bytes = t.stage_fixed_bytes[table_ * 4 + kind];
   if (stages_ > 1 && !t.gpipe) {
-    const double transfers = 2.0 * static_cast<double>(send_cap_) * (stages_ - 1) / stages_;
-    stage.base = cost(static_cast<Ticks>(std::llround(transfers)), 0, 0);
+    stage.base = cost(transfers(send_cap_), 0, 0);
   }
   if (kind != 2) {
     const int position = kind == 0 ? 0 : kind == 1 ? 1 : 2;
@@ -182,6 +181,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t from = state(j, l);
       if (before_sum_[from] == kInf) continue;
+      watch_->poll();
       for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
         const double sends = least_sends(j);
@@ -198,6 +198,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t from = state(j, l);
       if (before_sum_[from] == kInf) continue;
+      watch_->poll();
       for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
         const double sends = least_sends(j);
@@ -213,118 +214,10 @@ bool Subproblem<D>::compute_bounds(double limit) {
 }
 
 template <int D>
-double Subproblem<D>::bound(double limit) {
+double Subproblem<D>::bound(double limit, const Watch& watch) {
+  watch_ = &watch;
   if (!feasible_ || !compute_bounds(limit)) return kInf;
   return whole_bound();
-}
-
-template <int D>
-Bytes Subproblem<D>::smallest_budget(Bytes limit, int& binding_stage) {
-  if (!feasible_) return limit;
-  // by stage: for every pair of maxima the least kept bytes of each type
-  struct Caps {
-    Bytes maxima;
-    std::vector<Bytes> least;
-  };
-  std::vector<std::vector<Caps>> caps(at(stages_));
-  for (int j = 0; j < stages_; ++j) {
-    const Stage& stage = stage_[at(j)];
-    std::vector<Bytes> transients{stage.base_transient}, shareds{stage.base_shared};
-    for (const auto& options : stage.options)
-      for (const auto& o : options) {
-        transients.push_back(std::max(o.transient, stage.base_transient));
-        shareds.push_back(std::max(o.shared, stage.base_shared));
-      }
-    for (auto* values : {&transients, &shareds}) {
-      std::sort(values->begin(), values->end());
-      values->erase(std::unique(values->begin(), values->end()), values->end());
-    }
-    for (const Bytes transient : transients)
-      for (const Bytes shared : shareds) {
-        Caps c{stage.base_bytes + transient + shared, std::vector<Bytes>(at(types_), kInfBytes)};
-        for (int k = 0; k < types_; ++k)
-          for (const auto& o : stage.options[at(k)])
-            if (o.transient <= transient && o.shared <= shared)
-              c.least[at(k)] = std::min(c.least[at(k)], o.bytes);
-        caps[at(j)].push_back(std::move(c));
-      }
-  }
-  const auto need = [&](int j, int l, int n) {
-    Bytes best = kInfBytes;
-    for (const Caps& c : caps[at(j)]) {
-      Bytes total = c.maxima;
-      for (int k = 0; k < types_ && total < kInfBytes; ++k) {
-        const int count =
-            in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
-        if (count == 0) continue;
-        total = c.least[at(k)] >= kInfBytes ? kInfBytes : total + c.least[at(k)] * count;
-      }
-      best = std::min(best, total);
-    }
-    return best;
-  };
-  // how many layers from l on stage j can hold; more layers never need less
-  const auto furthest = [&](int j, int l, Bytes budget) {
-    const int most = layers_ - l - (stages_ - 1 - j);
-    if (!in_.t.division.empty()) {
-      const int n = in_.t.division[at(j)];
-      return n <= most && need(j, l, n) <= budget ? n : 0;
-    }
-    int low = 0, high = most;
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (need(j, l, middle) <= budget)
-        low = middle;
-      else
-        high = middle - 1;
-    }
-    return low;
-  };
-  // Which layers can the next stage start at? Not only the last one: starting there may force a
-  // large layer on a stage that holds many micro-batches.
-  const auto reaches = [&](Bytes budget) {
-    std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
-    starts[0] = 1;
-    for (int j = 0; j < stages_; ++j) {
-      std::vector<std::uint8_t> next(at(layers_) + 1, 0);
-      for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-        if (!starts[at(l)]) continue;
-        const int n = furthest(j, l, budget);
-        const int least = in_.t.division.empty() ? 1 : n;
-        for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
-      }
-      starts = next;
-    }
-    return starts[at(layers_)] != 0;
-  };
-  if (limit <= 0 || !reaches(limit - 1)) return limit;
-  Bytes low = 0, high = limit - 1;
-  while (low < high) {
-    const Bytes middle = low + (high - low) / 2;
-    if (reaches(middle))
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  // the first stage that some division needs all of it for, and that no division avoids
-  std::vector<std::uint8_t> starts(at(layers_) + 1, 0);
-  starts[0] = 1;
-  binding_stage = stages_ - 1;
-  for (int j = 0; j < stages_; ++j) {
-    std::vector<std::uint8_t> next(at(layers_) + 1, 0);
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      if (!starts[at(l)]) continue;
-      const int n = furthest(j, l, high - 1);
-      const int least = in_.t.division.empty() ? 1 : n;
-      for (int k = std::max(least, 1); k <= n; ++k) next[at(l + k)] = 1;
-    }
-    if (std::find(next.begin(), next.end(), 1) == next.end()) {
-      binding_stage = j;
-      break;
-    }
-    starts = next;
-  }
-  return high;
 }
 
 template class Subproblem<1>;

@@ -42,6 +42,7 @@ void Subproblem<D>::compute_ways(double limit) {
   const auto extend = [&](int j, int l, bool forward) {
     const std::size_t here = state(j, l);
     if (before_sum_[here] == kInf) return;
+    watch_->poll();
     for_each_size(j, l, limit, [&](int n, const Bound& cell) {
       const std::size_t there = state(j + 1, l + n);
       if (after_sum_[there] == kInf) return;
@@ -54,7 +55,7 @@ void Subproblem<D>::compute_ways(double limit) {
         Bound largest{};
         for (std::size_t d = 0; d < D + 1; ++d) largest[d] = source.largest[d];
         raise_to(largest, cell);
-        for (std::size_t d = 0; d < D + 1; ++d) way.largest[d] = largest[d];
+        for (std::size_t d = counted(); d < D + 1; ++d) way.largest[d] = largest[d];
         const double sum = way.sum + (forward ? after_sum_[there] : before_sum_[here]);
         const double dual = way.dual + (forward ? after_dual_[there] : before_dual_[here]);
         if (step(sum, dual, largest) * (1.0 - kBoundSlack) <= limit) offer_way(target, way);
@@ -118,7 +119,7 @@ StageProblem<1> scalar_problem(const StageProblem<D>& p, const std::array<Ticks,
   s.budget = p.budget;
   s.base_transient = p.base_transient;
   s.base_shared = p.base_shared;
-  s.deadline = p.deadline;
+  s.watch = p.watch;
   return s;
 }
 
@@ -192,23 +193,24 @@ void Subproblem<D>::refine_entry(int j, int l, int n, std::size_t entry, const S
   const double least =
       static_cast<double>(best->cost[0]) * (1.0 - kBoundSlack) / static_cast<double>(scale);
   cell_bound_[key][entry] = std::max(cell_bound_[key][entry], least);
-  if (entry >= D) cells_[cell_key(j, l, n)].feasible[entry - D] = priced<D>(p, *best);
+  if (entry >= D) cells_[bound_key(j, l, n)].feasible[entry - D] = priced<D>(p, *best);
 }
 
 template <int D>
 void Subproblem<D>::refine(int j, int l, int n, double limit, std::int64_t& states) {
-  Cell& cell = cells_[cell_key(j, l, n)];
+  Cell& cell = cells_[bound_key(j, l, n)];
   const std::size_t key = bound_key(j, l, n);
   const StepBound<D> rest = kernel_bound(j, l, n, limit);
-  cell.known = Known::kIntegral;
   cell_refined_[key] = 1;
   if (rest.others.empty()) cell_fit_[key] = Fit::kExcluded;  // no plan within the limit uses it
   // first the combinations, then every bottleneck dimension
   std::vector<std::size_t> entries{D};
   if (D > 1) entries.insert(entries.end(), {D + 1, D + 2});
-  for (std::size_t d = 0; d + 1 < D; ++d) entries.push_back(d);
+  for (std::size_t d = 0; d + 1 < D; ++d)
+    if (d == 0 || microbatches_ > 1) entries.push_back(d);  // see cost()
   for (const std::size_t entry : entries)
     if (cell_fit_[key] == Fit::kFits) refine_entry(j, l, n, entry, rest, limit, states);
+  cell.known = Known::kIntegral;
   if (D == 1 && cell_fit_[key] == Fit::kFits) {  // one stage: its combined cost is the objective
     cell.points = {cell.feasible[0]};
     cell.known = Known::kExact;
@@ -225,7 +227,7 @@ bool Subproblem<D>::weigh_tails(const std::vector<const Partial*>& path,
   std::vector<Ticks> tails;
   int l = 0;
   for (int j = 0; j < stages_; ++j) {
-    const Cell& cell = cells_[cell_key(j, l, sizes[at(j)])];
+    const Cell& cell = cells_[bound_key(j, l, sizes[at(j)])];
     if (path[at(j)]->cell != nullptr)
       tails.push_back(cell.points[at(path[at(j)]->point)].cost[D - 1]);
     else if (!cell.feasible[2].strategies.empty())
@@ -284,7 +286,7 @@ bool Subproblem<D>::weigh_tails(const std::vector<const Partial*>& path,
 
 template <int D>
 void Subproblem<D>::open(int j, int l, int n, double limit, std::int64_t& states) {
-  Cell& cell = cells_[cell_key(j, l, n)];
+  Cell& cell = cells_[bound_key(j, l, n)];
   StageProblem<D> p = problem(j, l, n);
   p.bound = kernel_bound(j, l, n, limit);
   cell.points = solve_stage_frontier<D>(p, states);
@@ -294,7 +296,7 @@ void Subproblem<D>::open(int j, int l, int n, double limit, std::int64_t& states
 // How far the known point of a refined cell is from its bound, given the tail of the division.
 template <int D>
 double Subproblem<D>::slack(int j, int l, int n, Ticks tail) {
-  const StagePoint<D>& point = cells_[cell_key(j, l, n)].feasible[1];
+  const StagePoint<D>& point = cells_[bound_key(j, l, n)].feasible[1];
   Bound bound;
   if (point.strategies.empty() || cell_bound(j, l, n, bound) != Fit::kFits) return 0.0;
   double gap = std::max(0.0, static_cast<double>(point.cost[D - 1] - tail));

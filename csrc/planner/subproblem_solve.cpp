@@ -42,7 +42,7 @@ StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
   p.base_transient = stage.base_transient;
   p.base_shared = stage.base_shared;
   p.bound.microbatches_less_1 = microbatches_ - 1.0;
-  p.deadline = stoppable_ ? &deadline_ : nullptr;
+  p.watch = watch_;
   return p;
 }
 
@@ -81,7 +81,7 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                 (1.0 - kBoundSlack) >
             limit)
           return;
-        const auto found = cells_.find(cell_key(j, l, n));
+        const auto found = cells_.find(bound_key(j, l, n));
         const Cell& cell = found == cells_.end() ? unknown : found->second;
         const int type = in_.t.layer_type[l + n - 1];
         // combine one way to run this stage with every way to run the following ones
@@ -95,6 +95,7 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
               continue;
             const auto& following = labels[there * lists + at(list)];
             for (std::size_t f = 0; f < following.size(); ++f) {
+              watch_->poll_rarely();
               const Partial& rest = following[f];
               for (int entry = 0; entry < (first < 0 || j == 0 ? 1 : layouts_); ++entry) {
                 Cost<D> a = own;
@@ -109,10 +110,11 @@ std::vector<std::vector<typename Subproblem<D>::Partial>> Subproblem<D>::divide(
                 label.combined = std::max(rest.combined, combined);
                 label.dual = rest.dual + 2.0 * static_cast<double>(send) +
                              (point < 0 ? dual : weights.entry(a, D + 2));
-                Bound largest;
+                Bound largest{};
                 largest[D] = std::max(label.combined, before_max_[here][D]);
                 for (std::size_t d = 0; d < D; ++d) {
                   if (d + 1 < D) label.sum += a[d];
+                  if (d < counted()) continue;
                   label.largest[d] = std::max(rest.largest[d], a[d]);
                   if (d + 1 < D) label.largest[d] = std::max(label.largest[d], send);
                   largest[d] =
@@ -196,7 +198,15 @@ double Subproblem<D>::step_of(const std::vector<const StagePoint<D>*>& points,
 template <int D>
 void Subproblem<D>::remember(const std::vector<const StagePoint<D>*>& points,
                              const std::vector<int>& sizes, Ticks step) {
-  stoppable_ = true;
+  if (!in_.t.gpipe && stages_ > 1) {  // the slowest transfer of the plan may be below the cap
+    Ticks slowest = 0;
+    int l = 0;
+    for (int j = 0; j + 1 < stages_; ++j) {
+      l += sizes[at(j)];
+      slowest = std::max(slowest, send_of(in_.t.layer_type[l - 1], points[at(j)]->exit_layout));
+    }
+    step -= (stages_ + microbatches_ - 1) * (transfers(send_cap_) - transfers(slowest));
+  }
   if (step >= known_.step) return;
   known_.step = step;
   known_.stage_sizes = sizes;
@@ -213,7 +223,7 @@ double Subproblem<D>::assembled_step(const std::vector<const Partial*>& path,
   std::vector<const StagePoint<D>*> slowest, others;
   int l = 0;
   for (int j = 0; j < stages_; ++j) {
-    const Cell& cell = cells_[cell_key(j, l, sizes[at(j)])];
+    const Cell& cell = cells_[bound_key(j, l, sizes[at(j)])];
     const Partial& p = *path[at(j)];
     if (p.cell != nullptr) {
       slowest.push_back(&cell.points[at(p.point)]);
@@ -239,91 +249,142 @@ double Subproblem<D>::assembled_step(const std::vector<const Partial*>& path,
 }
 
 template <int D>
-ItemPlan Subproblem<D>::solve(double limit, const Deadline& deadline, std::int64_t& states) {
-  deadline_ = deadline;
-  stoppable_ = limit < static_cast<double>(kInfTicks);
+ItemPlan Subproblem<D>::solve(double limit, Watch& watch, std::int64_t& states) {
+  watch_ = &watch;
   known_ = ItemPlan{};
   try {
-    return solve_exactly(limit, states);
+    return solve_exactly(limit, watch, states);
   } catch (const DeadlinePassed&) {
     known_.exact = false;
     return known_;
   }
 }
 
+// Takes back what holds for plans up to the limit tried so far only; bounds and points hold always.
 template <int D>
-ItemPlan Subproblem<D>::solve_exactly(double limit, std::int64_t& states) {
+void Subproblem<D>::forget_limit() {
+  for (auto& [key, cell] : cells_) {
+    if (cell_fit_[key] == Fit::kExcluded) {
+      cell.known = Known::kRelaxed;
+    } else if (D > 1 && cell.known == Known::kExact) {
+      cell.known = Known::kIntegral;
+      cell.points.clear();
+    }
+  }
+  for (std::size_t key = 0; key < cell_fit_.size(); ++key)
+    if (cell_fit_[key] == Fit::kExcluded) {
+      cell_fit_[key] = Fit::kUnknown;  // its bound may be of other weights
+      cell_refined_[key] = 0;
+    }
+}
+
+template <int D>
+ItemPlan Subproblem<D>::solve_exactly(double limit, Watch& watch, std::int64_t& states) {
   ItemPlan plan;
   if (!feasible_) return plan;
   int weighings = 0;
+  bool opening = false;
+  limit = std::min(limit, watch.limit());
+  watch.set_working(0.0);
+  if (!compute_bounds(limit)) return plan;
+  // Nothing is faster than `lower`. Plans are looked for up to `tried`: how much there is to look
+  // at depends on how far it is above the optimum, so it starts low and is raised while nothing is
+  // found, whatever the limit is.
+  double lower = whole_bound();
+  double share = kFirstShare;
+  const auto next_try = [&] { return lower * (1.0 + share) + 1.0; };
+  double tried = next_try();
   while (true) {
-    if (stoppable_ && deadline_.passed()) throw DeadlinePassed{};
-    if (!compute_bounds(limit)) return plan;
-    if (whole_bound() > limit) return plan;
-    const auto labels = divide(limit);
-    const std::size_t lists = at(layouts_) + 1;
-    const auto& complete = labels[state(0, 0) * lists + at(layouts_)];
-    const Partial* best = nullptr;
-    for (const Partial& p : complete)
-      if (best == nullptr || step_bound(p) < step_bound(*best)) best = &p;
-    if (best == nullptr || step_bound(*best) * (1.0 - kBoundSlack) > limit) return plan;
-    // walk the stages of the best division; open what is not exact yet
-    std::vector<int> sizes;
-    std::vector<const Partial*> path;
-    bool exact = true;
-    int l = 0;
-    for (const Partial* p = best; l < layers_;) {
-      path.push_back(p);
-      sizes.push_back(p->layers);
-      exact = exact && p->cell != nullptr;
-      l += p->layers;
-      p = &labels[state(static_cast<int>(path.size()), l) * lists + at(p->next_layout)]
-                 [at(p->next)];
-    }
-    if (exact) {
-      plan.step = exact_step(*best);
-      plan.stage_sizes = sizes;
-      for (const Partial* p : path) {
-        const auto& strategies = p->cell->points[at(p->point)].strategies;
-        plan.strategies.insert(plan.strategies.end(), strategies.begin(), strategies.end());
+    limit = std::min(limit, watch.limit());
+    if (lower > limit) return plan;
+    const double most = std::min(limit, tried);
+    watch.set_working(most);
+    try {
+      watch.poll();
+      std::vector<std::vector<Partial>> labels;
+      const Partial* best = nullptr;
+      if (compute_bounds(most) && whole_bound() <= most) {
+        labels = divide(most);
+        for (const Partial& p : labels[state(0, 0) * (at(layouts_) + 1) + at(layouts_)])
+          if (best == nullptr || step_bound(p) < step_bound(*best)) best = &p;
       }
-      return plan;
-    }
-    // integral minima first: they are cheap, and their points make a plan
-    compute_ways(limit);
-    bool refined = false;
-    l = 0;
-    for (int j = 0; j < stages_; ++j) {
-      Cell& cell = cells_[cell_key(j, l, sizes[at(j)])];
-      if (cell.known == Known::kRelaxed) {
-        if (!refined) limit = std::min(limit, quick_step(sizes, limit));
-        refine(j, l, sizes[at(j)], limit, states);
-        refined = true;
+      if (best == nullptr || step_bound(*best) * (1.0 - kBoundSlack) > most) {
+        if (most >= limit) return plan;
+        lower = std::max(lower, most);
+        share = std::min(share * kGrowth, 1e6);
+        tried = next_try();
+        forget_limit();
+        continue;
       }
-      l += sizes[at(j)];
-    }
-    limit = std::min(limit, assembled_step(path, sizes));
-    if (refined) continue;
-    if (weighings < kWeighings) {
-      ++weighings;
-      if (weigh_tails(path, sizes, weighings, limit, states)) continue;
-    }
-    // one cell at a time, the one whose bound seems least tight: what it teaches narrows the others
-    int widest = -1, first_layer = 0;
-    double widest_gap = -1.0;
-    l = 0;
-    for (int j = 0; j < stages_; ++j) {
-      if (path[at(j)]->cell == nullptr) {
-        const double gap = slack(j, l, sizes[at(j)], best->largest[D - 1]);
-        if (gap > widest_gap) {
-          widest_gap = gap;
-          widest = j;
-          first_layer = l;
+      lower = std::max(lower, step_bound(*best) * (1.0 - kBoundSlack));
+      // walk the stages of the best division; open what is not exact yet
+      const std::size_t lists = at(layouts_) + 1;
+      std::vector<int> sizes;
+      std::vector<const Partial*> path;
+      bool exact = true;
+      int l = 0;
+      for (const Partial* p = best; l < layers_;) {
+        path.push_back(p);
+        sizes.push_back(p->layers);
+        exact = exact && p->cell != nullptr;
+        l += p->layers;
+        p = &labels[state(static_cast<int>(path.size()), l) * lists + at(p->next_layout)]
+                   [at(p->next)];
+      }
+      if (exact) {
+        plan.step = exact_step(*best);
+        plan.stage_sizes = sizes;
+        for (const Partial* p : path) {
+          const auto& strategies = p->cell->points[at(p->point)].strategies;
+          plan.strategies.insert(plan.strategies.end(), strategies.begin(), strategies.end());
         }
+        return plan;
       }
-      l += sizes[at(j)];
+      // integral minima first: they are cheap, and their points make a plan
+      compute_ways(most);
+      bool refined = false;
+      l = 0;
+      for (int j = 0; j < stages_; ++j) {
+        const Cell& cell = cells_[bound_key(j, l, sizes[at(j)])];
+        if (cell.known == Known::kRelaxed) {
+          if (!refined) limit = std::min(limit, quick_step(sizes, limit));
+          refine(j, l, sizes[at(j)], std::min(most, limit), states);
+          refined = true;
+        }
+        l += sizes[at(j)];
+      }
+      limit = std::min(limit, assembled_step(path, sizes));
+      if (refined) continue;
+      if (weighings < kWeighings) {
+        ++weighings;
+        if (weigh_tails(path, sizes, weighings, std::min(most, limit), states)) continue;
+      }
+      if (!opening) {
+        opening = true;
+        share = kOpeningShare;
+        tried = std::min(tried, next_try());
+        watch.set_working(std::min(limit, tried));
+      }
+      // one cell at a time, the one whose bound seems least tight: what it teaches narrows the
+      // others
+      int widest = -1, first_layer = 0;
+      double widest_gap = -1.0;
+      l = 0;
+      for (int j = 0; j < stages_; ++j) {
+        if (path[at(j)]->cell == nullptr) {
+          const double gap = slack(j, l, sizes[at(j)], best->largest[D - 1]);
+          if (gap > widest_gap) {
+            widest_gap = gap;
+            widest = j;
+            first_layer = l;
+          }
+        }
+        l += sizes[at(j)];
+      }
+      open(widest, first_layer, sizes[at(widest)], std::min(limit, tried), states);
+    } catch (const Narrowed&) {
+      continue;  // the limit is lower now; what was half done is done again
     }
-    open(widest, first_layer, sizes[at(widest)], limit, states);
   }
 }
 

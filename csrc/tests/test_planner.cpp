@@ -5,7 +5,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <new>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "planner_dump.hpp"
 #include "planner_plans.hpp"
 
+using autopar::Bytes;
 using autopar::Choice;
 using autopar::Outcome;
 using autopar::search_plan;
@@ -292,4 +295,76 @@ TEST_CASE("out of time there is still a plan that fits, and a bound that holds")
     }
   }
   CHECK(stopped >= 10);
+}
+
+TEST_CASE("an interrupted search ends with that status and nothing else, whatever the threads") {
+  for (const auto& problem : problems())
+    for (const int threads : {1, 4}) {
+      CAPTURE(problem->name);
+      SearchSettings settings = problem->settings;
+      settings.threads = threads;
+      settings.interrupted = [] { return true; };
+      const Outcome found = search_plan(problem->tables, settings);
+      CHECK(found.status == Status::kInterrupted);
+      CHECK_FALSE(found.found);
+      CHECK(found.alternatives.empty());
+    }
+}
+
+TEST_CASE("what is thrown during a search is thrown by the call, when its threads have ended") {
+  for (const auto& problem : problems())
+    for (const int threads : {1, 4}) {
+      CAPTURE(problem->name);
+      SearchSettings settings = problem->settings;
+      settings.threads = threads;
+      settings.interrupted = []() -> bool { throw std::bad_alloc(); };
+      CHECK_THROWS_AS(search_plan(problem->tables, settings), std::bad_alloc);
+    }
+}
+
+TEST_CASE("what cannot be planned with is refused by the name of the argument") {
+  const Problem& problem = *problems().front();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto refusal = [&](const Tables& tables, const SearchSettings& settings) -> std::string {
+    try {
+      search_plan(tables, settings);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto with = [&](auto change) {
+    Tables tables = problem.tables;
+    SearchSettings settings = problem.settings;
+    change(tables, settings);
+    return refusal(tables, settings);
+  };
+  const std::size_t moves = planner_plans::at(
+      static_cast<std::int64_t>(problem.tables.num_tables) * problem.tables.num_types *
+      problem.tables.num_layouts * problem.tables.num_layouts);
+  const std::vector<double> none(moves, nan), below(moves, -1.0);
+  const std::vector<std::int32_t> zeros(planner_plans::at(problem.tables.num_candidates), 0);
+  CHECK(refusal(problem.tables, problem.settings).empty());
+  CHECK(with([&](Tables& t, SearchSettings&) { t.redistribute_forward_s = none.data(); }) ==
+        "redistribute_forward_s contains nan, expected numbers from 0 to 1e+150");
+  CHECK(with([&](Tables& t, SearchSettings&) { t.redistribute_backward_s = below.data(); }) ==
+        "redistribute_backward_s contains -1, expected numbers from 0 to 1e+150");
+  CHECK(with([&](Tables& t, SearchSettings&) { t.candidate_microbatches = zeros.data(); }) ==
+        "candidate_microbatches contains 0, expected numbers from 1 to 1073741824");
+  CHECK(with([&](Tables& t, SearchSettings&) { t.num_layers = 100000; }) ==
+        "layer_type has 100000 layers, expected 1 to 10000");
+  CHECK(with([&](Tables& t, SearchSettings&) {
+          t.division = {t.num_layers + 1};
+        }).starts_with("division sums to "));
+  CHECK(with([](Tables&, SearchSettings& s) { s.threads = 0; }) ==
+        "threads is 0, expected at least 1");
+  CHECK(with([&](Tables&, SearchSettings& s) {
+          s.time_limit_s = nan;
+        }).starts_with("time_limit_s is nan"));
+  CHECK(with([](Tables&, SearchSettings& s) {
+          s.alternatives = -1;
+        }).starts_with("alternatives is -1"));
+  CHECK(with([](Tables&, SearchSettings& s) {
+          s.budget = Bytes{1} << 62;
+        }).starts_with("budget is 4611686018427387904 bytes"));
 }

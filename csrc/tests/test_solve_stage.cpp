@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 namespace {
 
@@ -26,7 +26,7 @@ struct Instance {
     return {num_layers,          num_strategies,
             time_s.data(),       memory_bytes.data(),
             transition_s.data(), transient_bytes.empty() ? nullptr : transient_bytes.data(),
-            budget_bytes};
+            budget_bytes,        nullptr};
   }
 
   std::size_t at(int layer, int strategy) const {

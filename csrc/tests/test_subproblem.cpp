@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "planner/instance.hpp"
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 #include "planner_dump.hpp"
 #include "planner_plans.hpp"
 
@@ -107,7 +107,9 @@ Instance instance(const ByHand& by_hand, Bytes budget = 1 << 20) {
 
 ItemPlan optimum(const Instance& in, const Item& item, double limit = kInf) {
   std::int64_t states = 0;
-  return solve_item(in, item, limit, Deadline(), states);
+  autopar::Monitor monitor;
+  autopar::Watch watch(monitor);
+  return solve_item(in, item, limit, watch, states);
 }
 
 }  // namespace
@@ -187,6 +189,8 @@ TEST_CASE("bounds without memory are sums that can be added up by hand") {
 }
 
 TEST_CASE("optima and smallest budgets of items worked out by hand") {
+  autopar::Monitor monitor;
+  const autopar::Watch watch(monitor);
   ByHand by_hand;
   const Item one{1, 0, kAllLayouts, -1}, two{2, 0, kAllLayouts, -1};
   {
@@ -211,9 +215,9 @@ TEST_CASE("optima and smallest budgets of items worked out by hand") {
     CHECK(plan.strategies == std::vector<int>{0, 0, 0});
     int stage = -1;
     // all layers with strategy 1: 1000 + 55 + 43 + 4 + 10 + 3
-    CHECK(smallest_budget(in, one, kInfBytes / 4, stage) == 1115);
+    CHECK(smallest_budget(in, one, kInfBytes / 4, stage, watch) == 1115);
     CHECK(stage == 0);
-    CHECK(smallest_budget(in, one, 1115, stage) == 1115);  // nothing below the limit
+    CHECK(smallest_budget(in, one, 1115, stage, watch) == 1115);  // nothing below the limit
   }
   by_hand.tables.gpipe = true;
   const Instance in = instance(by_hand);
@@ -222,6 +226,8 @@ TEST_CASE("optima and smallest budgets of items worked out by hand") {
 }
 
 TEST_CASE("bounds of an item are never above its optimum; the limit does not change its plan") {
+  autopar::Monitor monitor;
+  const autopar::Watch watch(monitor);
   int solved = 0, without = 0;
   for (const char* file : {"small.dump", "wild.dump", "large.dump"})
     for (const auto& problem : planner_dump::read(file)) {
@@ -241,7 +247,7 @@ TEST_CASE("bounds of an item are never above its optimum; the limit does not cha
             if (in.simple_bound(item) == kInf) continue;
             const ItemPlan plan = optimum(in, item);
             int stage = -1;
-            const Bytes need = smallest_budget(free, item, kInfBytes / 4, stage);
+            const Bytes need = smallest_budget(free, item, kInfBytes / 4, stage, watch);
             CHECK((need <= problem->settings.budget) == (plan.step < kInfTicks));
             if (plan.step >= kInfTicks) {
               ++without;
@@ -252,10 +258,10 @@ TEST_CASE("bounds of an item are never above its optimum; the limit does not cha
             const double most = step * (1.0 + 1e-12);
             CHECK(in.simple_bound(item) <= most);
             CHECK(in.simple_bound(any) <= most);
-            const double relaxed = relaxed_bound(in, item, kInf);
+            const double relaxed = relaxed_bound(in, item, kInf, watch);
             CHECK(relaxed <= most);
-            CHECK(relaxed_bound(in, any, kInf) <= relaxed * (1.0 + 1e-12));
-            CHECK(relaxed_bound(free, item, kInf) <= relaxed * (1.0 + 1e-12));
+            CHECK(relaxed_bound(in, any, kInf, watch) <= relaxed * (1.0 + 1e-12));
+            CHECK(relaxed_bound(free, item, kInf, watch) <= relaxed * (1.0 + 1e-12));
             // so it does not matter what else was known, nor to which thread
             for (const double factor : {1.0, 1.01, 1.5}) {
               const ItemPlan again = optimum(in, item, step * factor);

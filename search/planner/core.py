@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -164,7 +165,10 @@ def solve_stage(
         raise InputError("budget_bytes is NaN; expected a number of bytes")
     # not charged and not checked, so it may hold anything
     moves[0] = 0.0
-    feasible, choice, _ = core.solve_stage(times, memory, moves, budget, transient)
+    try:
+        feasible, choice, _ = core.solve_stage(times, memory, moves, budget, transient)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if not feasible:
         infinite = float("inf")
         return StageSolution(
@@ -244,6 +248,12 @@ def _check_tables(
         raise InputError(wrong[0])
 
 
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # a container or taskset may leave fewer than there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 # a plan's layouts are bits of one 64-bit word in the core
 _MOST_LAYOUTS = 64
 
@@ -262,21 +272,31 @@ def solve_tables(
     """Return the plan with the highest throughput G/T whose stages fit in `budget_bytes`.
 
     `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
-    `stage_allowed` (R, S) restricts the strategies of the first R stages.
+    `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
+    best plan known is returned; Ctrl-C is answered meanwhile. Threads do not change the answer.
+
+    Raises
+    ------
+    InputError : an array has the wrong shape, or a value that cannot be planned with.
+    MemoryError : the search needs more memory than there is.
     """
     _check_tables(tables, stage_allowed, division, alternatives)
-    answer = core.search_plan(
-        _arrays(tables, stage_allowed),
-        tables.pipeline_type == "gpipe",
-        list(division),
-        # below 0 and above the largest nothing changes, but a larger integer would not fit the core
-        int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
-        max(1, threads),
-        # 0 is no limit
-        0.0 if time_limit_s is None else float(time_limit_s),
-        alternatives,
-        uniform,
-    )
+    try:
+        answer = core.search_plan(
+            _arrays(tables, stage_allowed),
+            tables.pipeline_type == "gpipe",
+            list(division),
+            # below 0 and above the largest nothing changes, but the core takes 64 bits only
+            int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
+            # more threads than cores take time from each other
+            min(max(1, threads), _usable_cores()),
+            # 0 is no limit
+            0.0 if time_limit_s is None else float(time_limit_s),
+            alternatives,
+            uniform,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
     best = answer["best"]
     batch = 0
     if answer["found"]:

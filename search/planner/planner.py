@@ -326,9 +326,9 @@ class Planner:
             bound = prediction.samples_per_s
             # of a search that was stopped, nothing is faster than the lowest bound that is left
             if solution.status != "optimal":
-                bound = max(bound, 1.0 / solution.bound_s_per_sample)
-        elif solution.status == "time_limit" and solution.bound_s_per_sample > 0:
-            bound = 1.0 / solution.bound_s_per_sample
+                bound = max(bound, _per_s(solution.bound_s_per_sample))
+        elif solution.status == "time_limit":
+            bound = _per_s(solution.bound_s_per_sample)
         if prediction is None:
             gap = 0.0 if solution.status == "infeasible" else float("inf")
         else:
@@ -469,6 +469,11 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
 
 def _words(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _per_s(seconds: float) -> float:
+    """Return how many there are in a second of what takes so many seconds; 0 takes no time."""
+    return 1.0 / seconds if seconds > 0 else float("inf")
 
 
 def _difference(best: Plan, other: Plan) -> str:

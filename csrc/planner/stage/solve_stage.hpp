@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "planner/common.hpp"
@@ -16,6 +17,7 @@ struct StageArrays {
   const double* transition_s = nullptr;     // (L, S, S): from, to; row 0 is not charged
   const double* transient_bytes = nullptr;  // (L, S) or null
   double budget_bytes = 0.0;
+  std::function<bool()> interrupted;  // asked now and then; true makes the solver throw Stopped
 };
 
 struct StageAnswer {
@@ -24,7 +26,9 @@ struct StageAnswer {
   std::int64_t states = 0;
 };
 
-// Exact for times up to the rounding of one tick (2^-58 of the largest total).
+// Exact for times up to the rounding of one tick (2^-58 of the largest total). Throws
+// std::invalid_argument for what check.hpp refuses, std::length_error when layers differ so much
+// that their tables take more than 2 GiB.
 StageAnswer solve_stage(const StageArrays& arrays);
 
 }  // namespace autopar

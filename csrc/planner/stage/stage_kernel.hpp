@@ -100,7 +100,7 @@ struct StageProblem {
   Bytes base_transient = 0;
   Bytes base_shared = 0;
   StepBound<D> bound;
-  const Deadline* deadline = nullptr;  // when passed, the kernel throws DeadlinePassed
+  const Watch* watch = nullptr;  // polled by the kernel, which throws what it throws
 };
 
 template <int D>
@@ -115,7 +115,7 @@ struct StagePoint {
 // Pareto-minimal points per (first layout, exit layout); empty when nothing fits in budget and
 // bound. With one dimension only the optimum counts: exits are not kept apart, and the incumbent
 // tightens as points are found. `states` is increased by the number of labels created. Throws
-// DeadlinePassed when the problem's deadline has passed.
+// what the problem's watch throws.
 template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states);

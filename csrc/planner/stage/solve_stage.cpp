@@ -1,11 +1,14 @@
-#include "planner/solve_stage.hpp"
+#include "planner/stage/solve_stage.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
-#include "planner/stage_kernel.hpp"
+#include "planner/check.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
 namespace {
@@ -172,7 +175,21 @@ double bytes_of(const StageArrays& in, const std::vector<int>& choice) {
   return kept + transient;
 }
 
-StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool generous) {
+// The kernel's tables grow with layers times kinds of layers.
+void check_memory(const StageArrays& in, int num_types, std::size_t num_layouts) {
+  const double layers = in.num_layers + 1.0, types = num_types, strategies = in.num_strategies;
+  const double moves = 2.0 * types * static_cast<double>(num_layouts * num_layouts) * 8.0;
+  const double counts = layers * (4.0 * types + 24.0);
+  const double bounds = layers * (1.0 + types * std::max(0.0, strategies - 1.0)) * 16.0;
+  if (moves + counts + bounds > kMostTableBytes)
+    throw std::length_error("time_s, memory_bytes and transition_s have " +
+                            std::to_string(num_types) + " different layers of " +
+                            std::to_string(in.num_layers) +
+                            ", which need more than 2 GiB of tables");
+}
+
+StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool generous,
+                          const Watch& watch) {
   const std::size_t S = idx(in.num_strategies);
   StageAnswer answer;
   const TickScale ticks(2.0 * largest_total(in, allowed));
@@ -186,6 +203,8 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
     if (representative[idx(layout[s])] < 0) representative[idx(layout[s])] = static_cast<int>(s);
   problem.layer_type = group_types(in);
   const int num_types = *std::max_element(problem.layer_type.begin(), problem.layer_type.end()) + 1;
+  check_memory(in, num_types, Y);
+  problem.watch = &watch;
   problem.options.resize(idx(num_types));
   problem.redistribute.assign(idx(num_types), std::vector<Cost<1>>(Y * Y, Cost<1>{0}));
   std::vector<std::uint8_t> done(idx(num_types), 0);
@@ -235,6 +254,7 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
 }  // namespace
 
 StageAnswer solve_stage(const StageArrays& in) {
+  check_stage(in);
   const std::size_t cells = idx(in.num_layers) * idx(in.num_strategies);
   StageAnswer answer;
   if (in.budget_bytes < 0) return answer;
@@ -248,12 +268,14 @@ StageAnswer solve_stage(const StageArrays& in) {
     allowed.choice[c] = std::isfinite(in.time_s[c]) &&
                         in.memory_bytes[c] + transient_of(in, c) <= in.budget_bytes &&
                         std::isfinite(in.memory_bytes[c] + transient_of(in, c));
+  Monitor monitor(0.0, in.interrupted);
+  const Watch watch(monitor);
   std::int64_t states = 0;
   while (true) {
-    answer = solve_allowed(in, allowed, true);
+    answer = solve_allowed(in, allowed, true, watch);
     states += answer.states;
     if (answer.feasible && bytes_of(in, answer.choice) > in.budget_bytes) {
-      answer = solve_allowed(in, allowed, false);
+      answer = solve_allowed(in, allowed, false, watch);
       states += answer.states;
     }
     answer.states = states;

@@ -1,4 +1,4 @@
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 #include <algorithm>
 
@@ -146,9 +146,9 @@ class QuickPoint {
           k = static_cast<int>(std::min<Bytes>(n_, spare / (a.bytes - b.bytes)));
         } else {
           const Bytes excess = b.bytes * n_ - room;
-          k = excess <= 0
-                  ? 0
-                  : static_cast<int>((excess + (b.bytes - a.bytes) - 1) / (b.bytes - a.bytes));
+          const Bytes step = b.bytes - a.bytes;
+          k = excess <= 0 ? 0
+                          : static_cast<int>(std::min<Bytes>(n_ + 1, (excess + step - 1) / step));
           if (k > n_) continue;
         }
         if (k == n_ && !p_.exit_allowed[idx(a.layout)]) continue;

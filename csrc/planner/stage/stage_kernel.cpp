@@ -1,4 +1,4 @@
-#include "planner/stage_kernel.hpp"
+#include "planner/stage/stage_kernel.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -139,6 +139,10 @@ class Kernel {
   std::vector<Key> order_;
   std::vector<StagePoint<D>> points_;
 
+  void poll() const {
+    if (p_.watch != nullptr) p_.watch->poll_rarely();
+  }
+
   void prepare_counts() {
     prefix_count_.assign(idx(n_) + 1, std::vector<int>(p_.options.size(), 0));
     for (int i = 0; i < n_; ++i) {
@@ -262,8 +266,10 @@ class Kernel {
       RelaxedLayers relaxed;
       relaxed.assign(hulls);
       prefix_bound_[d].resize(idx(n_) + 1);
-      for (int i = 0; i <= n_; ++i)
+      for (int i = 0; i <= n_; ++i) {
+        poll();
         if (!relaxed.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+      }
     }
     bool fits = true;
     const auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
@@ -285,9 +291,9 @@ class Kernel {
     const auto& redistribute = p_.redistribute[idx(type)];
     const auto& following = labels_[idx(i) + 1];
     for (std::size_t l = 0; l < following.size(); ++l) {
-      if (l % 256 == 0 && p_.deadline != nullptr && p_.deadline->passed()) throw DeadlinePassed{};
       const Label<D>& next = following[l];
       for (std::size_t o = 0; o < options.size(); ++o) {
+        poll();
         const auto& option = options[o];
         // equal neighbours in one layout: ascending strategies only, swapping changes nothing
         if (same_type && option.layout == next.layout && static_cast<std::int32_t>(o) > next.option)
@@ -323,6 +329,7 @@ class Kernel {
     for (std::size_t c = 0; c < created.size(); ++c)
       order_.push_back({created[c].bytes, created[c].cost[0], static_cast<std::uint32_t>(c)});
     std::sort(order_.begin(), order_.end(), [&](const Key& x, const Key& y) {
+      poll();
       if (x.bytes != y.bytes) return x.bytes < y.bytes;
       if (x.cost != y.cost) return x.cost < y.cost;
       const Label<D>& a = created[x.label];
@@ -338,6 +345,11 @@ class Kernel {
     auto& kept = labels_[idx(i)];
     kept.clear();
     for (const Key& key : order_) {
+      if constexpr (D == 3) {  // a list is searched: far more work than a look at the clock
+        if (p_.watch != nullptr && (key.label & 63U) == 0) p_.watch->poll();
+      } else {
+        poll();
+      }
       const Label<D>& label = created[key.label];
       bool dominated = false;
       for (int x = 0; x < layouts && !dominated; ++x) {
@@ -383,6 +395,7 @@ class Kernel {
     });
     std::vector<StagePoint<D>> kept;
     for (auto& point : points_) {
+      poll();
       const bool dominated = std::any_of(kept.begin(), kept.end(), [&](const StagePoint<D>& k) {
         return k.first_layout == point.first_layout && k.exit_layout == point.exit_layout &&
                dominates<D>(k.cost, Cost<D>{}, point.cost);
