@@ -284,6 +284,7 @@ class Planner:
             batches=batches,
             rules=self.rules,
         )
+        _check_size(space, self.spec)
         tables = self._cost.tables(
             space.strategies,
             space.vocab,
@@ -431,6 +432,29 @@ class Planner:
 
 
 _RELAXED_S = 1.0
+
+
+_MOST_STRATEGIES = 1024
+"""Per layer; the core numbers them in ten bits."""
+_MOST_ROWS = 1 << 22
+"""Times and bytes of a strategy in a micro-batch: about 800 bytes each while they are priced."""
+
+
+def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
+    """Raise OptionError for a space that would take gigabytes or minutes before it is searched."""
+    strategies, tables = len(space.strategies), len(space.tables)
+    if strategies > _MOST_STRATEGIES:
+        raise OptionError(
+            f"{strategies:,} strategies of a layer are more than {_MOST_STRATEGIES:,}; lower "
+            "--max-tp-deg, --max-sp-deg or --max-cp-deg, or leave --strided-tp out"
+        )
+    rows = strategies * tables * len(spec.layers)
+    if rows > _MOST_ROWS:
+        raise OptionError(
+            f"{strategies:,} strategies in {tables:,} sizes of micro-batches and numbers of stages "
+            f"are more than {_MOST_ROWS:,} to price; lower --max-bsz, --max-pp-deg or the largest "
+            "degrees, or take a larger --bsz-scale"
+        )
 
 
 def _batches(tables: PlanTables) -> NDArray[np.int64]:

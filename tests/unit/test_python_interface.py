@@ -242,3 +242,26 @@ def test_a_rule_that_an_option_excludes_is_blamed_on_the_option(
     found = search.plan("llama2-7b", "h100:1x8", settle_bsz=16, pin=rule, **options)
     assert found.infeasibility is not None
     assert found.infeasibility.reason.startswith(said)
+
+
+def test_a_space_too_large_to_price_is_refused_before_it_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Tables of gigabytes once ended in a MemoryError after a minute."""
+    wide: dict[str, Any] = dict.fromkeys(
+        ("max_tp_deg", "max_sp_deg", "max_cp_deg", "settle_bsz"), 65520
+    )
+    with pytest.raises(OptionError, match="strategies of a layer are more than 1,024; lower"):
+        search.plan("llama2-7b", "h100:8190x8", sp_space="tp+sp", strided_tp=True, **wide)
+    with pytest.raises(OptionError, match="to price; lower --max-bsz"):
+        search.plan(
+            "t5-3b",
+            "h100:128x8",
+            max_bsz=4000,
+            max_tp_deg=64,
+            max_cp_deg=64,
+            max_sp_deg=64,
+            sp_space="tp+sp",
+            strided_tp=True,
+            default_dp_type="any",
+        )
