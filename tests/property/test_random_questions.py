@@ -68,7 +68,9 @@ def check(seed: int) -> bool:
     several = solved(threads, memory)
     if several is not None:
         assert (several.plan, several.prediction) == (best.plan, best.prediction), seed
-        assert several.alternatives == best.alternatives, seed
+        # alternatives are looked for while there is time
+        if max(several.stats.wall_s, best.stats.wall_s) < LIMIT_S:
+            assert several.alternatives == best.alternatives, seed
     more = solved(planner, memory * rng.uniform(1.01, 1.5))
     if more is not None:
         assert speed(more) >= speed(best) * (1 - ROUNDING), seed
