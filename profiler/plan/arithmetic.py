@@ -486,8 +486,12 @@ def examine(job: PlanJob) -> StaticReport:
 
 
 def micro_batches_in_flight(plan: Plan, stage: int) -> int:
-    """Return how many micro-batches a stage keeps activations of at once."""
-    if plan.pipeline_type == "gpipe":
+    """Return how many micro-batches a stage keeps activations of at once.
+
+    A single stage runs forward and backward of one after the other under either name, as
+    Megatron-LM and Galvatron do without a pipeline: gradients are accumulated, activations are not.
+    """
+    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
         return plan.num_microbatches
     # the first backward arrives after p - j forwards
     return min(plan.num_microbatches, plan.num_stages - stage)

@@ -141,12 +141,11 @@ def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
     """Return forwards (True) and backwards of a stage in the schedule's order.
 
     1F1B has p - j micro-batches in flight on stage j, and more of them change nothing: two more
-    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all.
+    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all, but
+    for a single stage, which has one at a time.
     """
     plan = job.plan
     m = plan.num_microbatches
-    if plan.pipeline_type == "gpipe":
-        return (True,) * m + (False,) * m
     in_flight = micro_batches_in_flight(plan, stage)
     steady = min(m - in_flight, 2)
     return (True,) * in_flight + (False, True) * steady + (False,) * in_flight

@@ -118,14 +118,13 @@ class Trainer:
             target = torch.zeros(m, device=self.device) if stage.is_last else None
             self._schedule.step(*inputs, target=target, losses=losses if stage.is_last else None)
         else:
-            waiting: list[torch.Tensor] = []
             for tokens in batch.tokens.chunk(m):
                 with self.watch.span("forward_s"):
-                    waiting.append(stage(tokens))
-                # 1F1B of one stage has one micro-batch in flight, GPipe has all of them
-                if self.job.plan.pipeline_type == "1f1b":
-                    losses.append(self._backward(waiting.pop()))
-            losses += [self._backward(loss) for loss in waiting]
+                    loss = stage(tokens)
+                # one stage has one micro-batch in flight, in GPipe as in 1F1B: a pipeline that has
+                # no other stage to wait for accumulates gradients and keeps no activations
+                losses.append(self._backward(loss))
+                del loss  # else the next forward would have this micro-batch's graph beside it
         with self.watch.span("backward_s"):
             stage.finish_backward()
         # only the last stage has losses; in the sum over ranks the others' are 0
@@ -172,7 +171,7 @@ class Trainer:
         self.stage.before_backward()
         with self.watch.span("backward_s"):
             loss.sum().backward()
-        return loss.sum()
+        return loss.detach().sum()
 
 
 class _TimedStage(PipelineStage):

@@ -245,6 +245,22 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
         assert rank.peak_parts["activations"] == pytest.approx(4 * kept[1], rel=0.02)
 
 
+def test_one_stage_holds_one_micro_batch_under_either_name() -> None:
+    """Without a pipeline GPipe accumulates gradients, and keeps no activations meanwhile."""
+    one, many, other = (
+        _first(
+            PlanJob(
+                plan=_plan(_L(), num_microbatches=m, global_batch=4 * m, pipeline_type=kind),
+                spec=_TINY,
+            )
+        )
+        for m, kind in ((2, "gpipe"), (8, "gpipe"), (8, "1f1b"))
+    )
+
+    assert many == other
+    assert many.peak_bytes == pytest.approx(one.peak_bytes, rel=1e-3)  # tokens of one more
+
+
 def test_first_ranks_of_the_stages_that_matter() -> None:
     """The largest stage has the most layers; of equal ones the last, which has the head."""
     plan = _plan(_L(), num_stages=2, world_size=4, num_microbatches=2)

@@ -15,7 +15,7 @@ from autopar.documents.spec import (
 )
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
     Tensors,
     examine,
@@ -26,6 +26,7 @@ from profiler.plan.arithmetic import (
     micro_batches_in_flight,
 )
 from profiler.plan.job import PlanJob
+from search.cost.pipeline import in_flight
 
 PLAIN = LayerSpec(num_layers=4, seq_length=16, hidden_size=32, num_heads=4, ffn_hidden_size=48)
 LAYERS = {
@@ -207,6 +208,24 @@ def test_stages_samples_and_micro_batches_in_flight() -> None:
     assert sum(s.held.num_parameters for s in report.stages) == TOTAL
     gpipe = replace(job.plan, pipeline_type="gpipe")
     assert [micro_batches_in_flight(gpipe, j) for j in range(4)] == [8] * 4
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_micro_batches_in_flight_are_those_of_the_prediction(
+    kind: PipelineType, stages: int, m: int
+) -> None:
+    """What is priced is what is run, a single stage included: it accumulates gradients."""
+    plan = replace(
+        llama(8).plan,
+        num_stages=stages,
+        stage_sizes=(32 // stages,) * stages,
+        num_microbatches=m,
+        pipeline_type=kind,
+    )
+    run = [micro_batches_in_flight(plan, j) for j in range(stages)]
+    assert run == [in_flight(kind, j, stages, m) for j in range(stages)]
 
 
 def test_tied_table_is_on_both_ends() -> None:
