@@ -159,6 +159,8 @@ class _Reference:
         layers = [layer for of_type in self._module.layers for layer in of_type]
         parts = {"embedding": self._module.first, "head": self._module.last}
         parts |= {f"layer{k}": layer for k, layer in enumerate(layers)}
+        if self._module.encoder_norm is not None:
+            parts["encoder_norm"] = self._module.encoder_norm
         self.parameters: dict[str, torch.Tensor] = {}
         for where, part in parts.items():
             pieces = pieces_of(part, shapes(part), _WHOLE, 0)
@@ -176,8 +178,8 @@ class _Reference:
     def step(self, number: int) -> None:
         """Train a step; gradients stay until the next one."""
         self._optimizer.zero_grad()
-        tokens, labels = global_tokens(self._job, number)
-        loss = self._module(tokens.t().contiguous(), labels.t().contiguous())
+        batch = global_tokens(self._job, number)
+        loss = self._module(*(values.t().contiguous() for values in batch))
         loss.backward()
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         unique = {id(g): g for g in gradients.values()}.values()

@@ -50,12 +50,30 @@ def scale_down(
         return plan, spec
     sizes, chosen = chosen_layers(plan.stage_sizes, layers)
     types = spec.layer_types
+    if not _keeps_stacks(spec, chosen):
+        total = len(plan.layers)
+        more = (n for n in range(layers + 1, total) if _keeps_stacks(spec, _chosen(plan, n)))
+        raise OptionError(
+            f"--layers: {layers} of {total} layers would leave model {spec.name!r} without an "
+            f"encoder or without a decoder; give at least {next(more, total)}"
+        )
     runs = [(kind, len(list(run))) for kind, run in groupby(types[index] for index in chosen)]
     scaled = replace(
         spec, layers=tuple(replace(spec.layers[kind], num_layers=n) for kind, n in runs)
     )
     kept = tuple(plan.layers[index] for index in chosen)
     return replace(plan, stage_sizes=sizes, layers=kept), scaled
+
+
+def _chosen(plan: Plan, layers: int) -> tuple[int, ...]:
+    return chosen_layers(plan.stage_sizes, layers)[1]
+
+
+def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
+    """Return whether an encoder-decoder is one with these layers alone; True for one stack."""
+    types = spec.layer_types
+    kept = {spec.layers[types[index]].cross_attention for index in chosen}
+    return kept == {layer.cross_attention for layer in spec.layers}
 
 
 def chosen_layers(

@@ -113,14 +113,14 @@ class Trainer:
         stage.begin_step(batch.labels)
         losses: list[torch.Tensor] = []
         if self._schedule is not None:
-            inputs = (batch.tokens,) if stage.is_first else ()
+            inputs = batch.inputs if stage.is_first else ()
             # the stage makes its own loss; the schedule wants one target per micro-batch
             target = torch.zeros(m, device=self.device) if stage.is_last else None
             self._schedule.step(*inputs, target=target, losses=losses if stage.is_last else None)
         else:
-            for tokens in batch.tokens.chunk(m):
+            for tokens in zip(*(each.chunk(m) for each in batch.inputs), strict=True):
                 with self.watch.span("forward_s"):
-                    loss = stage(tokens)
+                    loss = stage(*tokens)
                 # one stage has one micro-batch in flight, in GPipe as in 1F1B: a pipeline that has
                 # no other stage to wait for accumulates gradients and keeps no activations
                 losses.append(self._backward(loss))
@@ -199,20 +199,21 @@ def _schedule(trainer: Trainer) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if stage.is_first:
-        entry = torch.empty(stage.token_shape(), dtype=torch.int64, device="meta")
+        shapes_in = stage.token_shapes()
+        entry = tuple(torch.empty(s, dtype=torch.int64, device="meta") for s in shapes_in)
     else:
-        entry = like(stage.entry_shape())
+        entry = tuple(map(like, stage.entry_shapes()))
     if stage.is_last:
-        out = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+        out = (torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True),)
     else:
-        out = like(stage.activation_shape(stage.exit))
+        out = tuple(map(like, stage.exit_shapes()))
     timed = _TimedStage(
         stage,
         groups.stage,
         groups.num_stages,
         trainer.device,
-        input_args=(entry,),
-        output_args=(out,),
+        input_args=entry,
+        output_args=out,
         group=groups.pipeline,
     )
     timed.trainer = trainer
@@ -250,11 +251,10 @@ def reference_steps(
     )
     losses, norms = [], []
     for step in range(num_steps):
-        tokens, labels = global_tokens(job, step)
         total = 0.0
         m = job.plan.num_microbatches
-        for part, wanted in zip(tokens.chunk(m), labels.chunk(m), strict=True):
-            sequences = (values.t().contiguous().to(device) for values in (part, wanted))
+        for part in zip(*(values.chunk(m) for values in global_tokens(job, step)), strict=True):
+            sequences = (values.t().contiguous().to(device) for values in part)
             # the mean over micro-batches, as a stage scales its losses
             loss = module(*sequences) / m
             loss.backward()
@@ -276,6 +276,8 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
     # named as the parts of a plan are, since values follow from names
     parts = [("embedding", module.first), ("head", module.last)]
     parts += [(f"layer{k}", layer) for k, layer in enumerate(layers)]
+    if module.encoder_norm is not None:
+        parts.append(("encoder_norm", module.encoder_norm))
     for name, part in parts:
         pieces = pieces_of(part, shapes(part), whole, 0)
         fill(part, pieces, seed=job.seed, where=name, tied=tied)

@@ -24,7 +24,7 @@ _FP32 = {"loss": 1e-6, "grad_norm": 1e-6, "gradients": 5e-4, "weights": 5e-3}
 _BF16 = {"loss": 2e-4, "grad_norm": 5e-3, "gradients": 0.1}
 
 
-_FEW = ("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied")
+_FEW = ("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied", "t5-pp2-between")
 """Every kind of layer, of sharding and of stage once."""
 
 
