@@ -632,12 +632,13 @@ def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -
 def _held(job: PlanJob, weights: Weights) -> Held:
     """Return the executor's recipe for the parameters of a layer, or of embedding and head.
 
-    fp32 4+4+8 bytes; bf16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8 and gathered bf16.
+    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8, from which
+    2 bytes of each are gathered.
     """
     shapes, zero, z = weights
-    whole, wide = held(shapes), job.precision == "bf16"
+    whole, wide = held(shapes), job.precision != "fp32"
     if zero == "ddp" or z == 1:
-        # two moments of 4 bytes; bf16 weights have a copy in fp32 besides, 4 more
+        # two moments of 4 bytes; narrow weights have a copy in fp32 besides, 4 more
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
@@ -649,7 +650,7 @@ def _held(job: PlanJob, weights: Weights) -> Held:
     accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1
     return Held(
         num_parameters=own,
-        # shards are fp32 in both precisions, and are what the optimizer steps
+        # shards are fp32 in every precision, and are what the optimizer steps
         parameter_bytes=4 * own,
         gradient_bytes=4 * own,
         optimizer_bytes=8 * own,

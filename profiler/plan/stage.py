@@ -76,7 +76,7 @@ class Replica:
     ) -> None:
         """Move the parameters into one buffer; `group` is None where the rank is alone.
 
-        In bf16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
+        In bf16 and fp16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
         """
         self._group = group
         self._parameters = list(parameters)
@@ -89,7 +89,7 @@ class Replica:
                 parameter.data = self._weights[start:end].view_as(parameter)
                 parameter.grad = self._gradients[start:end].view_as(parameter)
                 start = end
-            wide = precision == "bf16"
+            wide = precision != "fp32"
             # in fp32 the buffer itself is stepped, without a copy
             self._master = nn.Parameter(self._weights.float() if wide else self._weights)
         self.optimizer = make_optimizer([self._master], learning_rate)
@@ -118,17 +118,22 @@ class Replica:
         self._work.wait()
         self._work = None
 
-    def step(self) -> None:
-        """Let the optimizer step, and clear the gradients."""
+    def step(self, loss_scale: float = 1.0) -> None:
+        """Let the optimizer step with gradients of a scaled loss, and clear them."""
         if self._master.dtype == self._weights.dtype:  # then they are one tensor
             self._master.grad = self._gradients
             self.optimizer.step()
         else:
-            self._master.grad = self._gradients.float()
+            # unscaled in fp32, where what fp16 cannot hold is not lost
+            self._master.grad = self._gradients.float().div_(loss_scale)
             self.optimizer.step()
             with torch.no_grad():
                 self._weights.copy_(self._master)
         self._master.grad = None
+        self.skip()
+
+    def skip(self) -> None:
+        """Clear the gradients."""
         self._gradients.zero_()
 
     def _on_gradient(self, _: Any) -> None:
@@ -170,7 +175,7 @@ class Shard:
         self._size = mesh.size()
         for module in self.modules:
             for parameter in module.parameters():
-                # the optimizer steps fp32 shards; bf16 weights are gathered from them
+                # the optimizer steps fp32 shards; narrower weights are gathered from them
                 parameter.data = parameter.data.float()
         fully_shard(
             self.modules if len(self.modules) > 1 else self.modules[0],
@@ -196,9 +201,17 @@ class Shard:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._size)
 
-    def step(self) -> None:
-        """Let the optimizer step, and drop the gradients."""
+    def step(self, loss_scale: float = 1.0) -> None:
+        """Let the optimizer step with gradients of a scaled loss, and drop them."""
+        if loss_scale != 1:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    local_tensor(parameter.grad).div_(loss_scale)
         self.optimizer.step()
+        self.skip()
+
+    def skip(self) -> None:
+        """Drop the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
@@ -216,8 +229,8 @@ def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
 def _policy(precision: Precision) -> MixedPrecisionPolicy:
     if precision == "fp32":
         return MixedPrecisionPolicy()
-    # weights are gathered in bf16 and gradients summed in fp32
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # weights are gathered in bf16 or fp16 and gradients summed in fp32
+    return MixedPrecisionPolicy(param_dtype=torch_dtype(precision), reduce_dtype=torch.float32)
 
 
 def _reduce_by_sum(unit: Any) -> bool:
@@ -333,6 +346,8 @@ class Stage(nn.Module):
         copies = self.vocab.data_degree * (self.vocab.degree if self.vocab.kind == "ulysses" else 1)
         # each loss is a mean: their sum over micro-batches and ranks becomes one too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
+        self.loss_scale = 1.0
+        """Of the losses, and so of the gradients, of this step; more than 1 in fp16 alone."""
         self._body: Callable[..., _Streams] = self._run
         sharded = [m for p in parts if isinstance(p.unit, Shard) for m in p.modules]
         if sharded:
@@ -394,10 +409,18 @@ class Stage(nn.Module):
     def step(self) -> None:
         """Let the optimizers step."""
         for part in self.parts:
-            part.unit.step()
+            part.unit.step(self.loss_scale)
+
+    def skip_step(self) -> None:
+        """Drop the gradients of a step."""
+        for part in self.parts:
+            part.unit.skip()
 
     def squared_gradient_norm(self) -> torch.Tensor:
-        """Return this rank's share: summed over all ranks it is the squared norm of the model."""
+        """Return this rank's share: summed over all ranks it is the squared norm of the model.
+
+        Of gradients whose losses are not scaled.
+        """
         ranks = self.groups.cube.num_ranks
         total: Any = 0.0
         for part in self.parts:
@@ -408,7 +431,7 @@ class Stage(nn.Module):
                 # each rank that has these elements counts its share of them
                 copies = ranks / (piece.pieces * shards)
                 total = total + grad.double().square().sum() / copies
-        return torch.as_tensor(total, dtype=torch.float64)
+        return torch.as_tensor(total / self.loss_scale**2, dtype=torch.float64)
 
     def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of a loss: summed over all ranks it is that of the batch."""
@@ -445,7 +468,8 @@ class Stage(nn.Module):
         x = relayout(streams[0], groups, lie[0], self.vocab)
         del streams
         # one dimension: the pipeline joins the outputs of micro-batches
-        return self._head(x, self._labels[self._forwards]).view(1) * self._scale
+        loss = self._head(x, self._labels[self._forwards]).view(1)
+        return loss * (self._scale * self.loss_scale)
 
     def _sum_partial(self, part: Part) -> None:
         """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""

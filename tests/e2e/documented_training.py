@@ -308,10 +308,21 @@ def _(lab: Lab) -> None:
     assert run_matches(tiny(lab), *RUN, *words, num_ranks=2)["precision"] == "bf16"
 
 
-@TABLE.not_yet("training mixed_precision fp16", "the executor knows fp32 and bf16")
+@TABLE.works("training mixed_precision fp16", "ranks")
 def _(lab: Lab) -> None:
-    said = static(lab, "--mixed_precision", "fp16", expected=2)
-    assert "expected fp32 or bf16, got 'fp16'" in said
+    words = ("--world-size", 2, "--global_train_batch_size", 4, "--mixed_precision", "fp16")
+    found = run_matches(tiny(lab), *RUN, *words, num_ranks=2)
+    assert found["precision"] == "fp16"
+    assert all(norm > 0 for norm in found["grad_norm"])
+    states = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    half, other = (
+        [
+            [stage[key] for key in states]
+            for stage in static(lab, "--mixed_precision", name)["stages"]
+        ]
+        for name in ("fp16", "bf16")
+    )
+    assert half == other
 
 
 @TABLE.different(

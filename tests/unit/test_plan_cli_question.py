@@ -161,12 +161,14 @@ def test_damaged_plan_files(key: str, value: object, named: str) -> None:
     assert str(caught.value).startswith("plan.json: ")
 
 
-def test_fp16_is_run_in_bf16_and_said() -> None:
-    """The executor has no loss scaling."""
+def test_a_plan_for_fp16_is_run_in_fp16() -> None:
+    """In another precision it is another run, and its prediction is left out."""
     write(Path("plan.json"), {**PREDICTED, "options": {"mixed_precision": "fp16"}})
     question = asked("plan.json")
-    assert (question.job.precision, question.prediction is None) == ("bf16", False)
-    assert "fp16" in question.notes[0]
+    assert (question.job.precision, question.prediction is None) == ("fp16", False)
+    other = asked("plan.json", "--mixed-precision", "bf16")
+    assert (other.job.precision, other.prediction) == ("bf16", None)
+    assert "fp16, here bf16" in other.notes[0]
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6).map(tuple), data=st.data())

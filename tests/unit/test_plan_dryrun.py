@@ -86,11 +86,17 @@ _JOBS = {
         ),
         spec=T5,
     ),
+    "zero3 beside ddp in fp16": PlanJob(
+        plan=_plan(_L(zero3=True), _L(), _L(zero3=True), _L()), spec=_TINY, precision="fp16"
+    ),
     "encoder and decoder in zero3": PlanJob(
         plan=_plan(_L(zero3=True), vocab=VocabStrategy(zero3=True)), spec=T5
     ),
 }
-_QUICK = ("zero3 in bf16, checkpointed", "mixed", "encoder and decoder")
+_QUICK = (
+    *("zero3 in bf16, checkpointed", "mixed", "encoder and decoder"),
+    "zero3 beside ddp in fp16",
+)
 _PIPELINE = PlanJob(plan=_plan(_L(), num_stages=2, num_microbatches=4), spec=_TINY)
 
 
