@@ -463,8 +463,10 @@ class Stage(nn.Module):
                 lie[k] = part.layout
             streams[part.streams[0]] = part.modules[0](*(streams[k] for k in part.streams))
         if self._head is None:
-            # a stream that no layer took goes on as a tensor with a gradient of its own
-            return streams[0] if len(streams) == 1 else tuple(x.view_as(x) for x in streams)
+            # of a stream that no layer replaced this may be a piece of what is embedded, and FSDP
+            # wants no views out of a stage
+            whole = tuple(x.clone() if x._is_view() else x for x in streams)
+            return whole if len(whole) > 1 else whole[0]
         x = relayout(streams[0], groups, lie[0], self.vocab)
         del streams
         # one dimension: the pipeline joins the outputs of micro-batches
