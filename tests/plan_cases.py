@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from autopar.model import LayerSpec, ModelSpec
@@ -15,6 +16,7 @@ __all__ = [
     "MOE",
     "MQA",
     "STRATEGY",
+    "T5",
     "TIED",
     "jobs",
     "make_job",
@@ -62,6 +64,39 @@ GPT = _model(
     extra_head_parameters=5,
 )
 MOE = _model("moe", num_experts=4, experts_per_token=2, ffn_hidden_size=24)
+
+_ENCODER = LayerSpec(
+    num_layers=2,
+    seq_length=16,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=4,
+    ffn_hidden_size=48,
+    causal=False,
+)
+T5 = ModelSpec(
+    name="t5-like",
+    layers=(
+        _ENCODER,
+        replace(
+            _ENCODER,
+            seq_length=8,
+            causal=True,
+            cross_attention=True,
+            norm_parameters_per_hidden=3,
+        ),
+    ),
+    vocab_size=250,
+    make_vocab_size_divisible_by=16,
+    tied_embeddings=True,
+    extra_embedding_parameters=6,
+)
+"""An encoder of 16 tokens and a decoder of 8, which reads it."""
+
+
+def _like_t5(**changes: Any) -> ModelSpec:
+    return replace(T5, layers=tuple(replace(layer, **changes) for layer in T5.layers))
+
 
 STRATEGY: dict[str, Any] = {
     "pp_deg": 2,
@@ -158,7 +193,20 @@ def _two() -> dict[str, PlanJob]:
         "pp2-1f1b-uneven": make_job(2, _ONE, stages=(1, 3), m=4),
         "pp2-tied": make_job(2, _ONE, stages=(2, 2), model=TIED),
         "bf16-pp2": make_job(2, _ONE, stages=(1, 3), precision="bf16"),
-    }
+        "fp16-pp2": make_job(2, _ONE, stages=(1, 3), precision="fp16"),
+        "fp16-zero3-beside-ddp": make_job(2, zero3, _ONE, zero3, _ONE, precision="fp16"),
+        "fp16-tp2-t5": make_job(2, _TP2, vocab=_V(tp=2), model=T5, precision="fp16"),
+        "t5-ddp": make_job(2, _ONE, model=T5),
+        "t5-tp2": make_job(2, _TP2, vocab=_V(tp=2), model=T5),
+        "t5-zero3": make_job(2, zero3, vocab=_V(zero3=True), model=T5),
+        "t5-ulysses-beside-tp": make_job(
+            2, _TP2, _ULYSSES, _ONE, _L(tp=2, zero3=True, checkpoint=True), model=T5,
+            vocab=_V(tp=2, ulysses=True),
+        ),
+        "t5-pp2-in-the-encoder": make_job(2, _ONE, stages=(1, 3), model=T5, m=4),
+        "t5-pp2-between": make_job(2, _ONE, stages=(2, 2), model=T5, m=4),
+        "t5-pp2-in-the-decoder": make_job(2, _ONE, stages=(3, 1), model=T5, m=4, gpipe=True),
+    }  # fmt: skip
 
 
 def _four() -> dict[str, PlanJob]:
@@ -186,6 +234,21 @@ def _four() -> dict[str, PlanJob]:
             vocab=_V(tp=2, ulysses=True),
         ),
         "pp4": make_job(4, _ONE, stages=(1, 1, 1, 1), m=8, model=TIED),
+        "t5-pp4": make_job(4, _L(checkpoint=True), stages=(1, 1, 1, 1), m=8, model=T5),
+        "t5-pp2-zero3": make_job(4, zero3, stages=(1, 3), vocab=_V(zero3=True), model=T5),
+        "fp16-t5-pp2-mixed": make_job(
+            4, _TP2, _ONE, zero3, _TP2, stages=(3, 1), vocab=_V(zero3=True), zero2=True, m=4,
+            model=T5, precision="fp16",
+        ),
+        "t5-pp2-tp2": make_job(4, _TP2, stages=(3, 1), vocab=_V(tp=2), model=T5),
+        "t5-pp2-mixed": make_job(
+            4, _L(tp=2, zero3=True), _ONE, _ULYSSES, zero3, stages=(1, 3), vocab=_V(tp=2),
+            model=T5, m=4,
+        ),
+        "t5-tp2-no-sp-zero2": make_job(
+            4, _TP2, _L(tp=2, strided=True), _TP2, _L(tp=4), vocab=_V(tp=2), model=T5,
+            zero2=True, sequence_parallel=False,
+        ),
     }  # fmt: skip
 
 
@@ -205,6 +268,17 @@ def _two_more() -> dict[str, PlanJob]:
         "bf16-zero3": make_job(2, _L(zero3=True), vocab=_V(zero3=True), precision="bf16"),
         "bf16-tp2": make_job(2, _TP2, vocab=_V(tp=2), precision="bf16"),
         "bf16-ulysses-zero2": make_job(2, _ULYSSES, zero2=True, precision="bf16"),
+        "t5-shared-keys-no-sp": make_job(
+            2, _TP2, model=_like_t5(num_kv_heads=1), sequence_parallel=False
+        ),
+        "t5-biases-pp2": make_job(
+            2, _L(checkpoint=True), stages=(1, 3), m=4, model=_like_t5(biases=True)
+        ),
+        "t5-experts": make_job(
+            2, _TP2, model=_like_t5(num_experts=2, experts_per_token=1, ffn_hidden_size=24)
+        ),
+        "t5-zero3-eager-reduce": make_job(2, zero3, model=T5, async_grad_reduce=False),
+        "bf16-t5-pp2": make_job(2, _ONE, stages=(2, 2), model=T5, precision="bf16"),
     }
 
 
@@ -252,6 +326,10 @@ def _six() -> dict[str, PlanJob]:
         "cube-of-3-by-2": make_job(
             6, _TP2, _L(tp=6), _L(tp=3, strided=True), _L(zero3=True), batch=12, vocab=_V(tp=2),
             zero2=True, model=model,
+        ),
+        "t5-pp3-zero3": make_job(
+            6, _L(zero3=True), _TP2, _L(zero3=True), _L(zero3=True), stages=(1, 1, 2), batch=12,
+            m=3, vocab=_V(zero3=True), model=T5,
         ),
         "cube-of-2-by-3": make_job(
             6, _L(tp=3), _L(tp=6, ulysses=True), _L(tp=2, strided=True), _L(tp=3, ulysses=True),

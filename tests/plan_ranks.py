@@ -24,7 +24,7 @@ from profiler.plan.job import PlanJob, RunResult
 from profiler.plan.run import Trainer, run_in_world
 from profiler.plan.stage import Stage, build_stage, open_groups, padded_spec
 
-__all__ = ["Compared", "compare_all", "run_all"]
+__all__ = ["Compared", "compare_all", "overflow_on_rank", "run_all"]
 
 _WHOLE = Layout(cube=Cube(factors=(1,)), kind="tp", tensor_axes=(), zero="ddp")
 _NOISE = 1e-4
@@ -63,6 +63,35 @@ def run_all(jobs: Mapping[str, PlanJob]) -> dict[str, RunResult | None]:
             name: run_in_world(job, device=torch.device("cpu"), num_timed_steps=2)
             for name, job in jobs.items()
         }
+
+
+def overflow_on_rank(job: PlanJob, where: int) -> list[tuple[float, float, bool]]:
+    """Return norm, next scale and whether weights changed, of two steps on this rank.
+
+    In the first one, a gradient of the rank `where` alone is infinite.
+    """
+    device = torch.device("cpu")
+    groups = open_groups(job, check_job(job), rank=dist.get_rank(), device_type="cpu")
+    stage = build_stage(job, groups, device=device)
+    trainer = Trainer(stage, job, device)
+    finish, found = stage.finish_backward, []
+
+    def overflow() -> None:
+        finish()
+        _, _, gradient = next(stage.parts[-1].gradients())
+        gradient.view(-1)[0] = float("inf")
+
+    for step in range(2):
+        is_poisoned = step == 0 and dist.get_rank() == where
+        stage.finish_backward = overflow if is_poisoned else finish  # type: ignore[method-assign]
+        before = [_full(p.detach()).clone() for p in stage.parameters()]
+        batch = local_batch(job, stage.vocab, groups.place, step=step, device=device)
+        _, norm = trainer.checked_step(batch)
+        assert trainer.scaler is not None
+        after = [_full(p.detach()) for p in stage.parameters()]
+        changed = any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+        found.append((norm, trainer.scaler.scale, changed))
+    return found
 
 
 def _compare(job: PlanJob, num_steps: int) -> Compared:
@@ -111,7 +140,8 @@ def _gradients(stage: Stage, wanted: _Reference) -> Iterator[tuple[str, float]]:
             yield name, 0.0 if _is_nothing(whole) and _is_nothing(parameter.grad) else float("inf")
             continue
         expected = _own(whole, piece)
-        difference = (_full(parameter.grad).double() - expected).abs().max()
+        found = _full(parameter.grad).double() / stage.loss_scale
+        difference = (found - expected).abs().max()
         yield name, float(difference / max(expected.abs().max(), _NOISE * wanted.largest))
 
 
@@ -159,6 +189,8 @@ class _Reference:
         layers = [layer for of_type in self._module.layers for layer in of_type]
         parts = {"embedding": self._module.first, "head": self._module.last}
         parts |= {f"layer{k}": layer for k, layer in enumerate(layers)}
+        if self._module.encoder_norm is not None:
+            parts["encoder_norm"] = self._module.encoder_norm
         self.parameters: dict[str, torch.Tensor] = {}
         for where, part in parts.items():
             pieces = pieces_of(part, shapes(part), _WHOLE, 0)
@@ -176,8 +208,8 @@ class _Reference:
     def step(self, number: int) -> None:
         """Train a step; gradients stay until the next one."""
         self._optimizer.zero_grad()
-        tokens, labels = global_tokens(self._job, number)
-        loss = self._module(tokens.t().contiguous(), labels.t().contiguous())
+        batch = global_tokens(self._job, number)
+        loss = self._module(*(values.t().contiguous() for values in batch))
         loss.backward()
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         unique = {id(g): g for g in gradients.values()}.values()

@@ -30,15 +30,19 @@ __all__ = [
     "Weights",
     "check_job",
     "cube_of",
+    "entry_layouts",
     "examine",
     "first_shapes",
     "held",
     "last_shapes",
     "layer_layout",
     "layer_shapes",
+    "layer_streams",
     "layouts",
     "micro_batches_in_flight",
+    "num_encoder_layers",
     "stage_weights",
+    "stream_lengths",
     "vocab_layout",
 ]
 
@@ -104,21 +108,22 @@ def last_shapes(spec: ModelSpec, degree: int, *, own_table: bool) -> tuple[Tenso
     own_table : whether the output matrix is another tensor than the embedding's on this rank.
     """
     last = spec.layers[-1]
-    # every stack, encoder and decoder, ends with one norm
-    stacks = {layer.cross_attention: layer for layer in spec.layers}
-    norms = [
-        # of one norm: a layer has two, with cross-attention three
-        Tensors(layer.hidden_size, 1, layer.norm_parameters_per_hidden // (2 + cross))
-        for cross, layer in stacks.items()
-    ]
     head = [Tensors(_rows(spec, degree), last.hidden_size)] if own_table else []
-    return (*head, *norms, Tensors(spec.extra_head_parameters, 1))
+    # the encoder ends with a norm too, which lies behind its last layer
+    return (*head, _final_norm(last), Tensors(spec.extra_head_parameters, 1))
 
 
 def held(shapes: Iterable[Tensors], pieces: int = 1) -> int:
     """Return the elements that the first of so many ranks holds, which no other rank exceeds."""
     # FSDP2 gives ranks ceil(rows / pieces) rows until none are left
     return sum(-(-shape.rows // pieces) * shape.row * shape.copies for shape in shapes)
+
+
+def _final_norm(layer: LayerSpec) -> Tensors:
+    """Return the parameters of the norm behind a stack of such layers."""
+    # of one norm: a layer has two, with cross-attention three
+    each = layer.norm_parameters_per_hidden // (2 + layer.cross_attention)
+    return Tensors(layer.hidden_size, 1, each)
 
 
 def _rows(spec: ModelSpec, degree: int) -> int:
@@ -282,6 +287,43 @@ def layouts(job: PlanJob, cube: Cube) -> list[Layout]:
     return [*layers, vocab_layout(job, cube)]
 
 
+# --- streams: an encoder-decoder has two ---------------------------------------------------
+
+
+def stream_lengths(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the sequence length of every stream of activations that goes through the stages.
+
+    It is one; with cross-attention the decoder's is followed by the encoder's. Both are embedded
+    on the first stage: the decoder's waits while encoder layers run, and the encoder's output goes
+    on to the last stage, since every decoder layer reads it.
+    """
+    last = spec.layers[-1]
+    return (last.seq_length, spec.layers[0].seq_length)[: 1 + last.cross_attention]
+
+
+def layer_streams(spec: ModelSpec, layer: int) -> tuple[int, ...]:
+    """Return the streams that a layer takes; it makes the first of them."""
+    if not spec.layers[-1].cross_attention:
+        return (0,)
+    return (1,) if layer < num_encoder_layers(spec) else (0, 1)
+
+
+def num_encoder_layers(spec: ModelSpec) -> int:
+    """Return the layers of an encoder in front of a decoder; 0 for a single stack."""
+    if not spec.layers[-1].cross_attention:
+        return 0
+    return sum(layer.num_layers for layer in spec.layers if not layer.cross_attention)
+
+
+def entry_layouts(job: PlanJob, cube: Cube, layer: int) -> tuple[Layout, ...]:
+    """Return how every stream lies in front of a layer: as the layer before left it."""
+    found = [vocab_layout(job, cube)] * len(stream_lengths(job.spec))
+    for k in range(layer):
+        for stream in layer_streams(job.spec, k):
+            found[stream] = layer_layout(job, cube, k)
+    return tuple(found)
+
+
 def _layout(job: PlanJob, cube: Cube, strategy: LayerStrategy) -> Layout:
     kind: TensorKind = "ulysses" if strategy.ulysses else "sp" if job.sequence_parallel else "tp"
     axes = _tensor_axes(cube, strategy.tp, strided=strategy.strided)
@@ -316,12 +358,37 @@ def check_job(job: PlanJob) -> Cube:
                 f"layer {layer} has context degree {strategy.cp}, and plans with ring attention "
                 "are not run here; give a plan with context degree 1"
             )
-    if any(layer.cross_attention for layer in job.spec.layers):
-        raise InputError(
-            f"model {job.spec.name!r} has an encoder and a decoder, and only stacks of one kind "
-            "of layer are run here; give a decoder-only or encoder-only model"
-        )
+    _check_streams(job)
     return cube_of(plan)
+
+
+def _check_streams(job: PlanJob) -> None:
+    """Raise InputError where layers with cross-attention are not those of a decoder."""
+    spec, plan = job.spec, job.plan
+    crosses = [layer.cross_attention for layer in spec.layers]
+    if not any(crosses):
+        return
+    if crosses != sorted(crosses) or all(crosses):
+        raise InputError(
+            f"model {spec.name!r}: layers with cross-attention run here behind an encoder alone; "
+            "give layer types without it first, and all those with it after them"
+        )
+    widths = [layer.hidden_size for layer in spec.layers]
+    if len(set(widths)) > 1:
+        raise InputError(
+            f"model {spec.name!r}: encoder and decoder have hidden sizes "
+            f"{', '.join(map(str, widths))}, and a decoder here reads an encoder of its own width; "
+            "give one hidden_size"
+        )
+    length = stream_lengths(spec)[1]
+    for layer, strategy in enumerate(plan.layers):
+        reads = layer_streams(spec, layer) == (0, 1)
+        if reads and (strategy.ulysses or job.sequence_parallel) and length % strategy.tp:
+            raise InputError(
+                f"layer {layer} reads the encoder's output in pieces, and its tensor degree "
+                f"{strategy.tp} does not divide the encoder's {length} tokens; give a --seq that "
+                "it divides, or another degree"
+            )
 
 
 def _primes(number: int) -> list[int]:
@@ -486,8 +553,12 @@ def examine(job: PlanJob) -> StaticReport:
 
 
 def micro_batches_in_flight(plan: Plan, stage: int) -> int:
-    """Return how many micro-batches a stage keeps activations of at once."""
-    if plan.pipeline_type == "gpipe":
+    """Return how many micro-batches a stage keeps activations of at once.
+
+    A single stage runs forward and backward of one after the other under either name, as
+    Megatron-LM and Galvatron do without a pipeline: gradients are accumulated, activations are not.
+    """
+    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
         return plan.num_microbatches
     # the first backward arrives after p - j forwards
     return min(plan.num_microbatches, plan.num_stages - stage)
@@ -508,7 +579,8 @@ def _runs(
     for (strategy, _), group in groupby(layers, lambda k: (plan.layers[k], types[k])):
         members = list(group)
         degree = plan.data_degree(members[0])
-        one = _held(job, _layer_weights(job, members[0]))
+        # a norm may follow the last of them
+        one, last = (_held(job, _layer_weights(job, k)) for k in (members[0], members[-1]))
         runs.append(
             RunArithmetic(
                 first_layer=members[0],
@@ -518,7 +590,7 @@ def _runs(
                 data_degree=degree,
                 samples=plan.global_batch // (plan.num_microbatches * degree),
                 tensor_axes=axes[members[0]],
-                held=sum((one for _ in members[1:]), one),
+                held=sum((one for _ in members[1:]), last),
             )
         )
     return tuple(runs)
@@ -527,7 +599,10 @@ def _runs(
 def _layer_weights(job: PlanJob, layer: int) -> Weights:
     strategy = job.plan.layers[layer]
     kind = job.spec.layers[job.spec.layer_types[layer]]
-    return _weights(job.plan, strategy, layer_shapes(kind, _split(strategy)))
+    shapes = layer_shapes(kind, _split(strategy))
+    if layer + 1 == num_encoder_layers(job.spec):
+        shapes = (*shapes, _final_norm(kind))
+    return _weights(job.plan, strategy, shapes)
 
 
 def _vocab_weights(job: PlanJob, stage: int) -> Weights:
@@ -557,12 +632,13 @@ def _weights(plan: Plan, strategy: LayerStrategy, shapes: tuple[Tensors, ...]) -
 def _held(job: PlanJob, weights: Weights) -> Held:
     """Return the executor's recipe for the parameters of a layer, or of embedding and head.
 
-    fp32 4+4+8 bytes; bf16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8 and gathered bf16.
+    fp32 4+4+8 bytes; bf16 and fp16 without ZeRO 2+2+12, with ZeRO fp32 shards of 4+4+8, from which
+    2 bytes of each are gathered.
     """
     shapes, zero, z = weights
-    whole, wide = held(shapes), job.precision == "bf16"
+    whole, wide = held(shapes), job.precision != "fp32"
     if zero == "ddp" or z == 1:
-        # two moments of 4 bytes; bf16 weights have a copy in fp32 besides, 4 more
+        # two moments of 4 bytes; narrow weights have a copy in fp32 besides, 4 more
         weight, optimizer = (2, 12) if wide else (4, 8)
         return Held(
             num_parameters=whole,
@@ -574,7 +650,7 @@ def _held(job: PlanJob, weights: Weights) -> Held:
     accumulates = job.async_grad_reduce and job.plan.num_microbatches > 1
     return Held(
         num_parameters=own,
-        # shards are fp32 in both precisions, and are what the optimizer steps
+        # shards are fp32 in every precision, and are what the optimizer steps
         parameter_bytes=4 * own,
         gradient_bytes=4 * own,
         optimizer_bytes=8 * own,

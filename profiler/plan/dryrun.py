@@ -141,12 +141,11 @@ def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
     """Return forwards (True) and backwards of a stage in the schedule's order.
 
     1F1B has p - j micro-batches in flight on stage j, and more of them change nothing: two more
-    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all.
+    are run, so that one backward neither begins nor ends the sums of gradients. GPipe has all, but
+    for a single stage, which has one at a time.
     """
     plan = job.plan
     m = plan.num_microbatches
-    if plan.pipeline_type == "gpipe":
-        return (True,) * m + (False,) * m
     in_flight = micro_batches_in_flight(plan, stage)
     steady = min(m - in_flight, 2)
     return (True,) * in_flight + (False, True) * steady + (False,) * in_flight
@@ -155,35 +154,47 @@ def _order(job: PlanJob, stage: int) -> tuple[bool, ...]:
 def _batch(stage: Stage) -> Batch:
     """Return tokens and labels of a step, as far as the stage has a use for them."""
     m = stage.job.plan.num_microbatches
-    samples, length = stage.token_shape()
-    tokens = torch.zeros(m * samples if stage.is_first else 0, length, dtype=torch.int64)
+    shapes = stage.token_shapes()
+    tokens, *encoder = (
+        torch.zeros(m * samples if stage.is_first else 0, length, dtype=torch.int64)
+        for samples, length in shapes
+    )
+    samples, length = shapes[0]
     labels = [torch.zeros(length, samples, dtype=torch.int64) for _ in range(m * stage.is_last)]
-    return Batch(tokens=tokens, labels=tuple(labels))
+    return Batch(
+        tokens=tokens, labels=tuple(labels), encoder_tokens=encoder[0] if encoder else None
+    )
 
 
 def _step(stage: Stage, order: Sequence[bool], batch: Batch) -> int:
     """Run a step of a stage alone; return the bytes of gradients when the optimizer begins."""
     job = stage.job
     dtype = torch_dtype(job.precision)
-    tokens = iter(batch.tokens.chunk(job.plan.num_microbatches))
+    m = job.plan.num_microbatches
+    tokens = zip(*(each.chunk(m) for each in batch.inputs), strict=True)
     stage.begin_step(batch.labels)
-    waiting: list[torch.Tensor] = []
+    waiting: list[list[torch.Tensor]] = []
     losses: list[torch.Tensor] = []
     for is_forward in order:
         if is_forward:
-            x = (
-                next(tokens)
-                if stage.is_first
-                else torch.empty(stage.entry_shape(), dtype=dtype, requires_grad=True)
-            )
-            out = stage(x)
+            if stage.is_first:
+                xs: tuple[torch.Tensor, ...] = next(tokens)
+            else:
+                shapes = stage.entry_shapes()
+                xs = tuple(torch.empty(s, dtype=dtype, requires_grad=True) for s in shapes)
+            out = stage(*xs)
+            outs = list(out) if isinstance(out, tuple) else [out]
             # what goes to the next stage is not kept here
-            waiting.append(out if stage.is_last else End.apply(out))
-            del x, out  # the next stage has it now
+            waiting.append(outs if stage.is_last else [End.apply(each) for each in outs])
+            del xs, out, outs  # the next stage has it now
         else:
             stage.before_backward()
-            losses.append(waiting.pop(0))
-            losses[-1].backward(None if stage.is_last else torch.empty_like(losses[-1]))
+            ends = waiting.pop(0)
+            torch.autograd.backward(
+                ends, None if stage.is_last else [torch.empty_like(end) for end in ends]
+            )
+            losses += ends
+            del ends
     stage.finish_backward()
     gradient_bytes = held_bytes([parameter.grad for parameter in stage.parameters()])
     stage.step()

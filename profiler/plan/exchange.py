@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
 from profiler.model.layers.blocks import Norm
-from profiler.plan.arithmetic import Axes, Cube, Layout
+from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
 from profiler.plan.job import PlanJob
 
 __all__ = [
@@ -255,10 +255,20 @@ class Batch:
     """(micro-batches * samples, sequence), micro-batch after micro-batch."""
     labels: tuple[torch.Tensor, ...]
     """(sequence, samples) of every micro-batch."""
+    encoder_tokens: torch.Tensor | None = None
+    """As `tokens`, of an encoder in front of the decoder; None where there is none."""
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Tokens of every stream, the decoder's first."""
+        return (self.tokens,) if self.encoder_tokens is None else (self.tokens, self.encoder_tokens)
 
 
-def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and labels of the global batch, (samples, sequence) each."""
+def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, ...]:
+    """Return tokens and labels of the global batch, (samples, sequence) each.
+
+    An encoder's tokens follow them, of a length of their own.
+    """
     vocab = job.spec.vocab_size
     if vocab is None:
         raise InputError(
@@ -266,9 +276,13 @@ def global_tokens(job: PlanJob, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         )
     # so far apart that steps of one seed do not meet those of the next
     generator = torch.Generator().manual_seed((job.seed * 1_000_003 + step) % (1 << 63))
-    shape = (2, job.plan.global_batch, job.spec.layers[0].seq_length)
-    tokens, labels = torch.randint(0, vocab, shape, generator=generator)
-    return tokens, labels
+    own, *encoder = stream_lengths(job.spec)
+
+    def draw(count: int, length: int) -> torch.Tensor:
+        shape = (count, job.plan.global_batch, length)
+        return torch.randint(0, vocab, shape, generator=generator)
+
+    return (*draw(2, own), *(tokens for length in encoder for tokens in draw(1, length)))
 
 
 def local_batch(
@@ -289,9 +303,11 @@ def local_batch(
         if layout.kind == "ulysses":
             own = own.chunk(layout.degree, -1)[layout.cube.index(place, layout.tensor_axes)]
         held.append(own.contiguous().to(device))
-    tokens, labels = held
+    tokens, labels, *encoder = held
     return Batch(
-        tokens=tokens.flatten(0, 1), labels=tuple(each.t().contiguous() for each in labels)
+        tokens=tokens.flatten(0, 1),
+        labels=tuple(each.t().contiguous() for each in labels),
+        encoder_tokens=encoder[0].flatten(0, 1) if encoder else None,
     )
 
 

@@ -50,12 +50,30 @@ def scale_down(
         return plan, spec
     sizes, chosen = chosen_layers(plan.stage_sizes, layers)
     types = spec.layer_types
+    if not _keeps_stacks(spec, chosen):
+        total = len(plan.layers)
+        more = (n for n in range(layers + 1, total) if _keeps_stacks(spec, _chosen(plan, n)))
+        raise OptionError(
+            f"--layers: {layers} of {total} layers would leave model {spec.name!r} without an "
+            f"encoder or without a decoder; give at least {next(more, total)}"
+        )
     runs = [(kind, len(list(run))) for kind, run in groupby(types[index] for index in chosen)]
     scaled = replace(
         spec, layers=tuple(replace(spec.layers[kind], num_layers=n) for kind, n in runs)
     )
     kept = tuple(plan.layers[index] for index in chosen)
     return replace(plan, stage_sizes=sizes, layers=kept), scaled
+
+
+def _chosen(plan: Plan, layers: int) -> tuple[int, ...]:
+    return chosen_layers(plan.stage_sizes, layers)[1]
+
+
+def _keeps_stacks(spec: ModelSpec, chosen: Sequence[int]) -> bool:
+    """Return whether an encoder-decoder is one with these layers alone; True for one stack."""
+    types = spec.layer_types
+    kept = {spec.layers[types[index]].cross_attention for index in chosen}
+    return kept == {layer.cross_attention for layer in spec.layers}
 
 
 def chosen_layers(
@@ -145,7 +163,7 @@ def make_plan(options: GlobalOptions, *, num_layers: int, world_size: int) -> Pl
 # One question: the plan, the model, and what was predicted, in whatever way they were given.
 
 
-_RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16"}
+_RUN_HERE: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +223,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
                 f"--seq: model {spec.name!r} has {spec.learned_positions} learned positions and "
                 f"the sequence length is {layer.seq_length}; give a shorter one"
             )
-    job = _job(options, stored, mode, plan, spec, notes)
+    job = _job(options, stored, mode, plan, spec)
     prediction = _prediction(stored, plan)
     why = () if options.plan is None else _other_run(stored, job, plan, spec)
     if prediction is not None and why:
@@ -326,7 +344,6 @@ def _job(
     mode: Mode,
     plan: Plan,
     spec: ModelSpec,
-    notes: list[str],
 ) -> PlanJob:
     plan, spec = scale_down(
         plan,
@@ -345,22 +362,19 @@ def _job(
         spec=spec,
         sequence_parallel=flag(options.sequence_parallel, stored.options.sequence_parallel),
         async_grad_reduce=flag(options.async_grad_reduce, stored.options.async_grad_reduce),
-        precision=_precision(options, stored, mode, notes),
+        precision=_precision(options, stored, mode),
         seed=options.seed,
     )
 
 
-def _precision(options: PlanOptions, stored: _Stored, mode: Mode, notes: list[str]) -> Precision:
+def _precision(options: PlanOptions, stored: _Stored, mode: Mode) -> Precision:
     if options.precision is not None:
         return options.precision
     text = stored.options.mixed_precision
-    if text == "fp16":
-        notes.append("the plan is for fp16; bf16, of the same size, is used instead")
-        return "bf16"
     if text is not None and text not in _RUN_HERE:
         raise DocumentError(
             stored.path,
-            f"expected {', '.join(_RUN_HERE)} or fp16, got {shorten(text)}",
+            f"expected fp32, bf16 or fp16, got {shorten(text)}",
             key="options.mixed_precision",
             remedy="give --mixed-precision",
         )
@@ -405,9 +419,7 @@ def _other_run(stored: _Stored, job: PlanJob, whole: Plan, spec: ModelSpec) -> t
         if then is not None and then != now:
             differences.append(f"{texts[then]} {word}, here {texts[now]}")
     then_precision = stored.options.mixed_precision
-    # fp16 has the sizes of bf16, and is run as such
-    alike = {job.precision, "fp16"} if job.precision == "bf16" else {job.precision}
-    if then_precision is not None and then_precision not in alike:
+    if then_precision is not None and then_precision != job.precision:
         differences.append(f"{then_precision}, here {job.precision}")
     return tuple(differences)
 

@@ -147,8 +147,8 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
     """Return in one sentence that gradients take twice what is predicted, with the figure.
 
     None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
-    prediction in bf16 without `--fp32-gradients` takes 2 bytes for them. None also where the file
-    does not say which it is.
+    prediction in bf16 or fp16 without `--fp32-gradients` takes 2 bytes for them. None also where
+    the file does not say which it is.
     """
     if (
         prediction is None
@@ -156,7 +156,7 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
         or prediction.options.fp32_gradients is not False
     ):
         return None
-    if job.precision != "bf16":
+    if job.precision == "fp32":
         return None
     fullest = max(examine(job).stages, key=lambda stage: stage.held.accumulated_bytes)
     # 4 bytes each, of which 2 are predicted
@@ -282,6 +282,15 @@ def show_run(
         )
     else:
         print_line(console, "not compared with one process (--no-reference)", style="dim")
+    skipped = [str(step) for step, norm in enumerate(result.grad_norm) if norm == math.inf]
+    if skipped and question.job.precision == "fp16":
+        print_line(
+            console,
+            f"skipped, and the loss scale halved, since gradients overflowed fp16: "
+            f"{format_count(len(skipped), 'step')} ({', '.join(skipped[:_MOST_ROWS])}); give more "
+            "--steps where none is left to compare",
+            style="dim",
+        )
     _show_times(console, question, result)
     _show_peaks(console, question, result)
     for note in result.notes:

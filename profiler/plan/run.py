@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -46,6 +47,7 @@ from profiler.processes import choose_backend, claim_errors, connect, introduce
 from profiler.watch import Trouble, Watch
 
 __all__ = [
+    "LossScaler",
     "OutOfMemoryError",
     "Stopwatch",
     "Trainer",
@@ -98,6 +100,45 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1e3 if self._is_cuda else float(end - start)
 
 
+class LossScaler:
+    """The scale of losses in fp16, so that small gradients are not 0, by the rule of GradScaler.
+
+    torch.amp.GradScaler itself unscales fp32 gradients alone, and would have those of all weights
+    at once beside the fp16 ones; here each part unscales its own when it steps.
+    """
+
+    def __init__(
+        self, scale: float, *, is_alone: bool = False, growth_interval: int = 2000
+    ) -> None:
+        """Begin with a scale, which doubles after so many steps without an overflow.
+
+        is_alone : the whole model is on this rank, and others are not asked.
+        """
+        self.scale, self._is_alone = scale, is_alone
+        self._interval, self._good = growth_interval, 0
+
+    def accepts(self, gradients: Iterable[torch.Tensor], *, device: torch.device) -> bool:
+        """Return whether no gradient of any rank has overflowed, and choose the next scale.
+
+        The same on all ranks of a process group, those of other stages and of other pieces of the
+        weights included: they step together or not at all.
+        """
+        # the largest of each, which is NaN or infinite where one element is
+        largest = [torch.linalg.vector_norm(g, math.inf).float() for g in gradients if g.numel()]
+        found = torch.zeros((), device=device)
+        if largest:
+            found = (~torch.stack(largest).isfinite()).any().float()
+        if not self._is_alone:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        is_fine = not bool(found)
+        self._good = self._good + 1 if is_fine else 0
+        if not is_fine:
+            self.scale = max(1.0, self.scale / 2)
+        elif self._good == self._interval:
+            self.scale, self._good = self.scale * 2, 0
+        return is_fine
+
+
 class Trainer:
     """Runs steps of a stage together with the other ranks."""
 
@@ -106,43 +147,48 @@ class Trainer:
         self.stage, self.job, self.device = stage, job, device
         self.watch = Stopwatch(device)
         self._schedule = _schedule(self) if job.plan.num_stages > 1 else None
+        self.scaler = LossScaler(job.loss_scale) if job.precision == "fp16" else None
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
-        """Run all micro-batches of a step; return the sum of this rank's scaled losses."""
+        """Run all micro-batches of a step; return the sum of this rank's shares of the loss."""
         stage, m = self.stage, self.job.plan.num_microbatches
+        if self.scaler is not None:
+            stage.loss_scale = self.scaler.scale
         stage.begin_step(batch.labels)
         losses: list[torch.Tensor] = []
         if self._schedule is not None:
-            inputs = (batch.tokens,) if stage.is_first else ()
+            inputs = batch.inputs if stage.is_first else ()
             # the stage makes its own loss; the schedule wants one target per micro-batch
             target = torch.zeros(m, device=self.device) if stage.is_last else None
             self._schedule.step(*inputs, target=target, losses=losses if stage.is_last else None)
         else:
-            waiting: list[torch.Tensor] = []
-            for tokens in batch.tokens.chunk(m):
+            for tokens in zip(*(each.chunk(m) for each in batch.inputs), strict=True):
                 with self.watch.span("forward_s"):
-                    waiting.append(stage(tokens))
-                # 1F1B of one stage has one micro-batch in flight, GPipe has all of them
-                if self.job.plan.pipeline_type == "1f1b":
-                    losses.append(self._backward(waiting.pop()))
-            losses += [self._backward(loss) for loss in waiting]
+                    loss = stage(*tokens)
+                # one stage has one micro-batch in flight, in GPipe as in 1F1B: a pipeline that has
+                # no other stage to wait for accumulates gradients and keeps no activations
+                losses.append(self._backward(loss))
+                del loss  # else the next forward would have this micro-batch's graph beside it
         with self.watch.span("backward_s"):
             stage.finish_backward()
         # only the last stage has losses; in the sum over ranks the others' are 0
         if not losses:
             return torch.zeros((), device=self.device)
-        return torch.stack([loss.detach() for loss in losses]).sum()
+        return torch.stack([loss.detach() for loss in losses]).sum() / stage.loss_scale
 
     def checked_step(self, batch: Batch) -> tuple[float, float]:
-        """Run a step; return the loss of the global batch and the norm of its gradient."""
+        """Run a step; return the loss of the global batch and the norm of its gradient.
+
+        The norm is infinite where gradients overflowed fp16 and the step was skipped.
+        """
         loss = self.stage.loss_share(self.forward_backward(batch))
         share = self.stage.squared_gradient_norm().to(self.device)
         # loss and squared norm are both sums over the ranks: one message
         both = torch.stack([loss.double(), share])
         dist.all_reduce(both)
-        self.stage.step()
+        is_taken = self._update()
         total, squared = both.tolist()
-        return total, squared**0.5
+        return total, squared**0.5 if is_taken else math.inf
 
     def timed_step(self, batch: Batch) -> float:
         """Run a step that begins on all ranks at once; return this rank's seconds."""
@@ -158,7 +204,17 @@ class Trainer:
         """Run a step."""
         self.forward_backward(batch)
         with self.watch.span("optimizer_s"):
-            self.stage.step()
+            self._update()
+
+    def _update(self) -> bool:
+        """Let the optimizers step; return False where gradients overflowed, and none did."""
+        stage = self.stage
+        gradients = (grad for part in stage.parts for _, _, grad in part.gradients())
+        if self.scaler is None or self.scaler.accepts(gradients, device=self.device):
+            stage.step()
+            return True
+        stage.skip_step()
+        return False
 
     @property
     def _is_cuda(self) -> bool:
@@ -172,7 +228,7 @@ class Trainer:
         self.stage.before_backward()
         with self.watch.span("backward_s"):
             loss.sum().backward()
-        return loss.sum()
+        return loss.detach().sum()
 
 
 class _TimedStage(PipelineStage):
@@ -200,20 +256,21 @@ def _schedule(trainer: Trainer) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if stage.is_first:
-        entry = torch.empty(stage.token_shape(), dtype=torch.int64, device="meta")
+        shapes_in = stage.token_shapes()
+        entry = tuple(torch.empty(s, dtype=torch.int64, device="meta") for s in shapes_in)
     else:
-        entry = like(stage.entry_shape())
+        entry = tuple(map(like, stage.entry_shapes()))
     if stage.is_last:
-        out = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+        out = (torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True),)
     else:
-        out = like(stage.activation_shape(stage.exit))
+        out = tuple(map(like, stage.exit_shapes()))
     timed = _TimedStage(
         stage,
         groups.stage,
         groups.num_stages,
         trainer.device,
-        input_args=(entry,),
-        output_args=(out,),
+        input_args=entry,
+        output_args=out,
         group=groups.pipeline,
     )
     timed.trainer = trainer
@@ -250,22 +307,26 @@ def reference_steps(
         list(module.parameters()), None, precision=job.precision, learning_rate=job.learning_rate
     )
     losses, norms = [], []
+    scaler = LossScaler(job.loss_scale, is_alone=True) if job.precision == "fp16" else None
     for step in range(num_steps):
-        tokens, labels = global_tokens(job, step)
+        scale = scaler.scale if scaler is not None else 1.0
         total = 0.0
         m = job.plan.num_microbatches
-        for part, wanted in zip(tokens.chunk(m), labels.chunk(m), strict=True):
-            sequences = (values.t().contiguous().to(device) for values in (part, wanted))
+        for part in zip(*(values.chunk(m) for values in global_tokens(job, step)), strict=True):
+            sequences = (values.t().contiguous().to(device) for values in part)
             # the mean over micro-batches, as a stage scales its losses
             loss = module(*sequences) / m
-            loss.backward()
+            (loss * scale).backward()
             total += float(loss.detach())
-        squared = sum(
-            p.grad.double().square().sum() for p in module.parameters() if p.grad is not None
-        )
         losses.append(total)
-        norms.append(float(squared) ** 0.5)
-        unit.step()
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        if scaler is not None and not scaler.accepts(gradients, device=device):
+            norms.append(math.inf)
+            unit.skip()
+            continue
+        squared = sum(grad.double().square().sum() for grad in gradients)
+        norms.append(float(squared) ** 0.5 / scale)
+        unit.step(scale)
     return tuple(losses), tuple(norms)
 
 
@@ -277,6 +338,8 @@ def _fill(module: torch.nn.Module, job: PlanJob) -> None:
     # named as the parts of a plan are, since values follow from names
     parts = [("embedding", module.first), ("head", module.last)]
     parts += [(f"layer{k}", layer) for k, layer in enumerate(layers)]
+    if module.encoder_norm is not None:
+        parts.append(("encoder_norm", module.encoder_norm))
     for name, part in parts:
         pieces = pieces_of(part, shapes(part), whole, 0)
         fill(part, pieces, seed=job.seed, where=name, tied=tied)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,20 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from autopar.model import ModelSpec
 from profiler.measure import torch_dtype
 from profiler.model.counting import local_tensor
-from profiler.model.layers.blocks import build_layer
+from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
 from profiler.model.layers.sharding import Checkpoint, Sharding
-from profiler.model.layers.vocab import build_vocab
-from profiler.plan.arithmetic import Cube, Layout, layer_layout, layouts, vocab_layout
+from profiler.model.layers.vocab import build_vocab, take_encoder_norm
+from profiler.plan.arithmetic import (
+    Cube,
+    Layout,
+    entry_layouts,
+    layer_layout,
+    layer_streams,
+    layouts,
+    num_encoder_layers,
+    stream_lengths,
+    vocab_layout,
+)
 from profiler.plan.exchange import (
     Piece,
     PlanGroups,
@@ -66,7 +76,7 @@ class Replica:
     ) -> None:
         """Move the parameters into one buffer; `group` is None where the rank is alone.
 
-        In bf16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
+        In bf16 and fp16 the optimizer has fp32 copies of the weights, as Megatron-LM's has.
         """
         self._group = group
         self._parameters = list(parameters)
@@ -79,7 +89,7 @@ class Replica:
                 parameter.data = self._weights[start:end].view_as(parameter)
                 parameter.grad = self._gradients[start:end].view_as(parameter)
                 start = end
-            wide = precision == "bf16"
+            wide = precision != "fp32"
             # in fp32 the buffer itself is stepped, without a copy
             self._master = nn.Parameter(self._weights.float() if wide else self._weights)
         self.optimizer = make_optimizer([self._master], learning_rate)
@@ -108,17 +118,22 @@ class Replica:
         self._work.wait()
         self._work = None
 
-    def step(self) -> None:
-        """Let the optimizer step, and clear the gradients."""
+    def step(self, loss_scale: float = 1.0) -> None:
+        """Let the optimizer step with gradients of a scaled loss, and clear them."""
         if self._master.dtype == self._weights.dtype:  # then they are one tensor
             self._master.grad = self._gradients
             self.optimizer.step()
         else:
-            self._master.grad = self._gradients.float()
+            # unscaled in fp32, where what fp16 cannot hold is not lost
+            self._master.grad = self._gradients.float().div_(loss_scale)
             self.optimizer.step()
             with torch.no_grad():
                 self._weights.copy_(self._master)
         self._master.grad = None
+        self.skip()
+
+    def skip(self) -> None:
+        """Clear the gradients."""
         self._gradients.zero_()
 
     def _on_gradient(self, _: Any) -> None:
@@ -160,7 +175,7 @@ class Shard:
         self._size = mesh.size()
         for module in self.modules:
             for parameter in module.parameters():
-                # the optimizer steps fp32 shards; bf16 weights are gathered from them
+                # the optimizer steps fp32 shards; narrower weights are gathered from them
                 parameter.data = parameter.data.float()
         fully_shard(
             self.modules if len(self.modules) > 1 else self.modules[0],
@@ -186,9 +201,17 @@ class Shard:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._size)
 
-    def step(self) -> None:
-        """Let the optimizer step, and drop the gradients."""
+    def step(self, loss_scale: float = 1.0) -> None:
+        """Let the optimizer step with gradients of a scaled loss, and drop them."""
+        if loss_scale != 1:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    local_tensor(parameter.grad).div_(loss_scale)
         self.optimizer.step()
+        self.skip()
+
+    def skip(self) -> None:
+        """Drop the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
@@ -206,8 +229,8 @@ def make_root(module: nn.Module, mesh: DeviceMesh) -> None:
 def _policy(precision: Precision) -> MixedPrecisionPolicy:
     if precision == "fp32":
         return MixedPrecisionPolicy()
-    # weights are gathered in bf16 and gradients summed in fp32
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # weights are gathered in bf16 or fp16 and gradients summed in fp32
+    return MixedPrecisionPolicy(param_dtype=torch_dtype(precision), reduce_dtype=torch.float32)
 
 
 def _reduce_by_sum(unit: Any) -> bool:
@@ -225,6 +248,10 @@ def _reduce_by_sum(unit: Any) -> bool:
 # The stage of a rank: its layers in order, with what lies between them.
 
 
+_Streams: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+"""What goes between stages: one tensor, or with an encoder the decoder's and the encoder's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A layer, or the embedding, the head, or both where they share their table."""
@@ -236,6 +263,8 @@ class Part:
     """Has the modules as its children, or is the only one: gives parameters their names."""
     pieces: dict[str, Piece]
     unit: Replica | Shard
+    streams: tuple[int, ...] = (0,)
+    """Which streams of activations it takes; it makes the first of them."""
 
     def gradients(self) -> Iterator[tuple[str, Piece, torch.Tensor]]:
         """Yield what this rank holds of every gradient."""
@@ -283,21 +312,28 @@ def open_groups(
 class Stage(nn.Module):
     """What one rank runs of a plan: `stage(tokens or activations) -> activations or loss`.
 
+    An encoder-decoder has two streams, the decoder's and the encoder's: both come in and go out.
     Forwards and backwards of a step's micro-batches each come in order. The loss is scaled so
     that the sum over micro-batches and ranks is the mean over the global batch.
     """
 
     def __init__(
-        self, job: PlanJob, groups: PlanGroups, parts: Sequence[Part], entry: Layout
+        self,
+        job: PlanJob,
+        groups: PlanGroups,
+        parts: Sequence[Part],
+        *,
+        entry: Sequence[Layout],
+        exit_: Sequence[Layout],
     ) -> None:
-        """Join the parts; `entry` is how activations come from the stage before."""
+        """Join the parts; `entry` and `exit_` are how each stream comes and goes."""
         super().__init__()
         self.job, self.groups, self.parts = job, groups, tuple(parts)
         self.is_first = groups.stage == 0
         self.is_last = groups.stage == groups.num_stages - 1
-        self._entry = entry
-        self.vocab = vocab_layout(job, entry.cube)
-        self._layers = [part for part in parts if part.name.startswith("layer")]
+        self._entry, self._exit = tuple(entry), tuple(exit_)
+        self.vocab = vocab_layout(job, groups.cube)
+        self._layers = [part for part in parts if part.name.startswith(("layer", "encoder"))]
         self._embedding: Any = next((p.modules[0] for p in parts if p.name == "embedding"), None)
         self._head: Any = next((p.modules[-1] for p in parts if p.name == "head"), None)
         ends = next((part for part in parts if part.name == "ends"), None)
@@ -310,52 +346,43 @@ class Stage(nn.Module):
         copies = self.vocab.data_degree * (self.vocab.degree if self.vocab.kind == "ulysses" else 1)
         # each loss is a mean: their sum over micro-batches and ranks becomes one too
         self._scale = 1.0 / (job.plan.num_microbatches * copies)
-        self._body: Callable[[torch.Tensor], torch.Tensor] = self._run
+        self.loss_scale = 1.0
+        """Of the losses, and so of the gradients, of this step; more than 1 in fp16 alone."""
+        self._body: Callable[..., _Streams] = self._run
         sharded = [m for p in parts if isinstance(p.unit, Shard) for m in p.modules]
         if sharded:
             root = _Root(sharded)
             shard = next(p for p in parts if isinstance(p.unit, Shard))
             make_root(root, groups.flat_mesh(shard.layout.sync_axes))
             # not a child: its units are children of `held` already
-            self._body = lambda x: root(self._run, x)
+            self._body = lambda *xs: root(self._run, *xs)
 
-    @property
-    def exit(self) -> Layout:
-        """How activations leave the stage."""
-        return self._layers[-1].layout
+    def entry_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of every stream that a stage after the first receives."""
+        return self._shapes(self._entry)
 
-    def activation_shape(self, layout: Layout) -> tuple[int, ...]:
-        """Return the shape of a micro-batch's activations on this rank."""
-        plan, layer = self.job.plan, self.job.spec.layers[0]
-        return local_shape(
-            layout,
-            seq_length=layer.seq_length,
-            batch=plan.global_batch // plan.num_microbatches,
-            hidden=layer.hidden_size,
-        )
+    def exit_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of every stream that a stage before the last sends."""
+        return self._shapes(self._exit)
 
-    def entry_shape(self) -> tuple[int, ...]:
-        """Return the shape of what a stage after the first receives."""
-        return self.activation_shape(self._entry)
-
-    def token_shape(self) -> tuple[int, int]:
-        """Return samples and tokens of a micro-batch on a rank with embedding or head."""
+    def token_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Return samples and tokens of a micro-batch, by stream, where embedding or head is."""
         plan, vocab = self.job.plan, self.vocab
         split = vocab.degree if vocab.kind == "ulysses" else 1
         samples = plan.global_batch // plan.num_microbatches // vocab.data_degree
-        return samples, self.job.spec.layers[0].seq_length // split
+        return tuple((samples, length // split) for length in stream_lengths(self.job.spec))
 
     def begin_step(self, labels: Sequence[torch.Tensor]) -> None:
         """Give the last stage the labels of every micro-batch, (sequence, batch) each."""
         self._labels = labels
         self._forwards = self._backwards = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, *xs: torch.Tensor) -> _Streams:
         """Return activations for the next stage, or on the last one this rank's scaled loss, (1,).
 
         The first stage takes tokens, (batch, sequence).
         """
-        out = self._body(x)
+        out: _Streams = self._body(*xs)
         self._forwards += 1
         return out
 
@@ -382,10 +409,18 @@ class Stage(nn.Module):
     def step(self) -> None:
         """Let the optimizers step."""
         for part in self.parts:
-            part.unit.step()
+            part.unit.step(self.loss_scale)
+
+    def skip_step(self) -> None:
+        """Drop the gradients of a step."""
+        for part in self.parts:
+            part.unit.skip()
 
     def squared_gradient_norm(self) -> torch.Tensor:
-        """Return this rank's share: summed over all ranks it is the squared norm of the model."""
+        """Return this rank's share: summed over all ranks it is the squared norm of the model.
+
+        Of gradients whose losses are not scaled.
+        """
         ranks = self.groups.cube.num_ranks
         total: Any = 0.0
         for part in self.parts:
@@ -396,26 +431,47 @@ class Stage(nn.Module):
                 # each rank that has these elements counts its share of them
                 copies = ranks / (piece.pieces * shards)
                 total = total + grad.double().square().sum() / copies
-        return torch.as_tensor(total, dtype=torch.float64)
+        return torch.as_tensor(total / self.loss_scale**2, dtype=torch.float64)
 
     def loss_share(self, loss: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of a loss: summed over all ranks it is that of the batch."""
         # tensor ranks have the same loss, Ulysses ranks that of their own tokens
         return loss / (self.vocab.degree if self.vocab.kind != "ulysses" else 1)
 
-    def _run(self, x: torch.Tensor) -> torch.Tensor:
-        groups, layout = self.groups, self._entry
+    def _shapes(self, layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of a micro-batch's activations on this rank, by stream."""
+        plan, spec = self.job.plan, self.job.spec
+        batch = plan.global_batch // plan.num_microbatches
+        hidden = spec.layers[0].hidden_size
+        return tuple(
+            local_shape(layout, seq_length=length, batch=batch, hidden=hidden)
+            for layout, length in zip(layouts, stream_lengths(spec), strict=True)
+        )
+
+    def _run(self, *xs: torch.Tensor) -> _Streams:
+        groups, streams, lie = self.groups, list(xs), list(self._entry)
         if self._embedding is not None:
             # batches come (batch, sequence), layers work on (sequence, batch)
-            x, layout = self._embedding(x.t().contiguous()), self.vocab
+            embedded = self._embedding(*(tokens.t().contiguous() for tokens in streams))
+            # both come one after the other along the sequence
+            lengths = [shape[0] for shape in self._shapes(lie)]
+            streams = list(embedded.split(lengths)) if len(lengths) > 1 else [embedded]
+            del embedded
         for part in self._layers:
-            x, layout = relayout(x, groups, layout, part.layout), part.layout
-            x = part.modules[0](x)
+            for k in part.streams:
+                streams[k] = relayout(streams[k], groups, lie[k], part.layout)
+                lie[k] = part.layout
+            streams[part.streams[0]] = part.modules[0](*(streams[k] for k in part.streams))
         if self._head is None:
-            return x
-        x = relayout(x, groups, layout, self.vocab)
+            # of a stream that no layer replaced this may be a piece of what is embedded, and FSDP
+            # wants no views out of a stage
+            whole = tuple(x.clone() if x._is_view() else x for x in streams)
+            return whole if len(whole) > 1 else whole[0]
+        x = relayout(streams[0], groups, lie[0], self.vocab)
+        del streams
         # one dimension: the pipeline joins the outputs of micro-batches
-        return self._head(x, self._labels[self._forwards]).view(1) * self._scale
+        loss = self._head(x, self._labels[self._forwards]).view(1)
+        return loss * (self._scale * self.loss_scale)
 
     def _sum_partial(self, part: Part) -> None:
         """Sum what ranks of a tensor group each have a part of; one all-reduce per part."""
@@ -455,8 +511,8 @@ class _Root(nn.Module):
         super().__init__()
         self.units = nn.ModuleList(modules)
 
-    def forward(self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return run(x)
+    def forward(self, run: Callable[..., _Streams], *xs: torch.Tensor) -> _Streams:
+        return run(*xs)
 
 
 class _Vocab(nn.Module):
@@ -480,7 +536,11 @@ def build_stage(
     plan = job.plan
     first = sum(plan.stage_sizes[: groups.stage])
     layers = range(first, first + plan.stage_sizes[groups.stage])
-    parts = [builder.layer(k) for k in layers]
+    parts = []
+    for k in layers:
+        parts.append(builder.layer(k))
+        if k + 1 == num_encoder_layers(job.spec):
+            parts.append(builder.encoder_norm(k))
     at_start, at_end = groups.stage == 0, groups.stage == plan.num_stages - 1
     # a tied table on one stage is one parameter, which one unit must own
     if at_start and at_end and job.spec.tied_embeddings:
@@ -490,8 +550,8 @@ def build_stage(
             parts = [builder.vocab_part("first"), *parts]
         if at_end:
             parts = [*parts, builder.vocab_part("last")]
-    before = layer_layout(job, groups.cube, first - 1) if first else builder.vocab
-    return Stage(job, groups, parts, before)
+    entry, exit_ = (entry_layouts(job, groups.cube, k) for k in (first, layers.stop))
+    return Stage(job, groups, parts, entry=entry, exit_=exit_)
 
 
 class _Builder:
@@ -519,7 +579,16 @@ class _Builder:
         whole = self._whole(
             kind, lambda: build_layer(spec, Sharding(), dtype=self.dtype, device="meta")
         )
-        return self._part(f"layer{index}", (module,), module, layout, whole)
+        streams = layer_streams(self.spec, index)
+        return self._part(f"layer{index}", (module,), module, layout, whole, streams)
+
+    def encoder_norm(self, index: int) -> Part:
+        """Return the norm behind the last layer of the encoder, laid out as that layer is."""
+        layout = layer_layout(self.job, self.groups.cube, index)
+        kind = self.spec.layers[self._types[index]]
+        with made_of(self.dtype, self.device):
+            norm = Norm(kind.hidden_size, bias=has_norm_biases(kind))
+        return self._part("encoder_norm", (norm,), norm, layout, shapes(norm), (1,))
 
     def vocab_part(self, which: Any) -> Part:
         module = self._vocab_module(which)
@@ -540,7 +609,7 @@ class _Builder:
         return self._part("ends", (first, last), _Vocab(first, last), self.vocab, whole)
 
     def _vocab_module(self, which: Any) -> Any:
-        return build_vocab(
+        module = build_vocab(
             self.spec,
             which,
             degree=self.vocab.degree,
@@ -549,9 +618,15 @@ class _Builder:
             dtype=self.dtype,
             device=self.device,
         )
+        if which == "last":
+            take_encoder_norm(module)  # a part of its own
+        return module
 
     def _vocab_whole(self, which: Any) -> Any:
-        return build_vocab(padded_spec(self.job), which, dtype=self.dtype, device="meta")
+        module = build_vocab(padded_spec(self.job), which, dtype=self.dtype, device="meta")
+        if which == "last":
+            take_encoder_norm(module)
+        return module
 
     def _whole(self, key: Any, make: Callable[[], nn.Module]) -> dict[str, tuple[int, ...]]:
         if key not in self._shapes:
@@ -565,6 +640,7 @@ class _Builder:
         holder: nn.Module,
         layout: Layout,
         whole: dict[str, tuple[int, ...]],
+        streams: tuple[int, ...] = (0,),
     ) -> Part:
         job = self.job
         pieces = pieces_of(holder, whole, layout, self.groups.place)
@@ -587,5 +663,11 @@ class _Builder:
                 learning_rate=job.learning_rate,
             )
         return Part(
-            name=name, modules=modules, layout=layout, holder=holder, pieces=pieces, unit=unit
+            name=name,
+            modules=modules,
+            layout=layout,
+            holder=holder,
+            pieces=pieces,
+            unit=unit,
+            streams=streams,
         )

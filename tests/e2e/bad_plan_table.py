@@ -49,22 +49,15 @@ def prepare_plans(folder: Path) -> None:
     write(folder / "tiny.json", MODEL)
     write(folder / "tried.json", STRATEGY)
     write(folder / "tried_plan.json", PLAN)
-    encoder = {**LAYER, "causal": False}
-    write(
-        folder / "two_stacks.json",
-        {
-            **MODEL,
-            "layers": [
-                {**encoder, "num_layers": 2},
-                {
-                    **LAYER,
-                    "num_layers": 2,
-                    "cross_attention": True,
-                    "norm_parameters_per_hidden": 3,
-                },
-            ],
-        },
-    )
+    encoder = {**LAYER, "num_layers": 2, "causal": False}
+    decoder = {
+        **LAYER,
+        "num_layers": 2,
+        "cross_attention": True,
+        "norm_parameters_per_hidden": 3,
+    }
+    write(folder / "two_stacks.json", {**MODEL, "layers": [encoder, decoder]})
+    write(folder / "decoder_first.json", {**MODEL, "layers": [decoder, encoder]})
 
 
 def _case(
@@ -173,7 +166,11 @@ def _modes() -> Iterator[Case]:
     ):
         yield _case(what, (*STRATEGY_ONLY, *arguments))
     one = ("--pp-deg", "1", *GLOBAL[2:4], "--world-size", "1", "--mode", "run")
-    yield _case("a run of an encoder and a decoder", (*one, "--model", "two_stacks.json"))
+    yield _case("a run of a decoder and an encoder", (*one, "--model", "decoder_first.json"))
+    yield _case(
+        "fewer layers than an encoder and a decoder have",
+        (*one, "--model", "two_stacks.json", "--layers", "1"),
+    )
     ring = {**STRATEGY, "cp_sizes_enc": "1,2,1,1"}
     yield _case(
         "a dry run of ring attention",

@@ -308,10 +308,21 @@ def _(lab: Lab) -> None:
     assert run_matches(tiny(lab), *RUN, *words, num_ranks=2)["precision"] == "bf16"
 
 
-@TABLE.not_yet("training mixed_precision fp16", "the executor knows fp32 and bf16")
+@TABLE.works("training mixed_precision fp16", "ranks")
 def _(lab: Lab) -> None:
-    said = static(lab, "--mixed_precision", "fp16", expected=2)
-    assert "expected fp32 or bf16, got 'fp16'" in said
+    words = ("--world-size", 2, "--global_train_batch_size", 4, "--mixed_precision", "fp16")
+    found = run_matches(tiny(lab), *RUN, *words, num_ranks=2)
+    assert found["precision"] == "fp16"
+    assert all(norm > 0 for norm in found["grad_norm"])
+    states = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    half, other = (
+        [
+            [stage[key] for key in states]
+            for stage in static(lab, "--mixed_precision", name)["stages"]
+        ]
+        for name in ("fp16", "bf16")
+    )
+    assert half == other
 
 
 @TABLE.different(
@@ -416,18 +427,23 @@ def _(lab: Lab) -> None:
     assert (len(found["stages"]), sum(found["stages"])) == (2, 24)
 
 
-@TABLE.not_yet(
-    "T5 in the executor (run and dryrun)",
-    "only stacks of one kind of layer are run; the arithmetic is printed",
-)
+@TABLE.works("T5 in the executor (run and dryrun)", "ranks")
 def _(lab: Lab) -> None:
     lab = lab.fresh()
-    lab.ask("autopar-search", *T5, "--output_config_path", "s.json")
+    lab.ask("autopar-search", *T5, "--pin", "pp=2", "--output_config_path", "s.json")
     answer = lab.ask("profile-plan", "autopar_plan_s.json", "--json", "-")
-    executor = answer.data["executor"]
-    assert executor["runs"] is False
-    assert "has an encoder and a decoder" in executor["obstacle"]
-    assert answer.data["legal"] is True
+    assert answer.data["executor"]["runs"] is True
+    words = ("--mode", "dryrun", "--layers", 4, "--ranks", "all", "--json", "-")
+    ranks = lab.torch("profile-plan", "autopar_plan_s.json", *words).data["ranks"]
+    assert [rank["stage"] for rank in ranks] == [0, 1]
+    assert all(rank["peak_bytes"] > rank["parameter_bytes"] > 0 for rank in ranks)
+    shape = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_layers": 2}
+    small = {"model_type": "t5", "vocab_size": 250, "tie_word_embeddings": True, **shape}
+    write(lab.path("t5", "config.json"), small)
+    names = ("--model", "t5/config.json", "--seq", 32, "--steps", 2, "--timed-steps", 1)
+    degrees = ("--pp-deg", 2, "--global_tp_deg", 2, "--vocab_tp", 2, "--chunks", 2)
+    sizes = ("--world-size", 4, "--global_train_batch_size", 8)
+    assert run_matches(lab, *names, *degrees, *sizes)["plan"]["pp_deg"] == 2
 
 
 @TABLE.not_yet(

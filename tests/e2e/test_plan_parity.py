@@ -22,9 +22,14 @@ pytest.importorskip("torch", reason="the profilers need torch")
 _FP32 = {"loss": 1e-6, "grad_norm": 1e-6, "gradients": 5e-4, "weights": 5e-3}
 # The reference is in fp32, and AdamW turns the rounding of small gradients into whole steps.
 _BF16 = {"loss": 2e-4, "grad_norm": 5e-3, "gradients": 0.1}
+_FP16 = {"loss": 5e-5, "grad_norm": 1e-3, "gradients": 0.04}
+_BOUNDS = {"fp32": _FP32, "bf16": _BF16, "fp16": _FP16}
 
 
-_FEW = ("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied")
+_FEW = (
+    *("zero3-beside-ddp", "tp2-experts", "ulysses-beside-tp", "pp2-tied", "t5-pp2-between"),
+    "fp16-zero3-beside-ddp",
+)
 """Every kind of layer, of sharding and of stage once."""
 
 
@@ -66,7 +71,7 @@ def _problems(world: int, plans: Mapping[str, PlanJob]) -> dict[str, list[str]]:
     ranks: Sequence[Mapping[str, Compared]] = run_ranks(compare_all, world, plans, timeout_s=400)
     found = {}
     for name, job in plans.items():
-        bounds = _FP32 if job.precision == "fp32" else _BF16
+        bounds = _BOUNDS[job.precision]
         problems = [text for rank in ranks for text in _beyond(rank[name], bounds)]
         problems += [text for rank in ranks for text in rank[name].said]
         if problems:

@@ -16,6 +16,7 @@ from autopar.documents.spec import (
 )
 from autopar.errors import InputError
 from profiler.model.layers.sharding import Sharding
+from tests.plan_cases import T5
 from tests.unit.small_models import GPT, LLAMA, MODEL
 
 torch = pytest.importorskip("torch", reason="the profilers need torch")
@@ -179,3 +180,25 @@ def test_experts_with_biases_are_refused() -> None:
 
     with pytest.raises(InputError, match="experts with biases cannot be built"):
         build_layer(layer, Sharding(), group=None, dtype=torch.float32, device="cpu")
+
+
+def test_a_decoder_reads_what_the_norm_behind_the_encoder_makes() -> None:
+    """The whole model of an encoder and a decoder is its parts in this order."""
+    from profiler.model.layers.vocab import build_stack
+
+    torch.manual_seed(0)
+    built = build_stack(T5, **F64)
+    model, (tokens, labels, source) = built.module, built.make_batch(2, 8)
+    (one, two), (three, four) = model.layers
+    x, context = model.first(tokens), model.first(source)
+    context = torch.nn.functional.rms_norm(
+        two(one(context)), [32], model.encoder_norm.weight, eps=1e-5
+    )
+    (logits,) = model.last.head(model.last.norm(four(three(x, context), context)))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    found = model(tokens, labels, source)
+
+    assert torch.allclose(found, loss)
+    found.backward()
+    assert model.encoder_norm.weight.grad.abs().min() > 0

@@ -11,7 +11,9 @@ from hypothesis import given, strategies as st
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
+from autopar.plans import LayerStrategy
 from profiler.plan.question import Question, ask, chosen_layers, scale_down
+from tests.plan_cases import T5, make_job
 from tests.unit.plan_cli_support import MODEL, PREDICTED, STRATEGY, read, small_files, write
 
 
@@ -159,12 +161,14 @@ def test_damaged_plan_files(key: str, value: object, named: str) -> None:
     assert str(caught.value).startswith("plan.json: ")
 
 
-def test_fp16_is_run_in_bf16_and_said() -> None:
-    """The executor has no loss scaling."""
+def test_a_plan_for_fp16_is_run_in_fp16() -> None:
+    """In another precision it is another run, and its prediction is left out."""
     write(Path("plan.json"), {**PREDICTED, "options": {"mixed_precision": "fp16"}})
     question = asked("plan.json")
-    assert (question.job.precision, question.prediction is None) == ("bf16", False)
-    assert "fp16" in question.notes[0]
+    assert (question.job.precision, question.prediction is None) == ("fp16", False)
+    other = asked("plan.json", "--mixed-precision", "bf16")
+    assert (other.job.precision, other.prediction) == ("bf16", None)
+    assert "fp16, here bf16" in other.notes[0]
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6).map(tuple), data=st.data())
@@ -184,6 +188,17 @@ def test_scaling_down_keeps_proportions(sizes: tuple[int, ...], data: st.DataObj
     for own, size in zip(kept, sizes, strict=True):
         share = (size - 1) * (layers - len(sizes)) / beyond if beyond else 0
         assert abs(own - 1 - share) < 1
+
+
+def test_scaling_down_keeps_encoder_and_decoder() -> None:
+    """One layer of a T5 would be another model; the remedy is the fewest layers that are both."""
+    plan = make_job(2, *(LayerStrategy(),) * 4, model=T5).plan
+    with pytest.raises(OptionError, match=r"without an encoder .*; give at least 2$"):
+        scale_down(plan, T5, layers=1)
+    scaled, small = scale_down(plan, T5, layers=2)
+    assert [layer.num_layers for layer in small.layers] == [1, 1]
+    assert small.layers[1].cross_attention
+    assert scaled.stage_sizes == (2,)
 
 
 def test_scaling_down_takes_layers_evenly() -> None:

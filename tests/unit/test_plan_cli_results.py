@@ -122,6 +122,24 @@ def test_values_that_are_not_finite_never_match() -> None:
     assert json.loads(json.dumps(document, allow_nan=False))["loss"] == [None, 4.9]
 
 
+def test_steps_that_overflowed_fp16_are_skipped_by_both() -> None:
+    """What is left is compared; a step that only one of them skipped matches nothing."""
+    both = replace(RESULT, grad_norm=(math.inf, 2.0), reference_grad_norm=(math.inf, 2.001))
+    verdict = judge(both, "fp16")
+    assert verdict is not None
+    assert verdict.largest["grad_norm"] == pytest.approx(5e-4, rel=1e-3)
+    assert verdict.matches
+    text = shown(show_run, question("--mixed-precision", "fp16"), both, verdict)
+    assert "since gradients overflowed fp16: 1 step (0)" in " ".join(text.split())
+    one = judge(replace(both, reference_grad_norm=(1.0, 2.001)), "fp16")
+    none = judge(
+        replace(both, grad_norm=(math.inf,) * 2, reference_grad_norm=(math.inf,) * 2), "fp16"
+    )
+    for lost in (one, none, judge(both, "bf16")):
+        assert lost is not None
+        assert lost.largest["grad_norm"] == math.inf
+
+
 def test_run_document_has_the_public_keys_and_the_prediction() -> None:
     """The prediction has the keys of what it is of; communicators are in no measurement."""
     document: dict[str, Any] = run_document(question(), RESULT, judge(RESULT, "fp32"))

@@ -12,9 +12,11 @@ from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from profiler.model.counting import PARTS
+from profiler.plan.arithmetic import examine
 from profiler.plan.dryrun import dry_run, fake_world, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
 from tests.gloo import run_ranks
+from tests.plan_cases import T5
 
 _TINY = ModelSpec(
     name="tiny",
@@ -74,8 +76,27 @@ _JOBS = {
         ),
         spec=_TINY,
     ),
+    "encoder and decoder": PlanJob(
+        plan=_plan(
+            _L(tp=2),
+            _L(tp=2, ulysses=True),
+            _L(zero3=True),
+            _L(tp=2, checkpoint=True),
+            vocab=VocabStrategy(tp=2),
+        ),
+        spec=T5,
+    ),
+    "zero3 beside ddp in fp16": PlanJob(
+        plan=_plan(_L(zero3=True), _L(), _L(zero3=True), _L()), spec=_TINY, precision="fp16"
+    ),
+    "encoder and decoder in zero3": PlanJob(
+        plan=_plan(_L(zero3=True), vocab=VocabStrategy(zero3=True)), spec=T5
+    ),
 }
-_QUICK = ("zero3 in bf16, checkpointed", "mixed")
+_QUICK = (
+    *("zero3 in bf16, checkpointed", "mixed", "encoder and decoder"),
+    "zero3 beside ddp in fp16",
+)
 _PIPELINE = PlanJob(plan=_plan(_L(), num_stages=2, num_microbatches=4), spec=_TINY)
 
 
@@ -99,7 +120,7 @@ def _count_real(jobs: dict[str, PlanJob]) -> dict[str, tuple[int, dict[str, int]
         trainer = Trainer(stage, job, device)
         batch = local_batch(job, stage.vocab, groups.place, step=0, device=device)
         counts = []
-        for _ in range(3):
+        for _ in range(6):
             counts.append(
                 count_step(lambda: trainer.step(batch), model=stage, optimizers=optimizers)  # noqa: B023
             )
@@ -150,6 +171,23 @@ def test_real_pipelines_hold_more_than_the_dry_run_says() -> None:
 
     assert real[0]["pipeline"][0] - first.peak_bytes == pytest.approx(2 * activations, abs=8)
     assert 0 <= real[1]["pipeline"][0] - last.peak_bytes <= 4 * activations
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (2, 2), (3, 1)])
+def test_stages_of_an_encoder_and_a_decoder_hold_what_their_arithmetic_says(
+    sizes: tuple[int, int],
+) -> None:
+    """The norm between both lies behind the encoder's last layer, wherever a stage ends."""
+    plan = _plan(_L(), num_stages=2, stage_sizes=sizes, num_microbatches=4)
+    job = PlanJob(plan=plan, spec=T5)
+    stages = examine(job).stages
+    for found in dry_run(job, ranks=[0, 1]):
+        held = stages[found.stage].held
+        assert (found.num_parameters, found.parameter_bytes, found.optimizer_bytes) == (
+            held.num_parameters,
+            held.parameter_bytes,
+            held.optimizer_bytes,
+        )
 
 
 def test_parameters_and_optimizer_of_llama_are_those_of_its_arithmetic() -> None:
@@ -244,6 +282,22 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
     for rank in found(16, "gpipe"):
         assert rank.num_microbatches_run == 16
         assert rank.peak_parts["activations"] == pytest.approx(8 * kept[1], rel=0.01)
+
+
+def test_one_stage_holds_one_micro_batch_under_either_name() -> None:
+    """Without a pipeline GPipe accumulates gradients, and keeps no activations meanwhile."""
+    one, many, other = (
+        _first(
+            PlanJob(
+                plan=_plan(_L(), num_microbatches=m, global_batch=4 * m, pipeline_type=kind),
+                spec=_TINY,
+            )
+        )
+        for m, kind in ((2, "gpipe"), (8, "gpipe"), (8, "1f1b"))
+    )
+
+    assert many == other
+    assert many.peak_bytes == pytest.approx(one.peak_bytes, rel=1e-3)  # tokens of one more
 
 
 def test_first_ranks_of_the_stages_that_matter() -> None:

@@ -15,7 +15,7 @@ from autopar.documents.spec import (
 )
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec
-from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
     Tensors,
     examine,
@@ -26,6 +26,8 @@ from profiler.plan.arithmetic import (
     micro_batches_in_flight,
 )
 from profiler.plan.job import PlanJob
+from search.cost.pipeline import in_flight
+from tests.plan_cases import T5, make_job
 
 PLAIN = LayerSpec(num_layers=4, seq_length=16, hidden_size=32, num_heads=4, ffn_hidden_size=48)
 LAYERS = {
@@ -209,6 +211,24 @@ def test_stages_samples_and_micro_batches_in_flight() -> None:
     assert [micro_batches_in_flight(gpipe, j) for j in range(4)] == [8] * 4
 
 
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_micro_batches_in_flight_are_those_of_the_prediction(
+    kind: PipelineType, stages: int, m: int
+) -> None:
+    """What is priced is what is run, a single stage included: it accumulates gradients."""
+    plan = replace(
+        llama(8).plan,
+        num_stages=stages,
+        stage_sizes=(32 // stages,) * stages,
+        num_microbatches=m,
+        pipeline_type=kind,
+    )
+    run = [micro_batches_in_flight(plan, j) for j in range(stages)]
+    assert run == [in_flight(kind, j, stages, m) for j in range(stages)]
+
+
 def test_tied_table_is_on_both_ends() -> None:
     """Once on one stage, twice on two."""
     spec = MODELS["tied"]
@@ -268,3 +288,52 @@ def test_model_without_widths_is_refused() -> None:
     bare = replace(job.spec, layers=(replace(job.spec.layers[0], ffn_hidden_size=None),))
     with pytest.raises(InputError, match="width of the MLP is unknown"):
         examine(replace(job, spec=bare))
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 3), (2, 2), (3, 1), (1, 1, 1, 1)])
+def test_stages_of_an_encoder_and_a_decoder_hold_the_model_once(sizes: tuple[int, ...]) -> None:
+    """Whichever layer a stage ends with; a tied table is on both ends."""
+    job = make_job(len(sizes), LayerStrategy(), stages=sizes, m=4, model=T5)
+    report = examine(job)
+    layers = sum(layer.num_layers * parameter_count(layer) for layer in T5.layers)
+    outer = sum(embedding_parameter_counts(T5, padded_vocab_size(T5)))
+    copies = padded_vocab_size(T5) * 32 if len(sizes) > 1 else 0
+    assert sum(stage.held.num_parameters for stage in report.stages) == layers + outer + copies
+    assert report.obstacle is None
+
+
+def _stacks(*layers: LayerSpec) -> ModelSpec:
+    return replace(T5, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "words"),
+    [
+        (_stacks(*reversed(T5.layers)), LayerStrategy(), "behind an encoder alone"),
+        (_stacks(*(replace(T5.layers[1], num_layers=2),) * 2), LayerStrategy(), "behind an"),
+        (
+            _stacks(replace(T5.layers[0], hidden_size=64), T5.layers[1]),
+            LayerStrategy(),
+            "hidden sizes 64, 32",
+        ),
+    ],
+)
+def test_layers_that_are_no_encoder_and_decoder_are_not_run(
+    model: ModelSpec, strategy: LayerStrategy, words: str
+) -> None:
+    """The arithmetic is there all the same."""
+    report = examine(make_job(2, strategy, model=model))
+    assert report.obstacle is not None
+    assert words in report.obstacle
+
+
+def test_a_decoder_reads_pieces_of_the_encoder() -> None:
+    """Its own degree must divide the encoder's tokens, which no rule of legality asks for."""
+    odd = _stacks(replace(T5.layers[0], seq_length=15), T5.layers[1])
+    one, two = LayerStrategy(), LayerStrategy(tp=2)
+    report = examine(make_job(2, one, one, one, two, model=odd))
+    assert report.obstacle is not None
+    assert "layer 3 reads the encoder's output in pieces" in report.obstacle
+    assert examine(make_job(2, one, one, one, two, model=T5)).obstacle is None
+    whole = make_job(2, one, one, one, two, model=odd, sequence_parallel=False)
+    assert examine(whole).obstacle is None

@@ -31,6 +31,7 @@ __all__ = [
     "VocabPart",
     "build_stack",
     "build_vocab",
+    "take_encoder_norm",
     "vocab_inputs",
 ]
 
@@ -71,6 +72,16 @@ def build_vocab(
             )
     with made_of(dtype, device):
         return _Vocab(spec, part, on)
+
+
+def take_encoder_norm(last: Any) -> Norm | None:
+    """Return the norm behind the encoder, taken out of the `last` part; None where there is none.
+
+    The part has it for its memory; who runs the layers has it between both stacks.
+    """
+    norm: Norm | None = last.encoder_norm
+    last.encoder_norm = None
+    return norm
 
 
 def vocab_inputs(
@@ -293,6 +304,7 @@ def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | s
         for layer in spec.layers
     ]
     last = build_vocab(spec, "last", dtype=dtype, device=device)
+    norm = take_encoder_norm(last)
     # on one device a tied table is one tensor
     if spec.tied_embeddings:
         last.head.weights[0] = first.table
@@ -306,15 +318,21 @@ def build_stack(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | s
         return vocab_inputs(spec, "only", batch=batch, dtype=dtype, device=device)
 
     crosses = [layer.cross_attention for layer in spec.layers]
-    return Built(_Stack(first, layers, crosses, last), make_batch, layers)
+    return Built(_Stack(first, layers, crosses, norm, last), make_batch, layers)
 
 
 class _Stack(nn.Module):
     def __init__(
-        self, first: nn.Module, layers: list[list[nn.Module]], crosses: list[bool], last: nn.Module
+        self,
+        first: nn.Module,
+        layers: list[list[nn.Module]],
+        crosses: list[bool],
+        encoder_norm: Any,
+        last: nn.Module,
     ) -> None:
         super().__init__()
         self.first, self.last = first, last
+        self.encoder_norm: Any = encoder_norm
         self.layers = nn.ModuleList(nn.ModuleList(of_type) for of_type in layers)
         self.crosses = crosses
 
@@ -323,11 +341,14 @@ class _Stack(nn.Module):
         context = None
         if encoder_tokens:
             x, context = x.split([len(tokens), len(encoder_tokens[0])])
+        is_normed = self.encoder_norm is None
         for of_type, crosses in zip(self.layers, self.crosses, strict=True):
+            if crosses and not is_normed:
+                context, is_normed = self.encoder_norm(context), True
             for layer in of_type:
                 # beside a decoder, layers without cross-attention are the encoder's
                 if encoder_tokens and not crosses:
                     context = layer(context)
                 else:
                     x = layer(x, context) if crosses else layer(x)
-        return self.last(x, labels) if context is None else self.last(x, labels, context)
+        return self.last(x, labels)
