@@ -174,7 +174,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
     InputError: something is missing, unusable or contradicts something else.
     """
     stored = _Stored(options.plan)
-    notes: list[str] = []
+    notes = [] if options.model is not None else list(stored.notes)
     world = options.world_size or launched
     spec = _load_model(options, stored)
     if options.plan is None:
@@ -235,10 +235,14 @@ class _Stored:
         self.document = PlanDocument() if path is None else PlanDocument.read(path)
         self.options = self.document.options
         self.has_options = bool(self.options.model_dump(exclude_unset=True))
+        self._request, found = self.document.located_request(self.path)
+        # of the inputs only the model matters here
+        self.notes = [note for note in found if note.startswith("--model ")]
+        """Where the model was found, if beside the plan file."""
 
     def text(self, key: str) -> str | None:
         """Return a text of the request."""
-        value = self.document.request.get(key)
+        value = self._request.get(key)
         if value is not None and not isinstance(value, str):
             raise self._unusable(key, value, "a text")
         return value
