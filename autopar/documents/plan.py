@@ -652,6 +652,7 @@ def read_strategy(
     source: Path | str | Mapping[str, object] | PlanDocument,
     *,
     world_size: int | None = None,
+    num_layers: int | None = None,
     path: Path | str = "plan",
 ) -> Plan:
     """Return the plan in a strategy file, a plan file or the content of either.
@@ -659,6 +660,7 @@ def read_strategy(
     Parameters
     ----------
     world_size : number of GPUs for files that do not say it; when both are known the file wins.
+    num_layers : layers of the model, for files that do not say them.
     path : where a content comes from, for errors.
 
     Raises
@@ -679,4 +681,4 @@ def read_strategy(
             key="plan",
             remedy="search again with a larger --memory-constraint",
         )
-    return parse_strategy(document.plan, path, world_size)
+    return parse_strategy(document.plan, path, world_size, num_layers)

@@ -182,7 +182,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
         plan = make_plan(options.uniform, num_layers=spec.num_layers, world_size=_known(world))
     else:
         source = str(options.plan)
-        plan = _read(stored, world)
+        plan = _read(stored, world, spec.num_layers)
         if options.uniform.given:
             notes.append(
                 f"the plan file says the strategy, so {', '.join(options.uniform.given)} "
@@ -302,9 +302,11 @@ def _seq_length(options: PlanOptions, stored: _Stored) -> Sequence[int] | None:
     return (options.seq_length,) if options.seq_length else stored.counts("seq-length")
 
 
-def _read(stored: _Stored, world: int | None) -> Plan:
+def _read(stored: _Stored, world: int | None, num_layers: int) -> Plan:
     try:
-        return read_strategy(stored.document, world_size=world, path=stored.path)
+        return read_strategy(
+            stored.document, world_size=world, num_layers=num_layers, path=stored.path
+        )
     except DocumentError as error:
         if error.key != "world_size" or world is not None:
             raise

@@ -11,11 +11,19 @@ import json
 
 from autopar.plans import Plan
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    FP32,
+    ONE_DEGREE,
     ONE_STAGE,
+    REPLICAS,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
     UNIFORM,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Space,
     different,
     samples_of_a_rank,
     search_fields,
@@ -30,7 +38,7 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = ["VERSION", "lower", "zero_stage"]
+__all__ = ["SPACE", "VERSION", "lower", "zero_stage"]
 
 VERSION = "0.19.8"
 _FILE = "autopar_deepspeed.json"
@@ -48,6 +56,18 @@ def zero_stage(plan: Plan) -> int:
     if plan.layers[0].zero3:
         return 3
     return 2 if plan.default_dp_type == "zero2" else 0
+
+
+# Without ZeRO it sums gradients in fp32 in some precisions only: both are tried.
+SPACE = Space(
+    parts=(
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **FP32, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
+    ),
+    whole_sequences=True,
+)
 
 
 def lower(job: Job) -> Lowered:

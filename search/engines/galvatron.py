@@ -29,6 +29,7 @@ from search.engines.job import (
     Imported,
     Job,
     Lowered,
+    Space,
     has_one_kind,
     one_line,
     required,
@@ -37,6 +38,7 @@ from search.engines.job import (
 
 __all__ = [
     "ENGINE_VERSION",
+    "SPACE",
     "import_galvatron",
     "is_complete",
     "lower",
@@ -270,6 +272,10 @@ _STRATEGY, _TRAIN, _MODEL, _OLD = (
     "model_config.yaml",
     "train_dist_v2.4.sh",
 )
+
+
+SPACE = Space()
+"""It runs every plan."""
 
 
 def lower(job: Job) -> Lowered:

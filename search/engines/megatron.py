@@ -20,12 +20,19 @@ from autopar.plans import (
 )
 from search.engines.configuration import dump_yaml
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    ONE_DEGREE,
     ONE_STAGE,
+    REPLICAS,
     ROTARY_BASE,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
     UNIFORM,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Space,
     different,
     has_one_kind,
     layer_ranges,
@@ -47,7 +54,7 @@ from search.engines.megatron_arguments import (
 )
 from search.space import divisors
 
-__all__ = ["ENGINE_VERSION", "checkpoints_first", "lower", "model_arguments"]
+__all__ = ["ENGINE_VERSION", "SPACE", "checkpoints_first", "lower", "model_arguments"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -424,6 +431,17 @@ ENGINE_VERSION = "main of September 2026"
 _SCRIPT = "megatron_args.sh"
 _YAML = "megatron_args.yaml"
 _Sections = Mapping[str, Sequence[Argument]]
+
+
+SPACE = Space(
+    parts=(
+        ({**SHARDED_OPTIMIZER}, ""),
+        ({**SHARDED_OPTIMIZER, **ONE_DEGREE}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
+        ({**REPLICAS}, ""),
+        ({**REPLICAS, **ONE_DEGREE}, ""),
+    )
+)
 
 
 def lower(job: Job) -> Lowered:

@@ -16,11 +16,19 @@ from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    FP32,
     ONE_STAGE,
+    REPLICAS,
     ROTARY_BASE,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Part,
+    Space,
     different,
     layer_ranges,
     required,
@@ -31,6 +39,7 @@ from search.engines.job import (
 from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 
 __all__ = [
+    "SPACE",
     "VERSION",
     "lower",
     "model_source",
@@ -177,6 +186,20 @@ _REACH = Reach(
     data_mode=_data_mode,
     problems=kv_heads_problems,
     reasons={"default_dp_type": "shards the parameters over every context group"},
+)
+
+
+_STAGES: Part = {"forbid": ("pp=1",)}
+# with stages it reduces once per step
+SPACE = Space(
+    parts=(
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32}, ZERO3),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **SHARDED_OPTIMIZER}, ""),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **REPLICAS}, ""),
+        ({**_STAGES, **FP32}, ZERO3),
+        ({**_STAGES, **FP32, **SHARDED_OPTIMIZER}, ""),
+        ({**_STAGES, **FP32, **REPLICAS}, ""),
+    )
 )
 
 
