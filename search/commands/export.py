@@ -13,7 +13,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_console, print_item, print_plain
-from autopar.errors import OptionError
+from autopar.errors import OptionError, UnsupportedError
 from autopar.units import format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
@@ -224,7 +224,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
     from search.engines.handover import job_of, pricer_of
     from search.engines.job import lower_for
-    from search.engines.reprice import choose
+    from search.engines.reprice import advised, choose
 
     path = own.plan
     document = PlanDocument.read(path)
@@ -235,7 +235,10 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
         for name in changed_inputs(document, session.sources):
             say(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
-    lowered = lower(job)
+    try:
+        lowered = lower(job)
+    except UnsupportedError as error:
+        raise advised(job, engine, error) from None
     read = _read_by(path, request, session)
     if lowered.losses and not own.allow_approx:
         # a refusal is about what is lost, not about what it costs

@@ -17,6 +17,8 @@ from search.engines.job import (
     ONE_DEGREE,
     ONE_STAGE,
     REPLICAS,
+    SCRIPT_NOTE,
+    SCRIPT_WEIGHTS,
     SHARDED_OPTIMIZER,
     SINGLE_STAGE,
     UNIFORM,
@@ -220,7 +222,7 @@ def _launch(job: Job, plan: Plan) -> str:
             '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
             '--main_process_port "${MASTER_PORT:-29500}"',
         ]
-    return shell_lines([*parts, "train.py"])
+    return shell_lines([*parts, f"train.py {SCRIPT_WEIGHTS}"])
 
 
 def _notes(job: Job, plan: Plan) -> list[str]:
@@ -231,7 +233,7 @@ def _notes(job: Job, plan: Plan) -> list[str]:
         f"batch_size={micro}, and accelerator.accumulate counts {plan.num_microbatches} "
         "micro-batches a step"
     )
-    notes = [script]
+    notes = [script, SCRIPT_NOTE]
     if layer.checkpoint and _kind(plan) != "FSDP":
         notes.append(
             "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "

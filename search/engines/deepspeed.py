@@ -16,6 +16,8 @@ from search.engines.job import (
     ONE_DEGREE,
     ONE_STAGE,
     REPLICAS,
+    SCRIPT_NOTE,
+    SCRIPT_WEIGHTS,
     SHARDED_OPTIMIZER,
     SINGLE_STAGE,
     UNIFORM,
@@ -102,7 +104,7 @@ def lower(job: Job) -> Lowered:
         plan=plan,
         files={_FILE: json.dumps(document, indent=4) + "\n"},
         losses=tuple(losses),
-        launch=torchrun(job, ["train.py", "--deepspeed", "--deepspeed_config", _FILE]),
+        launch=torchrun(job, f"train.py --deepspeed --deepspeed_config {_FILE} {SCRIPT_WEIGHTS}"),
         notes=tuple(_notes(job, plan)),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
@@ -151,7 +153,7 @@ def _zero(stage: int) -> dict[str, object]:
 def _notes(job: Job, plan: Plan) -> list[str]:
     layer = plan.layers[0]
     script = "train.py is your script: model, data, deepspeed.initialize"
-    notes = [f"written for DeepSpeed {VERSION}; {script}"]
+    notes = [f"written for DeepSpeed {VERSION}; {script}", SCRIPT_NOTE]
     if layer.checkpoint:
         notes.append(
             "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "

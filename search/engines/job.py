@@ -24,6 +24,8 @@ __all__ = [
     "RENDEZVOUS",
     "REPLICAS",
     "ROTARY_BASE",
+    "SCRIPT_NOTE",
+    "SCRIPT_WEIGHTS",
     "SHARDED_OPTIMIZER",
     "SINGLE_STAGE",
     "UNIFORM",
@@ -205,6 +207,13 @@ def importer_for(engine: str) -> Import:
 _H = TypeVar("_H", bound=Hashable)
 RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
 NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
+
+SCRIPT_WEIGHTS = '${LOAD:+--model_name_or_path "$LOAD"} ${SAVE:+--output_dir "$SAVE"}'
+"""Options of a training script of the user, by the names that the examples of transformers have."""
+SCRIPT_NOTE = (
+    "LOAD names weights of Hugging Face and SAVE a folder: train.py gets them as "
+    "--model_name_or_path and --output_dir"
+)
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 """What is asked for where a spec does not hold it."""

@@ -18,7 +18,7 @@ from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import head_dim
 from autopar.documents.strategy import paddle_document
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.configuration import Configuration
@@ -112,8 +112,10 @@ def import_paddlenlp(
 def lower(job: Job) -> Lowered:
     """Return the configuration of a plan, or of the nearest plan that the file can say.
 
-    Raises InputError where no plan near this one is legal.
+    Raises UnsupportedError for a model of other blocks than Llama's, InputError where no plan near
+    this one is legal.
     """
+    _check(job.spec)
     plan, losses = _nearest(job)
     runs = {"fp32_gradients": job.fp32_gradients, "async_grad_reduce": job.async_grad_reduce}
     # its blocks keep pieces of sequences wherever there is a tensor group
@@ -227,31 +229,49 @@ _TRAINER = "llm/auto_parallel/galvatron-llama-submita/train_qwen_fine_graine.py"
 _LLAMA_BASE = 10000.0
 
 
-def _obstacles(spec: ModelSpec) -> list[str]:
-    """Return what stands between a model and the Llama blocks that the trainer builds."""
+def _check(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a model that is known to be none of Llama's blocks."""
     layer = spec.layers[-1]
     found = {
         "layers of several kinds": not has_one_kind(spec),
         "attention that is not causal": not layer.causal,
         "experts": layer.num_experts is not None,
-        "an MLP that is not gated": not layer.gated_mlp,
-        "biases": layer.biases or layer.qkv_biases,
+        # a description of sizes alone says nothing of the blocks
+        "an MLP that is not gated": _is_known(spec) and not layer.gated_mlp,
+        "biases": _is_known(spec) and layer.biases,
         "learned positions": spec.learned_positions > 0,
-        "norms other than RMSNorm": layer.norm_parameters_per_hidden != 2,
-        "tied embeddings": spec.tied_embeddings,
-        "rotary positions of another base or scale": spec.rotary_base not in (None, _LLAMA_BASE)
-        or spec.rotary_scaling_factor is not None,
-        "an unknown size": None in (layer.num_heads, layer.ffn_hidden_size, spec.vocab_size),
+        "norms other than RMSNorm": _is_known(spec) and layer.norm_parameters_per_hidden != 2,
     }
-    if layer.num_heads is not None:
-        width = layer.num_heads * head_dim(layer)
-        found["heads of another width"] = width != layer.hidden_size
-    return [text for text, present in found.items() if present]
+    names = [name for name, present in found.items() if present]
+    if names:
+        raise UnsupportedError(
+            f"{_TITLE}'s fine-grained trainer builds Llama's blocks, and {spec.name} has "
+            f"{' and '.join(names)}"
+        )
+
+
+def _is_known(spec: ModelSpec) -> bool:
+    layer = spec.layers[-1]
+    return None not in (layer.num_heads, layer.ffn_hidden_size, spec.vocab_size)
+
+
+def _left_out(spec: ModelSpec) -> list[str]:
+    """Return what a model has beyond its sizes, and the trainer's Llama does not."""
+    layer = spec.layers[-1]
+    found = {
+        "biases of the QKV projection": layer.qkv_biases,
+        "tied embeddings": spec.tied_embeddings,
+        f"a rotary base of {spec.rotary_base}": spec.rotary_base not in (None, _LLAMA_BASE),
+        "scaled rotary frequencies": spec.rotary_scaling_factor is not None,
+        "heads of another width than hidden size over heads": layer.num_heads is not None
+        and layer.num_heads * head_dim(layer) != layer.hidden_size,
+    }
+    return [name for name, present in found.items() if present]
 
 
 def _model(spec: ModelSpec) -> list[str]:
-    if _obstacles(spec):
-        # one word a flag: the variable is split
+    if not _is_known(spec):
+        # the shell splits it into words
         return ["${MODEL_ARGS:?set MODEL_ARGS to the arguments of your model}"]
     layer = spec.layers[-1]
     sizes = {
@@ -351,12 +371,13 @@ def _notes(job: Job, plan: Plan) -> list[str]:
         "SAVE is the folder of checkpoints, LOAD one to resume from",
         "learning rate and number of steps are placeholders",
     ]
-    obstacles = _obstacles(job.spec)
-    if obstacles:
-        notes.append(
-            f"the trainer builds Llama's blocks, and {job.spec.name} has "
-            f"{' and '.join(obstacles)}: the launch asks for MODEL_ARGS"
-        )
+    if not _is_known(job.spec):
+        notes.append("the sizes of the model are not all known: the launch asks for MODEL_ARGS")
+    else:
+        notes += [
+            f"the trainer's Llama has no {name}: the model is {job.spec.name} without"
+            for name in _left_out(job.spec)
+        ]
     if plan.pipeline_type == "gpipe":
         notes.append("GPipe is --pipeline_schedule_mode FThenB of the launch; its file has no key")
     return notes

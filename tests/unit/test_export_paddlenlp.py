@@ -12,7 +12,7 @@ import pytest
 
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.configuration import Configuration, read_configuration
 from search.engines.paddlenlp import import_paddlenlp, lower
@@ -192,14 +192,24 @@ def test_a_coarse_result_needs_layers_and_its_gpus() -> None:
         read_strategy(COARSE, num_layers=5, world_size=16)
 
 
-def test_other_models_are_asked_for() -> None:
-    """The trainer builds Llama's blocks alone: for others the launch ends without MODEL_ARGS."""
-    spec = load_spec("gpt2-xl")
-    plan = replace(KEPT, layers=(LayerStrategy(),) * spec.num_layers, stage_sizes=(24, 24))
-    lowered = lower(job(plan, spec))
-    assert "${MODEL_ARGS:?" in lowered.launch
-    assert any("biases" in note and "MODEL_ARGS" in note for note in lowered.notes)
-    llama = load_spec("llama2-7b")
-    own = lower(job(replace(plan, layers=(LayerStrategy(),) * 32, stage_sizes=(16, 16)), llama))
-    assert "--intermediate_size 11008" in own.launch
-    assert "MODEL_ARGS" not in own.launch
+@pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "t5-3b", "mixtral-8x7b"])
+def test_other_blocks_are_refused(name: str) -> None:
+    """The trainer builds Llama's blocks alone."""
+    spec = load_spec(name)
+    layers = (LayerStrategy(),) * spec.num_layers
+    plan = replace(KEPT, layers=layers, stage_sizes=(spec.num_layers // 2,) * 2)
+    with pytest.raises(UnsupportedError, match=f"builds Llama's blocks, and {name} has "):
+        lower(job(plan, spec))
+
+
+def test_what_its_llama_has_not_is_said() -> None:
+    """Sizes alone make the model: what is beside them in ours is a note; unknown ones are asked."""
+    for name, number, said in (("llama2-7b", 32, ""), ("qwen2.5-7b", 28, "biases of the QKV")):
+        spec = load_spec(name)
+        layers = (LayerStrategy(),) * number
+        plan = replace(KEPT, layers=layers, stage_sizes=(number // 2,) * 2)
+        lowered = lower(job(plan, spec))
+        assert "--num_hidden_layers" in lowered.launch
+        assert any(said in note for note in lowered.notes if "no" in note) or not said
+        bare = lower(job(plan, replace(spec, vocab_size=None)))
+        assert "${MODEL_ARGS:?" in bare.launch
