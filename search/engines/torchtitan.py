@@ -457,7 +457,7 @@ def _sharded(plan: Plan) -> bool:
 def _notes(job: Job, plan: Plan) -> list[str]:
     notes = [
         "set HF_ASSETS_PATH to the folder with the tokenizer",
-        "LOAD names the folder of Hugging Face's weights to begin with, SAVE where checkpoints go",
+        "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints",
         "fill in dataset, steps and learning rate",
         "the loss is computed in chunks: less memory on the last stage than predicted",
     ]
