@@ -117,7 +117,7 @@ def write_results(
         raise refusal(error) from None
 
 
-def files_read(paths: Iterable[str | None]) -> list[Path]:
+def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
     """Return those of some names of inputs that are files: what no output may replace."""
     return [Path(path) for path in paths if path and Path(path).is_file()]
 

@@ -353,7 +353,8 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     if own.out not in (None, "none"):
         target = Path(str(own.out))
         files = {target / "galvatron_config.json" if target.is_dir() else target: text}
-    _write(own, files, answer, files_read([own.plan, request.inputs.model]))
+    read = files_read([own.plan, imported.strategy_path, request.inputs.model])
+    _write(own, files, answer, read)
     for path in files:
         say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it")
     if own.json == "-":

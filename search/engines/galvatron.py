@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +134,8 @@ def import_galvatron(
                 remedy="give the strategy file itself",
             )
         path = source.path.parent / str(named)
-        return _strategy(path, load_object(path).data, world, [])
+        found = _strategy(path, load_object(path).data, world, [])
+        return replace(found, strategy_path=path)
     return _global(source, values, world, num_layers, from_shell=from_shell)
 
 

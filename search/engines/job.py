@@ -6,6 +6,7 @@ import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from autopar.command.fields import rows_of, words_of, written
@@ -175,6 +176,8 @@ class Imported:
     plan: Plan
     notes: tuple[str, ...]
     """What a plan does not say, and how to price it; what was read in two ways."""
+    strategy_path: Path | None = None
+    """The file that holds the plan, where the configuration only names it."""
 
 
 Import = Callable[..., Imported]

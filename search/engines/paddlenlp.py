@@ -102,7 +102,8 @@ def import_paddlenlp(
         )
     elif schedule is None and plan.num_stages > 1 and "pipeline_type" not in document:
         notes.append("the file does not say the schedule; 1F1B is the launch's default")
-    return Imported(plan=plan, notes=tuple(notes))
+    other = path if source.flags is not None else None
+    return Imported(plan=plan, notes=tuple(notes), strategy_path=other)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -68,6 +68,18 @@ def test_an_export_of_a_strategy_file_keeps_the_file(
     assert contents(folder) == before
 
 
+def test_a_configuration_keeps_the_strategy_that_it_names(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--from` reads two files where one names the other."""
+    assert export.run(["autopar_plan_s.json", "--to", "galvatron", "--out", "e"]) == 0
+    before = contents(folder)
+    for words in (("--out", "e", "--force"), ("--json", "e/galvatron_config.json")):
+        assert export.run(["--from", "galvatron", "e/train_dist.yaml", *words]) == 2
+        assert "e/galvatron_config.json is what the command reads" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -112,6 +124,10 @@ def test_a_file_that_cannot_be_made_leaves_no_other(
     plan = ("autopar_plan_s.json", "--to", "galvatron")
     assert export.run([*plan, "--json", "answer.json", "--out", "model.json/e"]) == 2
     assert "--out model.json/e: " in capsys.readouterr().err
+    assert contents(folder) == before
+    (folder / "autopar_plan_t.json").mkdir()  # the second of two files
+    assert search.run([*QUESTION, "--json", "answer.json", "--output-config-path", "t.json"]) == 2
+    assert "autopar_plan_t.json: cannot be written" in capsys.readouterr().err
     assert contents(folder) == before
 
 
