@@ -320,7 +320,7 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
         "--pipeline_parallel_config enable_send_recv_overlap",
         f'--data_parallel_config "enable_allreduce_avg_in_gradinent_scale{once}"',
         "--granularity_type fine_grained",
-        "--usp_flag 0",
+        f"--usp_flag {int(plan.vocab.ulysses)}",
         "--sharding_stage_level 2",
         f"--fine_grained_config_path {_FILE}",
     ]

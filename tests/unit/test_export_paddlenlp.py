@@ -75,6 +75,8 @@ def test_the_launch_says_the_rest() -> None:
     assert (each["amp_master_grad"], each["fp16"]) == ("true", "true")
     ddp = replace(KEPT, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy(), default_dp_type="ddp")
     assert "sharding" not in flags(ddp)
+    ulysses = replace(KEPT, vocab=VocabStrategy(tp=4, ulysses=True))
+    assert (found["usp_flag"], flags(ulysses)["usp_flag"]) == ("0", "1")
     assert flags(replace(ddp, pipeline_type="gpipe"))["pipeline_schedule_mode"] == "FThenB"
 
 
