@@ -3,7 +3,8 @@
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
-    |   `-- OptionError   (2)    ... on the command line: names the option and the remedy
+    |   |-- OptionError   (2)    ... on the command line: names the option and the remedy
+    |   `-- UnsupportedError     ... for one engine, and maybe not for another
     |-- InfeasibleError   (3)    the question is valid and has no answer
     |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
     `-- InstallError      (1)    the installation is incomplete; names the command that completes it
@@ -26,6 +27,7 @@ __all__ = [
     "InputError",
     "InstallError",
     "OptionError",
+    "UnsupportedError",
     "did_you_mean",
     "nearest",
     "nearest_words",
@@ -65,6 +67,18 @@ class DocumentError(InputError):
 
 class OptionError(InputError):
     """An option (or an argument of the Python interface) is unusable."""
+
+
+class UnsupportedError(InputError):
+    """An engine has neither the model of a plan nor anything near the plan.
+
+    `remedy` is what else can be done, empty where another engine is all there is.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(problem + (f"; {remedy}" if remedy else ""))
 
 
 class InfeasibleError(AutoparError):

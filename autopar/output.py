@@ -36,7 +36,8 @@ def write_text(path: Path | str, text: str) -> None:
 def write_files(files: Mapping[Path, str | bytes]) -> None:
     """Write all files or none: no name changes before every byte is on its disk.
 
-    Texts as UTF-8, what is not Unicode in names of the file system as its escape. Raises OSError.
+    Texts as UTF-8, what is not Unicode in names of the file system as its escape. Raises OSError,
+    whose `filename` is the one of these that could not be written.
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -56,18 +57,17 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
                 file.stream.write(raw)
                 file.close()
         for file in made:
-            file.end()
+            with _named(file.asked):
+                file.end()
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say in an error which file it is of; a full disk names none."""
+    """Say in an error which file it is of: a full disk names none, others a folder above it."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class Begun:
@@ -77,6 +77,8 @@ class Begun:
     """
 
     def __init__(self, path: Path) -> None:
+        self.asked = path
+        """As it was named."""
         self.path = Path(os.path.realpath(path))
         """Of the target, where the name is a symbolic link."""
         self.part: Path | None = None

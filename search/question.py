@@ -61,7 +61,7 @@ def read_plan_for(
     """
     world, spec = session.hardware.world_size, session.spec
     where = source if isinstance(source, Path | str) else path
-    plan = read_strategy(source, world_size=world, path=path)
+    plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)
     if plan.world_size != world:
         raise DocumentError(
             where,

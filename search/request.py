@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -420,8 +420,19 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
 # What a plan file of ours says about the question that it answers.
 
 
-def stored_request(path: str, document: PlanDocument) -> dict[str, object]:
-    """Return the options that a plan file of ours was made with, empty for other files."""
+def stored_request(
+    path: str,
+    document: PlanDocument,
+    typed: Collection[str] = (),
+    notice: Callable[[str], None] | None = None,
+) -> dict[str, object]:
+    """Return the options that a plan file of ours was made with, empty for other files.
+
+    Inputs that are not below the current folder are looked for beside the plan file.
+
+    typed : options that are given anew.
+    notice : takes a sentence on each input that was found beside the plan file.
+    """
     known = {row.name: row.kind for row in ROWS}
     kinds = {"flag": bool, "switch": bool, "texts": list}
     for name, value in document.request.items():
@@ -432,7 +443,11 @@ def stored_request(path: str, document: PlanDocument) -> dict[str, object]:
                 key="request",
                 remedy="write the plan again with autopar-search",
             )
-    return dict(document.request)
+    request, notes = document.located_request(path, typed)
+    if notice is not None:
+        for note in notes:
+            notice(note)
+    return dict(request)
 
 
 def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[str]:

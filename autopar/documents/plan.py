@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -24,6 +25,7 @@ from pydantic import (
     model_serializer,
 )
 
+from autopar.documents.catalog import hardware_names, model_names
 from autopar.documents.checks import (
     FLAG,
     StrictObject,
@@ -56,6 +58,7 @@ __all__ = [
     "StatisticsEntry",
     "VersionsEntry",
     "WidestCellEntry",
+    "document_text",
     "finite",
     "plain",
     "read_strategy",
@@ -392,6 +395,26 @@ PeakSource = Literal["allocated", "counted"]
 """Who says the most memory of a step: torch's CUDA allocator, or a count of the model's tensors."""
 
 _REMEDY = "write the plan again with autopar-search"
+_INPUT_PATHS = (
+    "model",
+    "hardware",
+    "memory-profiling-path",
+    "time-profiling-path",
+    "allreduce-bandwidth-config-path",
+    "p2p-bandwidth-config-path",
+    "overlap-coe-path",
+    "sp-time-path",
+    "calibration",
+)
+"""Options of a request that may name a file or a folder."""
+_SHIPPED = {"model": model_names, "hardware": hardware_names}
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a name may be, or with a null character
+        return False
 
 
 class _Answer(_Entry):
@@ -479,6 +502,34 @@ class PlanDocument(_Answer):
         content = {"format": self.format, "version": self.version, "plan": self.plan}
         return content | super().content()
 
+    def located_request(
+        self, path: Path | str, typed: Collection[str] = ()
+    ) -> tuple[dict[str, bool | str | list[str]], list[str]]:
+        """Return the request with inputs where they are found, and a sentence for each moved one.
+
+        The file has paths as they were typed, below the folder of that command. What is not below
+        the current folder is looked for below the plan file's own, and below the one above it:
+        plans are written to the folder `configs` unless something else is said.
+
+        typed : options that are not taken from the file.
+        """
+        request, notes = dict(self.request), list[str]()
+        own = Path(path).parent
+        for option in _INPUT_PATHS:
+            value = request.get(option)
+            names = _SHIPPED.get(option, tuple)()
+            # a shipped name means what is shipped, whatever lies beside the plan
+            if not isinstance(value, str) or option in typed or value in names:
+                continue
+            if not value or _is_there(Path(value)):
+                continue
+            above = Path(os.path.relpath(Path(path).resolve().parent.parent))
+            place = next((str(f / value) for f in (own, above) if _is_there(f / value)), None)
+            if place is not None:
+                request[option] = place
+                notes.append(f"--{option} {value} is not in this folder, taken is {place}")
+        return request, notes
+
     @property
     def is_strategy(self) -> bool:
         """True for a strategy file, which holds a plan and says nothing else."""
@@ -565,6 +616,11 @@ _READ_OF_RESULTS = _SAME | {"prediction", "memory", "step_time_interval_s"}
 """Exports print their plans likewise, with other things under other keys."""
 
 
+def document_text(document: Mapping[str, object]) -> str:
+    """Return the text of a JSON document, keys in the given order."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
 def write_document(path: Path | str, document: Mapping[str, object]) -> None:
     """Write a JSON document atomically, keys in the given order.
 
@@ -574,9 +630,8 @@ def write_document(path: Path | str, document: Mapping[str, object]) -> None:
         When the file cannot be written.
     """
     target = Path(path)
-    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     try:
-        write_text(target, text)
+        write_text(target, document_text(document))
     except OSError as error:
         raise DocumentError(
             target,
@@ -597,6 +652,7 @@ def read_strategy(
     source: Path | str | Mapping[str, object] | PlanDocument,
     *,
     world_size: int | None = None,
+    num_layers: int | None = None,
     path: Path | str = "plan",
 ) -> Plan:
     """Return the plan in a strategy file, a plan file or the content of either.
@@ -604,6 +660,7 @@ def read_strategy(
     Parameters
     ----------
     world_size : number of GPUs for files that do not say it; when both are known the file wins.
+    num_layers : layers of the model, for files that do not say them.
     path : where a content comes from, for errors.
 
     Raises
@@ -624,4 +681,4 @@ def read_strategy(
             key="plan",
             remedy="search again with a larger --memory-constraint",
         )
-    return parse_strategy(document.plan, path, world_size)
+    return parse_strategy(document.plan, path, world_size, num_layers)

@@ -7,6 +7,7 @@ of the file: its keys, what each may hold, and what has to agree.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,13 @@ from autopar.errors import DocumentError, nearest
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
 
-__all__ = ["Strategy", "parse_strategy", "strategy_document", "strategy_file_name"]
+__all__ = [
+    "Strategy",
+    "paddle_document",
+    "parse_strategy",
+    "strategy_document",
+    "strategy_file_name",
+]
 
 _MAX_DEGREE = 1 << 24
 _T = TypeVar("_T")
@@ -211,7 +218,7 @@ class _GalvatronFile(_File):
                 f"{shown} = {sum(sizes)} != {num_layers} layers of tp_sizes_enc", "pp_division"
             )
 
-    def plan(self, path: Path | str, world_size: int | None) -> Plan:
+    def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
         """Return the plan; `world_size` is for files that do not say it."""
         world = self.world_size or world_size
         if not world:
@@ -304,7 +311,7 @@ class _PaddleFile(_File):
         """Tensor and data degree of every layer."""
         return list(zip(self.tp_size_list, self.dp_size_list, strict=True))
 
-    def plan(self, path: Path | str, world_size: int | None) -> Plan:
+    def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
         """Return the plan, which says itself of how many GPUs it is."""
         (tp, dp), *_ = self.degrees
         world, given = tp * dp * self.pp_size, self.world_size or world_size
@@ -329,6 +336,74 @@ class _PaddleFile(_File):
             num_microbatches=self.gradient_accumulation_steps,
             pipeline_type=self.pipeline_type,
             default_dp_type=default,
+        )
+
+
+_COARSE = re.compile(r"pp(\d{1,8})_tp(\d{1,8})_dp(\d{1,8})_stage([0-3])_recompute([01])", re.ASCII)
+"""`Strategy.serialize` of PaddleNLP's Galvatron."""
+
+
+def _coarse(value: object) -> tuple[int, ...]:
+    match = _COARSE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise key_error(f"expected pp1_tp2_dp4_stage3_recompute0 or the like, got {shorten(value)}")
+    return tuple(map(int, match.groups()))
+
+
+class _CoarseFile(_File):
+    """PaddleNLP's optimal_solution.json: one strategy for layers whose number it leaves out."""
+
+    bsz: _Count
+    accumulation_steps: _Count
+    strategy: Annotated[tuple[int, ...], PlainValidator(_coarse)]
+    memory_cost: Any = None
+    time_cost: Any = None
+    throughput: Any = None
+
+    def check(self, data: Mapping[str, Any]) -> None:
+        stages, tp, dp, sharding, _ = self.strategy
+        if 0 in (stages, tp, dp):
+            raise key_error(f"a degree of {shorten(data['strategy'])} is 0", "strategy")
+        # stage 1 shards the optimizer alone, which no plan says
+        if sharding == 1:
+            raise key_error("has sharding stage 1; a plan has 0, 2 or 3", "strategy")
+
+    def plan(self, path: Path | str, world_size: int | None, num_layers: int | None) -> Plan:
+        """Return the plan of a model with so many layers."""
+        stages, tp, dp, sharding, recompute = self.strategy
+        world = stages * tp * dp
+        if world_size and world_size != world:
+            raise DocumentError(
+                path,
+                f"tp({tp}) * dp({dp}) * pp({stages}) = {world} != world_size({world_size})",
+                key="strategy",
+            )
+        if not num_layers:
+            raise DocumentError(
+                path,
+                "says the strategy of every layer, and not how many there are",
+                key="strategy",
+                remedy="give --model or --num-layers",
+            )
+        if stages > num_layers:
+            raise DocumentError(
+                path, f"has {stages} stages for {num_layers} layers", key="strategy"
+            )
+        # `generate_meshs_coarse_grained`: the rest goes to the last stage, and embedding and head
+        # are as the layers
+        each, rest = divmod(num_layers, stages)
+        return _plan(
+            world_size=world,
+            stage_sizes=(each,) * (stages - 1) + (each + rest,),
+            tp=(tp,) * num_layers,
+            ulysses=(),
+            zero3=(int(sharding == 3),) * num_layers,
+            checkpoint=(recompute,) * num_layers,
+            vocab=VocabStrategy(tp=tp, zero3=sharding == 3),
+            global_batch=self.bsz,
+            num_microbatches=self.accumulation_steps,
+            pipeline_type="1f1b",
+            default_dp_type="zero2" if sharding == 2 else "ddp",
         )
 
 
@@ -414,24 +489,65 @@ Strategy = Annotated[
 
 
 def parse_strategy(
-    values: Mapping[str, Any], path: Path | str, world_size: int | None = None
+    values: Mapping[str, Any],
+    path: Path | str,
+    world_size: int | None = None,
+    num_layers: int | None = None,
 ) -> Plan:
     """Return the plan in the content of a strategy file, in whichever spelling.
 
     Parameters
     ----------
     path : where it comes from, for errors.
-    world_size : number of GPUs for files that do not say it.
+    world_size, num_layers : GPUs, and layers of the model, for files that do not say them.
 
     Raises
     ------
     DocumentError
         On any unusable value, naming the key, the value and what was expected.
     """
-    spelling: type[_GalvatronFile | _PaddleFile] = (
-        _PaddleFile if "tp_size_list" in values or "pp_size" in values else _GalvatronFile
-    )
-    return validate_document(spelling, path, values).plan(path, world_size)
+    spelling: type[_GalvatronFile | _PaddleFile | _CoarseFile] = _GalvatronFile
+    if "tp_size_list" in values or "pp_size" in values:
+        spelling = _PaddleFile
+    elif "bsz" in values or "strategy" in values:
+        spelling = _CoarseFile
+    return validate_document(spelling, path, values).plan(path, world_size, num_layers)
+
+
+def paddle_document(plan: Plan) -> dict[str, object]:
+    """Return PaddleNLP's fine_grained_config.json of a plan without context or strided groups.
+
+    Keys in the order of its search engine. Its runtime reads them by name, so that two more may
+    stand beside them where the others leave something open: the schedule, which its launch says,
+    and the default of layers without ZeRO-3 where there are none.
+    """
+
+    def joined(values: Iterable[int]) -> str:
+        return ",".join(str(int(value)) for value in values)
+
+    layers = plan.layers
+    assert not any(s.strided or s.cp > 1 for s in layers)
+    other = 2 if plan.default_dp_type == "zero2" else 0
+    sharding = [3 if s.zero3 else other for s in layers]
+    document: dict[str, object] = {
+        "pp_size": plan.num_stages,
+        "vtp": plan.vocab.tp,
+        "vsp_flag": int(plan.vocab.ulysses),
+        "embed_sdp": int(plan.vocab.zero3),
+        "global_batch_size": plan.global_batch,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "dp_size_list": joined(plan.data_degree(i) for i in range(len(layers))),
+        "sharding_stage_list": joined(sharding),
+        "tp_size_list": joined(s.tp for s in layers),
+        "usp_flag_list": joined(s.ulysses for s in layers),
+        "recompute_list": joined(s.checkpoint for s in layers),
+        "pp_stage_idx_list": joined(plan.stage_of_layer()),
+    }
+    if plan.pipeline_type == "gpipe":
+        document["pipeline_type"] = "gpipe"
+    if plan.default_dp_type == "zero2" and 2 not in sharding:
+        document["default_dp_type"] = "zero2"
+    return document
 
 
 def strategy_document(plan: Plan) -> dict[str, object]:

@@ -192,7 +192,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
     InputError: something is missing, unusable or contradicts something else.
     """
     stored = _Stored(options.plan)
-    notes: list[str] = []
+    notes = [] if options.model is not None else list(stored.notes)
     world = options.world_size or launched
     spec = _load_model(options, stored)
     if options.plan is None:
@@ -200,7 +200,7 @@ def ask(options: PlanOptions, *, mode: Mode, launched: int | None = None) -> Que
         plan = make_plan(options.uniform, num_layers=spec.num_layers, world_size=_known(world))
     else:
         source = str(options.plan)
-        plan = _read(stored, world)
+        plan = _read(stored, world, spec.num_layers)
         if options.uniform.given:
             notes.append(
                 f"the plan file says the strategy, so {', '.join(options.uniform.given)} "
@@ -253,10 +253,14 @@ class _Stored:
         self.document = PlanDocument() if path is None else PlanDocument.read(path)
         self.options = self.document.options
         self.has_options = bool(self.options.model_dump(exclude_unset=True))
+        self._request, found = self.document.located_request(self.path)
+        # of the inputs only the model matters here
+        self.notes = [note for note in found if note.startswith("--model ")]
+        """Where the model was found, if beside the plan file."""
 
     def text(self, key: str) -> str | None:
         """Return a text of the request."""
-        value = self.document.request.get(key)
+        value = self._request.get(key)
         if value is not None and not isinstance(value, str):
             raise self._unusable(key, value, "a text")
         return value
@@ -316,9 +320,11 @@ def _seq_length(options: PlanOptions, stored: _Stored) -> Sequence[int] | None:
     return (options.seq_length,) if options.seq_length else stored.counts("seq-length")
 
 
-def _read(stored: _Stored, world: int | None) -> Plan:
+def _read(stored: _Stored, world: int | None, num_layers: int) -> Plan:
     try:
-        return read_strategy(stored.document, world_size=world, path=stored.path)
+        return read_strategy(
+            stored.document, world_size=world, num_layers=num_layers, path=stored.path
+        )
     except DocumentError as error:
         if error.key != "world_size" or world is not None:
             raise

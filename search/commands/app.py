@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -18,12 +18,14 @@ from autopar.errors import DocumentError, InputError, OptionError, did_you_mean
 __all__ = [
     "Model",
     "emit",
+    "files_read",
     "leave",
     "refuse_nonsense",
     "run_model",
     "working",
     "write_answer",
     "write_object",
+    "write_results",
 ]
 
 _Result = TypeVar("_Result")
@@ -84,14 +86,40 @@ def emit(path: str, document: Mapping[str, object]) -> None:
     if path == "-":
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
-    from autopar.documents.plan import write_document
+    write_results({}, path, document, lambda error: error)
 
+
+def write_results(
+    files: Mapping[Path, str],
+    json_path: str | None,
+    document: Mapping[str, object],
+    refusal: Callable[[OSError], Exception],
+) -> None:
+    """Write files and the object of `--json`, all or none; `-` and None are no file.
+
+    refusal : what is raised where one of `files` cannot be written; of `--json` an OptionError.
+    """
+    from autopar.documents.plan import document_text
+    from autopar.output import write_files
+
+    everything = dict(files)
+    if json_path not in (None, "-"):
+        everything[Path(str(json_path))] = document_text(document)
     try:
-        write_document(path, document)
-    except DocumentError as error:
-        raise OptionError(
-            f"--json {path}: {error.problem}; choose another path, or - for stdout"
-        ) from None
+        write_files(everything)
+    except OSError as error:
+        why = error.strerror or str(error)
+        if json_path is not None and error.filename == str(Path(json_path)):
+            raise OptionError(
+                f"--json {json_path}: cannot be written ({why}); choose another path, or - for "
+                "stdout"
+            ) from None
+        raise refusal(error) from None
+
+
+def files_read(paths: Iterable[Path | str | None]) -> list[Path]:
+    """Return those of some names of inputs that are files: what no output may replace."""
+    return [Path(path) for path in paths if path and Path(path).is_file()]
 
 
 def write_answer(path: str, document: dict[str, Any]) -> None:

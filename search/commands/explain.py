@@ -68,7 +68,7 @@ def _execute(raw: dict[str, Any]) -> int:
     path = str(raw.pop("plan"))
     why_not = raw.pop("why-not", None)
     document = PlanDocument.read(path)
-    stored = stored_request(path, document)
+    stored = stored_request(path, document, raw, lambda text: say(f"{_NAME}: {text}"))
     request = build_request({**stored, **raw})
     rules = _rules(why_not)
 

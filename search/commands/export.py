@@ -13,9 +13,9 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.command.show import make_console, print_item, print_plain
-from autopar.errors import OptionError
+from autopar.errors import OptionError, UnsupportedError
 from autopar.units import format_seconds
-from search.commands.app import emit, leave, working
+from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
 from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
@@ -24,6 +24,7 @@ from search.request import FILLS, Request, build_request, changed_inputs, stored
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from search.question import Session
 
 __all__ = [
     "COMMAND",
@@ -223,39 +224,60 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     from autopar.documents.plan import PlanDocument
     from search.engines.handover import job_of, pricer_of
     from search.engines.job import lower_for
-    from search.engines.reprice import choose
+    from search.engines.reprice import advised, choose
 
     path = own.plan
     document = PlanDocument.read(path)
-    request = build_request({**stored_request(path, document), **raw})
-    job, session = job_of(path, document, request, lambda text: say(f"{_NAME}: {text}"))
+    stored = stored_request(path, document, raw, _notice)
+    request = build_request({**stored, **raw})
+    job, session = job_of(path, document, request, _notice)
     if session is not None:
         for name in changed_inputs(document, session.sources):
             say(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
-    lowered = lower(job)
+    try:
+        lowered = lower(job)
+    except UnsupportedError as error:
+        raise advised(job, engine, error) from None
+    read = _read_by(path, request, session)
     if lowered.losses and not own.allow_approx:
         # a refusal is about what is lost, not about what it costs
-        return _refuse(choose(job, lower, lowered, None), own)
+        return _refuse(choose(job, lower, lowered, None), own, read)
     price = None if session is None else pricer_of(session, request)
     choice = working("pricing", lambda: choose(job, lower, lowered, price))
     if choice.too_large and not own.allow_approx:
-        return _refuse(choice, own)
-    files = _files(choice, engine, path, document)
-    written = _write(files, own.out or f"exports/{engine}", force=own.force)
+        return _refuse(choice, own, read)
+    folder = Path(own.out or f"exports/{engine}")
+    files = _files(choice, engine, path, document) if own.out != "none" else {}
+    targets = {folder / name: text for name, text in files.items()}
+    written = [str(target) for target in targets]
+    answer = export_document(choice, status="exported", files=written)
+    _write(own, targets, answer, read)
     for line in overfull_lines(choice):
         say(f"{_NAME}: {line}")
     # stdout holds the document and nothing else
-    if own.json != "-":
+    if own.json == "-":
+        emit("-", answer)
+    else:
         show_export(job, choice, written)
-    if own.json is not None:
-        emit(own.json, export_document(choice, status="exported", files=written))
     return 0
 
 
-def _refuse(choice: Choice, own: ExportSpec) -> int:
-    if own.json is not None:
-        emit(own.json, export_document(choice, status="refused", files=()))
+def _read_by(path: str, request: Request, session: Session | None) -> list[Path]:
+    """Return the files that an export reads, which it must not write."""
+    sources = [] if session is None else [source.path for source in session.sources]
+    return files_read([path, request.inputs.model, *sources])
+
+
+def _notice(text: str) -> None:
+    say(f"{_NAME}: {text}")
+
+
+def _refuse(choice: Choice, own: ExportSpec, read: Sequence[Path]) -> int:
+    answer = export_document(choice, status="refused", files=())
+    _write(own, {}, answer, read)
+    if own.json == "-":
+        emit("-", answer)
     for line in refusal_lines(choice):
         say(f"{_NAME}: {line}")
     return REFUSED
@@ -272,30 +294,40 @@ def _files(choice: Choice, engine: str, path: str, document: PlanDocument) -> di
     return files
 
 
-def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
-    """Write all files or none, each atomically, and return their paths."""
-    from autopar.output import write_files
+def _write(
+    own: ExportSpec,
+    files: Mapping[Path, str],
+    document: Mapping[str, object],
+    read: Sequence[Path],
+) -> None:
+    """Write the files and the object of `--json`, all or none."""
+    from autopar.output import refuse_clashes
 
-    if out == "none":
-        return []
-    folder = Path(out)
+    for path in files or (None,):
+        refuse_clashes({"--json": own.json, "--out": path}, read)
     try:
-        if folder.exists() and not folder.is_dir():
-            raise OptionError(f"--out {out}: is no folder; give another path, or none")
         # all are looked at before any is written
-        for name, text in files.items():
-            target = folder / name
-            if target.exists() and not force and target.read_bytes() != text.encode():
+        for path, text in files.items():
+            folder = path.parent
+            if folder.exists() and not folder.is_dir():
                 raise OptionError(
-                    f"--out {out}: {name} is there with other content; give --force or another "
-                    "folder"
+                    f"--out {own.out or folder}: is no folder; give another path, or none"
                 )
-        write_files({folder / name: text for name, text in files.items()})
+            if path.exists() and not own.force and path.read_bytes() != text.encode():
+                raise OptionError(
+                    f"--out {own.out or folder}: {path.name} is there with other content; give "
+                    "--force or another folder"
+                )
     except OSError as error:
-        raise OptionError(
-            f"--out {out}: cannot be written ({error.strerror or error}); choose another folder"
-        ) from None
-    return [str(folder / name) for name in files]
+        raise _unwritable(own, files, error) from None
+    write_results(files, own.json, document, lambda error: _unwritable(own, files, error))
+
+
+def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> OptionError:
+    where = own.out or next(iter(files)).parent
+    return OptionError(
+        f"--out {where}: cannot be written ({error.strerror or error}); choose another folder"
+    )
 
 
 # --- engine -> plan ---------------------------------------------------------------------------
@@ -316,17 +348,20 @@ def _import(own: ExportSpec, engine: str, request: Request) -> int:
     for note in imported.notes:
         say(f"{_NAME}: {note}")
     text = strategy_text(imported.plan)
+    answer = import_document(engine, imported.plan, imported.notes)
+    files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))
-        name = "galvatron_config.json" if target.is_dir() else target.name
-        folder = target if target.is_dir() else target.parent
-        written = _write({name: text}, str(folder), force=own.force)
-        say(f"{_NAME}: wrote {written[0]}; autopar-search --evaluate prices it")
-    # stdout belongs to the document then
-    elif own.json != "-":
+        files = {target / "galvatron_config.json" if target.is_dir() else target: text}
+    read = files_read([own.plan, imported.strategy_path, request.inputs.model])
+    _write(own, files, answer, read)
+    for path in files:
+        say(f"{_NAME}: wrote {path}; autopar-search --evaluate prices it")
+    if own.json == "-":
+        emit("-", answer)
+    # stdout belongs to the document otherwise
+    elif not files:
         sys.stdout.write(text)
-    if own.json is not None:
-        emit(own.json, import_document(engine, imported.plan, imported.notes))
     return 0
 
 

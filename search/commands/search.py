@@ -6,12 +6,13 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.command.options import Command
 from autopar.command.run import say
-from autopar.errors import OptionError
-from search.commands.app import emit, leave, working
+from autopar.errors import DocumentError, OptionError
+from search.commands.app import emit, files_read, leave, working, write_results
 from search.options import PANELS
 from search.request import FILLS, Request, build_request
 
@@ -79,6 +80,7 @@ def _execute(request: Request) -> int:
     )
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
+    paths = _paths(request, session)
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
@@ -107,9 +109,8 @@ def _execute(request: Request) -> int:
         show_result(console, result, title=session.title)
         if frontier is not None:
             show_frontier(console, frontier)
-    _emit(request, document)
     # The files come last: what was found is shown even where they cannot be written.
-    _write(request, session, result)
+    _write(request, session, result, paths, document)
     _report_pins(request, session, result)
     return 0
 
@@ -173,24 +174,68 @@ def _emit(request: Request, document: ResultDocument) -> None:
         emit(request.output.json_path, document.content())
 
 
-def _write(request: Request, session: Session, result: SearchResult) -> None:
-    if request.output.config_path is None:
-        return
-    from search.report.files import write_outputs
+def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
+    """Return where the files of a plan go, None where none are asked for.
 
-    paths = write_outputs(
-        result,
-        spec=session.spec,
-        options=session.options,
-        num_nodes=session.hardware.num_nodes,
-        gpus_per_node=session.hardware.gpus_per_node,
-        config_path=request.output.config_path,
-        request={**session.named, **request.given},
-    )
-    for path in paths:
+    Raises OptionError where an output is what is read, or two outputs are one file.
+    """
+    from autopar.output import refuse_clashes
+    from search.report.files import output_paths
+
+    output, paths = request.output, None
+    if output.config_path is not None and output.evaluate is None:
+        paths = output_paths(
+            spec=session.spec,
+            options=session.options,
+            num_nodes=session.hardware.num_nodes,
+            gpus_per_node=session.hardware.gpus_per_node,
+            config_path=output.config_path,
+        )
+    sources = [source.path for source in session.sources]
+    read = files_read([output.evaluate, request.inputs.model, *sources])
+    # the strategy file and the plan beside it are of one option
+    for path in paths or (None,):
+        outputs = {"--json": output.json_path, "--output-config-path": path}
+        refuse_clashes(outputs, read)
+    return paths
+
+
+def _write(
+    request: Request,
+    session: Session,
+    result: SearchResult,
+    paths: tuple[Path, Path] | None,
+    document: ResultDocument,
+) -> None:
+    files: dict[Path, str] = {}
+    if paths is not None:
+        from search.report.files import output_texts
+
+        files = output_texts(
+            result,
+            paths,
+            spec=session.spec,
+            options=session.options,
+            request={**session.named, **request.given},
+        )
+    content: dict[str, object] = {}
+    if request.output.json_path is not None:
+        content = document.content()
+    if request.output.json_path == "-":
+        emit("-", content)
+    write_results(files, request.output.json_path, content, _unwritable)
+    for path in files:
         say(f"{_NAME}: wrote {path}")
-    if paths:
+    if paths is not None and files:
         say(f"{_NAME}: for the reasons: autopar-explain {shlex.quote(str(paths[-1]))}")
+
+
+def _unwritable(error: OSError) -> DocumentError:
+    return DocumentError(
+        error.filename,
+        f"cannot be written ({error.strerror or error})",
+        remedy="choose another --output-config-path",
+    )
 
 
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:

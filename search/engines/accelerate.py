@@ -12,12 +12,21 @@ from autopar.plans import LayerStrategy, Plan
 from search.engines.configuration import dump_yaml
 from search.engines.deepspeed import zero_stage
 from search.engines.job import (
+    FP32,
     NODE_RANK,
+    ONE_DEGREE,
     ONE_STAGE,
+    REPLICAS,
+    SCRIPT_NOTE,
+    SCRIPT_WEIGHTS,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
     UNIFORM,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Space,
     different,
     samples_of_a_rank,
     search_fields,
@@ -33,7 +42,7 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = ["VERSION", "lower"]
+__all__ = ["SPACE", "VERSION", "lower"]
 
 VERSION = "1.15.0"
 _FILE = "autopar_accelerate.yaml"
@@ -65,6 +74,18 @@ _REACH = Reach(
         "cp_sizes_enc": "has one context degree for all layers, and none beside Ulysses",
         "default_dp_type": "has no replicas beside tensor or context groups",
     },
+)
+
+
+# Without ZeRO it sums gradients in fp32 in some precisions only: both are tried.
+SPACE = Space(
+    parts=(
+        ({**ONE_DEGREE, **SINGLE_STAGE}, ZERO3),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **SHARDED_OPTIMIZER}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **FP32, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
+    ),
+    whole_sequences=True,
 )
 
 
@@ -201,7 +222,7 @@ def _launch(job: Job, plan: Plan) -> str:
             '--main_process_ip "${MASTER_ADDR:?set it to the first node}"',
             '--main_process_port "${MASTER_PORT:-29500}"',
         ]
-    return shell_lines([*parts, "train.py"])
+    return shell_lines([*parts, f"train.py {SCRIPT_WEIGHTS}"])
 
 
 def _notes(job: Job, plan: Plan) -> list[str]:
@@ -212,7 +233,7 @@ def _notes(job: Job, plan: Plan) -> list[str]:
         f"batch_size={micro}, and accelerator.accumulate counts {plan.num_microbatches} "
         "micro-batches a step"
     )
-    notes = [script]
+    notes = [script, SCRIPT_NOTE]
     if layer.checkpoint and _kind(plan) != "FSDP":
         notes.append(
             "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "

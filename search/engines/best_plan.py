@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
-from search.engines.job import Engine, Job, lower_for
+from search.engines.job import Engine, Job, Part, Space, lower_for, space_of
 from search.options import SearchOptions
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
@@ -29,64 +29,6 @@ from search.space import divisors
 __all__ = ["BestPart", "choose"]
 
 
-class _Part(TypedDict, total=False):
-    """Fields of `SearchOptions` that span a part of an engine's space."""
-
-    max_pp_deg: int
-    fine_grained_mode: bool
-    default_dp_type: Literal["ddp", "zero2", "any"]
-    disable_sdp: bool
-    async_grad_reduce: bool
-    sequence_parallel: bool
-    fp32_gradients: bool
-    pp_division: tuple[int, ...]
-    pin: tuple[str, ...]
-    forbid: tuple[str, ...]
-
-
-_ONE_STAGE: _Part = {"max_pp_deg": 1}
-_STAGES: _Part = {"forbid": ("pp=1",)}
-_UNIFORM: _Part = {"fine_grained_mode": False}
-_EVERY_MICROBATCH: _Part = {"async_grad_reduce": False}
-_REPLICAS: _Part = {"default_dp_type": "ddp", "disable_sdp": True}
-_SHARDED_OPTIMIZER: _Part = {"default_dp_type": "zero2", "disable_sdp": True}
-_ZERO3 = "zero3=1,vzero3=1"
-_FP32: _Part = {"fp32_gradients": True}
-
-# What spans the space of each engine: options, and rules beside the degree. Without ZeRO
-# DeepSpeed and accelerate sum gradients in fp32 in some precisions only: both are tried.
-_SPACES: Mapping[Engine, tuple[tuple[_Part, str], ...]] = {
-    "megatron": (
-        ({**_SHARDED_OPTIMIZER}, ""),
-        ({**_SHARDED_OPTIMIZER, **_UNIFORM}, ""),
-        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
-        ({**_REPLICAS}, ""),
-        ({**_REPLICAS, **_UNIFORM}, ""),
-    ),
-    # with stages it reduces once per step
-    "torchtitan": (
-        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32}, _ZERO3),
-        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_SHARDED_OPTIMIZER}, ""),
-        ({**_ONE_STAGE, **_EVERY_MICROBATCH, **_FP32, **_REPLICAS}, ""),
-        ({**_STAGES, **_FP32}, _ZERO3),
-        ({**_STAGES, **_FP32, **_SHARDED_OPTIMIZER}, ""),
-        ({**_STAGES, **_FP32, **_REPLICAS}, ""),
-    ),
-    "deepspeed": (
-        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH}, _ZERO3),
-        ({**_UNIFORM, **_ONE_STAGE, **_EVERY_MICROBATCH, **_SHARDED_OPTIMIZER}, ""),
-        ({**_UNIFORM, **_ONE_STAGE, **_FP32, **_REPLICAS}, ""),
-        ({**_UNIFORM, **_ONE_STAGE, **_REPLICAS}, ""),
-    ),
-    "accelerate": (
-        ({**_UNIFORM, **_ONE_STAGE}, _ZERO3),
-        ({**_UNIFORM, **_ONE_STAGE, **_SHARDED_OPTIMIZER}, ""),
-        ({**_UNIFORM, **_ONE_STAGE, **_FP32, **_REPLICAS}, ""),
-        ({**_UNIFORM, **_ONE_STAGE, **_REPLICAS}, ""),
-    ),
-}
-_WITHOUT_SP: frozenset[Engine] = frozenset({"deepspeed", "accelerate"})
-"""Keep whole sequences between the blocks of tensor parallelism."""
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
@@ -138,7 +80,8 @@ def choose(request: Request) -> BestPart:
     """
     engine = request.engine
     assert engine is not None, "without one there is nothing to choose"
-    if engine == "galvatron":  # runs every plan
+    space = space_of(engine)
+    if not space.parts:  # runs every plan
         return BestPart(request=request, notices=())
     sessions = _Sessions(request)
     session = sessions.of(request.options)
@@ -146,12 +89,13 @@ def choose(request: Request) -> BestPart:
     reasons: dict[str, int] = {}
     is_refused = False
     tried: list[Mapping[str, object]] = []
-    for changes, rules in _SPACES[engine]:
-        for degree in divisors(session.hardware.world_size):
-            # divisors rise, so no further one is allowed either
-            if degree > session.options.max_tp_deg:
-                break
-            part = _added(request, changes, rules, degree, engine)
+    degrees: tuple[int | None, ...] = (None,)
+    if space.one_degree:
+        most = session.options.max_tp_deg
+        degrees = tuple(d for d in divisors(session.hardware.world_size) if d <= most)
+    for changes, rules in space.parts:
+        for degree in degrees:
+            part = _added(request, changes, rules, degree, space)
             if part.given in tried:  # what was typed leaves no difference between two parts
                 continue
             tried.append(part.given)
@@ -185,12 +129,15 @@ def _short(error: InputError) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
-def _added(request: Request, part: _Part, rules: str, degree: int, engine: Engine) -> Request:
+def _added(request: Request, part: Part, rules: str, degree: int | None, space: Space) -> Request:
     """Return a request with the options of a part where it does not have them itself."""
-    changes: _Part = {**part}
-    if degree > 1 and engine in _WITHOUT_SP:
+    changes: Part = {**part}
+    if degree is not None and degree > 1 and space.whole_sequences:
         changes["sequence_parallel"] = False
-    changes["pin"] = (f"tp={degree},vtp={degree}" + (f",{rules}" if rules else ""),)
+    pins = [f"tp={degree},vtp={degree}"] if degree is not None else []
+    pins += [rules] if rules else []
+    if pins:
+        changes["pin"] = (",".join(pins),)
     return extended(request, changes)
 
 
@@ -232,7 +179,7 @@ def _narrowed(request: Request, plan: Plan) -> Request:
         behind = first + len(list(run))
         rules.append(f"layers {first}-{behind - 1}:ckpt={int(checkpoint)}")
         first = behind
-    changes: _Part = {"pin": tuple(rules)}
+    changes: Part = {"pin": tuple(rules)}
     # a single stage has all layers
     if plan.num_stages > 1:
         changes["pp_division"] = plan.stage_sizes

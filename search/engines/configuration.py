@@ -256,6 +256,8 @@ def _value(shell: _Shell, written: str) -> str:
     if value is not None and (value or not mark.startswith(":")):
         # `+` is the other way round: its text stands in where there is a value
         return value if "+" not in mark else _text(shell, default)
+    if mark.endswith("+"):  # what is there only if somebody sets the variable
+        return ""
     return _text(shell, default) if mark.endswith(("-", "=")) else written
 
 

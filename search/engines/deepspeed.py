@@ -11,11 +11,21 @@ import json
 
 from autopar.plans import Plan
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    FP32,
+    ONE_DEGREE,
     ONE_STAGE,
+    REPLICAS,
+    SCRIPT_NOTE,
+    SCRIPT_WEIGHTS,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
     UNIFORM,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Space,
     different,
     samples_of_a_rank,
     search_fields,
@@ -30,7 +40,7 @@ from search.engines.nearest import (
     whole_sequences,
 )
 
-__all__ = ["VERSION", "lower", "zero_stage"]
+__all__ = ["SPACE", "VERSION", "lower", "zero_stage"]
 
 VERSION = "0.19.8"
 _FILE = "autopar_deepspeed.json"
@@ -48,6 +58,18 @@ def zero_stage(plan: Plan) -> int:
     if plan.layers[0].zero3:
         return 3
     return 2 if plan.default_dp_type == "zero2" else 0
+
+
+# Without ZeRO it sums gradients in fp32 in some precisions only: both are tried.
+SPACE = Space(
+    parts=(
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **FP32, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
+    ),
+    whole_sequences=True,
+)
 
 
 def lower(job: Job) -> Lowered:
@@ -82,7 +104,7 @@ def lower(job: Job) -> Lowered:
         plan=plan,
         files={_FILE: json.dumps(document, indent=4) + "\n"},
         losses=tuple(losses),
-        launch=torchrun(job, ["train.py", "--deepspeed", "--deepspeed_config", _FILE]),
+        launch=torchrun(job, f"train.py --deepspeed --deepspeed_config {_FILE} {SCRIPT_WEIGHTS}"),
         notes=tuple(_notes(job, plan)),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
@@ -131,7 +153,7 @@ def _zero(stage: int) -> dict[str, object]:
 def _notes(job: Job, plan: Plan) -> list[str]:
     layer = plan.layers[0]
     script = "train.py is your script: model, data, deepspeed.initialize"
-    notes = [f"written for DeepSpeed {VERSION}; {script}"]
+    notes = [f"written for DeepSpeed {VERSION}; {script}", SCRIPT_NOTE]
     if layer.checkpoint:
         notes.append(
             "recomputation is switched on in the model: model.gradient_checkpointing_enable() of "

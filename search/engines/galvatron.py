@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from search.engines.job import (
     Imported,
     Job,
     Lowered,
+    Space,
     has_one_kind,
     one_line,
     required,
@@ -37,6 +38,7 @@ from search.engines.job import (
 
 __all__ = [
     "ENGINE_VERSION",
+    "SPACE",
     "import_galvatron",
     "is_complete",
     "lower",
@@ -132,7 +134,8 @@ def import_galvatron(
                 remedy="give the strategy file itself",
             )
         path = source.path.parent / str(named)
-        return _strategy(path, load_object(path).data, world, [])
+        found = _strategy(path, load_object(path).data, world, [])
+        return replace(found, strategy_path=path)
     return _global(source, values, world, num_layers, from_shell=from_shell)
 
 
@@ -272,6 +275,10 @@ _STRATEGY, _TRAIN, _MODEL, _OLD = (
 )
 
 
+SPACE = Space()
+"""It runs every plan."""
+
+
 def lower(job: Job) -> Lowered:
     """Return a plan as Galvatron takes it; nothing is lost."""
     files = {_STRATEGY: strategy_text(job.plan), _TRAIN: _train(job)}
@@ -299,9 +306,19 @@ def lower(job: Job) -> Lowered:
             )
     else:
         notes.append(
-            f"{job.spec.name} is no model of one kind of decoder layers: write {_MODEL} yourself"
+            f"{job.spec.name} is no model of one kind of decoder layers, or not all of its sizes "
+            f"are known: write {_MODEL} yourself, MODEL_CONFIG names it"
         )
     files[_OLD] = _shell(job)
+    if _old_size(job.spec) is None:
+        notes.append(
+            f"v2.4 has no model of the sizes of {job.spec.name}: its script asks for MODEL_SIZE, "
+            "one that was added to meta_configs/config_utils.py there"
+        )
+    notes.append(
+        "LOAD names weights that tools/convert_*_h2g.sh made of Hugging Face's, SAVE where "
+        "checkpoints go"
+    )
     keys = _global_keys(job.plan)
     if keys is not None:
         notes.append(f"all layers are alike: the GLOBAL mode says the same with {keys}")
@@ -384,7 +401,9 @@ def _train(job: Job) -> str:
             },
             "model": {
                 "model_size": spec.name,
-                "model_config_path": f"${{oc.env:MODEL_CONFIG,{_MODEL}}}",
+                "model_config_path": f"${{oc.env:MODEL_CONFIG,{_MODEL}}}"
+                if _has_config(spec)
+                else "${oc.env:MODEL_CONFIG}",
                 "is_moe_model": any(layer.num_experts for layer in spec.layers),
                 "set_model_config_manually": 0,
                 "set_layernum_manually": 0,
@@ -417,7 +436,8 @@ def _train(job: Job) -> str:
                 "tokenizer_type": "HuggingFaceTokenizer",
                 "tokenizer_model": "${oc.env:TOKENIZER_MODEL}",
             },
-            "ckpt": {"load": None, "save": None},
+            # unset they are null: nothing is loaded, nothing saved
+            "ckpt": {"load": "${oc.env:LOAD,null}", "save": "${oc.env:SAVE,null}"},
         }
     }
     return f"# Galvatron, {ENGINE_VERSION}\n" + dump_yaml(document)
@@ -477,29 +497,99 @@ _ASKED = {
 }
 
 
+_MODEL_CONFIG = "set MODEL_CONFIG to a file of the model in the names of GalvatronModelArgs"
+
+
 def _launch(job: Job) -> str:
     asked = dict(_ASKED)
     if _lacks_base(job.spec):
         asked["ROTARY_BASE"] = ROTARY_BASE
+    own = f' MODEL_CONFIG="$PWD/{_MODEL}"'
+    if not _has_config(job.spec):
+        asked["MODEL_CONFIG"], own = _MODEL_CONFIG, " MODEL_CONFIG"
     # The YAML takes them from the environment.
     checks = " ".join(f'"{required(name, message)}"' for name, message in asked.items())
-    here = f'export STRATEGY="$PWD/{_STRATEGY}" MODEL_CONFIG="$PWD/{_MODEL}"\n'
+    here = f'export STRATEGY="$PWD/{_STRATEGY}"{own}\n'
     path = required("GALVATRON_PATH", "set GALVATRON_PATH to the folder with train_dist.py")
     return f": {checks}\n{here}" + torchrun(job, f'"{path}/train_dist.py" "$PWD/{_TRAIN}"')
 
 
-def _shell(job: Job) -> str:
-    """Return the launch of v2.4, whose train_dist.py takes flags."""
-    plan = job.plan
-    arguments = [
-        f"--model_size {shlex.quote(one_line(job.spec.name))}",
+# --- v2.4, whose train_dist.py of each family takes flags ---
+
+_OldSizes = tuple[int, int, int, int, int]
+"""Hidden size, heads, key-value heads, width of the MLP, vocabulary."""
+_OLD_SIZES: Mapping[_OldSizes, tuple[str, str, int]] = {
+    (4096, 32, 32, 11008, 32000): ("llama_hf", "llama-7b", 32),
+    (5120, 40, 40, 13824, 32000): ("llama_hf", "llama-13b", 40),
+    (6656, 52, 52, 17920, 32000): ("llama_hf", "llama-30b", 60),
+    (8192, 64, 8, 28672, 32000): ("llama_hf", "llama2-70b", 80),
+    (3584, 28, 4, 18944, 152064): ("llama_hf", "qwen2.5-7b", 28),
+    (8192, 64, 8, 29568, 152064): ("llama_hf", "qwen2.5-72b", 80),
+    (4096, 32, 32, 16384, 50257): ("gpt_hf", "gpt-6.7b", 32),
+    (768, 12, 12, 3072, 32128): ("t5_hf", "t5-base", 12),
+    (1024, 16, 16, 4096, 32128): ("t5_hf", "t5-large", 24),
+    (1024, 32, 32, 16384, 32128): ("t5_hf", "t5-3B", 24),
+}
+"""Folder below galvatron/models, name that its parser takes, and layers (of each side), by sizes:
+`path_dict` and the choices of `--model_size` in `meta_configs/config_utils.py` and `arguments.py`
+of v2.4 and what followed it."""
+
+
+def _old_size(spec: ModelSpec) -> tuple[str, str, int] | None:
+    """Return folder, name and layers of v2.4's model of these sizes; None where it has none."""
+    layer = spec.layers[-1]
+    if any(layer.num_experts is not None for layer in spec.layers):
+        return None
+    sizes = (
+        layer.hidden_size,
+        layer.num_heads,
+        layer.num_kv_heads or layer.num_heads,
+        layer.ffn_hidden_size,
+        spec.vocab_size,
+    )
+    known = {key: value for key, value in _OLD_SIZES.items() if key == sizes}
+    found = next(iter(known.values()), None)
+    if found is None:
+        return None
+    if found[0] == "t5_hf":
+        return found if len(spec.layers) == 2 and layer.cross_attention else None
+    # blocks of one family that the sizes alone do not tell apart
+    is_llama = layer.gated_mlp and not layer.biases
+    return found if has_one_kind(spec) and is_llama == (found[0] == "llama_hf") else None
+
+
+def _old_model(spec: ModelSpec) -> list[str]:
+    """Return the flags of v2.4 that name a model, its layers and the lengths of its sequences."""
+    found = _old_size(spec)
+    # a message inside braces and quotes
+    name = re.sub(r"[^\w./+-]", "_", spec.name)
+    asked = required("MODEL_SIZE", f"set MODEL_SIZE to the name of a model like {name} in v2.4")
+    counts = [layer.num_layers for layer in spec.layers]
+    is_t5 = len(counts) == 2
+    other = found is None or counts != [found[2]] * len(counts)
+    names = ["num_encoder_layers", "num_decoder_layers"] if is_t5 else ["num_hidden_layers"]
+    numbers = counts if is_t5 else [spec.num_layers]
+    lengths = ["encoder_seq_length", "decoder_seq_length"] if is_t5 else ["seq_length"]
+    tokens = [layer.seq_length for layer in spec.layers] if is_t5 else [spec.layers[-1].seq_length]
+    return [
+        f"--model_size {found[1]}" if found is not None else f'--model_size "{asked}"',
         "--set_model_config_manually 0",
+        f"--set_layernum_manually {int(other)}",
+        *(f"--{name} {n}" for name, n in zip(names, numbers, strict=True) if other),
         "--set_seqlen_manually 1",
-        f"--seq_length {job.seq_length}",
+        *(f"--{name} {n}" for name, n in zip(lengths, tokens, strict=True)),
+    ]
+
+
+def _shell(job: Job) -> str:
+    """Return the launch of v2.4."""
+    plan, found = job.plan, _old_size(job.spec)
+    arguments = [
+        *_old_model(job.spec),
         f"--global_train_batch_size {plan.global_batch}",
         f"--chunks {plan.num_microbatches}",
         f"--pp_deg {plan.num_stages}",
-        f"--galvatron_config_path {_STRATEGY}",
+        f'--galvatron_config_path "${{STRATEGY:-{_STRATEGY}}}"',
         f"--mixed_precision {job.precision}",
         *(["--sequence-parallel"] if job.sequence_parallel else []),
         *([] if job.async_grad_reduce else ["--no_async_grad_reduce"]),
@@ -512,8 +602,10 @@ def _shell(job: Job) -> str:
         "--split 949,50,1",
         "--tokenizer-type HuggingFaceTokenizer",
         f'--tokenizer-model "{required("TOKENIZER_MODEL", _ASKED["TOKENIZER_MODEL"])}"',
+        '${LOAD:+--load "$LOAD"}',
+        '${SAVE:+--save "$SAVE" --save-interval "${SAVE_INTERVAL:-500}"}',
     ]
     words = ["train_dist.py", *arguments]
-    return "# Galvatron v2.4, from the folder of the model\n" + torchrun(
-        job, " \\\n    ".join(words)
-    )
+    where = f"galvatron/models/{found[0]}" if found is not None else "the folder of the model"
+    head = f"# Galvatron v2.4, from {where} there, with STRATEGY=/folder/of/{_STRATEGY}\n"
+    return head + torchrun(job, " \\\n    ".join(words))

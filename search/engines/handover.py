@@ -80,7 +80,9 @@ def _without_hardware(
     notice: Callable[[str], None],
 ) -> tuple[Plan, int, int]:
     nodes, gpus = request.inputs.num_nodes, request.inputs.num_gpus_per_node
-    plan = read_strategy(document, world_size=world_size_of(request), path=path)
+    plan = read_strategy(
+        document, world_size=world_size_of(request), num_layers=num_layers, path=path
+    )
     world = plan.world_size
     if len(plan.layers) != num_layers:
         raise DocumentError(

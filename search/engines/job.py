@@ -6,7 +6,8 @@ import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from autopar.command.fields import rows_of, words_of, written
 from autopar.model import ModelSpec
@@ -14,13 +15,22 @@ from autopar.plans import Plan
 from search.options import SearchOptions
 
 __all__ = [
+    "EVERY_MICROBATCH",
     "EXPORTERS",
+    "FP32",
     "IMPORTERS",
     "NODE_RANK",
+    "ONE_DEGREE",
     "ONE_STAGE",
     "RENDEZVOUS",
+    "REPLICAS",
     "ROTARY_BASE",
+    "SCRIPT_NOTE",
+    "SCRIPT_WEIGHTS",
+    "SHARDED_OPTIMIZER",
+    "SINGLE_STAGE",
     "UNIFORM",
+    "ZERO3",
     "Engine",
     "Import",
     "Imported",
@@ -28,7 +38,9 @@ __all__ = [
     "Loss",
     "Lower",
     "Lowered",
+    "Part",
     "SearchFields",
+    "Space",
     "as_typed",
     "different",
     "has_one_kind",
@@ -41,14 +53,19 @@ __all__ = [
     "samples_of_a_rank",
     "search_fields",
     "shell_lines",
+    "space_of",
     "torchrun",
 ]
 
 
-Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate"]
-"""By the name of the module here that has its `lower`."""
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
+"""By the name of the module here that has its `lower` and its `SPACE`."""
 EXPORTERS: tuple[str, ...] = get_args(Engine)
-_IMPORT_MODULES = {"galvatron": "galvatron", "megatron": "megatron_arguments"}
+_IMPORT_MODULES = {
+    "galvatron": "galvatron",
+    "megatron": "megatron_arguments",
+    "paddlenlp": "paddlenlp",
+}
 """By engine the module here that reads its configurations with `import_NAME`."""
 IMPORTERS = tuple(_IMPORT_MODULES)
 """Engines whose configurations are read."""
@@ -121,6 +138,37 @@ Lower = Callable[[Job], Lowered]
 """Raises InputError, one sentence, where the engine has nothing near the plan at all."""
 
 
+class Part(TypedDict, total=False):
+    """Fields of `SearchOptions` that span a part of an engine's space."""
+
+    max_pp_deg: int
+    fine_grained_mode: bool
+    default_dp_type: Literal["ddp", "zero2", "any"]
+    disable_sdp: bool
+    disable_tp_consec: bool
+    async_grad_reduce: bool
+    sequence_parallel: bool
+    fp32_gradients: bool
+    pp_division: tuple[int, ...]
+    pin: tuple[str, ...]
+    forbid: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The plans that an engine runs as they are: `SPACE` of its module, what `--engine` searches.
+
+    Every part is searched exactly, and what the exporter would lose of its best plan is left out.
+    """
+
+    parts: tuple[tuple[Part, str], ...] = ()
+    """Options, and rules beside the degree; none where the engine runs every plan."""
+    one_degree: bool = True
+    """Embedding, head and all layers have one tensor degree: each is a part of its own."""
+    whole_sequences: bool = False
+    """Keeps whole sequences between the blocks of tensor parallelism."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Imported:
     """A plan that was found in an engine's configuration."""
@@ -128,6 +176,8 @@ class Imported:
     plan: Plan
     notes: tuple[str, ...]
     """What a plan does not say, and how to price it; what was read in two ways."""
+    strategy_path: Path | None = None
+    """The file that holds the plan, where the configuration only names it."""
 
 
 Import = Callable[..., Imported]
@@ -138,6 +188,12 @@ def lower_for(engine: str) -> Lower:
     """Return what lowers a plan for an engine, one of EXPORTERS."""
     lower: Lower = importlib.import_module(f"search.engines.{engine}").lower
     return lower
+
+
+def space_of(engine: str) -> Space:
+    """Return the plans that an engine runs as they are, one of EXPORTERS."""
+    space: Space = importlib.import_module(f"search.engines.{engine}").SPACE
+    return space
 
 
 def importer_for(engine: str) -> Import:
@@ -154,6 +210,13 @@ def importer_for(engine: str) -> Import:
 _H = TypeVar("_H", bound=Hashable)
 RENDEZVOUS = '"${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
 NODE_RANK = '"${NODE_RANK:?set it, 0 on the first node}"'
+
+SCRIPT_WEIGHTS = '${LOAD:+--model_name_or_path "$LOAD"} ${SAVE:+--output_dir "$SAVE"}'
+"""Options of a training script of the user, by the names that the examples of transformers have."""
+SCRIPT_NOTE = (
+    "LOAD names weights of Hugging Face and SAVE a folder: train.py gets them as "
+    "--model_name_or_path and --output_dir"
+)
 
 ROTARY_BASE = "set ROTARY_BASE to the base of rotary positions of the model"
 """What is asked for where a spec does not hold it."""
@@ -241,6 +304,15 @@ def shell_lines(parts: Sequence[str]) -> str:
 # exporter says how its engine does it; what differs from the job is priced, and the options that a
 # new search needs are fields of `SearchOptions`, which become words only where they are shown.
 
+
+# Parts of the spaces of engines.
+SINGLE_STAGE: Part = {"max_pp_deg": 1}
+ONE_DEGREE: Part = {"fine_grained_mode": False}
+EVERY_MICROBATCH: Part = {"async_grad_reduce": False}
+REPLICAS: Part = {"default_dp_type": "ddp", "disable_sdp": True}
+SHARDED_OPTIMIZER: Part = {"default_dp_type": "zero2", "disable_sdp": True}
+FP32: Part = {"fp32_gradients": True}
+ZERO3 = "zero3=1,vzero3=1"
 
 UNIFORM: SearchFields = (("fine_grained_mode", False),)
 ONE_STAGE: SearchFields = (("max_pp_deg", 1),)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.documents.spec import head_dim
-from autopar.errors import InputError
+from autopar.errors import InputError, UnsupportedError
 from autopar.model import ModelSpec
 from autopar.plans import (
     LayerStrategy,
@@ -20,12 +20,19 @@ from autopar.plans import (
 )
 from search.engines.configuration import dump_yaml
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    ONE_DEGREE,
     ONE_STAGE,
+    REPLICAS,
     ROTARY_BASE,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
     UNIFORM,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Space,
     different,
     has_one_kind,
     layer_ranges,
@@ -47,7 +54,7 @@ from search.engines.megatron_arguments import (
 )
 from search.space import divisors
 
-__all__ = ["ENGINE_VERSION", "checkpoints_first", "lower", "model_arguments"]
+__all__ = ["ENGINE_VERSION", "SPACE", "checkpoints_first", "lower", "model_arguments"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -120,16 +127,16 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
 
 def _check(spec: ModelSpec) -> None:
     if not has_one_kind(spec):
-        raise InputError(
+        raise UnsupportedError(
             f"{spec.name} has layers of several kinds, and Megatron-LM's pretrain_gpt.py builds "
-            "models of one kind of decoder layers; export to galvatron instead"
+            "models of one kind of decoder layers"
         )
     layer = spec.layers[0]
     extra = spec.extra_embedding_parameters or spec.extra_head_parameters
     if not layer.causal or extra:
-        raise InputError(
+        raise UnsupportedError(
             f"{spec.name} is no decoder-only model, the kind that Megatron-LM's pretrain_gpt.py "
-            "builds; export to galvatron instead"
+            "builds"
         )
     for what, value in (
         ("num_heads", layer.num_heads),
@@ -158,9 +165,9 @@ def _rotary(spec: ModelSpec, notes: list[str]) -> list[Argument]:
         return [("rotary-base", (required("ROTARY_BASE", ROTARY_BASE),))]
     # `--rotary-base` is an int of argparse, which refuses the text of any other number
     if not base.is_integer():
-        raise InputError(
+        raise UnsupportedError(
             f"{spec.name} has rotary positions of base {base}, and Megatron-LM's --rotary-base "
-            "takes whole numbers only; export to torchtitan, deepspeed or accelerate instead"
+            "takes whole numbers only"
         )
     arguments: list[Argument] = [("rotary-base", (str(int(base)),))]
     if spec.rotary_scaling_factor is not None:
@@ -426,6 +433,17 @@ _YAML = "megatron_args.yaml"
 _Sections = Mapping[str, Sequence[Argument]]
 
 
+SPACE = Space(
+    parts=(
+        ({**SHARDED_OPTIMIZER}, ""),
+        ({**SHARDED_OPTIMIZER, **ONE_DEGREE}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
+        ({**REPLICAS}, ""),
+        ({**REPLICAS, **ONE_DEGREE}, ""),
+    )
+)
+
+
 def lower(job: Job) -> Lowered:
     """Return a plan as Megatron-LM takes it.
 
@@ -476,6 +494,7 @@ def lower(job: Job) -> Lowered:
 _FILL_IN = (
     "set MEGATRON_PATH, DATA_PATH (prefix written by tools/preprocess_data.py) and TOKENIZER_MODEL",
     "learning rate, its schedule and the number of steps in TRAINING_ARGS are placeholders",
+    "SAVE is where checkpoints go, LOAD one of Megatron-LM; Megatron-Bridge takes Hugging Face's",
 )
 _TRAINING: Sequence[Argument] = (
     ("train-iters", ("${TRAIN_ITERS:-500}",)),
@@ -600,6 +619,17 @@ def _precision(job: Job) -> list[Argument]:
     return arguments
 
 
+# Where they are wanted; words inside `:+` stay one word each.
+_CHECKPOINTS = """\
+# SAVE: where checkpoints go; LOAD: Megatron-LM's own, to begin with. Hugging Face's weights are
+# Megatron-Bridge's matter (checkpoint.pretrained_checkpoint=, checkpoint.save= of its recipes).
+CHECKPOINT_ARGS=(
+    ${SAVE:+--save "$SAVE" --save-interval "${SAVE_INTERVAL:-500}"}
+    ${LOAD:+--load "$LOAD"}
+)
+"""
+
+
 def _script(job: Job, sections: _Sections, environment: Mapping[str, str | None]) -> str:
     where = f"{job.num_nodes} x {job.gpus_per_node} GPUs"
     lines = [
@@ -612,8 +642,8 @@ def _script(job: Job, sections: _Sections, environment: Mapping[str, str | None]
         lines.append(f"{name}_ARGS=(")
         lines += ["    " + " ".join([f"--{flag}", *map(_quoted, w)]) for flag, w in arguments]
         lines += [")", ""]
-    lines.append("MEGATRON_ARGS=(")
-    lines += [f'    "${{{name}_ARGS[@]}}"' for name in sections]
+    lines += [_CHECKPOINTS, "MEGATRON_ARGS=("]
+    lines += [f'    "${{{name}_ARGS[@]}}"' for name in (*sections, "CHECKPOINT")]
     lines.append(")")
     return "\n".join(lines) + "\n"
 
@@ -640,7 +670,10 @@ def _yaml(sections: _Sections, environment: Mapping[str, str | None]) -> str:
     document["MODEL_ARGS"] = {
         f"--{flag}": _yaml_value(words) for part in sections.values() for flag, words in part
     }
-    return f"# Megatron-LM, {ENGINE_VERSION}\n" + dump_yaml(document)
+    head = (
+        f"# Megatron-LM, {ENGINE_VERSION}\n# to save and load add --save, --save-interval, --load\n"
+    )
+    return head + dump_yaml(document)
 
 
 def _yaml_value(words: tuple[str, ...]) -> object:

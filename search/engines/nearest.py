@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autopar.errors import InputError
+from autopar.errors import InputError, UnsupportedError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, data_degree, violations
 from search.engines.job import Job, Loss, per_value
@@ -225,14 +225,14 @@ def _losses(plan: Plan, near: Plan, reach: Reach, refused: str) -> Iterator[Loss
 
 
 def refuse_stages(job: Job, title: str, how: str) -> None:
-    """Raise InputError for a plan of several stages, with how the engine builds them instead."""
+    """Raise UnsupportedError for a plan of several stages, with how the engine builds them."""
     plan = job.plan
     if plan.num_stages > 1:
         sizes = "+".join(map(str, plan.stage_sizes))
-        raise InputError(
+        raise UnsupportedError(
             f"{title} has no pipeline, and the plan has {plan.num_stages} stages of {sizes} "
-            f"layers{how}; export to megatron, torchtitan or galvatron, or search again with "
-            "--max-pp-deg 1"
+            f"layers{how}",
+            remedy="search again with --max-pp-deg 1",
         )
 
 

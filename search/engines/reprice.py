@@ -11,15 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.documents.strategy import strategy_document
-from autopar.errors import InputError
+from autopar.errors import InputError, UnsupportedError
 from autopar.plans import Plan, Prediction
 from autopar.units import GIB, format_seconds
-from search.engines.job import Job, Lower, Lowered, as_typed
+from search.engines.job import EXPORTERS, Job, Lower, Lowered, as_typed, lower_for
 from search.space import divisors
 
 __all__ = [
     "Choice",
     "Price",
+    "advised",
     "change_sentence",
     "choose",
     "export_document",
@@ -85,6 +86,23 @@ def choose(job: Job, lower: Lower, first: Lowered, price: Price | None) -> Choic
         after=after,
         how=_how(degree, offers) if len(offers) > 1 else "",
     )
+
+
+def advised(job: Job, engine: str, error: UnsupportedError) -> InputError:
+    """Return the refusal of one engine with those that take the job, as they say when asked."""
+    whole, near = list[str](), list[str]()
+    for other in EXPORTERS:
+        if other == engine:
+            continue
+        with suppress(InputError):
+            (near if lower_for(other)(job).losses else whole).append(other)
+    names = whole or near
+    if not names:
+        return InputError(f"{error.problem}; {error.remedy or 'no other engine takes it either'}")
+    listed = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    advice = f"export to {listed} instead" + ("" if whole else " with --allow-approx")
+    more = f", or {error.remedy}" if error.remedy else ""
+    return InputError(f"{error.problem}; {advice}{more}")
 
 
 def _only(lowered: Lowered, before: Prediction, price: Price) -> Choice:

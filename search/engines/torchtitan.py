@@ -12,15 +12,23 @@ import textwrap
 from collections.abc import Mapping
 
 from autopar.documents.spec import head_dim
-from autopar.errors import InputError
+from autopar.errors import InputError, UnsupportedError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
+    EVERY_MICROBATCH,
+    FP32,
     ONE_STAGE,
+    REPLICAS,
     ROTARY_BASE,
+    SHARDED_OPTIMIZER,
+    SINGLE_STAGE,
+    ZERO3,
     Job,
     Loss,
     Lowered,
+    Part,
+    Space,
     different,
     layer_ranges,
     required,
@@ -31,6 +39,7 @@ from search.engines.job import (
 from search.engines.nearest import DataMode, Reach, kv_heads_problems, nearest
 
 __all__ = [
+    "SPACE",
     "VERSION",
     "lower",
     "model_source",
@@ -133,9 +142,8 @@ def model_source(spec: ModelSpec) -> str:
     }
     found = [text for text, present in obstacles.items() if present]
     if found:
-        raise InputError(
-            f"torchtitan 0.3.0 has no model like {spec.name}, which has {' and '.join(found)}; "
-            "export to megatron or galvatron instead"
+        raise UnsupportedError(
+            f"torchtitan 0.3.0 has no model like {spec.name}, which has {' and '.join(found)}"
         )
     base, factor = spec.rotary_base, spec.rotary_scaling_factor
     return _BUILT.format(
@@ -180,6 +188,20 @@ _REACH = Reach(
 )
 
 
+_STAGES: Part = {"forbid": ("pp=1",)}
+# with stages it reduces once per step
+SPACE = Space(
+    parts=(
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32}, ZERO3),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **SHARDED_OPTIMIZER}, ""),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **REPLICAS}, ""),
+        ({**_STAGES, **FP32}, ZERO3),
+        ({**_STAGES, **FP32, **SHARDED_OPTIMIZER}, ""),
+        ({**_STAGES, **FP32, **REPLICAS}, ""),
+    )
+)
+
+
 def lower(job: Job) -> Lowered:
     """Return the recipe of a plan, or of the nearest plan that torchtitan can express.
 
@@ -221,7 +243,7 @@ def lower(job: Job) -> Lowered:
 
 def _launch(job: Job) -> str:
     """Return the command; what the recipe takes from the environment is asked for before."""
-    asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with tokenizer and weights"}
+    asked = {"HF_ASSETS_PATH": "set HF_ASSETS_PATH to the folder with the tokenizer"}
     if job.spec.rotary_base is None:
         asked["ROTARY_BASE"] = ROTARY_BASE
     words = [f'{name}="{required(name, message)}"' for name, message in asked.items()]
@@ -408,8 +430,13 @@ def {_FUNCTION}() -> Trainer.Config:
         activation_checkpoint={policy},
         compile=CompileConfig(enable=False),
         hf_assets_path=environ.get("HF_ASSETS_PATH", "./assets/hf/{plain(job.spec.name)}"),
-        # enable=True begins with the Hugging Face weights under hf_assets_path.
-        checkpoint=CheckpointManager.Config(enable=False, initial_load_in_hf=True),
+        # LOAD: Hugging Face safetensors to begin with; SAVE: the folder of checkpoints.
+        checkpoint=CheckpointManager.Config(
+            enable=bool(environ.get("LOAD") or environ.get("SAVE")),
+            initial_load_path=environ.get("LOAD") or None,
+            initial_load_in_hf=bool(environ.get("LOAD")),
+            folder=environ.get("SAVE") or "checkpoint",
+        ),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
     )
 '''
@@ -429,7 +456,8 @@ def _sharded(plan: Plan) -> bool:
 
 def _notes(job: Job, plan: Plan) -> list[str]:
     notes = [
-        "set HF_ASSETS_PATH to the folder with the tokenizer, and the weights if they are wanted",
+        "set HF_ASSETS_PATH to the folder with the tokenizer",
+        "LOAD is the absolute path of Hugging Face weights to begin with, SAVE that of checkpoints",
         "fill in dataset, steps and learning rate",
         "the loss is computed in chunks: less memory on the last stage than predicted",
     ]

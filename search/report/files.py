@@ -24,10 +24,10 @@ from autopar.documents.plan import (
     ResultDocument,
     StatisticsEntry,
     VersionsEntry,
+    document_text,
     finite,
     plain,
     spread_of,
-    write_strategy,
 )
 from autopar.documents.strategy import strategy_document, strategy_file_name
 from autopar.model import ModelSpec
@@ -39,9 +39,10 @@ from search.planner.prediction import Alternative, SearchResult
 __all__ = [
     "evaluation_document",
     "frontier_entries",
+    "output_paths",
+    "output_texts",
     "plan_document",
     "result_document",
-    "write_outputs",
 ]
 
 # Names of dimensions in the documented file name, by the option that disables them.
@@ -157,23 +158,18 @@ def plan_document(
     )
 
 
-def write_outputs(
-    result: SearchResult,
+def output_paths(
     *,
     spec: ModelSpec,
     options: SearchOptions,
     num_nodes: int,
     gpus_per_node: int,
     config_path: str,
-    request: Mapping[str, object],
-) -> tuple[Path, ...]:
-    """Write the strategy file and our plan file beside it, and return their paths.
+) -> tuple[Path, Path]:
+    """Return where the strategy file and our plan file beside it go.
 
     `config_path` is a folder, where the documented name is used, or a file ending in `.json`.
-    An infeasible result writes nothing.
     """
-    if result.plan is None:
-        return ()
     target = Path(config_path)
     # a folder may be called anything, even x.json
     if target.suffix != ".json" or target.is_dir():
@@ -186,14 +182,28 @@ def write_outputs(
             settle_bsz=options.settle_bsz,
             disabled=[name for field, name in _OFF_NAMES if getattr(options, field)],
         )
+    stem = target.name.removeprefix("galvatron_config_")
+    return target, target.with_name(f"autopar_plan_{stem}")
+
+
+def output_texts(
+    result: SearchResult,
+    paths: tuple[Path, Path],
+    *,
+    spec: ModelSpec,
+    options: SearchOptions,
+    request: Mapping[str, object],
+) -> dict[Path, str]:
+    """Return what the strategy file and our plan file hold; nothing where there is no plan."""
+    if result.plan is None:
+        return {}
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
     # the planner returns legal plans only
     assert not problems, problems
-    write_strategy(result.plan, target)
-    stem = target.name.removeprefix("galvatron_config_")
-    own = target.with_name(f"autopar_plan_{stem}")
-    plan_document(result, request=request).write(own)
-    return (target, own)
+    return {
+        paths[0]: document_text(strategy_document(result.plan)),
+        paths[1]: document_text(plan_document(result, request=request).content()),
+    }
 
 
 def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:

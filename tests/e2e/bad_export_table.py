@@ -98,7 +98,6 @@ def cases() -> Iterator[Case]:
         what="JSON to a folder",
         arguments=(*TO, "--json", "here"),
         command=COMMAND,
-        prints=True,
     )
 
     section = "autopar-export: plans"

@@ -6,6 +6,7 @@ pages is in the other tables.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -339,26 +340,38 @@ def _(lab: Lab) -> None:
     assert len(lab.load(path)["tp_sizes_enc"].split(",")) == LAYERS
 
 
-@TABLE.not_yet(
-    "optimum in PaddleNLP's own spelling (fine_grained_config.json), "
-    "for train_qwen_fine_grained.sh",
-    "such a file is read, and never written",
+@TABLE.works(
+    "optimum in PaddleNLP's own spelling (fine_grained_config.json), for train_qwen_fine_grained.sh"
 )
 def _(lab: Lab) -> None:
+    """What is read is written with the same keys and values, with the launch that reads it."""
     lab = lab.fresh()
     write(lab.path("fine_grained_config.json"), OWN)
     priced = lab.search(*BASE, "--evaluate", "fine_grained_config.json")
     assert (priced["legal"], shape(priced)["tp"], shape(priced)["vtp"]) == (True, {2}, 2)
-    answer = lab.ask("autopar-export", "fine_grained_config.json", "--to", "paddlenlp", expected=2)
-    assert "expected galvatron, megatron, torchtitan, deepspeed or accelerate" in answer.err
+    words = ("fine_grained_config.json", "--to", "paddlenlp", *GPT, "--out", "p")
+    assert "train_qwen_fine_graine.py" in lab.ask("autopar-export", *words).out
+    assert lab.load("p", "fine_grained_config.json") == OWN
+    lab.search(*BASE, "--engine", "paddlenlp", "--output_config_path", "s.json")
+    lab.ask("autopar-export", "autopar_plan_s.json", "--to", "paddlenlp", "--out", "q")
+    again = lab.search(*BASE, "--evaluate", "q/fine_grained_config.json")
+    assert again["plan"] == lab.load("s.json")
 
 
-@TABLE.not_yet("coarse result optimal_solution.json", "the file is refused")
+@TABLE.works("coarse result optimal_solution.json")
 def _(lab: Lab) -> None:
+    """One strategy for all layers, which `--model` or the files of the model count."""
     lab = lab.fresh()
-    write(lab.path("optimal_solution.json"), {"bsz": 32})
-    said = lab.said("--evaluate", "optimal_solution.json", expected=2)
-    assert "optimal_solution.json: key 'bsz': unknown key" in said
+    coarse = {"bsz": 32, "accumulation_steps": 4, "strategy": "pp1_tp2_dp4_stage3_recompute0"}
+    costs = {"memory_cost": [20000.0], "time_cost": 1.5, "throughput": 21.3}
+    write(lab.path("optimal_solution.json"), coarse | costs)
+    write(lab.path("fine_grained_config.json"), OWN)
+    found = lab.search(*BASE, "--evaluate", "optimal_solution.json")
+    same = lab.search(*BASE, "--evaluate", "fine_grained_config.json")
+    assert (found["plan"], found["step_time_s"]) == (same["plan"], same["step_time_s"])
+    words = ("--from", "paddlenlp", "optimal_solution.json", "--num_layers", LAYERS)
+    imported = json.loads(lab.ask("autopar-export", *words).out)
+    assert imported == same["plan"]
 
 
 @TABLE.different(

@@ -587,17 +587,18 @@ def _(lab: Lab) -> None:
     }
 
 
-@TRIAL.not_yet(
-    "plan files from any folder",
-    "paths inside a plan file are looked for below the folder in which a command is run",
-)
+@TRIAL.works("plan files from any folder")
 def _(lab: Lab) -> None:
+    """Inputs that are not below the current folder are those beside the plan file."""
     lab = lab.fresh()
     lab.ask("autopar-search", *GPT, *BASE, "--output_config_path", "s.json")
     plan = "autopar_plan_s.json"
-    assert lab.ask("autopar-explain", plan).err == ""
+    here = lab.ask("autopar-explain", plan)
+    assert here.err == ""
     lab.path("deeper").mkdir()
     elsewhere = Lab(folder=lab.path("deeper"))
+    there = elsewhere.ask("autopar-explain", f"../{plan}")
+    assert there.out.replace("../", "") == here.out
     for words in (("autopar-explain",), ("autopar-export", "--to", "galvatron")):
-        said = elsewhere.ask(words[0], f"../{plan}", *words[1:], expected=2).err
-        assert f"{HARDWARE}: this file does not exist" in said
+        said = elsewhere.ask(words[0], f"../{plan}", *words[1:]).err
+        assert f"{HARDWARE} is not in this folder, taken is ../{HARDWARE}" in said

@@ -384,22 +384,23 @@ LLAMA = ("--model", "llama2-7b", "--hardware", "a100:1x8", "--settle_bsz", "8")
 )
 def _(lab: Lab) -> None:
     text = exported(lab, *LLAMA).path("g", "train_dist.yaml").read_text(encoding="utf-8")
-    assert "load: null" in text
+    assert 'load: "${oc.env:LOAD,null}"' in text
     page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
     assert "convert_checkpoints.py import" in page
 
 
-@TABLE.not_yet(
-    "--initialize_on_meta 1 / --load",
-    "--initialize_on_meta is accepted; --load is unknown, and no exported script has it",
-)
+@TABLE.works("--initialize_on_meta 1 / --load")
 def _(lab: Lab) -> None:
+    """Exported launches take LOAD and SAVE; `profile-plan` trains nothing and loads nothing."""
     answer = lab.ask("profile-plan", *GLOBAL, "--initialize_on_meta", 1)
     assert "accepted and ignored: weights are made piece by piece" in answer.err
-    assert "--load: this option is unknown" in static(lab, "--load", "x", expected=2)
-    script = exported(lab, *LLAMA).path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    folder = exported(lab, *LLAMA).path("g")
+    script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
     assert "--initialize_on_meta 1" in script
-    assert "--load" not in script
+    assert '${LOAD:+--load "$LOAD"}' in script
+    text = (folder / "train_dist.yaml").read_text(encoding="utf-8")
+    assert "initialize_on_meta: 1" in text
+    assert 'load: "${oc.env:LOAD,null}"' in text
 
 
 @TABLE.different(
@@ -446,20 +447,25 @@ def _(lab: Lab) -> None:
     assert run_matches(lab, *names, *degrees, *sizes)["plan"]["pp_deg"] == 2
 
 
-@TABLE.not_yet(
-    "T5 in exports",
-    "for Galvatron model_config.yaml is left to the reader; Megatron-LM and torchtitan refuse, and "
-    "torchtitan's refusal names megatron, which refuses too",
-)
+@TABLE.works("T5 in exports")
 def _(lab: Lab) -> None:
+    """The launch of v2.4 has T5 with both numbers of layers; a refusal names who takes it."""
     lab = exported(lab, *T5)
-    assert not lab.path("g", "model_config.yaml").exists()
-    for engine, words in (
-        ("megatron", "export to galvatron instead"),
-        ("torchtitan", "export to megatron or galvatron instead"),
+    script = lab.path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    for words in (
+        *("--model_size t5-3B", "--set_layernum_manually 1"),
+        *("--num_encoder_layers 12", "--num_decoder_layers 12"),
+        *("--encoder_seq_length 512", "--decoder_seq_length 128"),
     ):
+        assert f"{words} " in script
+    # the newest launch has no file of the model, and asks for it
+    assert not lab.path("g", "model_config.yaml").exists()
+    assert "${MODEL_CONFIG:?" in lab.path("g", "launch.sh").read_text(encoding="utf-8")
+    for engine in ("megatron", "torchtitan", "paddlenlp"):
         answer = lab.ask("autopar-export", "autopar_plan_s.json", "--to", engine, expected=2)
-        assert words in answer.err
+        assert "export to galvatron, deepspeed or accelerate instead" in answer.err
+    for engine in ("deepspeed", "accelerate"):
+        lab.ask("autopar-export", "autopar_plan_s.json", "--to", engine, "--out", "none")
 
 
 @TABLE.works("gpt / llama / bert / mixtral through profiler and executor", "ranks")
@@ -571,16 +577,15 @@ def _(lab: Lab) -> None:
     assert "expected auto, nccl or gloo, got 'torch'" in said
 
 
-@TABLE.not_yet(
-    "exported v2.4 launch of a searched plan",
-    "train_dist_v2.4.sh has our name of the model, and does not say another number of layers",
-)
+@TABLE.works("exported v2.4 launch of a searched plan")
 def _(lab: Lab) -> None:
-    folder = exported(lab, *LLAMA, "--num_layers", 16).path("g")
-    script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
-    assert "--model_size llama2-7b " in script
-    assert "--set_layernum_manually" not in script
-    assert "--num_hidden_layers" not in script
+    """Its name of the model, and the number of layers where it is another."""
+    for number, words in ((32, "--set_layernum_manually 0 "), (16, "--num_hidden_layers 16 ")):
+        folder = exported(lab, *LLAMA, "--num_layers", number).path("g")
+        script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
+        assert "--model_size llama-7b " in script
+        assert words in script
+        assert "--galvatron_config_path" in script
 
 
 @TABLE.works("exported newest launch")

@@ -16,6 +16,7 @@ import pytest
 from autopar.command.show import WIDTH, make_console
 from autopar.documents.plan import PLAN_FILE_VERSION, PlanDocument, read_strategy
 from autopar.hardware import Curve
+from autopar.output import write_files
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from autopar.units import GB, GIB
 from search.options import SearchOptions, option_record
@@ -25,9 +26,10 @@ from search.report.explain import add_bandwidth, perturb, show_explanation, show
 from search.report.files import (
     evaluation_document,
     frontier_entries,
+    output_paths,
+    output_texts,
     plan_document,
     result_document,
-    write_outputs,
 )
 from search.report.plan import (
     infeasible_sentence,
@@ -73,15 +75,13 @@ def printed(show: Callable[..., None], *arguments: object, **options: object) ->
 
 def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
     """Write the files of a result."""
-    return write_outputs(
-        result,
-        spec=SPEC,
-        options=SearchOptions(settle_bsz=16, disable_ckpt=True),
-        num_nodes=1,
-        gpus_per_node=8,
-        config_path=str(folder),
-        request={"model": "toy"},
+    options = SearchOptions(settle_bsz=16, disable_ckpt=True)
+    paths = output_paths(
+        spec=SPEC, options=options, num_nodes=1, gpus_per_node=8, config_path=str(folder)
     )
+    texts = output_texts(result, paths, spec=SPEC, options=options, request={"model": "toy"})
+    write_files(texts)
+    return tuple(texts)
 
 
 def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:

@@ -126,8 +126,73 @@ def test_a_rounded_base_is_a_note() -> None:
 
 
 def test_names_are_quoted() -> None:
-    """A model's name is one word of the shell script and one comment of the YAML."""
+    """A model's name is in one message of the shell script and one comment of the YAML."""
     asked = job(HETEROGENEOUS)
     lowered = lower(replace(asked, spec=replace(asked.spec, name="my\nmodel; ls")))
-    assert "--model_size 'my model; ls'" in lowered.files["train_dist_v2.4.sh"]
+    script = lowered.files["train_dist_v2.4.sh"]
+    assert (
+        '--model_size "${MODEL_SIZE:?set MODEL_SIZE to the name of a model like my_model__ls'
+        in script
+    )
     assert lowered.files["model_config.yaml"].startswith("# my model; ls\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "where"),
+    [
+        ("llama2-7b", "llama-7b", "llama_hf"),
+        ("llama2-13b", "llama-13b", "llama_hf"),
+        ("llama2-70b", "llama2-70b", "llama_hf"),
+        ("qwen2.5-7b", "qwen2.5-7b", "llama_hf"),
+        ("gpt-6.7b", "gpt-6.7b", "gpt_hf"),
+        ("t5-3b", "t5-3B", "t5_hf"),
+        ("llama3-8b", None, "the folder of the model"),
+        ("gpt2-xl", None, "the folder of the model"),
+        ("bert-large", None, "the folder of the model"),
+        ("mixtral-8x7b", None, "the folder of the model"),
+    ],
+)
+def test_the_old_launch_names_a_model_that_it_has(name: str, size: str | None, where: str) -> None:
+    """By sizes, not by our name; what it does not have is asked for, as other files are."""
+    spec = load_spec(name)
+    layers = HETEROGENEOUS.layers[:1] * spec.num_layers
+    sizes = (spec.num_layers // 2,) * 2
+    lowered = lower(job(replace(HETEROGENEOUS, layers=layers, stage_sizes=sizes), spec))
+    script = lowered.files["train_dist_v2.4.sh"]
+    assert f"from {where if size is None else 'galvatron/models/' + where} there" in script
+    if size is None:
+        assert '--model_size "${MODEL_SIZE:?' in script
+        assert any("asks for MODEL_SIZE" in note for note in lowered.notes)
+        assert "--set_layernum_manually 1" in script
+    else:
+        assert f"--model_size {size} " in script
+        assert "--set_layernum_manually 0" in script
+        assert "layers " not in script
+
+
+def test_another_number_of_layers_is_said() -> None:
+    """Of each side where there are two."""
+    for name, counts, flags in (
+        ("llama2-7b", (16,), "--num_hidden_layers 16"),
+        ("t5-3b", (12, 6), "--num_encoder_layers 12 --num_decoder_layers 6"),
+    ):
+        spec = load_spec(name, num_layers=counts)
+        total = sum(counts)
+        layers = HETEROGENEOUS.layers[:1] * total
+        plan = replace(HETEROGENEOUS, layers=layers, stage_sizes=(total - 8, 8))
+        script = lower(job(plan, spec)).files["train_dist_v2.4.sh"]
+        words = " ".join(script.replace("\\\n", "").split())
+        assert f"--set_layernum_manually 1 {flags} --set_seqlen_manually 1" in words
+
+
+def test_no_launch_names_a_file_that_is_not_written() -> None:
+    """Where the model's file is left to the user, the launch asks for it."""
+    spec = load_spec("t5-3b")
+    layers = HETEROGENEOUS.layers[:1] * spec.num_layers
+    sizes = (spec.num_layers // 2,) * 2
+    lowered = lower(job(replace(HETEROGENEOUS, layers=layers, stage_sizes=sizes), spec))
+    assert "${MODEL_CONFIG:?" in lowered.launch
+    assert "model_config_path: ${oc.env:MODEL_CONFIG}\n" in lowered.files["train_dist.yaml"]
+    own = lower(job(HETEROGENEOUS))
+    assert "${MODEL_CONFIG:?" not in own.launch
+    assert 'MODEL_CONFIG="$PWD/model_config.yaml"' in own.launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from autopar.documents.spec import load_spec
+from autopar.errors import UnsupportedError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.commands import export as export_cli, search as cli
+from search.engines import reprice
 from search.engines.galvatron import strategy_text
 from search.engines.job import EXPORTERS, as_typed, different, lower_for
+from search.engines.reprice import advised
 from search.request import ROWS
 from tests.export_cases import HETEROGENEOUS, SMALL, job
 
@@ -223,3 +228,41 @@ def test_what_the_profiles_cannot_price_is_said(
     assert price["after"] is None
     assert price["before"]["fits"]
     assert price["why"] in out
+
+
+@pytest.mark.parametrize("name", ["t5-3b", "bert-large", "gpt2-xl", "mixtral-8x7b", "llama2-7b"])
+@pytest.mark.parametrize("engine", EXPORTERS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_refusal_names_engines_that_take_the_plan(name: str, engine: str, stages: int) -> None:
+    """Whoever is named takes it, without a loss where --allow-approx is not named too."""
+    spec = load_spec(name)
+    count = spec.num_layers
+    plan = Plan(
+        world_size=8,
+        num_stages=stages,
+        stage_sizes=(count // stages,) * stages,
+        layers=(LayerStrategy(zero3=True),) * count,
+        vocab=VocabStrategy(zero3=True),
+        global_batch=64,
+        num_microbatches=4,
+    )
+    asked = job(plan, spec, model=name)
+    try:
+        lower_for(engine)(asked)
+    except UnsupportedError as error:
+        said = str(advised(asked, engine, error))
+        found = re.search(r"; export to (.+?) instead( with --allow-approx)?", said)
+        assert found is not None, said
+        named = re.split(", | or ", found[1])
+        for other in named:
+            assert (lower_for(other)(asked).losses == ()) == (found[2] is None)
+        assert engine not in named
+        assert said.count("\n") == 0
+
+
+def test_nobody_else_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then that is said, or what else can be done."""
+    monkeypatch.setattr(reprice, "EXPORTERS", ("megatron",))
+    for remedy, said in (("", "no other engine takes it either"), ("search again", "search again")):
+        error = advised(job(ZERO3), "megatron", UnsupportedError("it is odd", remedy=remedy))
+        assert str(error) == f"it is odd; {said}"

@@ -272,3 +272,59 @@ def test_launches_ask_for_what_is_unset(engine: str, asked: list[str], tmp_path:
         expected = "torchrun: " if name is None else f"{name}: set {name} to "
         assert expected in done.stderr
         environment[str(name)] = "here"
+
+
+@pytest.mark.parametrize(
+    ("engine", "file", "load", "save"),
+    [
+        ("galvatron", "train_dist_v2.4.sh", "--load", "--save"),
+        ("deepspeed", "launch.sh", "--model_name_or_path", "--output_dir"),
+        ("accelerate", "launch.sh", "--model_name_or_path", "--output_dir"),
+        ("megatron", "launch.sh", "--load", "--save"),
+        ("paddlenlp", "launch.sh", "--resume_from_checkpoint", "--output_dir"),
+    ],
+)
+def test_weights_come_and_go_where_the_environment_says(
+    engine: str, file: str, load: str, save: str, tmp_path: Path
+) -> None:
+    """LOAD and SAVE are options of the launch, one word each; without them it has none."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash on this machine")
+    plan = replace(HETEROGENEOUS, world_size=2, num_stages=1, stage_sizes=(8,))
+    plan = replace(plan, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
+    for name, text in lowered_files(lower_for(engine)(job(plan))).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for name in ("torchrun", "accelerate", "python"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+    asked = "DATA_PATH TOKENIZER_MODEL ROTARY_BASE MODEL_SIZE MEGATRON_PATH PADDLENLP_PATH DATA_DIR"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **dict.fromkeys(asked.split(), "here")}
+
+    def words(**more: str) -> list[str]:
+        done = subprocess.run(
+            [bash, "-eu", file], cwd=tmp_path, env=environment | more, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.splitlines()
+
+    plain = words()
+    assert load not in plain
+    assert "" not in plain
+    full = words(LOAD="/my weights", SAVE="/my runs")
+    assert full[full.index(load) + 1] == "/my weights"
+    assert full[full.index(save) + 1] == "/my runs"
+
+
+def test_a_recipe_takes_weights_from_the_environment() -> None:
+    """torchtitan's begins with LOAD, and writes to SAVE."""
+    plan = replace(HETEROGENEOUS, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy())
+    text = lower_for("torchtitan")(job(plan)).files["autopar_recipe.py"]
+    for line in (
+        'enable=bool(environ.get("LOAD") or environ.get("SAVE"))',
+        'initial_load_path=environ.get("LOAD") or None',
+        'initial_load_in_hf=bool(environ.get("LOAD"))',
+        'folder=environ.get("SAVE") or "checkpoint"',
+    ):
+        assert line in text
