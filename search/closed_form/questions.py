@@ -12,7 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -52,7 +52,9 @@ __all__ = [
     "Watched",
     "calculon_memory",
     "calculon_time",
+    "degrees_of",
     "parse_axis",
+    "switches_of",
     "tensor2d_memory",
     "tensor2d_time",
     "variants",
@@ -381,6 +383,9 @@ class Answer:
     feasible: int
     rejected: Mapping[str, int]
     """Numbers by reason; with those that can run, all that were considered."""
+    degrees: Mapping[tuple[int, int], float | None] = field(default_factory=dict)
+    """Samples per second of the best of every tensor and pipeline degree, where asked for; None
+    where none can run."""
     capacity_bytes: float
     complete: bool = True
     """False where it was stopped before its end."""
@@ -395,6 +400,7 @@ class Asked:
     compat: bool = False
     threads: int = 1
     frontier: bool = False
+    degrees: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,6 +500,10 @@ class CalculonSearch(Search):
             considered=counts["considered"],
             feasible=counts["feasible"],
             rejected={text: counts[name] for name, text in _REASONS.items() if counts[name]},
+            degrees={
+                pair: None if best is None else best.sample_rate_per_s
+                for pair, best in found.degrees.items()
+            },
             capacity_bytes=self.system.memory_bytes(1),
             complete=found.complete,
         )
@@ -514,8 +524,8 @@ class CalculonSearch(Search):
             )
         return Point(
             execution=x,
-            degrees=f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}",
-            switches=", ".join(_switches(x, fixed_batch=self.space.fixed_batch)),
+            degrees=degrees_of(x),
+            switches=switches_of(x, fixed_batch=self.space.fixed_batch),
             time_s=row.total_time_s,
             rate_per_s=row.sample_rate_per_s,
             memory_bytes=row.tier1_bytes,
@@ -533,6 +543,20 @@ class CalculonSearch(Search):
         """Return the compiled model, and the names of its statistics."""
         model = open_model(self.application, self.system, self.asked.compat)
         return model, statistic_names(self.application, self.asked.compat)
+
+
+def degrees_of(execution: Mapping[str, Any]) -> str:
+    """Return the degrees of an execution, as tables have them."""
+    x = execution
+    return f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}"
+
+
+def switches_of(execution: Mapping[str, Any], *, fixed_batch: bool) -> str:
+    """Return what an execution is beside its degrees, in words; with its batch unless it is fixed.
+
+    execution : its document.
+    """
+    return ", ".join(_switches(execution, fixed_batch=fixed_batch))
 
 
 def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
@@ -572,7 +596,7 @@ class Tensor2dSearch(Search):
 
     def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
-        frontier = self.asked.frontier
+        frontier, degrees = self.asked.frontier, self.asked.degrees
         found = tensor2d.survey(
             self.strategy,
             self.model,
@@ -583,7 +607,7 @@ class Tensor2dSearch(Search):
             compat=self.asked.compat,
             threads=self.asked.threads,
             objective=self.asked.objective,
-            keep_all=frontier or watched.each is not None,
+            keep_all=frontier or degrees or watched.each is not None,
         )
         if watched.each is not None:
             watched.each(found.all["candidate"], found.all)
@@ -607,6 +631,7 @@ class Tensor2dSearch(Search):
             considered=found.candidates,
             feasible=found.feasible,
             rejected=found.rejected,
+            degrees=_best_of_degrees(found.all, self.batch) if degrees else {},
             # documented in 1e9 bytes
             capacity_bytes=self.system.hbm_capacity * 1e9,
         )
@@ -664,6 +689,17 @@ class Tensor2dSearch(Search):
 
 
 _DOMAINS = ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp")
+
+
+def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], float | None]:
+    """Return the most samples per second of every tensor degree, in all, and pipeline degree."""
+    c = rows["candidate"]
+    pairs = np.stack([c["tp1"].astype(np.int64) * c["tp2"], c["pp"].astype(np.int64)], axis=1)
+    found, which = np.unique(pairs, axis=0, return_inverse=True)
+    least_s = np.full(len(found), np.inf)
+    np.minimum.at(least_s, which.ravel(), rows["time_s"])
+    rates = (batch / least_s).tolist()
+    return {(t, p): rate for (t, p), rate in zip(found.tolist(), rates, strict=True)}
 
 
 def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:

@@ -15,6 +15,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
+from autopar.output import refuse_clashes
 from search.commands.app import Model, leave, run_model, write_answer
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class AskedSpec:
             threads=self.threads,
             # pictures of one search show its frontier, those of a sweep do not
             frontier=self.frontier or (plot and not setting),
+            degrees=plot and not setting,
         )
 
 
@@ -150,6 +152,23 @@ class AnswerSpec:
     plot_format: Literal["png", "svg", "both"] | None = option(
         None, help="of these pictures", panel=_OUT, shown="png"
     )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the kinds of picture files."""
+        kind = self.plot_format or "png"
+        return ("png", "svg") if kind == "both" else (kind,)
+
+    def refuse_clashes(self, inputs: Collection[Path]) -> None:
+        """Raise OptionError where an output is an input, or two are one file."""
+        files = {"--all": self.all, "--json": self.json}
+        refuse_clashes(files, inputs)
+        if self.plot is not None:
+            from search.closed_form.pictures import PICTURES
+
+            for name in PICTURES:
+                for kind in self.formats:
+                    refuse_clashes({**files, "--plot": f"{self.plot}/{name}.{kind}"}, inputs)
 
     def __post_init__(self) -> None:
         for given, name, other, path in (
@@ -186,7 +205,7 @@ class TunerSpec:
 
 
 _OWN = tuple(row.name for row in rows_of(TunerSpec))
-_SHARED = ("application", "system", "num-procs", "objective", "compat", "threads", "json")
+_SHARED = ("application", "system", "num-procs", "top", "objective", "compat", "threads", "json")
 COMMAND = Command(
     name=_NAME,
     usage="calculon|tensor2d [OPTIONS]",
@@ -266,7 +285,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     if any(name in raw for name in _OWN):
         return _tune(raw)
     from search.closed_form.calculon.exploration import Space
-    from search.closed_form.files import calculon_system, load_application
+    from search.closed_form.files import calculon_system, input_files, load_application
     from search.closed_form.questions import CalculonSearch, parse_axis, variants
 
     values = read_values(_CALCULON.rows, raw)
@@ -274,6 +293,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     space = make(CalculonSpaceSpec, values)
     known = load_application(space.application)
     system = calculon_system(space.system)
+    files.refuse_clashes(input_files(model=space.application, system=space.system))
     shared = _space_fields(space, known, compat=asked.compat)
     _require_datatype(space.system, system, space.datatype)
     axes = tuple(parse_axis(text) for text in asked.sweep)
@@ -366,7 +386,7 @@ def _calculon_notes(
 
 
 def _tensor2d(raw: dict[str, Any]) -> int:
-    from search.closed_form.files import load_model, tensor2d_system
+    from search.closed_form.files import input_files, load_model, tensor2d_system
     from search.closed_form.questions import Tensor2dSearch, parse_axis, variants
     from search.closed_form.tensor2d import Quirks
 
@@ -376,6 +396,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     strategies = _strategies(space.strategy)
     name, model = load_model(space.model)
     system = tensor2d_system(space.system)
+    files.refuse_clashes(input_files(model=space.model, system=space.system))
     axes = tuple(parse_axis(text) for text in asked.sweep)
     searches = [
         Tensor2dSearch(
@@ -491,14 +512,13 @@ def _write(
     if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
-        kind = files.plot_format or "png"
         for path in save_pictures(
             files.plot,
             answers,
             title=f"{question.name} on {question.system}",
             unit=question.unit,
             paths=paths,
-            formats=("png", "svg") if kind == "both" else (kind,),
+            formats=files.formats,
         ):
             say(f"{_NAME}: wrote {path}")
 
@@ -597,7 +617,12 @@ def _show(question: Question, answers: Sequence[Answer]) -> None:
 
 
 def _tune(raw: Mapping[str, Any]) -> int:
-    from search.closed_form.files import calculon_system, load_application, structure_of
+    from search.closed_form.files import (
+        calculon_system,
+        input_files,
+        load_application,
+        structure_of,
+    )
     from search.closed_form.tuners import load_space, tune
 
     helps = {row.name: row.help for row in _CALCULON.rows}
@@ -614,6 +639,8 @@ def _tune(raw: Mapping[str, Any]) -> int:
     if len(processors) > 1:
         raise OptionError("--num-procs: with --space expected one number of processors")
     known = load_application(values["application"])
+    read = input_files(model=values["application"], system=values["system"])
+    files.refuse_clashes([*read, Path(tuner.space)])
     built = "gpt" if known.spec is None or asked.compat else structure_of(known.spec)
     result = tune(
         known.application,
@@ -625,6 +652,7 @@ def _tune(raw: Mapping[str, Any]) -> int:
         objective=asked.objective,
         threads=asked.threads,
         compat=asked.compat,
+        top=asked.top or 1,
         ray=tuner.ray,
         ray_search=tuner.ray_search,
         progress=_talker(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -137,6 +137,8 @@ class Exploration:
     """What nothing else beats in both time per sample and memory, fastest first."""
     counts: Mapping[str, int]
     """Points that were considered, refused by reason, and feasible."""
+    degrees: Mapping[tuple[int, int], PricedExecution | None] = field(default_factory=dict)
+    """The best of every tensor and pipeline degree where asked for; None where none can run."""
     complete: bool = True
     """False where `stop` ended the search: then this is what was found until then."""
 
@@ -151,6 +153,7 @@ def explore(
     compat: bool | Quirks = False,
     threads: int = 1,
     frontier: bool = False,
+    degrees: bool = False,
     duplicates: bool | None = None,
     each: Callable[[NDArray[Any], NDArray[Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -158,6 +161,7 @@ def explore(
 ) -> Exploration:
     """Return the best executions of a space; exact, and independent of the threads.
 
+    degrees : also the best of every tensor and pipeline degree, which takes longer.
     duplicates : keep executions that differ in switches without effect (default: with compat).
     each : called with the arrays (`EXECUTION`, outcomes) of all feasible executions, in parts, in
         the order of their tensor and pipeline degrees.
@@ -180,11 +184,13 @@ def explore(
         "frontier": frontier,
         "duplicates": compat is True if duplicates is None else duplicates,
     }
-    found, complete = _parts(model, space.native(), want, threads, each, progress, stop)
+    pairs: dict[tuple[int, int], PricedExecution | None] | None = {} if degrees else None
+    found, complete = _parts(model, space.native(), want, threads, each, progress, stop, pairs)
     return Exploration(
         top=_rows(found.top),
         frontier=_rows(found.frontier),
         counts=found.counts,
+        degrees=dict(sorted((pairs or {}).items())),
         complete=complete,
     )
 
@@ -197,8 +203,11 @@ def _parts(
     each: Callable[[NDArray[Any], NDArray[Any]], None] | None,
     progress: Callable[[int, int], None] | None,
     stop: Callable[[], bool] | None,
+    best_of: dict[tuple[int, int], PricedExecution | None] | None,
 ) -> tuple[Any, bool]:
     """Search the pairs of degrees, each with the bound that those before it left.
+
+    best_of : takes the best of every pair, which are then searched without bounds.
 
     Returns what was found, and whether all pairs were searched.
     """
@@ -214,10 +223,12 @@ def _parts(
             return None
         with lock:
             # skips what cannot be among the best of those before it; no answer changes
-            bound = found.bound(want | {"bound": np.inf})
+            bound = found.bound(want | {"bound": np.inf}) if best_of is None else np.inf
         part = model.explore(space, *pair, want | {"bound": bound})
         with lock:
             found.absorb(part, want | {"bound": np.inf})
+            if best_of is not None:
+                best_of[pair] = next(iter(_rows(part.top)), None)
             done += 1
             if progress is not None:
                 progress(done, len(pairs))
