@@ -13,6 +13,7 @@ __all__ = [
     "MOST_PLACEMENTS",
     "MOST_POINTS",
     "MOST_PROCESSORS",
+    "MOST_SEARCHES",
     "MOST_TOP",
     "SMALLEST_RATE",
 ]
@@ -26,12 +27,14 @@ MOST_PROCESSORS = 2**20
 """Of a search; one execution is priced on as many as 2^31 - 1."""
 MOST_BATCH = 2**24
 """Samples of a step of a search."""
-MOST_POINTS = 10**11
+MOST_POINTS = 10**10
 """Executions of one search; a bound leaves most of them out, and Ctrl-C ends what takes long."""
 MOST_KEPT = 10**7
 """Points that are in memory at once, of some 100 bytes each."""
 MOST_TOP = 100_000
-"""Best executions that are kept and reported."""
+"""Best executions that a search keeps, with all that is known of them."""
+MOST_SEARCHES = 10_000
+"""Of one command: numbers of processors, strategies and settings of a sweep."""
 MOST_PLACEMENTS = 100_000
 """Of one candidate, tried for the fastest."""
 MOST_NUMBERS = 10**7

@@ -5,8 +5,9 @@ What each model packs and unpacks is in its own `engine`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,13 @@ from autopar.errors import InputError, nearest
 from search.planner.core import core
 
 __all__ = [
+    "GO_ON",
     "LARGEST",
     "OBJECTIVES",
+    "Halt",
     "Objective",
     "Switches",
+    "array_of",
     "calculon",
     "check_choice",
     "check_count",
@@ -27,6 +31,7 @@ __all__ = [
     "check_threads",
     "given_rows",
     "integers",
+    "interruptible",
     "packed_rows",
     "tensor2d",
 ]
@@ -46,6 +51,16 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
             raise InputError(f"{where}.{name}: is missing")
 
 
+def array_of(where: str, values: Any) -> NDArray[Any]:
+    """Return a column as an array; raise InputError where it is none, as lists of other lengths."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(
+            f"{where}: the value is {shorten(values)}, expected a number or a list of numbers"
+        ) from None
+
+
 def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArray[Any]:
     """Return a column of integers from 0 to the largest; `kinds` of its type, as NumPy has them.
 
@@ -53,7 +68,7 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
     ------
     InputError: a value is something else; the sentence has the first one.
     """
-    array = np.asarray(values)
+    array = array_of(where, values)
     # an empty list is of floats to NumPy
     if array.size == 0:
         return array.astype(np.int64)
@@ -123,6 +138,50 @@ _MOST_THREADS = 1024
 
 calculon: Any = core.calculon
 tensor2d: Any = core.tensor2d
+
+
+# --------------------------------------------------------------------------------------------------
+# Work that takes long, and Ctrl-C.
+
+
+Halt = core.Halt
+"""Its `ask` gives up compiled work from another thread, which then answers in parts."""
+GO_ON = Halt()
+"""For work that is over at once."""
+_Result = TypeVar("_Result")
+
+
+def interruptible(work: Callable[[Any], _Result]) -> _Result:
+    """Return what compiled work returns, which takes a `Halt`; Ctrl-C ends it and is raised.
+
+    Python sees signals in its main thread, between its own instructions alone: so the work has a
+    thread of its own there. In any other thread it is called as it is.
+    """
+    halt = Halt()
+    if threading.current_thread() is not threading.main_thread():
+        return work(halt)
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def target() -> None:
+        try:
+            results.append(work(halt))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        over.wait()
+    except BaseException:
+        halt.ask()
+        over.wait()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

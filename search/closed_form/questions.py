@@ -23,11 +23,11 @@ from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
-from search.closed_form import calculon, tensor2d
+from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.documents import CHOICES, Execution
 from search.closed_form.calculon.engine import open_model, statistic_names
 from search.closed_form.calculon.exploration import PricedExecution, Space, explore
-from search.closed_form.native import Objective
+from search.closed_form.native import GO_ON, Objective
 from search.closed_form.tensor2d.engine import (
     CANDIDATE,
     STATISTICS,
@@ -37,7 +37,6 @@ from search.closed_form.tensor2d.engine import (
 )
 
 __all__ = [
-    "MOST",
     "NOBODY",
     "Answer",
     "Asked",
@@ -65,8 +64,6 @@ __all__ = [
 # Questions of the kind "what if": numbers of a document replaced by a range of others.
 
 
-MOST = 10_000
-"""Settings of one command, at most."""
 _ROUNDING = 1e-9
 """What rounding may lose of the last step of a range, as a share."""
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
@@ -93,6 +90,10 @@ def parse_axis(text: str) -> Axis:
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
         raise OptionError(f"--sweep: expected {_GRAMMAR}, got {text!r:.80}")
+    if words.count(",") >= MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: {text!r:.80} has too many values, expected {MOST_SEARCHES} at most"
+        )
     if ":" not in words:
         values = [_number(word, text) for word in words.split(",")]
     else:
@@ -168,8 +169,10 @@ def _check(axes: Sequence[Axis], known: list[str]) -> None:
         if axis.path in (other.path for other in axes[:place]):
             raise OptionError(f"--sweep: {axis.path} is given twice; give one list of values")
     count = math.prod(len(axis.values) for axis in axes)
-    if count > MOST:
-        raise OptionError(f"--sweep: the ranges have {count} combinations, expected {MOST} at most")
+    if count > MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: the ranges have {count} combinations, expected {MOST_SEARCHES} at most"
+        )
 
 
 def _key(place: Any, key: str) -> Any:
@@ -200,14 +203,17 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(
             f"--sweep: {text!r:.80} never ends; its step does not lead {way} to {last:g}"
         )
-    # an end that only rounding misses is met
+    # in logarithms one by one, as a ratio of the ends may be infinite
     if factor:
-        count = math.floor(math.log(last / first) / math.log(step) + _ROUNDING)
+        length = (math.log(last) - math.log(first)) / math.log(step)
     else:
-        count = math.floor((last - first) / step + _ROUNDING)
-    if count >= MOST:
-        raise OptionError(f"--sweep: {text!r:.80} has {count + 1} values, expected {MOST} at most")
-    steps = range(count + 1)
+        length = (last - first) / step
+    if not length < MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: {text!r:.80} has too many values, expected {MOST_SEARCHES} at most"
+        )
+    # an end that only rounding misses is met
+    steps = range(math.floor(length + _ROUNDING) + 1)
     values = [first * step**n if factor else first + step * n for n in steps]
     # powers and sums leave binary noise in the last digits
     return [float(f"{value:.12g}") for value in values]
@@ -413,6 +419,8 @@ class Watched:
     """Takes the parts that are done and all."""
     stop: Callable[[], bool] | None = None
     """Asked between parts whether to leave out the rest."""
+    halt: Any = None
+    """A `native.Halt` that gives up the part that runs."""
 
 
 NOBODY = Watched()
@@ -457,7 +465,7 @@ class Search(ABC):
                 found = self.fields(x, o)
                 if statistics:
                     _, table = model.evaluate_many(
-                        np.ascontiguousarray(x), self.asked.threads, True
+                        np.ascontiguousarray(x), self.asked.threads, True, GO_ON
                     )
                     yield found | {name: _numbers(table[:, n]) for n, name in enumerate(known)}
                 else:
@@ -608,7 +616,9 @@ class Tensor2dSearch(Search):
             threads=self.asked.threads,
             objective=self.asked.objective,
             keep_all=frontier or degrees or watched.each is not None,
+            halt=watched.halt,
         )
+        stopped = watched.halt is not None and watched.halt.asked()
         if watched.each is not None:
             watched.each(found.all["candidate"], found.all)
         edge = found.all[_undominated(found.all)] if frontier else ()
@@ -634,6 +644,7 @@ class Tensor2dSearch(Search):
             degrees=_best_of_degrees(found.all, self.batch) if degrees else {},
             # documented in 1e9 bytes
             capacity_bytes=self.system.hbm_capacity * 1e9,
+            complete=not stopped,
         )
 
     def _point(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
 from autopar.output import refuse_clashes
+from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, leave, run_model, write_answer
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ __all__ = [
 
 _NAME = "autopar-explore"
 _IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"
-_MOST = 2**31 - 1
 _STRATEGIES = ("1d", "2d", "2d-seqp")
 _QUIET_S, _EVERY_S = 2.0, 5.0
 """When the first line of progress appears, and how often, where stderr is no terminal."""
@@ -59,9 +60,9 @@ class CalculonSpaceSpec:
     application: str = option(help="file, or shipped model such as llama2-7b", panel=_IN)
     system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
     num_procs: tuple[int, ...] = option(
-        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=_MOST
+        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
     any_batch: bool = option(
         False, help="each has the largest batch up to that one that it divides", panel=_SPACE
     )
@@ -93,9 +94,9 @@ class Tensor2dSpaceSpec:
         ",".join(_STRATEGIES), help="1d, 2d, 2d-seqp, or several", panel=_IN, shown="all"
     )
     num_gpus: tuple[int, ...] = option(
-        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=_MOST
+        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class AskedSpec:
     """What is asked of a space."""
 
     top: int | None = option(
-        None, help="executions to report", panel=_ASK, shown="10", low=1, high=100_000
+        None, help="executions to report", panel=_ASK, shown="10", low=1, high=MOST_TOP
     )
     """None: 10, or 1 for each setting of a sweep."""
     objective: Literal["rate", "time", "memory"] = option(
@@ -297,6 +298,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     shared = _space_fields(space, known, compat=asked.compat)
     _require_datatype(space.system, system, space.datatype)
     axes = tuple(parse_axis(text) for text in asked.sweep)
+    _require_searches(axes, len(_numbers(space.num_procs)))
     searches = [
         CalculonSearch(
             application=one["application"],
@@ -319,6 +321,16 @@ def _calculon(raw: dict[str, Any]) -> int:
         notes=_calculon_notes(values, known, shared, compat=asked.compat),
     )
     return execute(question, files, frontier=asked.frontier)
+
+
+def _require_searches(axes: Sequence[Axis], each: int) -> None:
+    """Raise OptionError where a command asks for too many searches."""
+    count = math.prod(len(axis.values) for axis in axes) * each
+    if count > MOST_SEARCHES:
+        raise OptionError(
+            f"there are {count:,} searches, expected {MOST_SEARCHES:,} at most; give fewer numbers "
+            "of processors, strategies or settings of --sweep"
+        )
 
 
 def _require_datatype(name: str, system: System, datatype: str) -> None:
@@ -398,6 +410,7 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     system = tensor2d_system(space.system)
     files.refuse_clashes(input_files(model=space.model, system=space.system))
     axes = tuple(parse_axis(text) for text in asked.sweep)
+    _require_searches(axes, len(_numbers(space.num_gpus)) * len(strategies))
     searches = [
         Tensor2dSearch(
             strategy=strategy,
@@ -540,13 +553,13 @@ def _search(session: Session) -> None:
         session.start()
         _wait(session)
     except KeyboardInterrupt:
-        session.stopped = True
+        session.stop()
         say(f"{_NAME}: stopping (Ctrl-C again gives up at once)")
         while not session.over.wait(_POLL_S):
             pass
     except SystemExit:
         # told to end: the core may not outlive the interpreter
-        session.stopped = True
+        session.stop()
         session.over.wait()
         raise
     session.finish()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
-from search.closed_form import MOST_TOP
+from search.closed_form import MOST_KEPT, MOST_TOP
 from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
 from search.closed_form.native import OBJECTIVES, Objective, check_choice, check_count
@@ -108,6 +108,10 @@ def tune(
     if ray is not None and tuner not in ("exhaustive", "ray"):
         raise InputError(f"ray: {tuner} does not run on Ray, expected the tuner exhaustive or ray")
     known = space if isinstance(space, TuningSpace) else load_space(space)
+    if tuner == "random" and count > MOST_KEPT:
+        raise InputError(
+            f"evaluations: the value is {count:,}, and random draws at most {MOST_KEPT:,} points"
+        )
     if tuner == "exhaustive" and known.size > count:
         raise InputError(
             f"space: it has {known.size:,} points, exhaustive takes at most {count:,}; shorten "

@@ -24,7 +24,7 @@ from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
 from search.closed_form.calculon.exploration import PricedExecution, priced_execution
-from search.closed_form.native import LARGEST, Objective
+from search.closed_form.native import GO_ON, LARGEST, Objective
 
 __all__ = [
     "CHUNK",
@@ -378,7 +378,7 @@ class Pricer:
     def price(self, digits: NDArray[np.int64]) -> Priced:
         """Return points, given as rows of digits, with their figures."""
         executions = self.space.executions(digits)
-        outcomes, _ = self._model.evaluate_many(executions, self.threads, False)
+        outcomes, _ = self._model.evaluate_many(executions, self.threads, False, GO_ON)
         time_s, first_bytes = outcomes["total_time_s"], outcomes["tier1_bytes"]
         sample_s = time_s / executions["batch_size"]
         order = {
