@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from autopar.documents.checks import StrictObject, key_error
+from autopar.documents.checks import StrictObject, key_error, number
 from autopar.documents.json import shorten
 from autopar.units import GIB
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
@@ -115,9 +115,9 @@ class Execution(StrictObject):
         return {**data, "num_procs": math.prod(degrees)}
 
 
-_Positive = Annotated[float, Field(gt=0, ge=SMALLEST_RATE, le=LARGEST_RATE)]
+_Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 """Rates that leave times finite and above 0."""
-_Share = Annotated[float, Field(gt=0, ge=SMALLEST_RATE, le=1)]
+_Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Curve = list[Annotated[list[float], Field(min_length=2, max_length=2)]]
 
 
@@ -127,7 +127,7 @@ class _Engine(StrictObject):
 
 
 class _Memory(StrictObject):
-    GiB: Annotated[float, Field(ge=0, le=LARGEST_RATE)]
+    GiB: Annotated[float, number(0, LARGEST_RATE)]
     GBps: _Positive
     MB_efficiency: _Curve
 
@@ -137,7 +137,7 @@ class _Network(StrictObject):
     efficiency: _Share
     size: _Count
     """Processors that it reaches."""
-    latency: Annotated[float, Field(ge=0, le=LONGEST_S)]
+    latency: Annotated[float, number(0, LONGEST_S)]
     """Once per operation, even of one without bytes."""
     ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""

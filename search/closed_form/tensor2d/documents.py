@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from autopar.documents.checks import StrictObject, Value, key_error
+from autopar.documents.checks import StrictObject, Value, key_error, number
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 __all__ = [
@@ -28,9 +28,9 @@ ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 # beyond these a time would be infinite, or no number, and no order is right
-_Positive = Annotated[float, Field(gt=0, ge=SMALLEST_RATE, le=LARGEST_RATE)]
-_Share = Annotated[float, Field(gt=0, ge=SMALLEST_RATE, le=1)]
-_Latency = Annotated[float, Field(ge=0, le=LONGEST_S)]
+_Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
+_Share = Annotated[float, number(SMALLEST_RATE, 1)]
+_Latency = Annotated[float, number(0, LONGEST_S)]
 
 
 class Model(StrictObject):
