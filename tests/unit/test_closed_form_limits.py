@@ -22,6 +22,8 @@ from autopar.errors import InputError
 from search.closed_form import MOST_KEPT, MOST_PROCESSORS, MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.exploration import Space, explore, peers
 from search.closed_form.files import calculon_system, load_execution, tensor2d_system
+from search.closed_form.questions import Asked, CalculonSearch
+from search.closed_form.session import Session
 from search.closed_form.tensor2d.exploration import fastest_placement, survey
 from search.closed_form.tuners import tune
 from search.commands import estimate as estimate_command, explore as explore_command
@@ -329,3 +331,26 @@ def test_work_in_another_thread_is_not_interrupted() -> None:
     thread.start()
     thread.join(20)
     assert found[0] == tensor2d.explore("1d", MODEL, 8, 16, MACHINE, top=1)
+
+
+def test_a_session_ends_in_the_middle_of_a_part() -> None:
+    """What was not whole is left out, and the answer says that it is not complete."""
+    room = SYSTEM | {"mem1": SYSTEM["mem1"] | {"GiB": 1e15}, "mem2": SYSTEM["mem2"] | {"GiB": 1e15}}
+    sizes = APPLICATION | {"hidden": 5040, "feedforward": 5040, "seq_size": 5040, "attn_heads": 16}
+    search = CalculonSearch(
+        application=calculon.Application(**sizes),
+        system=calculon.System.model_validate(room),
+        space=Space(num_procs=8, max_batch=5040),
+        asked=Asked(frontier=True),
+    )
+    session = Session(searches=[search])
+    session.start()
+    time.sleep(0.4)
+    begin_s = time.monotonic()
+    session.stop()
+    assert session.over.wait(10)
+    assert time.monotonic() - begin_s < 1.0
+    session.finish()
+    (answer,) = session.answers
+    assert session.stopped
+    assert not answer.complete
