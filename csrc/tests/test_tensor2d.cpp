@@ -389,7 +389,7 @@ TEST_CASE("a space that is too large is counted and not searched, and work is gi
   const Exploration whole = explore(few, 1, kTime, true, 1);
   CHECK(!explore(few, 1, kTime, true, 1, whole.candidates).too_many);
   CHECK(explore(few, 1, kTime, true, 1, whole.candidates - 1).too_many);
-  Halt halt;
+  autopar::analytic::Halt halt;
   halt.ask();
   CHECK(explore(few, 1, kTime, true, 2, UINT64_MAX, halt).all.empty());
   const Candidate c = one();
