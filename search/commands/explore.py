@@ -164,6 +164,9 @@ class AnswerSpec:
         """Raise OptionError where an output is an input, or two are one file."""
         files = {"--all": self.all, "--json": self.json}
         refuse_clashes(files, inputs)
+        if self.all is not None:
+            # what is left of a search that was stopped
+            refuse_clashes({**files, "--all": f"{self.all}.part"}, inputs)
         if self.plot is not None:
             from search.closed_form.pictures import PICTURES
 
@@ -497,7 +500,8 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
             points.keep = session.stopped
     if session.stopped:
         share = session.share * 100
-        say(f"{_NAME}: stopped after {share:.0f} % of the search; the best until then follows")
+        follows = "the best until then follows" if found else "nothing was found until then"
+        say(f"{_NAME}: stopped after {share:.0f} % of the search; {follows}")
         if points is not None:
             say(f"{_NAME}: what was written until then is in {points.part}, rows: {points.rows:,}")
     elif points is not None:

@@ -263,6 +263,7 @@ def test_pictures(capsys: Capture) -> None:
     [
         (["--json", "small.json"], "--json: small.json is what the command reads"),
         (["--all", "./machine.json"], "--all: ./machine.json is what the command reads"),
+        (["--json", "a.csv.part", "--all", "a.csv"], "--json: a.csv.part is the file of --all too"),
         (["--json", "a.csv", "--all", "a.csv"], "--json: a.csv is the file of --all too"),
         (["--json", "degrees.png", "--plot", "."], "--plot: ./degrees.png is the file of --json"),
         (["--json", "sweep.svg", "--plot", ".", "--plot-format", "both"], "--plot: ./sweep.svg"),
