@@ -148,17 +148,22 @@ Halt = core.Halt
 """Its `ask` gives up compiled work from another thread, which then answers in parts."""
 GO_ON = Halt()
 """For work that is over at once."""
+_FEW_ROWS = 20_000
+"""Are priced in some hundredths of a second."""
 _Result = TypeVar("_Result")
 
 
-def interruptible(work: Callable[[Any], _Result]) -> _Result:
+def interruptible(work: Callable[[Any], _Result], *, rows: int | None = None) -> _Result:
     """Return what compiled work returns, which takes a `Halt`; Ctrl-C ends it and is raised.
 
     Python sees signals in its main thread, between its own instructions alone: so the work has a
     thread of its own there. In any other thread it is called as it is.
+
+    rows : how many are priced; few are over before a thread has begun.
     """
     halt = Halt()
-    if threading.current_thread() is not threading.main_thread():
+    brief = rows is not None and rows < _FEW_ROWS
+    if brief or threading.current_thread() is not threading.main_thread():
         return work(halt)
     results: list[_Result] = []
     errors: list[BaseException] = []

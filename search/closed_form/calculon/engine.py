@@ -368,7 +368,9 @@ def evaluate_many(
     s = load_document(System, system)
     packed = pack_executions(executions)
     model = open_model(a, s, compat)
-    found, _ = interruptible(lambda halt: model.evaluate_many(packed, threads, False, halt))
+    found, _ = interruptible(
+        lambda halt: model.evaluate_many(packed, threads, False, halt), rows=packed.size
+    )
     result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
     for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
         result[name] = found[name]

@@ -328,7 +328,9 @@ def evaluate_many(
     known, machine = known_model(model, compat), load_document(System, system)
     engine = native_engine(strategy, known, n_gpus, global_batch_size, machine, Quirks.of(compat))
     packed = pack_candidates(strategy, candidates)
-    found, _ = interruptible(lambda halt: engine.evaluate_many(packed, threads, False, halt))
+    found, _ = interruptible(
+        lambda halt: engine.evaluate_many(packed, threads, False, halt), rows=packed.size
+    )
     result = np.zeros(found.shape, dtype=OUTCOME)
     result["ok"] = found["ok"]
     result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]
