@@ -65,7 +65,9 @@ def test_sizes_of_many_divisors_in_two_dimensions(domain: int, keep_all: bool) -
             keep_all=keep_all,
         )
     if domain == 55440 and keep_all:
-        with pytest.raises(InputError, match="more than 10,000,000 candidates, and all are kept"):
+        with pytest.raises(
+            InputError, match=r"more than 10,000,000 candidates, and all are kept \(as --all"
+        ):
             survey(
                 *("2d", WIDE, 720_720, 14_414_400, MACHINE | {"nvlink_size": domain}),
                 keep_all=True,

@@ -214,10 +214,10 @@ def survey(
 
     found = interruptible(search) if halt is None else search(halt)
     if found["too_many"]:
+        kept = ", and all are kept (as --all, --frontier and --plot ask)" if keep_all else ""
         raise InputError(
-            f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates"
-            f"{', and all are kept' if keep_all else ''}; take numbers of GPUs, samples or layers "
-            "with fewer divisors, or a smaller nvlink_size"
+            f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates{kept}; "
+            "take numbers of GPUs, samples or layers with fewer divisors, or a smaller nvlink_size"
         )
     # searches keep candidates only: the best are priced again with all statistics
     packed = np.ascontiguousarray(found["best"]["candidate"])
