@@ -27,6 +27,7 @@ __all__ = [
     "calculon",
     "check_choice",
     "check_count",
+    "check_flag",
     "check_names",
     "check_threads",
     "given_rows",
@@ -197,6 +198,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise InputError where a value is neither true nor false: any other word would be true."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: the value is {shorten(value)}, expected true or false")
+
+
 def check_count(name: str, value: object, expected: str, least: int, most: int) -> None:
     """Raise InputError where a number is no integer between these; `expected` says it in words."""
     # True is an int to Python, and no number of anything
@@ -235,6 +242,7 @@ class Switches:
         """Return the switches of `compat`: True for all, False for none, or they themselves."""
         if isinstance(compat, cls):
             return compat
+        check_flag("compat", compat)
         return cls(**dict.fromkeys(cls.meanings, bool(compat)))
 
     def flags(self) -> dict[str, bool]:

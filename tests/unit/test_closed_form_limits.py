@@ -271,6 +271,29 @@ def test_rows_of_any_bytes() -> None:
             assert all(found["reason"].ravel().tolist())
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"fused_activation": "maybe"}, "fused_activation: the value is 'maybe', expected one of"),
+        ({"fused_activation": True}, "fused_activation: the value is true, expected one of"),
+        ({"offload": "no"}, "offload: the value is 'no', expected true or false"),
+        ({"fixed_batch": None}, "fixed_batch: the value is null, expected true or false"),
+        ({"uneven": 2}, "uneven: the value is 2, expected true or false"),
+    ],
+)
+def test_words_and_switches_of_a_space(fields: dict[str, Any], sentence: str) -> None:
+    """None is taken for true, or for a space without executions."""
+    with pytest.raises(InputError, match=sentence):
+        Space(num_procs=8, max_batch=8, **fields)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None, tensor2d.Quirks(), []])
+def test_compat_that_is_neither_true_nor_false(value: Any) -> None:
+    """Nor the switches of the other model."""
+    with pytest.raises(InputError, match=r"compat: the value is .* expected true or false"):
+        calculon.evaluate(_known().application, EXECUTION, SYSTEM, compat=value)
+
+
 # --------------------------------------------------------------------------------------------------
 # Ctrl-C.
 

@@ -32,6 +32,7 @@ from search.closed_form.native import (
     Objective,
     check_choice,
     check_count,
+    check_flag,
     check_threads,
 )
 
@@ -90,6 +91,7 @@ def peers(execution: Execution) -> dict[str, dict[str, Any]]:
 
 
 _WORDS = ("datatype", "attention_type", "structure_type")
+_SWITCHES = ("fixed_batch", "uneven", "tensor_overlap", "data_overlap", "offload")
 _ROW_BYTES = 200
 """Of a point that waits for `each`: its row in the core, and its copy."""
 _WAITING_BYTES = 1.5 * 2**30
@@ -122,6 +124,9 @@ class Space:
             check_count(name, getattr(self, name), f"an integer from 1 to {most}", 1, most)
         for name in _WORDS:
             check_choice(name, getattr(self, name), CHOICES[name])
+        check_choice("fused_activation", self.fused_activation, ("true", "false", "both"))
+        for name in _SWITCHES:
+            check_flag(name, getattr(self, name))
 
     def native(self) -> dict[str, Any]:
         """Return the space as the compiled engine takes it."""
