@@ -45,6 +45,7 @@ __all__ = [
     "document_errors",
     "key_error",
     "load_document",
+    "number",
     "published",
     "validate_document",
     "whole_number",
@@ -151,6 +152,21 @@ def whole_number(least: int, most: int) -> Value:
         # type() and not isinstance: true is an int in Python
         lambda value: type(value) is int and least <= value <= most,
         {"type": "integer", "minimum": least, "maximum": most},
+    )
+
+
+def number(least: float, most: float) -> Value:
+    """Return the check of a number in this range, in the place of a `float`'s own bounds."""
+    return Value(
+        f"a number from {least:g} to {most:g}",
+        # NaN is in no range; true is an int in Python
+        lambda value: (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and least <= value <= most
+        ),
+        {"type": "number", "minimum": least, "maximum": most},
+        inside=True,
     )
 
 

@@ -9,6 +9,11 @@ calculon: Any
 tensor2d: Any
 """Submodule of the closed-form engine; see search/closed_form/tensor2d/engine.py."""
 
+class Halt:
+    """Gives up work of the closed forms from another thread."""
+    def ask(self) -> None: ...
+    def asked(self) -> bool: ...
+
 def solve_stage(
     time_s: NDArray[np.float64],
     memory_bytes: NDArray[np.float64],

@@ -155,6 +155,10 @@ py::dict counts_of(const Counts& c) {
 }  // namespace
 
 void register_calculon(py::module_& parent) {
+  py::class_<Halt>(parent, "Halt")
+      .def(py::init<>())
+      .def("ask", &Halt::ask)
+      .def("asked", &Halt::asked);
   PYBIND11_NUMPY_DTYPE(Execution, num_procs, tensor_par, pipeline_par, data_par, tensor_par_net,
                        pipeline_par_net, data_par_net, batch_size, microbatch_size,
                        pipeline_interleaving, datatype, attention_type, activation_recompute,
@@ -179,7 +183,8 @@ void register_calculon(py::module_& parent) {
            py::arg("application"), py::arg("system"), py::arg("quirks"), py::arg("published"))
       .def(
           "evaluate_many",
-          [](const Model& model, const Executions& executions, int threads, bool statistics) {
+          [](const Model& model, const Executions& executions, int threads, bool statistics,
+             const Halt& halt) {
             const auto count = static_cast<std::size_t>(executions.size());
             py::array_t<Outcome> outcomes(executions.size());
             py::array_t<double> table(
@@ -190,11 +195,11 @@ void register_calculon(py::module_& parent) {
             double* rows = statistics ? table.mutable_data() : nullptr;
             {
               py::gil_scoped_release release;
-              evaluate_many(model, in, count, threads, out, rows);
+              evaluate_many(model, in, count, threads, out, rows, halt);
             }
             return py::make_tuple(outcomes, table);
           },
-          py::arg("executions"), py::arg("threads"), py::arg("statistics"))
+          py::arg("executions"), py::arg("threads"), py::arg("statistics"), py::arg("halt"))
       .def(
           "refusing_tier",
           [](const Model& model, const Executions& executions) {
@@ -220,13 +225,23 @@ void register_calculon(py::module_& parent) {
       .def(
           "explore",
           [](const Model& model, const py::dict& space, std::int32_t tensor, std::int32_t pipeline,
-             const py::dict& want) {
+             const py::dict& want, const Halt& halt) {
             const Space s = space_of(space);
             const Want w = want_of(want);
             py::gil_scoped_release release;
-            return explore(model, s, tensor, pipeline, w);
+            return explore(model, s, tensor, pipeline, w, halt);
           },
-          py::arg("space"), py::arg("tensor"), py::arg("pipeline"), py::arg("want"));
+          py::arg("space"), py::arg("tensor"), py::arg("pipeline"), py::arg("want"),
+          py::arg("halt"))
+      .def(
+          "count_points",
+          [](const Model& model, const py::dict& space, std::int32_t tensor,
+             std::int32_t pipeline) {
+            const Space s = space_of(space);
+            py::gil_scoped_release release;
+            return count_points(model, s, tensor, pipeline);
+          },
+          py::arg("space"), py::arg("tensor"), py::arg("pipeline"));
   py::class_<Found>(m, "Found")
       .def(py::init<>())
       .def(

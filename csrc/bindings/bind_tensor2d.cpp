@@ -80,7 +80,7 @@ double link_s(const py::dict& system, const py::dict& quirks, int operation, dou
 }
 
 py::tuple price_many(const Engine& engine, const Candidates& candidates, int threads,
-                     bool statistics) {
+                     bool statistics, const Halt& halt) {
   py::array_t<Outcome> outcomes(candidates.size());
   py::array_t<double> table(
       std::vector<py::ssize_t>{statistics ? candidates.size() : py::ssize_t{0}, kNumStatistics});
@@ -90,16 +90,17 @@ py::tuple price_many(const Engine& engine, const Candidates& candidates, int thr
   double* rows = statistics ? table.mutable_data() : nullptr;
   {
     py::gil_scoped_release release;
-    evaluate_many(engine, in, count, threads, out, rows);
+    evaluate_many(engine, in, count, threads, out, rows, halt);
   }
   return py::make_tuple(outcomes, table);
 }
 
-py::dict search(const Engine& engine, std::size_t top, bool memory, bool all, int threads) {
+py::dict search(const Engine& engine, std::size_t top, bool memory, bool all, int threads,
+                std::uint64_t most, const Halt& halt) {
   Exploration found;
   {
     py::gil_scoped_release release;
-    found = explore(engine, top, memory ? kMemory : kTime, all, threads);
+    found = explore(engine, top, memory ? kMemory : kTime, all, threads, most, halt);
   }
   py::dict d;
   d["best"] = array_of(found.best);
@@ -107,6 +108,7 @@ py::dict search(const Engine& engine, std::size_t top, bool memory, bool all, in
   d["candidates"] = found.candidates;
   d["feasible"] = found.feasible;
   d["bounded"] = found.bounded;
+  d["too_many"] = found.too_many;
   d["rejected"] =
       array_of(std::vector<std::uint64_t>(found.rejected.begin(), found.rejected.end()));
   return d;
@@ -139,9 +141,9 @@ void register_tensor2d(py::module_& parent) {
       .def("evaluate", &price_whole, py::arg("candidate"), py::arg("attention"),
            py::arg("recompute"), py::arg("rows"))
       .def("evaluate_many", &price_many, py::arg("candidates"), py::arg("threads"),
-           py::arg("statistics"))
+           py::arg("statistics"), py::arg("halt"))
       .def("explore", &search, py::arg("top"), py::arg("memory"), py::arg("all"),
-           py::arg("threads"));
+           py::arg("threads"), py::arg("most"), py::arg("halt"));
   m.def("link_s", &link_s, py::arg("system"), py::arg("quirks"), py::arg("operation"),
         py::arg("volume_gb"), py::arg("ranks"), py::arg("in_domain"));
 }

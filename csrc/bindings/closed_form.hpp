@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "closed_form/halt.hpp"
 #include "closed_form/quirks.hpp"
 
 namespace autopar::analytic {

@@ -16,7 +16,7 @@
 
 namespace autopar {
 
-inline constexpr int kAbiVersion = 2;
+inline constexpr int kAbiVersion = 3;
 
 using Ticks = std::int64_t;
 using Bytes = std::int64_t;

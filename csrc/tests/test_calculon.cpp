@@ -2,6 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -388,4 +391,94 @@ TEST_CASE("the best of a space is the best of all its points") {
   CHECK(found.counts.feasible == feasible);
   CHECK(found.counts.considered == feasible + found.counts.network + found.counts.layout +
                                        found.counts.memory_first + found.counts.memory_second);
+}
+
+TEST_CASE("numbers at the ends of what documents may say: every figure is finite") {
+  const double ends[] = {1e-3, 1e12, 1e27};
+  const std::int64_t sizes[] = {1, 4099, 735134400, 1000000000};
+  for (const double rate : ends)
+    for (const double link : ends)
+      for (const std::int64_t n : sizes) {
+        Application a = spoken();
+        a.hidden = a.feedforward = a.seq = a.heads = a.kv_heads = a.head_size = a.blocks = n;
+        a.vocab = n;
+        System s = roomy();
+        s.matrix[kFloat16] = flat(rate);
+        s.vector[kFloat16] = flat(link);
+        s.first = {1e300, flat(rate)};
+        s.second = {1e300, flat(link)};
+        s.tiers[0].bytes_per_s = link;
+        s.tiers[0].latency_s = 1e9;
+        s.tiers[0].scalar = {1e15, 1e15, 1e15, 1e15};
+        const Model model(a, s, {}, false);
+        Execution x = plain();
+        x.batch_size = x.microbatch_size = INT32_MAX;
+        Outcome out{};
+        double statistics[kNumStatistics];
+        evaluate_many(model, &x, 1, 1, &out, statistics);
+        CHECK(out.reason == kOk);
+        CHECK(out.total_time_s > 0.0);
+        CHECK(std::isfinite(out.total_time_s));
+        CHECK(std::isfinite(out.tier1_bytes));
+        for (const double figure : statistics) CHECK(!std::isnan(figure));
+      }
+}
+
+TEST_CASE("rows of any integers are refused or priced, without an overflow") {
+  const std::int32_t values[] = {INT32_MIN, -1, 0, 1, 2, 46341, INT32_MAX};
+  const Model model(spoken(), roomy(), {}, false);
+  std::vector<Execution> rows;
+  for (const std::int32_t a : values)
+    for (const std::int32_t b : values)
+      for (const std::int32_t c : values)
+        for (const int code : {0, 1, 2, 255}) {
+          Execution x = plain();
+          x.num_procs = a;
+          x.tensor_par = x.batch_size = b;
+          x.pipeline_par = x.microbatch_size = x.tensor_par_net = c;
+          x.data_par = x.pipeline_interleaving = a;
+          x.datatype = x.attention_type = x.structure_type = static_cast<std::uint8_t>(code);
+          rows.push_back(x);
+          x = plain();
+          x.batch_size = a;
+          x.microbatch_size = b;
+          x.data_par = x.num_procs = c;
+          x.optimizer_sharding = x.data_par_overlap = 1;
+          x.training = static_cast<std::uint8_t>(code);
+          rows.push_back(x);
+        }
+  std::vector<Outcome> out(rows.size());
+  evaluate_many(model, rows.data(), rows.size(), 3, out.data(), nullptr);
+  for (const Outcome& one : out) {
+    CHECK(one.reason < kNumReasons);
+    CHECK(std::isfinite(one.total_time_s));
+  }
+}
+
+TEST_CASE("points are counted without their prices, and work is given up") {
+  Application a = small();
+  const Model model(a, roomy(), {}, false);
+  Space space;
+  space.num_procs = 8;
+  space.max_batch = 16;
+  std::int64_t considered = 0, counted = 0;
+  for (const auto& [t, p] : degree_pairs(model, space)) {
+    considered += explore(model, space, t, p, Want{}).counts.considered;
+    counted += count_points(model, space, t, p);
+  }
+  CHECK(considered > 100);
+  CHECK(counted == considered);
+  a.hidden = a.heads = a.kv_heads = a.feedforward = a.blocks = 735134400;
+  space.num_procs = 720720;
+  space.max_batch = 14414400;
+  CHECK(count_points(Model(a, roomy(), {}, false), space, 720, 7) > 1000000);
+  Halt halt;
+  halt.ask();
+  Want want;
+  want.all = true;
+  CHECK(explore(model, space, 1, 2, want, halt).all.empty());
+  const Execution x = plain();
+  Outcome out{};
+  evaluate_many(model, &x, 1, 1, &out, nullptr, halt);
+  CHECK(out.total_time_s == 0.0);
 }

@@ -3,6 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "closed_form/tensor2d/tensor2d.hpp"
@@ -319,4 +322,78 @@ TEST_CASE("many candidates, in any order and on any number of threads") {
     }
   }
   evaluate_many(e, nullptr, 0, 3, nullptr, nullptr);
+}
+
+TEST_CASE("numbers at the ends of what documents may say: every figure is finite") {
+  const double ends[] = {1e-15, 1.0, 1e15};
+  const std::int64_t sizes[] = {1, 4099, 735134400, 1000000000};
+  for (const double rate : ends)
+    for (const double size : ends)
+      for (const std::int64_t n : sizes) {
+        Model m = small();
+        m.seq = m.hidden = m.heads = m.feedforward = m.depth = m.vocab = n;
+        m.gradients = 2.0;
+        System s = machine();
+        s.matrix_flops = s.hbm_bandwidth = s.slow_bandwidth = rate;
+        s.vector_flops = s.fast_bandwidth = size;
+        s.element_size = size;
+        s.flops_units = 1e15;
+        s.slow_latency = s.fast_latency = 1e9;
+        s.hbm_capacity = 1e15;
+        for (const Strategy strategy : {k1d, k2d, k2dSeqp}) {
+          const Engine e(m, s, {}, strategy, 1, INT32_MAX);
+          Candidate c = one();
+          c.mbs = INT32_MAX;
+          Outcome out{};
+          double statistics[kNumStatistics];
+          evaluate_many(e, &c, 1, 1, &out, statistics);
+          CHECK((out.reason == kOk || out.reason == kMemoryFull));
+          for (const double figure : statistics) CHECK(std::isfinite(figure));
+          CHECK(out.time_s > 0.0);
+        }
+      }
+}
+
+TEST_CASE("rows of any integers are refused or priced, without an overflow") {
+  const std::int32_t values[] = {INT32_MIN, -1, 0, 1, 2, 46341, INT32_MAX};
+  const Engine e(small(), machine(), {}, k2dSeqp, INT32_MAX, INT64_MAX);
+  std::vector<Candidate> rows;
+  for (const std::int32_t a : values)
+    for (const std::int32_t b : values)
+      for (const std::int32_t c : values) {
+        rows.push_back({a, b, c, a, b, c, a, b, c, a});
+        rows.push_back({a, 1, 1, b, c, 1, 1, 1, b, c});
+      }
+  std::vector<Outcome> out(rows.size());
+  evaluate_many(e, rows.data(), rows.size(), 3, out.data(), nullptr);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    CHECK(out[i].reason < kNumReasons);
+    CHECK(std::isfinite(out[i].time_s));
+    for (const Attention attention : {kFlash, kPlain})
+      CHECK(evaluate(e, rows[i], Way{attention, true}, true).reason < kNumReasons);
+  }
+}
+
+TEST_CASE("a space that is too large is counted and not searched, and work is given up") {
+  Model m = small();
+  m.seq = m.hidden = m.heads = m.feedforward = m.depth = 735134400;
+  System s = machine();
+  s.domain = 55440;
+  s.hbm_capacity = 1e15;
+  const Engine e(m, s, {}, k2d, 720720, 14414400);
+  const Exploration counted = explore(e, 1, kTime, true, 2, 1000);
+  CHECK(counted.too_many);
+  CHECK(counted.candidates > 1000);
+  CHECK(counted.all.empty());
+  const Engine few = engine(k2d, 8);
+  const Exploration whole = explore(few, 1, kTime, true, 1);
+  CHECK(!explore(few, 1, kTime, true, 1, whole.candidates).too_many);
+  CHECK(explore(few, 1, kTime, true, 1, whole.candidates - 1).too_many);
+  autopar::analytic::Halt halt;
+  halt.ask();
+  CHECK(explore(few, 1, kTime, true, 2, UINT64_MAX, halt).all.empty());
+  const Candidate c = one();
+  Outcome out{};
+  evaluate_many(engine(k1d, 1), &c, 1, 1, &out, nullptr, halt);
+  CHECK(out.time_s == 0.0);
 }

@@ -35,6 +35,7 @@ __all__ = [
     "calculon_from_card",
     "calculon_system",
     "execution_keys",
+    "input_files",
     "load_application",
     "load_execution",
     "load_model",
@@ -71,6 +72,21 @@ def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]
     if document.data.get("format") == FORMAT:
         return from_card(read_card(document))
     return validate_document(kind, document.path, document.data)
+
+
+def input_files(
+    *, model: str, system: str | None = None, execution: str | None = None
+) -> list[Path]:
+    """Return the files behind names that can be read, shipped ones included.
+
+    model : or application. Raises InputError for a name that is neither a file nor shipped.
+    """
+    found = [Path(model) if Path(model).is_file() else catalog.find_model(model)]
+    if system is not None:
+        found.append(catalog.find_document("cards", "system", system))
+    if execution is not None:
+        found.append(catalog.find_document("executions", "execution", execution))
+    return found
 
 
 def execution_keys(name: str) -> tuple[Path, dict[str, object]]:

@@ -5,8 +5,9 @@ What each model packs and unpacks is in its own `engine`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +17,22 @@ from autopar.errors import InputError, nearest
 from search.planner.core import core
 
 __all__ = [
+    "GO_ON",
     "LARGEST",
     "OBJECTIVES",
+    "Halt",
     "Objective",
     "Switches",
+    "array_of",
     "calculon",
     "check_choice",
     "check_count",
+    "check_flag",
     "check_names",
     "check_threads",
     "given_rows",
     "integers",
+    "interruptible",
     "packed_rows",
     "tensor2d",
 ]
@@ -46,6 +52,16 @@ def check_names(where: str, given: Mapping[str, Any], expected: Mapping[str, Any
             raise InputError(f"{where}.{name}: is missing")
 
 
+def array_of(where: str, values: Any) -> NDArray[Any]:
+    """Return a column as an array; raise InputError where it is none, as lists of other lengths."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(
+            f"{where}: the value is {shorten(values)}, expected a number or a list of numbers"
+        ) from None
+
+
 def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArray[Any]:
     """Return a column of integers from 0 to the largest; `kinds` of its type, as NumPy has them.
 
@@ -53,7 +69,7 @@ def integers(where: str, values: Any, largest: int, kinds: str = "iu") -> NDArra
     ------
     InputError: a value is something else; the sentence has the first one.
     """
-    array = np.asarray(values)
+    array = array_of(where, values)
     # an empty list is of floats to NumPy
     if array.size == 0:
         return array.astype(np.int64)
@@ -125,12 +141,67 @@ calculon: Any = core.calculon
 tensor2d: Any = core.tensor2d
 
 
+# --------------------------------------------------------------------------------------------------
+# Work that takes long, and Ctrl-C.
+
+
+Halt = core.Halt
+"""Its `ask` gives up compiled work from another thread, which then answers in parts."""
+GO_ON = Halt()
+"""For work that is over at once."""
+_FEW_ROWS = 20_000
+"""Are priced in some hundredths of a second."""
+_Result = TypeVar("_Result")
+
+
+def interruptible(work: Callable[[Any], _Result], *, rows: int | None = None) -> _Result:
+    """Return what compiled work returns, which takes a `Halt`; Ctrl-C ends it and is raised.
+
+    Python sees signals in its main thread, between its own instructions alone: so the work has a
+    thread of its own there. In any other thread it is called as it is.
+
+    rows : how many are priced; few are over before a thread has begun.
+    """
+    halt = Halt()
+    brief = rows is not None and rows < _FEW_ROWS
+    if brief or threading.current_thread() is not threading.main_thread():
+        return work(halt)
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def target() -> None:
+        try:
+            results.append(work(halt))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        over.wait()
+    except BaseException:
+        halt.ask()
+        over.wait()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError where a word is none of its choices."""
     if value not in choices:
         raise InputError(
             f"{name}: the value is {shorten(value)}, expected one of {', '.join(choices)}"
         )
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise InputError where a value is neither true nor false: any other word would be true."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: the value is {shorten(value)}, expected true or false")
 
 
 def check_count(name: str, value: object, expected: str, least: int, most: int) -> None:
@@ -171,6 +242,7 @@ class Switches:
         """Return the switches of `compat`: True for all, False for none, or they themselves."""
         if isinstance(compat, cls):
             return compat
+        check_flag("compat", compat)
         return cls(**dict.fromkeys(cls.meanings, bool(compat)))
 
     def flags(self) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""What searches found as pictures: scaling, breakdown, frontier and sweeps."""
+"""What searches found as pictures: scaling, breakdown, frontier, map of degrees and sweeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from autopar.units import GIB, format_seconds
 from search.closed_form.questions import Answer, Part, Point
 from search.report.closed_form import by_strategy, efficiencies
 
-__all__ = ["save_pictures"]
+__all__ = ["PICTURES", "save_pictures"]
+
+PICTURES = ("breakdown", "scaling", "frontier", "degrees", "sweep")
+"""Names of the files, without their kind."""
 
 _OPTION = "--plot"
 _LINES = ("-", "--", "-.", ":")
@@ -23,6 +26,8 @@ _THIN = 5e-3
 """Share of the longest bar below which a part is a mere line."""
 _CURVES = 8
 """Curves in one plot, at most."""
+_MAPS = 6
+"""Maps in one picture, at most."""
 _WIDE = 8.0
 """From this ratio of its ends on, an axis is logarithmic."""
 
@@ -57,6 +62,9 @@ def save_pictures(
             pictures["scaling"] = lambda Figure: _scaling(Figure, found, unit)
         if any(len(answer.frontier) > 1 for answer in found):
             pictures["frontier"] = lambda Figure: _frontier(Figure, found, unit)
+        if any(answer.degrees for answer in found):
+            pictures["degrees"] = lambda Figure: _degrees(Figure, found, unit)
+    assert set(pictures) <= set(PICTURES), pictures
     written = []
     with drawn(_OPTION) as Figure:
         for name, draw in pictures.items():
@@ -222,6 +230,78 @@ def _frontier(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
             title_fontsize=8,
         )
     return figure
+
+
+def _degrees(Figure: Any, answers: Sequence[Answer], unit: str) -> Any:
+    """Draw the best rate of every tensor and pipeline degree, a map for each search."""
+    from matplotlib.patches import Patch
+
+    shown = answers[:_MAPS]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(2.0 + 4.4 * columns, 1.2 + 3.9 * rows), layout="constrained")
+    plots = figure.subplots(rows, columns, squeeze=False).ravel()
+    refused = False
+    for axes, answer in zip(plots, shown, strict=False):
+        refused = _map(figure, axes, answer) or refused
+        axes.set_xlabel("pipeline degree, stages")
+        axes.set_ylabel(f"tensor degree, {unit}s")
+        axes.set_title(_named(answer, unit), loc="left", fontsize=10)
+    for axes in plots[len(shown) :]:
+        axes.remove()
+    keys = [Patch(facecolor="none", edgecolor="black", linewidth=2.0, label="the best of all")]
+    if refused:
+        keys.append(Patch(facecolor="0.85", edgecolor="0.45", hatch="///", label="none can run"))
+    # a search in two dimensions does not say of which degrees it refused candidates
+    empty = "none there, or none can run" if shown[0].strategy else "no such pair in the space"
+    keys.append(Patch(facecolor="white", edgecolor=GRID, label=empty))
+    left_out = f"; the first {_MAPS} of {len(answers)}" if len(answers) > _MAPS else ""
+    figure.legend(
+        handles=keys,
+        fontsize=8,
+        edgecolor=GRID,
+        loc="outside lower center",
+        ncols=len(keys),
+        title=f"samples/s of the best execution of every pair of degrees{left_out}",
+        title_fontsize=8,
+    )
+    return figure
+
+
+def _map(figure: Any, axes: Any, answer: Answer) -> bool:
+    """Draw one map, and return whether it has degrees with which nothing can run."""
+    from matplotlib.patches import Rectangle
+
+    tensor = sorted({t for t, _ in answer.degrees})
+    stages = sorted({p for _, p in answer.degrees})
+    rates = {pair: rate for pair, rate in answer.degrees.items() if rate is not None}
+    cells = [[rates.get((t, p), float("nan")) for p in stages] for t in tensor]
+    image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis", vmin=0.0)
+    top = max(rates, key=lambda pair: rates[pair])
+    small = len(tensor) <= 10 and len(stages) <= 8
+    for row, t in enumerate(tensor):
+        for column, p in enumerate(stages):
+            corner = (column - 0.5, row - 0.5)
+            if (rate := rates.get((t, p))) is not None:
+                if small:
+                    dark = rate < 0.6 * rates[top]
+                    look = {"color": "white" if dark else "black", "fontsize": 7}
+                    axes.text(column, row, f"{rate:.3g}", ha="center", va="center", **look)
+            elif (t, p) in answer.degrees:
+                grey: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.45", "hatch": "///"}
+                axes.add_patch(Rectangle(corner, 1, 1, linewidth=0.0, **grey))
+            if (t, p) == top:
+                frame: dict[str, Any] = {
+                    "fill": False,
+                    "edgecolor": "black",
+                    "linewidth": 2.0,
+                    "zorder": 3,
+                }
+                axes.add_patch(Rectangle(corner, 1, 1, **frame))
+    axes.set_xticks(range(len(stages)), [str(p) for p in stages])
+    axes.set_yticks(range(len(tensor)), [str(t) for t in tensor])
+    figure.colorbar(image, ax=axes).set_label("samples/s")
+    return len(rates) < len(answer.degrees)
 
 
 def _sweep(Figure: Any, answers: Sequence[Answer], paths: Sequence[str], unit: str) -> Any:

@@ -12,7 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -23,11 +23,11 @@ from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
-from search.closed_form import calculon, tensor2d
+from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.documents import CHOICES, Execution
 from search.closed_form.calculon.engine import open_model, statistic_names
 from search.closed_form.calculon.exploration import PricedExecution, Space, explore
-from search.closed_form.native import Objective
+from search.closed_form.native import GO_ON, Objective
 from search.closed_form.tensor2d.engine import (
     CANDIDATE,
     STATISTICS,
@@ -37,7 +37,6 @@ from search.closed_form.tensor2d.engine import (
 )
 
 __all__ = [
-    "MOST",
     "NOBODY",
     "Answer",
     "Asked",
@@ -52,7 +51,9 @@ __all__ = [
     "Watched",
     "calculon_memory",
     "calculon_time",
+    "degrees_of",
     "parse_axis",
+    "switches_of",
     "tensor2d_memory",
     "tensor2d_time",
     "variants",
@@ -63,8 +64,6 @@ __all__ = [
 # Questions of the kind "what if": numbers of a document replaced by a range of others.
 
 
-MOST = 10_000
-"""Settings of one command, at most."""
 _ROUNDING = 1e-9
 """What rounding may lose of the last step of a range, as a share."""
 _GRAMMAR = "PATH=RANGE, such as system.networks.0.bandwidth=300:900:x1.5, 1:5:2 or 300,450"
@@ -91,6 +90,10 @@ def parse_axis(text: str) -> Axis:
     path, equals, words = text.partition("=")
     if not equals or not path.strip() or not words.strip():
         raise OptionError(f"--sweep: expected {_GRAMMAR}, got {text!r:.80}")
+    if words.count(",") >= MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: {text!r:.80} has too many values, expected {MOST_SEARCHES} at most"
+        )
     if ":" not in words:
         values = [_number(word, text) for word in words.split(",")]
     else:
@@ -166,8 +169,10 @@ def _check(axes: Sequence[Axis], known: list[str]) -> None:
         if axis.path in (other.path for other in axes[:place]):
             raise OptionError(f"--sweep: {axis.path} is given twice; give one list of values")
     count = math.prod(len(axis.values) for axis in axes)
-    if count > MOST:
-        raise OptionError(f"--sweep: the ranges have {count} combinations, expected {MOST} at most")
+    if count > MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: the ranges have {count} combinations, expected {MOST_SEARCHES} at most"
+        )
 
 
 def _key(place: Any, key: str) -> Any:
@@ -198,14 +203,17 @@ def _range(first: float, last: float, step: float, *, factor: bool, text: str) -
         raise OptionError(
             f"--sweep: {text!r:.80} never ends; its step does not lead {way} to {last:g}"
         )
-    # an end that only rounding misses is met
+    # in logarithms one by one, as a ratio of the ends may be infinite
     if factor:
-        count = math.floor(math.log(last / first) / math.log(step) + _ROUNDING)
+        length = (math.log(last) - math.log(first)) / math.log(step)
     else:
-        count = math.floor((last - first) / step + _ROUNDING)
-    if count >= MOST:
-        raise OptionError(f"--sweep: {text!r:.80} has {count + 1} values, expected {MOST} at most")
-    steps = range(count + 1)
+        length = (last - first) / step
+    if not length < MOST_SEARCHES:
+        raise OptionError(
+            f"--sweep: {text!r:.80} has too many values, expected {MOST_SEARCHES} at most"
+        )
+    # an end that only rounding misses is met
+    steps = range(math.floor(length + _ROUNDING) + 1)
     values = [first * step**n if factor else first + step * n for n in steps]
     # powers and sums leave binary noise in the last digits
     return [float(f"{value:.12g}") for value in values]
@@ -381,6 +389,9 @@ class Answer:
     feasible: int
     rejected: Mapping[str, int]
     """Numbers by reason; with those that can run, all that were considered."""
+    degrees: Mapping[tuple[int, int], float | None] = field(default_factory=dict)
+    """Samples per second of the best of every tensor and pipeline degree, where asked for; None
+    where none can run."""
     capacity_bytes: float
     complete: bool = True
     """False where it was stopped before its end."""
@@ -395,6 +406,7 @@ class Asked:
     compat: bool = False
     threads: int = 1
     frontier: bool = False
+    degrees: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,6 +419,8 @@ class Watched:
     """Takes the parts that are done and all."""
     stop: Callable[[], bool] | None = None
     """Asked between parts whether to leave out the rest."""
+    halt: Any = None
+    """A `native.Halt` that gives up the part that runs."""
 
 
 NOBODY = Watched()
@@ -451,7 +465,7 @@ class Search(ABC):
                 found = self.fields(x, o)
                 if statistics:
                     _, table = model.evaluate_many(
-                        np.ascontiguousarray(x), self.asked.threads, True
+                        np.ascontiguousarray(x), self.asked.threads, True, GO_ON
                     )
                     yield found | {name: _numbers(table[:, n]) for n, name in enumerate(known)}
                 else:
@@ -494,6 +508,10 @@ class CalculonSearch(Search):
             considered=counts["considered"],
             feasible=counts["feasible"],
             rejected={text: counts[name] for name, text in _REASONS.items() if counts[name]},
+            degrees={
+                pair: None if best is None else best.sample_rate_per_s
+                for pair, best in found.degrees.items()
+            },
             capacity_bytes=self.system.memory_bytes(1),
             complete=found.complete,
         )
@@ -514,8 +532,8 @@ class CalculonSearch(Search):
             )
         return Point(
             execution=x,
-            degrees=f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}",
-            switches=", ".join(_switches(x, fixed_batch=self.space.fixed_batch)),
+            degrees=degrees_of(x),
+            switches=switches_of(x, fixed_batch=self.space.fixed_batch),
             time_s=row.total_time_s,
             rate_per_s=row.sample_rate_per_s,
             memory_bytes=row.tier1_bytes,
@@ -533,6 +551,20 @@ class CalculonSearch(Search):
         """Return the compiled model, and the names of its statistics."""
         model = open_model(self.application, self.system, self.asked.compat)
         return model, statistic_names(self.application, self.asked.compat)
+
+
+def degrees_of(execution: Mapping[str, Any]) -> str:
+    """Return the degrees of an execution, as tables have them."""
+    x = execution
+    return f"t{x['tensor_par']} p{x['pipeline_par']} d{x['data_par']}"
+
+
+def switches_of(execution: Mapping[str, Any], *, fixed_batch: bool) -> str:
+    """Return what an execution is beside its degrees, in words; with its batch unless it is fixed.
+
+    execution : its document.
+    """
+    return ", ".join(_switches(execution, fixed_batch=fixed_batch))
 
 
 def _switches(x: Mapping[str, Any], *, fixed_batch: bool) -> Iterator[str]:
@@ -572,7 +604,7 @@ class Tensor2dSearch(Search):
 
     def run(self, watched: Watched = NOBODY) -> Answer:
         """Return what `tensor2d.survey` finds, always all: it takes less than a second."""
-        frontier = self.asked.frontier
+        frontier, degrees = self.asked.frontier, self.asked.degrees
         found = tensor2d.survey(
             self.strategy,
             self.model,
@@ -583,8 +615,10 @@ class Tensor2dSearch(Search):
             compat=self.asked.compat,
             threads=self.asked.threads,
             objective=self.asked.objective,
-            keep_all=frontier or watched.each is not None,
+            keep_all=frontier or degrees or watched.each is not None,
+            halt=watched.halt,
         )
+        stopped = watched.halt is not None and watched.halt.asked()
         if watched.each is not None:
             watched.each(found.all["candidate"], found.all)
         edge = found.all[_undominated(found.all)] if frontier else ()
@@ -607,8 +641,10 @@ class Tensor2dSearch(Search):
             considered=found.candidates,
             feasible=found.feasible,
             rejected=found.rejected,
+            degrees=_best_of_degrees(found.all, self.batch) if degrees else {},
             # documented in 1e9 bytes
             capacity_bytes=self.system.hbm_capacity * 1e9,
+            complete=not stopped,
         )
 
     def _point(
@@ -664,6 +700,17 @@ class Tensor2dSearch(Search):
 
 
 _DOMAINS = ("nv_tp", "nv_tp1", "nv_tp2", "nv_pp", "nv_dp")
+
+
+def _best_of_degrees(rows: NDArray[Any], batch: int) -> dict[tuple[int, int], float | None]:
+    """Return the most samples per second of every tensor degree, in all, and pipeline degree."""
+    c = rows["candidate"]
+    pairs = np.stack([c["tp1"].astype(np.int64) * c["tp2"], c["pp"].astype(np.int64)], axis=1)
+    found, which = np.unique(pairs, axis=0, return_inverse=True)
+    least_s = np.full(len(found), np.inf)
+    np.minimum.at(least_s, which.ravel(), rows["time_s"])
+    rates = (batch / least_s).tolist()
+    return {(t, p): rate for (t, p), rate in zip(found.tolist(), rates, strict=True)}
 
 
 def _undominated(rows: NDArray[Any]) -> NDArray[np.intp]:

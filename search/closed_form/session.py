@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import OptionError
 from autopar.output import Begun
+from search.closed_form.native import Halt
 from search.closed_form.questions import Answer, Columns, Each, Search, Watched
 
 __all__ = ["PointFile", "Session"]
@@ -119,7 +120,8 @@ class Session:
     done: float = 0.0
     """Searches, with the share of the one that runs."""
     stopped: bool = False
-    """Set from outside: what is not searched yet is left out."""
+    """Set by `stop`: what is not searched yet is left out."""
+    halt: Any = field(default_factory=Halt)
     cut: bool = False
     """Points that were found are not in their file."""
     answers: list[Answer] = field(default_factory=list)
@@ -140,6 +142,11 @@ class Session:
         """
         threading.Thread(target=self._work, daemon=True).start()
 
+    def stop(self) -> None:
+        """Leave out what is not searched yet, in the middle of a part too; from any thread."""
+        self.stopped = True
+        self.halt.ask()
+
     def finish(self) -> None:
         """Raise the error of the thread, and say whether anything was left out; once it is over."""
         if self.error is not None:
@@ -154,7 +161,12 @@ class Session:
                     return
                 self.label = search.label
                 each = None if self.points is None else self._writer(search, self.points)
-                watched = Watched(each=each, progress=self._progress, stop=lambda: self.stopped)
+                watched = Watched(
+                    each=each,
+                    progress=self._progress,
+                    stop=lambda: self.stopped,
+                    halt=self.halt,
+                )
                 self.answers.append(search.run(watched))
                 if self.answers[-1].complete:
                     self.done = len(self.answers)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
 from autopar.errors import InfeasibleExecution, OptionError
+from autopar.output import refuse_clashes
 from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:
@@ -189,11 +190,13 @@ def _validate(raw: dict[str, Any]) -> int:
         raise OptionError("say what to price with, calculon or tensor2d, or give --validate")
 
     from autopar.command.show import make_console
+    from autopar.documents import catalog
     from search.closed_form.files import calculon_system
     from search.closed_form.validation import validate
     from search.report.closed_form import show_validation
 
     system = calculon_system(asked.system)
+    refuse_clashes({"--json": asked.json}, [catalog.find_document("cards", "system", asked.system)])
     answers = {"default": validate(system), "compat": validate(system, compat=True)}
     if asked.json is not None:
         write_answer(asked.json, {key: _rows(checks) for key, checks in answers.items()})
@@ -220,10 +223,16 @@ def _needed(name: str, value: str | None) -> str:
 def _calculon(raw: dict[str, Any]) -> int:
     from search.closed_form.calculon import evaluate
     from search.closed_form.calculon.exploration import peers
-    from search.closed_form.files import calculon_system, load_application, load_execution
+    from search.closed_form.files import (
+        calculon_system,
+        input_files,
+        load_application,
+        load_execution,
+    )
 
     asked = make(CalculonSpec, read_values(_CALCULON.rows, raw))
-    known = load_application(_needed("application", asked.application))
+    application = _needed("application", asked.application)
+    known = load_application(application)
     if asked.parameters:
         sys.stdout.write(f"{known.name:<13} -> {_prefixed(known.parameters)}\n")
         return 0
@@ -231,6 +240,10 @@ def _calculon(raw: dict[str, Any]) -> int:
     execution_name = _needed("execution", asked.execution)
     system = calculon_system(system_name)
     execution, assumed, path = load_execution(execution_name, known, compat=asked.compat)
+    refuse_clashes(
+        {"--json": asked.json, "--peers": asked.peers},
+        input_files(model=application, system=system_name, execution=execution_name),
+    )
     try:
         statistics = evaluate(
             known.application, execution, system, compat=asked.compat, layers=asked.layers
@@ -273,7 +286,7 @@ def _prefixed(count: int) -> str:
 
 
 def _tensor2d(raw: dict[str, Any]) -> int:
-    from search.closed_form.files import load_model, tensor2d_system
+    from search.closed_form.files import input_files, load_model, tensor2d_system
     from search.closed_form.tensor2d import evaluate
     from search.closed_form.tensor2d.exploration import fastest_placement
 
@@ -293,6 +306,8 @@ def _tensor2d(raw: dict[str, Any]) -> int:
         )
     name, model = load_model(model_name)
     system = tensor2d_system(system_name)
+    read = input_files(model=model_name, system=system_name)
+    refuse_clashes({"--json": given.json}, [*read, *([given.execution] if given.execution else [])])
     assumed = []
     config = asked["config"]
     if "n-gpus" not in asked:

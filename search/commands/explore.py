@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
+from autopar.output import refuse_clashes
+from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, leave, run_model, write_answer
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ __all__ = [
 
 _NAME = "autopar-explore"
 _IN, _SPACE, _ASK, _TUNERS, _OUT = "Inputs", "Space", "Question", "Tuners", "Output"
-_MOST = 2**31 - 1
 _STRATEGIES = ("1d", "2d", "2d-seqp")
 _QUIET_S, _EVERY_S = 2.0, 5.0
 """When the first line of progress appears, and how often, where stderr is no terminal."""
@@ -58,9 +60,9 @@ class CalculonSpaceSpec:
     application: str = option(help="file, or shipped model such as llama2-7b", panel=_IN)
     system: str = option(help="file, or shipped name such as a100, h100, h200, b200", panel=_IN)
     num_procs: tuple[int, ...] = option(
-        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=_MOST
+        help="numbers of processors, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    max_batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
     any_batch: bool = option(
         False, help="each has the largest batch up to that one that it divides", panel=_SPACE
     )
@@ -92,9 +94,9 @@ class Tensor2dSpaceSpec:
         ",".join(_STRATEGIES), help="1d, 2d, 2d-seqp, or several", panel=_IN, shown="all"
     )
     num_gpus: tuple[int, ...] = option(
-        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=_MOST
+        help="numbers of GPUs, such as 512,1024", panel=_IN, low=1, high=MOST_PROCESSORS
     )
-    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=_MOST)
+    batch: int = option(help="samples of a step, in all", panel=_IN, low=1, high=MOST_BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class AskedSpec:
     """What is asked of a space."""
 
     top: int | None = option(
-        None, help="executions to report", panel=_ASK, shown="10", low=1, high=100_000
+        None, help="executions to report", panel=_ASK, shown="10", low=1, high=MOST_TOP
     )
     """None: 10, or 1 for each setting of a sweep."""
     objective: Literal["rate", "time", "memory"] = option(
@@ -132,6 +134,7 @@ class AskedSpec:
             threads=self.threads,
             # pictures of one search show its frontier, those of a sweep do not
             frontier=self.frontier or (plot and not setting),
+            degrees=plot and not setting,
         )
 
 
@@ -150,6 +153,26 @@ class AnswerSpec:
     plot_format: Literal["png", "svg", "both"] | None = option(
         None, help="of these pictures", panel=_OUT, shown="png"
     )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the kinds of picture files."""
+        kind = self.plot_format or "png"
+        return ("png", "svg") if kind == "both" else (kind,)
+
+    def refuse_clashes(self, inputs: Collection[Path]) -> None:
+        """Raise OptionError where an output is an input, or two are one file."""
+        files = {"--all": self.all, "--json": self.json}
+        refuse_clashes(files, inputs)
+        if self.all is not None:
+            # what is left of a search that was stopped
+            refuse_clashes({**files, "--all": f"{self.all}.part"}, inputs)
+        if self.plot is not None:
+            from search.closed_form.pictures import PICTURES
+
+            for name in PICTURES:
+                for kind in self.formats:
+                    refuse_clashes({**files, "--plot": f"{self.plot}/{name}.{kind}"}, inputs)
 
     def __post_init__(self) -> None:
         for given, name, other, path in (
@@ -186,7 +209,7 @@ class TunerSpec:
 
 
 _OWN = tuple(row.name for row in rows_of(TunerSpec))
-_SHARED = ("application", "system", "num-procs", "objective", "compat", "threads", "json")
+_SHARED = ("application", "system", "num-procs", "top", "objective", "compat", "threads", "json")
 COMMAND = Command(
     name=_NAME,
     usage="calculon|tensor2d [OPTIONS]",
@@ -266,7 +289,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     if any(name in raw for name in _OWN):
         return _tune(raw)
     from search.closed_form.calculon.exploration import Space
-    from search.closed_form.files import calculon_system, load_application
+    from search.closed_form.files import calculon_system, input_files, load_application
     from search.closed_form.questions import CalculonSearch, parse_axis, variants
 
     values = read_values(_CALCULON.rows, raw)
@@ -274,9 +297,11 @@ def _calculon(raw: dict[str, Any]) -> int:
     space = make(CalculonSpaceSpec, values)
     known = load_application(space.application)
     system = calculon_system(space.system)
+    files.refuse_clashes(input_files(model=space.application, system=space.system))
     shared = _space_fields(space, known, compat=asked.compat)
     _require_datatype(space.system, system, space.datatype)
     axes = tuple(parse_axis(text) for text in asked.sweep)
+    _require_searches(axes, len(_numbers(space.num_procs)))
     searches = [
         CalculonSearch(
             application=one["application"],
@@ -299,6 +324,16 @@ def _calculon(raw: dict[str, Any]) -> int:
         notes=_calculon_notes(values, known, shared, compat=asked.compat),
     )
     return execute(question, files, frontier=asked.frontier)
+
+
+def _require_searches(axes: Sequence[Axis], each: int) -> None:
+    """Raise OptionError where a command asks for too many searches."""
+    count = math.prod(len(axis.values) for axis in axes) * each
+    if count > MOST_SEARCHES:
+        raise OptionError(
+            f"there are {count:,} searches, expected {MOST_SEARCHES:,} at most; give fewer numbers "
+            "of processors, strategies or settings of --sweep"
+        )
 
 
 def _require_datatype(name: str, system: System, datatype: str) -> None:
@@ -366,7 +401,7 @@ def _calculon_notes(
 
 
 def _tensor2d(raw: dict[str, Any]) -> int:
-    from search.closed_form.files import load_model, tensor2d_system
+    from search.closed_form.files import input_files, load_model, tensor2d_system
     from search.closed_form.questions import Tensor2dSearch, parse_axis, variants
     from search.closed_form.tensor2d import Quirks
 
@@ -376,7 +411,9 @@ def _tensor2d(raw: dict[str, Any]) -> int:
     strategies = _strategies(space.strategy)
     name, model = load_model(space.model)
     system = tensor2d_system(space.system)
+    files.refuse_clashes(input_files(model=space.model, system=space.system))
     axes = tuple(parse_axis(text) for text in asked.sweep)
+    _require_searches(axes, len(_numbers(space.num_gpus)) * len(strategies))
     searches = [
         Tensor2dSearch(
             strategy=strategy,
@@ -463,7 +500,8 @@ def execute(question: Question, files: AnswerSpec, *, frontier: bool = False) ->
             points.keep = session.stopped
     if session.stopped:
         share = session.share * 100
-        say(f"{_NAME}: stopped after {share:.0f} % of the search; the best until then follows")
+        follows = "the best until then follows" if found else "nothing was found until then"
+        say(f"{_NAME}: stopped after {share:.0f} % of the search; {follows}")
         if points is not None:
             say(f"{_NAME}: what was written until then is in {points.part}, rows: {points.rows:,}")
     elif points is not None:
@@ -491,14 +529,13 @@ def _write(
     if files.plot is not None:
         from search.closed_form.pictures import save_pictures
 
-        kind = files.plot_format or "png"
         for path in save_pictures(
             files.plot,
             answers,
             title=f"{question.name} on {question.system}",
             unit=question.unit,
             paths=paths,
-            formats=("png", "svg") if kind == "both" else (kind,),
+            formats=files.formats,
         ):
             say(f"{_NAME}: wrote {path}")
 
@@ -520,13 +557,13 @@ def _search(session: Session) -> None:
         session.start()
         _wait(session)
     except KeyboardInterrupt:
-        session.stopped = True
+        session.stop()
         say(f"{_NAME}: stopping (Ctrl-C again gives up at once)")
         while not session.over.wait(_POLL_S):
             pass
     except SystemExit:
         # told to end: the core may not outlive the interpreter
-        session.stopped = True
+        session.stop()
         session.over.wait()
         raise
     session.finish()
@@ -597,7 +634,12 @@ def _show(question: Question, answers: Sequence[Answer]) -> None:
 
 
 def _tune(raw: Mapping[str, Any]) -> int:
-    from search.closed_form.files import calculon_system, load_application, structure_of
+    from search.closed_form.files import (
+        calculon_system,
+        input_files,
+        load_application,
+        structure_of,
+    )
     from search.closed_form.tuners import load_space, tune
 
     helps = {row.name: row.help for row in _CALCULON.rows}
@@ -614,6 +656,8 @@ def _tune(raw: Mapping[str, Any]) -> int:
     if len(processors) > 1:
         raise OptionError("--num-procs: with --space expected one number of processors")
     known = load_application(values["application"])
+    read = input_files(model=values["application"], system=values["system"])
+    files.refuse_clashes([*read, Path(tuner.space)])
     built = "gpt" if known.spec is None or asked.compat else structure_of(known.spec)
     result = tune(
         known.application,
@@ -625,6 +669,7 @@ def _tune(raw: Mapping[str, Any]) -> int:
         objective=asked.objective,
         threads=asked.threads,
         compat=asked.compat,
+        top=asked.top or 1,
         ray=tuner.ray,
         ray_search=tuner.ray_search,
         progress=_talker(),

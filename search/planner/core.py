@@ -37,7 +37,7 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 # History of the interface between Python and C++; both sides carry the number.
 #   1  the planner
 #   2  the closed-form engines
-ABI_VERSION = 2
+ABI_VERSION = 3
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ core has interface version {core.ABI_VERSION}, this package needs "

@@ -23,6 +23,8 @@ from search.closed_form.questions import (
     Point,
     calculon_memory,
     calculon_time,
+    degrees_of,
+    switches_of,
     tensor2d_memory,
     tensor2d_time,
 )
@@ -380,11 +382,10 @@ def show_tuning(console: Console, result: TuningResult) -> None:
         f"{best.sample_rate_per_s:.5g} samples/s, {format_seconds(best.total_time_s)} a step, "
         f"{format_bytes(best.tier1_bytes)}",
     )
-    fields = [
-        (name, str(value).lower() if isinstance(value, bool) else str(value))
-        for name, value in best.execution.items()
-    ]
+    fields = [(name, _word(value)) for name, value in best.execution.items()]
     _print_rows(console, ("field", "value"), fields)
+    if len(result.top) > 1:
+        _show_ranking(console, result)
     print_heading(console, "how it was reached")
     head, figure = _FIGURES[result.objective]
     steps = [(f"{step.evaluations:,}", figure(step.value)) for step in result.trace[-_STEPS:]]
@@ -398,6 +399,27 @@ def show_tuning(console: Console, result: TuningResult) -> None:
         print_plain(console, f"{count:,} refused: {reason}", style="dim")
     if not result.exhaustive:
         print_plain(console, "not every point was priced: a better one may exist", style="dim")
+
+
+def _show_ranking(console: Console, result: TuningResult) -> None:
+    """Print the points after the best, by what varies between them."""
+    print_heading(console, f"the best {len(result.top)}")
+    fixed = len({point.execution["batch_size"] for point in result.top}) == 1
+    rows = [
+        (
+            str(place),
+            f"{point.sample_rate_per_s:.5g}",
+            format_seconds(point.total_time_s),
+            format_bytes(point.tier1_bytes),
+            f"{degrees_of(point.execution)}, {switches_of(point.execution, fixed_batch=fixed)}",
+        )
+        for place, point in enumerate(result.top, 1)
+    ]
+    _print_rows(console, ("#", "samples/s", "step", "memory", "execution"), rows, words_last=True)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def tuning_document(result: TuningResult) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import csv
 import gzip
 import importlib.util
 import itertools
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -546,10 +547,15 @@ def _(lab: Lab) -> None:
     assert _rate(few) < _rate(exact)
 
 
-@TABLE.not_yet("top-n of a user space", "--top is refused beside --space, one best is shown")
+@TABLE.works("top-n of a user space")
 def _(lab: Lab) -> None:
-    said = of_space(lab, "--top", 3, expected=2)
-    assert "--top does not go with --space, whose points the file says" in said
+    """The best three of all points, best first, as one is with nothing asked."""
+    found = of_space(lab, "--top", 3)
+    rates = [point["sample_rate_per_s"] for point in found["top"]]
+    assert len(rates) == 3
+    assert rates == sorted(rates, reverse=True)
+    assert found["top"][0] == found["best"] == of_space(lab)["best"]
+    assert of_space(lab, "--top", 3, "--tuner", "random")["top"] == found["top"]
 
 
 @TABLE.works("missing package said in one sentence")
@@ -622,15 +628,37 @@ def _(lab: Lab) -> None:
     assert out.split() == ["gpt3-13B", "->", "12.941", "G"]
 
 
-@TABLE.not_yet(
-    "command names `calculon ...`",
-    "our commands have other names, and no page has a table from those of Calculon to ours",
-)
+_COMMANDS = {
+    "llm": "-l --layers -p --peers",
+    "llm-optimal-execution": "-t --top-n -c --cpus -f --fused_activation --no-tp-overlap "
+    "--no-dp-overlap -m --mbs-break -l -n --noneok -d --debug",
+    "llm-all-executions": "",
+    "llm-validation": "-b -v",
+    "llm-parameter-calculator": "-a",
+    "version": "",
+}
+"""Of the published program, with their options."""
+
+
+@TABLE.works("command names `calculon ...`")
 def _(lab: Lab) -> None:
-    pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
-    text = "".join(path.read_text(encoding="utf-8") for path in pages)
-    for name in ("llm-optimal-execution", "llm-all-executions", "llm-parameter-calculator"):
-        assert name not in text
+    """A table from each of them and its options to ours, whose options exist."""
+    page = (ROOT / "docs" / "explore.md").read_text(encoding="utf-8")
+    table = page.split("## From Calculon's command line")[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    theirs = " ".join(left for left, *_ in rows)
+    for command, options in _COMMANDS.items():
+        assert f"`calculon {command}" in theirs
+        for option in options.split():
+            assert f"`{option}" in theirs, option
+    help_text = "".join(
+        lab.ask(name, "calculon", "--help").out for name in ("autopar-estimate", "autopar-explore")
+    )
+    help_text += lab.ask("autopar-estimate", "--help").out
+    ours = {option for _, right in rows for option in re.findall(r"--[a-z][a-z-]+", right)}
+    known = set(re.findall(r"--[a-z][a-z-]+", help_text.replace("--[no-]", "--"))) | {"--version"}
+    assert len(ours) > 15
+    assert ours <= known
 
 
 @TABLE.works("system-size study")
@@ -646,10 +674,10 @@ def _(lab: Lab) -> None:
     assert (folder / "scaling.svg").stat().st_size > 1000
 
 
-@TABLE.not_yet(
+@TABLE.different(
     "json_to_csv, 3dplot, heatmap, find_huge scripts",
-    "CSV files and four kinds of pictures; no map of tensor by pipeline degree, no surface, and no "
-    "search for large shapes",
+    "--all writes CSV, and the map of --plot has the rates of the surface, which hides some of "
+    "them; shapes of a model are swept with their prices, where find_huge lists them without.",
 )
 def _(lab: Lab) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib, an extra of the package")
@@ -657,8 +685,16 @@ def _(lab: Lab) -> None:
     lab.ask(
         *("autopar-explore", "calculon", "--application", "gpt2-xl", "--system", "a100"),
         *("--num-procs", 4, "--max-batch", 8, "--no-offload", "--no-tp-overlap", "--top", 1),
-        *("--frontier", "--plot", folder),
+        *("--frontier", "--plot", folder, "--plot-format", "svg"),
     )
-    assert {path.stem for path in folder.iterdir()} == {"breakdown", "frontier"}
-    help_text = lab.ask("autopar-explore", "calculon", "--help").out
-    assert "heat" not in help_text
+    assert {path.stem for path in folder.iterdir()} == {"breakdown", "frontier", "degrees"}
+    picture = (folder / "degrees.svg").read_text(encoding="utf-8")
+    for words in ("pipeline degree, stages", "tensor degree, processors", "samples/s"):
+        assert f">{words}<" in picture
+    shapes = ("--sweep", "application.hidden=1600,3200", "--sweep", "application.num_blocks=24,48")
+    small = lab.ask(
+        *("autopar-explore", "calculon", "--application", "gpt2-xl", "--system", "a100"),
+        *("--num-procs", 4, "--max-batch", 8, "--no-offload", "--no-tp-overlap"),
+        *(*shapes, "--json", "-"),
+    )
+    assert len(small.data["searches"]) == 4

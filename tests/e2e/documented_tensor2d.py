@@ -362,7 +362,7 @@ def _(lab: Lab) -> None:
     folder = lab.folder.parent / "tensor2d" / "pictures"
     words = ("--strategy", "1d", "--num-gpus", "1024,8192", "--top", 2, "--plot", folder)
     explored(lab, *words, "--plot-format", "both")
-    kinds = {"breakdown", "scaling", "frontier"}
+    kinds = {"breakdown", "scaling", "frontier", "degrees"}
     names = {f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")}
     assert {path.name for path in folder.iterdir()} == names
 

@@ -102,7 +102,9 @@ def both(rng: random.Random, quirks: Quirks) -> bool:
     engine = native_engine(
         strategy, load_document(Model, model), gpus, batch, load_document(System, system), quirks
     )
-    outcomes, rows = engine.evaluate_many(pack_candidates(strategy, [config | placement]), 1, True)
+    outcomes, rows = engine.evaluate_many(
+        pack_candidates(strategy, [config | placement]), 1, True, native.GO_ON
+    )
     try:
         expected = readable(strategy, model, config, placement, gpus, batch, system, compat=quirks)
     except InfeasibleExecution:

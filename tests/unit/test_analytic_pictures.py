@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from search.closed_form.calculon.exploration import Space, explore
+from search.closed_form.files import calculon_system, load_application
 from search.closed_form.pictures import save_pictures
 from search.closed_form.questions import Answer, Part, Point
 
@@ -45,3 +49,41 @@ def test_lengths_of_bars_that_lack_the_last_part(tmp_path: Path) -> None:
     picture = (tmp_path / "breakdown.svg").read_text(encoding="utf-8")
     assert "3.125 s" in picture
     assert "1.625 s" in picture
+
+
+def test_a_map_of_degrees(tmp_path: Path) -> None:
+    """Every rate is in its cell; what cannot run and what does not exist look different."""
+    degrees = {(1, 1): 10.0, (1, 2): 12.5, (2, 1): None}
+    found = dataclasses.replace(answer(4, 0.08, {"forward": 1.0}), degrees=degrees)
+    save_pictures(str(tmp_path), [found], title="any", unit="processor", paths=(), formats=("svg",))
+    picture = (tmp_path / "degrees.svg").read_text(encoding="utf-8")
+    for words in (
+        *("10", "12.5", "pipeline degree, stages", "tensor degree, processors", "samples/s"),
+        *("none can run", "no such pair in the space", "the best of all"),
+    ):
+        assert f">{words}<" in picture
+    full = dataclasses.replace(found, degrees={(1, 1): 10.0, (1, 2): 12.5})
+    save_pictures(str(tmp_path), [full], title="any", unit="GPU", paths=(), formats=("svg",))
+    assert "none can run" not in (tmp_path / "degrees.svg").read_text(encoding="utf-8")
+
+
+def test_rates_of_degrees_are_the_best_of_all_executions() -> None:
+    """Of each pair what the best of its points has, whatever bounds a search uses."""
+    space = Space(num_procs=8, max_batch=16, offload=False)
+    points: list[tuple[int, int, float]] = []
+
+    def collect(executions: Any, outcomes: Any) -> None:
+        columns = executions["tensor_par"], executions["pipeline_par"]
+        points.extend(zip(*columns, outcomes["sample_rate_per_s"], strict=True))
+
+    documents = load_application("gpt-6.7b").application, calculon_system("a100")
+    explore(*documents, space, each=collect)
+    best: dict[tuple[int, int], float] = {}
+    for t, p, rate in points:
+        best[int(t), int(p)] = max(best.get((int(t), int(p)), 0.0), float(rate))
+    found = explore(*documents, space, top=1, degrees=True, threads=2)
+
+    kept = {pair: row.sample_rate_per_s for pair, row in found.degrees.items() if row is not None}
+    assert kept == best
+    assert len(best) > 4
+    assert found.top == explore(*documents, space, top=1).top

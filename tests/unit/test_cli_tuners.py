@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.tuners_vs_exhaustive import APPLICATION, SPACE, SYSTEM
-from search.closed_form.tuners import tune
+from search.closed_form.calculon import Application, System
+from search.closed_form.tuners import load_space, tune
+from search.closed_form.tuners.tune import Pricer
 from search.commands.explore import run
 
 
@@ -64,10 +67,63 @@ def test_a_tuner_and_its_seed(
     assert "a better one may exist" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["--tuner", "random", "--threads", "2"]])
+def test_the_best_of_a_space(
+    arguments: list[str], more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--top ranks as many as are asked for, the first of them the best: as all points, sorted."""
+    assert run([*arguments, *more, "--top", "5", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    space = load_space(SPACE)
+    every = Pricer(
+        application=Application(**APPLICATION),
+        system=System.model_validate(SYSTEM),
+        space=space,
+        objective="rate",
+    ).price(space.digits(np.arange(space.size)))
+    rates = np.sort(every.outcomes["sample_rate_per_s"][every.outcomes["ok"] != 0])[::-1]
+
+    assert [point["sample_rate_per_s"] for point in found["top"]] == rates[:5].tolist()
+    assert found["top"][0] == found["best"]
+    assert len({str(point["execution"]) for point in found["top"]}) == 5
+    assert run([*arguments, *more, "--top", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "the best 5" in shown
+    (last,) = (line for line in shown.splitlines() if line.startswith("5 "))
+    assert last.split()[1] == f"{rates[4]:.5g}"
+
+
+def test_a_point_that_is_asked_for_again_is_ranked_once() -> None:
+    """Tuners that learn come back to points; a record of parts is that of the whole."""
+    space = load_space(SPACE)
+    pricer = Pricer(
+        application=Application(**APPLICATION),
+        system=System.model_validate(SYSTEM),
+        space=space,
+        objective="rate",
+        top=4,
+    )
+    digits = space.digits(np.random.default_rng(0).permutation(space.size))
+    whole, parts, again = pricer.record(), pricer.record(), pricer.record()
+    whole.add(pricer.price(digits))
+    for rows in np.array_split(digits, 7):
+        part = pricer.record()
+        part.add(pricer.price(rows))
+        parts.join(part)
+    for row in [*digits[:64], *digits[:64]]:
+        again.add(pricer.price(row[None]))
+    few = pricer.record()
+    few.add(pricer.price(digits[:64]))
+
+    assert parts.ranked == whole.ranked
+    assert again.ranked == few.ranked
+    assert len(few.ranked) == 4
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["--top", "3"], 2, "--top does not go with --space"),
+        (["--top", "0"], 2, "--top: expected an integer"),
         (["--max-batch", "8"], 2, "--max-batch does not go with --space"),
         (["--frontier"], 2, "--frontier does not go with --space"),
         (["--no-offload"], 2, "--offload does not go with --space"),

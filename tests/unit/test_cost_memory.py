@@ -279,3 +279,31 @@ def test_turning_the_shared_buffer_off_never_lowers_a_stage(
     on, off = stages(True), stages(False)
     assert len(on) == num_stages
     assert all(x >= y for x, y in zip(off, on, strict=True))
+
+
+def test_the_shared_buffer_stays_while_other_layers_have_their_peak() -> None:
+    """So a stage of unlike layers is smaller without it, by the buffer; a uniform one is not."""
+    gathered = 4 * 1024 * 512 * 2  # samples of a rank, tokens, hidden size, bytes
+
+    def allocated(buffer: bool, *layers: LayerStrategy) -> int:
+        plan = Plan(
+            world_size=8,
+            num_stages=1,
+            stage_sizes=(4,),
+            layers=layers,
+            vocab=VocabStrategy(),
+            global_batch=16,
+            num_microbatches=1,
+        )
+        options = SearchOptions(time_profile_mode="batch", global_memory_buffer=buffer)
+        model = CostModel(toy_spec(), toy_model(), toy_hardware(), options)
+        (stage,) = predict(model, plan, 2.0**40).stages
+        return stage.allocated_bytes
+
+    gathers, keeps_less = LayerStrategy(tp=2), LayerStrategy(checkpoint=True)
+    saved = [
+        allocated(True, *layers) - allocated(False, *layers)
+        for layers in ((gathers,) * 4, (gathers, gathers, keeps_less, keeps_less))
+    ]
+    assert saved[1] == gathered
+    assert saved[0] <= saved[1]

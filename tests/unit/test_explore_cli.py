@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autopar.documents import catalog
 from search.closed_form.calculon import evaluate
 from search.commands import estimate as cli_estimate
 from search.commands.explore import run
@@ -234,7 +237,9 @@ def test_pictures(capsys: Capture) -> None:
     written = {path.name for path in Path("one").iterdir()}
 
     assert written == {
-        f"{name}.{kind}" for name in ("breakdown", "scaling", "frontier") for kind in ("png", "svg")
+        f"{name}.{kind}"
+        for name in ("breakdown", "scaling", "frontier", "degrees")
+        for kind in ("png", "svg")
     }
     for name in sorted(written):
         content = (Path("one") / name).read_bytes()
@@ -251,3 +256,77 @@ def test_pictures(capsys: Capture) -> None:
     assert "wrote sweep/sweep.svg" in capsys.readouterr().err
     assert run([*calculon(Path()), "--plot", "machine.json"]) == 2
     assert "machine.json is a file, expected a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--json", "small.json"], "--json: small.json is what the command reads"),
+        (["--all", "./machine.json"], "--all: ./machine.json is what the command reads"),
+        (["--json", "a.csv.part", "--all", "a.csv"], "--json: a.csv.part is the file of --all too"),
+        (["--json", "a.csv", "--all", "a.csv"], "--json: a.csv is the file of --all too"),
+        (["--json", "degrees.png", "--plot", "."], "--plot: ./degrees.png is the file of --json"),
+        (["--json", "sweep.svg", "--plot", ".", "--plot-format", "both"], "--plot: ./sweep.svg"),
+    ],
+)
+def test_no_output_is_an_input_or_another_output(
+    words: list[str], sentence: str, capsys: Capture
+) -> None:
+    """Refused before the search, and every file is as it was."""
+    asked = calculon(Path())
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert run([*asked, *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_outputs_of_the_other_model_and_of_a_space(capsys: Capture) -> None:
+    """The same where a candidate or the points of a file are searched."""
+    assert run([*tensor2d(Path()), "--json", "gpus.json"]) == 2
+    assert "--json: gpus.json is what the command reads" in capsys.readouterr().err
+    Path("space.json").write_text("{}")
+    words = ["--application", "gpt2-xl", "--system", "a100", "--space", "space.json"]
+    assert run(["calculon", *words, "--json", "space.json"]) == 2
+    assert "--json: space.json is what the command reads" in capsys.readouterr().err
+    assert Path("space.json").read_text() == "{}"
+
+
+def test_outputs_of_one_execution(capsys: Capture) -> None:
+    """Neither its documents, nor one file for two answers; shipped files are inputs as well."""
+    calculon(Path())
+    words = ["calculon", "--application", "small.json", "--system", "machine.json"]
+    shipped = str(catalog.find_document("executions", "execution", "1x8-tp8"))
+    words = [*words, "--execution", shipped]
+    for more, sentence in (
+        (["--json", "machine.json"], "--json: machine.json is what the command reads"),
+        (["--peers", "small.json"], "--peers: small.json is what the command reads"),
+        (["--peers", shipped], "is what the command reads"),
+        (["--json", "a.json", "--peers", "a.json"], "--peers: a.json is the file of --json too"),
+    ):
+        assert cli_estimate.run([*words, *more]) == 2
+        assert sentence in capsys.readouterr().err
+    assert cli_estimate.run(["--validate", "--system", "machine.json", "--json", "machine.json"])
+    assert "--json: machine.json is what the command reads" in capsys.readouterr().err
+    tensor2d(Path())
+    two = ["tensor2d", "--model", "model.json", "--system", "gpus.json", "--strategy", "1d"]
+    two = [*two, "--config", "dp=1,tp=4,pp=2,mbs=1", "--batch", "8", "--json", "gpus.json"]
+    assert cli_estimate.run(two) == 2
+    assert "--json: gpus.json is what the command reads" in capsys.readouterr().err
+    assert not Path("a.json").exists()
+
+
+def test_outputs_to_devices_and_pipes(capsys: Capture) -> None:
+    """Written to as they are, and still there; two options may have the same device."""
+    os.mkfifo("pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()))
+    reader.start()
+    words = ["--json", "/dev/null", "--all", "/dev/null"]
+    assert run([*calculon(Path()), *words]) == 0
+    assert run([*calculon(Path()), "--all", "pipe", "--top", "1"]) == 0
+    reader.join(10)
+    capsys.readouterr()
+
+    assert Path("/dev/null").is_char_device()
+    assert Path("pipe").is_fifo()
+    assert read[0].startswith(b"num_procs,")

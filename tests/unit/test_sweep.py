@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import DocumentError, OptionError
+from search.closed_form import MOST_SEARCHES as MOST
 from search.closed_form.calculon import Application, System
-from search.closed_form.questions import MOST, Axis, parse_axis, variants
+from search.closed_form.questions import Axis, parse_axis, variants
 from tests.parity.test_calculon_engine import APPLICATION, SYSTEM
 
 DOCUMENTS = {

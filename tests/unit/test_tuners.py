@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.calculon.engine import REASONS
 from search.closed_form.native import OBJECTIVES, Objective
 from search.closed_form.tuners import TunerName, load_space, tune
+from search.closed_form.tuners.packages import _EXTRAS, RAY_SEARCHES
 from search.closed_form.tuners.tune import Pricer, Record, draw_sample, price_all, price_range
 from tests.oracles.calculon import evaluate
+from tests.warm import ROOT
 
 SMALL = SPACE | {
     "tensor_par": [2, 8],
@@ -379,3 +383,30 @@ def test_every_field_of_an_execution_has_a_domain() -> None:
         "num_procs",
         "training",
     }
+
+
+def test_extras_hold_what_is_said_to_install() -> None:
+    """Every extra that pages and sentences name exists, and has the packages of its tuner."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: {re.split(r"[\[<>=]", requirement)[0] for requirement in requirements}
+        for name, requirements in project["optional-dependencies"].items()
+    }
+    texts = [
+        ROOT / "docs" / "tuners.md",
+        ROOT / "search" / "closed_form" / "tuners" / "packages.py",
+    ]
+    named = {
+        word
+        for path in texts
+        for word in re.findall(r"autopar\[([a-z]+)\]", path.read_text(encoding="utf-8"))
+    }
+    assert named >= {"ray", "smac", "hyperopt"}
+    assert named <= set(extras)
+    assert extras["ray"] >= {"ray", "optuna"}
+    assert extras["hyperopt"] >= {"ray", "hyperopt"}
+    assert extras["smac"] >= {"smac"}
+    packages = set(RAY_SEARCHES) - {"random"}
+    assert {name: name in extras[_EXTRAS[name]] for name in packages} == dict.fromkeys(
+        packages, True
+    )

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "closed_form/halt.hpp"
 #include "closed_form/machine.hpp"
 #include "closed_form/quirks.hpp"
 
@@ -182,6 +183,6 @@ struct Outcome {
 // Prices executions in any order; blocks that repeat are computed once. `statistics`: a row of
 // kNumStatistics for each, or null.
 void evaluate_many(const Model& model, const Execution* executions, std::size_t count, int threads,
-                   Outcome* outcomes, double* statistics);
+                   Outcome* outcomes, double* statistics, const Halt& halt = kGoOn);
 
 }  // namespace autopar::analytic::calculon

@@ -142,8 +142,9 @@ class Frontier {
 // One pair of tensor and pipeline degrees.
 class Search {
  public:
-  Search(const Model& model, const Space& space, const Want& want)
-      : model_(model), space_(space), want_(want), best_(want) {}
+  // `priced`: else points are counted alone.
+  Search(const Model& model, const Space& space, const Want& want, const Halt& halt, bool priced)
+      : model_(model), space_(space), want_(want), halt_(halt), priced_(priced), best_(want) {}
 
   Found run(std::int32_t tensor, std::int32_t pipeline) {
     const std::int64_t model_procs = std::int64_t{tensor} * pipeline;
@@ -232,6 +233,7 @@ class Search {
         if (!(fused ? space_.fused_on : space_.fused_off)) continue;
         x_.fused_activation = fused;
         for (const std::int32_t b : microbatches_) {
+          if (halt_.asked()) return;
           x_.microbatch_size = b;
           point();
         }
@@ -248,6 +250,7 @@ class Search {
     const std::int64_t ways = per_offload * offloads * static_cast<std::int64_t>(chunks_.size());
     found_.counts.considered += ways * networks_per_point_;
     found_.counts.network += ways * (networks_per_point_ - legal_networks_);
+    if (!priced_) return;
     for (const Nets& nets : networks_) {
       x_.tensor_par_net = nets.tensor;
       x_.pipeline_par_net = nets.rest.front().first;
@@ -263,6 +266,7 @@ class Search {
       const Block block = model_.block(x_, whole);
       const Vocab vocab = model_.vocab(x_, whole);
       for (const std::int32_t v : chunks_) {
+        if (halt_.asked()) return;
         x_.pipeline_interleaving = v;
         Shape shape = whole;
         shape.chunks = v;
@@ -329,6 +333,8 @@ class Search {
   const Model& model_;
   const Space& space_;
   const Want& want_;
+  const Halt& halt_;
+  bool priced_;
   Execution x_{};
   std::vector<std::int32_t> chunks_, microbatches_;
   std::vector<Nets> networks_;
@@ -358,8 +364,14 @@ std::vector<std::pair<std::int32_t, std::int32_t>> degree_pairs(const Model& mod
 }
 
 Found explore(const Model& model, const Space& space, std::int32_t tensor, std::int32_t pipeline,
-              const Want& want) {
-  return Search(model, space, want).run(tensor, pipeline);
+              const Want& want, const Halt& halt) {
+  return Search(model, space, want, halt, true).run(tensor, pipeline);
+}
+
+std::int64_t count_points(const Model& model, const Space& space, std::int32_t tensor,
+                          std::int32_t pipeline) {
+  const Want nothing;
+  return Search(model, space, nothing, kGoOn, false).run(tensor, pipeline).counts.considered;
 }
 
 double bound_of(const Found& found, const Want& want) {

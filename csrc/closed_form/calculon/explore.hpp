@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "closed_form/calculon/calculon.hpp"
+#include "closed_form/halt.hpp"
 
 namespace autopar::analytic::calculon {
 
@@ -56,7 +57,10 @@ struct Found {
 std::vector<std::pair<std::int32_t, std::int32_t>> degree_pairs(const Model& model,
                                                                 const Space& space);
 Found explore(const Model& model, const Space& space, std::int32_t tensor, std::int32_t pipeline,
-              const Want& want);
+              const Want& want, const Halt& halt = kGoOn);
+// The points that `explore` would consider, none of them priced.
+std::int64_t count_points(const Model& model, const Space& space, std::int32_t tensor,
+                          std::int32_t pipeline);
 // What a point must beat to be among the best, as `Want::bound` has it.
 double bound_of(const Found& found, const Want& want);
 // Adds best points, frontier and counts of a part (not all of its points); the result does not

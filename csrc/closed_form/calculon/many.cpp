@@ -105,10 +105,10 @@ Reason price(const Model& model, const Execution& x, Blocks& blocks, Outcome& ou
 }  // namespace
 
 void evaluate_many(const Model& model, const Execution* executions, std::size_t count, int threads,
-                   Outcome* outcomes, double* statistics) {
+                   Outcome* outcomes, double* statistics, const Halt& halt) {
   const auto work = [&](std::size_t begin, std::size_t end) {
     Blocks blocks;
-    for (std::size_t i = begin; i < end; ++i) {
+    for (std::size_t i = begin; i < end && !halt.asked(); ++i) {
       Outcome& out = outcomes[i];
       out = Outcome{};
       double* row = statistics ? statistics + i * kNumStatistics : nullptr;

@@ -14,6 +14,9 @@ namespace {
 constexpr std::int64_t kSmallestShard = 128;  // rows or columns that a GPU has at least
 constexpr std::int64_t kSmallestPanel = 512;
 
+// Numbers in the lists of all parts, of which each placement is one: some 16 bytes each.
+constexpr std::uint64_t kMostListed = 30'000'000;
+
 using Numbers = std::vector<std::int64_t>;
 
 Numbers divisors(std::int64_t number) {
@@ -69,7 +72,8 @@ std::vector<Corner> corners_of(const Engine& engine, std::int64_t columns, std::
   return found;
 }
 
-Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows) {
+Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows, std::uint64_t& listed,
+             const Halt& halt) {
   Part part{columns, rows, corners_of(engine, columns, rows), {}, {1}};
   const Model& m = engine.model();
   const std::int64_t ranks = engine.num_gpus() / (columns * rows), batch = engine.batch();
@@ -77,6 +81,7 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows) {
     if (ranks % pipeline || m.depth % pipeline) continue;
     Stage stage{pipeline, ranks / pipeline, {}};
     if (stage.data > batch || batch % stage.data) continue;
+    if (listed > kMostListed || halt.asked()) break;
     for (const Corner& corner : part.corners) {
       Numbers inside;
       if (corner.left == 0) {
@@ -87,6 +92,7 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows) {
             inside.push_back(near);
       }
       stage.placements += inside.size();
+      listed += inside.size() + 3;  // a list of none has its three pointers
       stage.data_in_domain.push_back(std::move(inside));
     }
     part.stages.push_back(std::move(stage));
@@ -96,22 +102,39 @@ Part part_of(const Engine& engine, std::int64_t columns, std::int64_t rows) {
   return part;
 }
 
-std::vector<Part> parts_of(const Engine& engine) {
+// Adds up in `listed` what the lists hold, and ends early where that is too much.
+std::vector<Part> parts_of(const Engine& engine, std::uint64_t& listed, const Halt& halt) {
   const Model& m = engine.model();
   const std::int64_t n = engine.num_gpus();
   std::vector<Part> parts;
   for (const std::int64_t columns : divisors(n)) {
     if (m.heads % columns || m.hidden % columns) continue;
     if (engine.strategy() == k1d) {
-      if (3 * m.hidden / columns >= kSmallestShard) parts.push_back(part_of(engine, columns, 1));
+      if (3 * m.hidden / columns >= kSmallestShard)
+        parts.push_back(part_of(engine, columns, 1, listed, halt));
       continue;
     }
     if (m.hidden / columns < kSmallestShard) continue;
     for (const std::int64_t rows : divisors(n / columns))
       if (m.seq / rows >= kSmallestShard && (engine.strategy() != k2d || m.hidden % rows == 0))
-        parts.push_back(part_of(engine, columns, rows));
+        parts.push_back(part_of(engine, columns, rows, listed, halt));
   }
   return parts;
+}
+
+// The candidates of all parts, none of them priced; counted until they are more than `most`.
+std::uint64_t count_of(const Engine& engine, const std::vector<Part>& parts,
+                       const Numbers& microbatches, std::uint64_t most, const Halt& halt) {
+  std::uint64_t count = 0;
+  for (const Part& part : parts)
+    for (const std::int64_t microbatch : microbatches) {
+      if (count > most || halt.asked()) return count;
+      if (!engine.tokens_divide(microbatch, part.columns, part.rows)) continue;
+      for (const Stage& stage : part.stages)
+        if (engine.batch() / stage.data % microbatch == 0)
+          count += stage.placements * part.panels.size();
+    }
+  return count;
 }
 
 // The best of what was offered, exactly: the order is total, and no candidate comes twice.
@@ -164,13 +187,13 @@ class Best {
 
 class Search {
  public:
-  Search(const Engine& engine, std::size_t top, Objective objective, bool all)
-      : engine_(engine), objective_(objective), all_(all), best(top, objective) {}
+  Search(const Engine& engine, std::size_t top, Objective objective, bool all, const Halt& halt)
+      : engine_(engine), objective_(objective), all_(all), halt_(halt), best(top, objective) {}
 
   void search(const Part& part, const Numbers& microbatches) {
     const Reason reason = engine_.check_tensors(part.columns, part.rows);
     for (const std::int64_t microbatch : microbatches)
-      if (engine_.tokens_divide(microbatch, part.columns, part.rows))
+      if (!halt_.asked() && engine_.tokens_divide(microbatch, part.columns, part.rows))
         search(part, microbatch, reason);
   }
 
@@ -223,7 +246,7 @@ class Search {
         alive.push_back(stage);
       }
     }
-    for (std::size_t i = 0; i < part.corners.size() && !alive.empty(); ++i) {
+    for (std::size_t i = 0; i < part.corners.size() && !alive.empty() && !halt_.asked(); ++i) {
       const Corner& corner = part.corners[i];
       c.nv_tp1 = narrow(corner.columns);
       c.nv_tp2 = narrow(corner.rows);
@@ -247,6 +270,7 @@ class Search {
   const Engine& engine_;
   Objective objective_;
   bool all_;
+  const Halt& halt_;
 
  public:
   Best best;
@@ -256,15 +280,22 @@ class Search {
 }  // namespace
 
 Exploration explore(const Engine& engine, std::size_t top, Objective objective, bool all,
-                    int threads) {
-  const std::vector<Part> parts = parts_of(engine);
-  const Numbers microbatches = divisors(engine.batch());
-  std::atomic<std::size_t> next{0};
+                    int threads, std::uint64_t most, const Halt& halt) {
   Exploration total;
+  std::uint64_t listed = 0;
+  const std::vector<Part> parts = parts_of(engine, listed, halt);
+  const Numbers microbatches = divisors(engine.batch());
+  const std::uint64_t count = count_of(engine, parts, microbatches, most, halt);
+  if (count > most || listed > kMostListed) {
+    total.candidates = count;
+    total.too_many = true;
+    return total;
+  }
+  std::atomic<std::size_t> next{0};
   Best best(top, objective);
   std::mutex mutex;
   const auto work = [&] {
-    Search search(engine, top, objective, all);
+    Search search(engine, top, objective, all, halt);
     for (std::size_t i = next++; i < parts.size(); i = next++)
       search.search(parts[i], microbatches);
     const std::lock_guard lock(mutex);

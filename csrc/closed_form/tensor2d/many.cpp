@@ -49,10 +49,10 @@ Answer evaluate(const Engine& engine, const Candidate& candidate, const Way& way
 }
 
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
-                   int threads, Outcome* outcomes, double* statistics) {
+                   int threads, Outcome* outcomes, double* statistics, const Halt& halt) {
   const auto work = [&](std::size_t begin, std::size_t end) {
     Works works(end - begin);
-    for (std::size_t i = begin; i < end; ++i) {
+    for (std::size_t i = begin; i < end && !halt.asked(); ++i) {
       const Candidate& c = candidates[i];
       Outcome& out = outcomes[i];
       out = Outcome{};

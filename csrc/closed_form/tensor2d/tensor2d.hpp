@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "closed_form/halt.hpp"
 #include "closed_form/quirks.hpp"
 
 namespace autopar::analytic::tensor2d {
@@ -233,7 +234,7 @@ struct Outcome {
 // Prices candidates in any order; layers that repeat are computed once. `statistics`: a row of
 // kNumStatistics for each, or null.
 void evaluate_many(const Engine& engine, const Candidate* candidates, std::size_t count,
-                   int threads, Outcome* outcomes, double* statistics);
+                   int threads, Outcome* outcomes, double* statistics, const Halt& halt = kGoOn);
 
 struct Found {
   Candidate candidate;
@@ -246,10 +247,12 @@ struct Exploration {
   std::uint64_t candidates = 0, feasible = 0;
   std::uint64_t bounded = 0;  // feasible, not priced because of a bound; differs with threads
   std::array<std::uint64_t, kNumReasons> rejected{};
+  bool too_many = false;  // `candidates` are more than were allowed, and none is searched
 };
 
-// Searches every candidate of the engine's strategy, GPUs and batch; exact for any `top`.
+// Searches every candidate of the engine's strategy, GPUs and batch; exact for any `top`. More than
+// `most` are counted, as far as that, and not searched.
 Exploration explore(const Engine& engine, std::size_t top, Objective objective, bool all,
-                    int threads);
+                    int threads, std::uint64_t most = UINT64_MAX, const Halt& halt = kGoOn);
 
 }  // namespace autopar::analytic::tensor2d

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from autopar.documents.checks import StrictObject, key_error
+from autopar.documents.checks import StrictObject, key_error, number
 from autopar.documents.json import shorten
 from autopar.units import GIB
+from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 __all__ = ["CHOICES", "DATATYPE_BYTES", "OPERATIONS", "Application", "Execution", "System"]
 
@@ -114,9 +115,9 @@ class Execution(StrictObject):
         return {**data, "num_procs": math.prod(degrees)}
 
 
-_Positive = Annotated[float, Field(gt=0, ge=1e-15, le=1e15)]
+_Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
 """Rates that leave times finite and above 0."""
-_Share = Annotated[float, Field(gt=0, le=1)]
+_Share = Annotated[float, number(SMALLEST_RATE, 1)]
 _Curve = list[Annotated[list[float], Field(min_length=2, max_length=2)]]
 
 
@@ -126,7 +127,7 @@ class _Engine(StrictObject):
 
 
 class _Memory(StrictObject):
-    GiB: Annotated[float, Field(ge=0, le=1e15)]
+    GiB: Annotated[float, number(0, LARGEST_RATE)]
     GBps: _Positive
     MB_efficiency: _Curve
 
@@ -136,7 +137,7 @@ class _Network(StrictObject):
     efficiency: _Share
     size: _Count
     """Processors that it reaches."""
-    latency: Annotated[float, Field(ge=0, le=1e9)]
+    latency: Annotated[float, number(0, LONGEST_S)]
     """Once per operation, even of one without bytes."""
     ops: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]]
     """Operation -> (scalar, offset): traffic over g ranks is bytes * scalar * (1 + offset / g)."""
@@ -158,6 +159,13 @@ class _Network(StrictObject):
             if scalar is None or not scalar > 0:
                 raise key_error(
                     f"Invalid network scalar for {operation}: {scalar}", "ops", operation
+                )
+            if not SMALLEST_RATE <= scalar <= LARGEST_RATE or (offset or 0.0) > LARGEST_RATE:
+                raise key_error(
+                    f"the value is {shorten([scalar, offset])}, expected a scalar from "
+                    f"{SMALLEST_RATE:g} to {LARGEST_RATE:g} and an offset of at most the latter",
+                    "ops",
+                    operation,
                 )
             if operation == "p2p" and offset is not None:
                 raise key_error(f"Can't give offset for {operation}", "ops", operation)
@@ -209,3 +217,5 @@ def _check_curve(curve: _Curve, *key: str) -> None:
         raise key_error(f"the sizes are {shorten(sizes)}, expected a descending list", *key)
     if any(not 0 < share <= 1 for _, share in curve):
         raise key_error("an efficiency is not in (0, 1]", *key)
+    if any(share < SMALLEST_RATE for _, share in curve):
+        raise key_error(f"an efficiency is below {SMALLEST_RATE:g}", *key)

@@ -24,11 +24,14 @@ from search.closed_form.calculon.documents import (
     System,
 )
 from search.closed_form.native import (
+    LARGEST,
     Switches,
+    array_of,
     check_names,
     check_threads,
     given_rows,
     integers,
+    interruptible,
     packed_rows,
 )
 
@@ -314,7 +317,7 @@ def evaluate(
     system = load_document(System, system)
     model = open_model(application, system, compat)
     row = _pack_one(execution)
-    outcomes, table = model.evaluate_many(row, 1, True)
+    outcomes, table = model.evaluate_many(row, 1, True, native.GO_ON)
     outcome, quirks = outcomes[0], Quirks.of(compat)
     if not outcome["ok"]:
         raise refusal(
@@ -364,7 +367,10 @@ def evaluate_many(
     a = load_document(Application, application)
     s = load_document(System, system)
     packed = pack_executions(executions)
-    found, _ = open_model(a, s, compat).evaluate_many(packed, threads, False)
+    model = open_model(a, s, compat)
+    found, _ = interruptible(
+        lambda halt: model.evaluate_many(packed, threads, False, halt), rows=packed.size
+    )
     result = np.zeros(found.shape, dtype=OUTCOME)  # empty fills objects one by one
     for name in ("total_time_s", "tier1_bytes", "tier2_bytes", "sample_rate_per_s"):
         result[name] = found[name]
@@ -491,8 +497,18 @@ def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
     degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
     # three degrees say the processors, as they do in a document
     if "num_procs" not in given and all(name in given for name in degrees):
-        t, p, d = (np.asarray(given[name]) for name in degrees)
-        given["num_procs"] = t * p * d
+        t, p, d = (_column(name, given[name]).astype(np.float64) for name in degrees)
+        try:
+            # of floats, since a product of integers would wrap
+            product = t * p * d
+        except ValueError:
+            product = t  # of other lengths, which is said of all columns together
+        if (product > LARGEST).any():
+            raise InputError(
+                f"executions.num_procs: tensor_par * pipeline_par * data_par is "
+                f"{product.max():.10g}, expected {LARGEST} at most"
+            )
+        given["num_procs"] = product.astype(np.int64)
     check_names("executions", given, dict.fromkeys(_NAMES))
     return packed_rows(
         "executions", EXECUTION, {name: _column(name, given[name]) for name in _NAMES}
@@ -500,7 +516,7 @@ def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _column(name: str, values: Any) -> NDArray[Any]:
-    array = np.asarray(values)
+    array = array_of(f"executions.{name}", values)
     kind = EXECUTION[name]
     if name in CHOICES and array.dtype.kind in "UO":
         codes = {word: code for code, word in enumerate(CHOICES[name])}

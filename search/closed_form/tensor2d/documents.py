@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from autopar.documents.checks import StrictObject, Value, key_error
+from autopar.documents.checks import StrictObject, Value, key_error, number
+from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 __all__ = [
     "ATTENTIONS",
@@ -26,9 +27,10 @@ ATTENTIONS: tuple[Attention, ...] = ("flash", "plain", "summa")
 """Without scores in memory; with them; with them and products that are SUMMA, too."""
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
-_Positive = Annotated[float, Field(gt=0)]
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Latency = Annotated[float, Field(ge=0)]
+# beyond these a time would be infinite, or no number, and no order is right
+_Positive = Annotated[float, number(SMALLEST_RATE, LARGEST_RATE)]
+_Share = Annotated[float, number(SMALLEST_RATE, 1)]
+_Latency = Annotated[float, number(0, LONGEST_S)]
 
 
 class Model(StrictObject):
@@ -64,6 +66,11 @@ class Model(StrictObject):
 
     @model_validator(mode="after")
     def _groups(self) -> Model:
+        if self.e < self.h:
+            raise key_error(
+                f"the value is {self.e}, expected at least h = {self.h}: heads would have no width",
+                "e",
+            )
         if self.h % self.key_heads:
             raise key_error(
                 f"the value is {self.kv_heads}, expected a divisor of h = {self.h}", "kv_heads"

@@ -27,6 +27,7 @@ from search.closed_form.native import (
     check_threads,
     given_rows,
     integers,
+    interruptible,
     packed_rows,
 )
 from search.closed_form.tensor2d.documents import (
@@ -326,7 +327,10 @@ def evaluate_many(
     check_threads(threads)
     known, machine = known_model(model, compat), load_document(System, system)
     engine = native_engine(strategy, known, n_gpus, global_batch_size, machine, Quirks.of(compat))
-    found, _ = engine.evaluate_many(pack_candidates(strategy, candidates), threads, False)
+    packed = pack_candidates(strategy, candidates)
+    found, _ = interruptible(
+        lambda halt: engine.evaluate_many(packed, threads, False, halt), rows=packed.size
+    )
     result = np.zeros(found.shape, dtype=OUTCOME)
     result["ok"] = found["ok"]
     result["reason"] = np.array(REASONS, dtype=object)[found["reason"]]

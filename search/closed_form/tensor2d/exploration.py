@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,12 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
+from autopar.errors import InputError
+from search.closed_form import (
+    MOST_BATCH,
+    MOST_KEPT,
+    MOST_PLACEMENTS,
+    MOST_POINTS,
+    MOST_PROCESSORS,
+    MOST_TOP,
+)
 from search.closed_form.native import (
+    GO_ON,
     OBJECTIVES,
     Objective,
     check_choice,
     check_count,
     check_threads,
+    interruptible,
 )
 from search.closed_form.tensor2d.documents import Model, Strategy, System
 from search.closed_form.tensor2d.engine import (
@@ -90,6 +100,12 @@ def fastest_placement(
     names = tuple(f"nv_{group}" for group in groups)
     alone = price(dict.fromkeys(names, 1))  # says what is wrong with the degrees
     dims = tuple(config[group] for group in groups)
+    ways = math.prod(len(divisors(dim)) for dim in dims)
+    if ways > MOST_PLACEMENTS:
+        raise InputError(
+            f"degrees with so many divisors have up to {ways:,} placements, expected "
+            f"{MOST_PLACEMENTS:,} at most; give the placement"
+        )
     # where none fills a domain, all that fit
     inside = assignments(dims, domain) or [
         choice for choice in itertools.product(*map(divisors, dims)) if math.prod(choice) <= domain
@@ -162,16 +178,18 @@ def survey(
     threads: int = 1,
     objective: Objective = "rate",
     keep_all: bool = False,
+    halt: Any = None,
 ) -> Survey:
     """Return the best candidates of the whole space, and how many there are of which kind.
 
     top : how many, exactly the best ones, none twice.
     objective : `rate` and `time` are one order, as the batch is given; `memory` is the least.
     keep_all : add every feasible candidate with its time and memory; none is then skipped.
+    halt : a `native.Halt`; asked from another thread, the answer is of a part of the space.
 
     Raises
     ------
-    InputError: a document, a number or a word is not what it can be.
+    InputError: a document, a number or a word is not what it can be, or the space is too large.
     """
     known, machine, batch = (
         known_model(model, compat),
@@ -179,15 +197,31 @@ def survey(
         global_batch_size,
     )
     check_threads(threads)
-    check_count("top", top, "at least 0", 0, sys.maxsize)
+    check_count("top", top, f"0 to {MOST_TOP}", 0, MOST_TOP)
+    for name, value, largest in (
+        ("n_gpus", n_gpus, MOST_PROCESSORS),
+        ("batch", batch, MOST_BATCH),
+    ):
+        check_count(name, value, f"an integer from 1 to {largest}", 1, largest)
     check_choice("objective", objective, OBJECTIVES)
     quirks = Quirks.of(compat)
     engine = native_engine(strategy, known, n_gpus, batch, machine, quirks)
     # a batch is given: the fewest seconds are the most samples per second
-    found = engine.explore(top, objective == "memory", keep_all, threads)
+    most = MOST_KEPT if keep_all else MOST_POINTS
+
+    def search(end: Any) -> Any:
+        return engine.explore(top, objective == "memory", keep_all, threads, most, end)
+
+    found = interruptible(search) if halt is None else search(halt)
+    if found["too_many"]:
+        kept = ", and all are kept (as --all, --frontier and --plot ask)" if keep_all else ""
+        raise InputError(
+            f"the space of {strategy} on {n_gpus} GPUs has more than {most:,} candidates{kept}; "
+            "take numbers of GPUs, samples or layers with fewer divisors, or a smaller nvlink_size"
+        )
     # searches keep candidates only: the best are priced again with all statistics
     packed = np.ascontiguousarray(found["best"]["candidate"])
-    _, rows = engine.evaluate_many(packed, 1, True)
+    _, rows = engine.evaluate_many(packed, 1, True, GO_ON)
     best = []
     for row, figures in zip(packed, rows, strict=True):
         config, placement = unpack_candidate(strategy, row)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from search.closed_form import MOST_KEPT, MOST_TOP
 from search.closed_form.calculon.documents import Application, System
 from search.closed_form.calculon.engine import Quirks
 from search.closed_form.native import OBJECTIVES, Objective, check_choice, check_count
@@ -70,6 +71,7 @@ def tune(
     objective: Objective = "rate",
     threads: int = 1,
     compat: bool | Quirks = False,
+    top: int = 1,
     ray: str | None = None,
     ray_search: str = "optuna",
     progress: Callable[[int, int], None] | None = None,
@@ -77,6 +79,7 @@ def tune(
     """Return the best execution that a tuner finds in a space.
 
     evaluations : points to price (default: `EVALUATIONS`); for `exhaustive` the most it may take.
+    top : points to return, none twice.
     seed : equal seeds give equal answers, whatever the tuner and the threads.
     ray : address of a Ray cluster, or 'local'; shards `exhaustive`, and is where `ray` runs
         (default: 'local').
@@ -101,9 +104,14 @@ def tune(
         ("seed", seed, 0),
     ):
         check_count(name, number, f"an integer of at least {least}", least, 2**32 - 1)
+    check_count("top", top, f"1 to {MOST_TOP}", 1, MOST_TOP)
     if ray is not None and tuner not in ("exhaustive", "ray"):
         raise InputError(f"ray: {tuner} does not run on Ray, expected the tuner exhaustive or ray")
     known = space if isinstance(space, TuningSpace) else load_space(space)
+    if tuner == "random" and count > MOST_KEPT:
+        raise InputError(
+            f"evaluations: the value is {count:,}, and random draws at most {MOST_KEPT:,} points"
+        )
     if tuner == "exhaustive" and known.size > count:
         raise InputError(
             f"space: it has {known.size:,} points, exhaustive takes at most {count:,}; shorten "
@@ -116,6 +124,7 @@ def tune(
         objective=objective,
         compat=compat,
         threads=threads,
+        top=top,
     )
     record: Record
     if tuner == "random":

@@ -117,7 +117,7 @@ def price_all_on_ray(
         # a task has one CPU
         shared = ray.put(dataclasses.replace(pricer, threads=1))
         task = ray.remote(num_cpus=1)(price_range)
-        record = Record()
+        record = pricer.record()
         parts = [
             task.remote(shared, begin, min(begin + step, size)) for begin in range(0, size, step)
         ]
@@ -154,7 +154,7 @@ def price_with_smac(
             f"SMAC3 is needed for this and cannot be imported ({error}); "
             "`pip install 'autopar[smac]'` installs it"
         ) from None
-    record = Record()
+    record = pricer.record()
     space = ConfigSpace.ConfigurationSpace(seed=seed)
     for domain in pricer.space.domains:
         last = len(domain.values) - 1
@@ -212,6 +212,8 @@ def price_with_smac(
 
 RAY_SEARCHES: dict[str, str] = {"optuna": "seed", "hyperopt": "random_state_seed", "random": ""}
 """Search algorithms of Ray Tune, and what each calls its seed."""
+_EXTRAS = {"optuna": "ray", "hyperopt": "hyperopt"}
+"""Search algorithms that are packages of their own, and the extras that have them."""
 _LONG = 16
 
 
@@ -243,7 +245,7 @@ def price_with_ray_tune(
         searcher = _searcher(tune, search, seed)
         free = [d for d in pricer.space.domains if len(d.values) > 1]
         where = {d.name: _parameter(tune, d) for d in free}
-        record = Record()
+        record = pricer.record()
 
         class Trial(tune.Trainable):  # type: ignore[name-defined, misc]
             """One point: answers with its cost, and with its digits for the record."""
@@ -313,10 +315,10 @@ def _searcher(tune: Any, search: str, seed: int) -> Any:
         return BasicVariantGenerator(random_state=seed, max_concurrent=1)
     try:
         __import__(search)
-    except ImportError:
+    except ImportError as error:
         raise InstallError(
-            f"--ray-search {search} needs the package {search}, which is not installed; "
-            f"`pip install {search}` installs it"
+            f"--ray-search {search} needs the package {search}, which cannot be imported "
+            f"({error}); `pip install 'autopar[{_EXTRAS[search]}]'` installs it"
         ) from None
     return tune.search.create_searcher(search, **{RAY_SEARCHES[search]: seed})
 

@@ -24,7 +24,7 @@ from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
 from search.closed_form.calculon.exploration import PricedExecution, priced_execution
-from search.closed_form.native import LARGEST, Objective
+from search.closed_form.native import GO_ON, LARGEST, Objective
 
 __all__ = [
     "CHUNK",
@@ -342,6 +342,8 @@ class Pricer:
     objective: Objective
     compat: bool | Quirks = False
     threads: int = 1
+    top: int = 1
+    """Points that a record keeps."""
 
     def __getstate__(self) -> dict[str, Any]:
         # a compiled model cannot be sent: each process opens its own
@@ -350,6 +352,10 @@ class Pricer:
     @cached_property
     def _model(self) -> Any:
         return open_model(self.application, self.system, self.compat)
+
+    def record(self) -> Record:
+        """Return a record of nothing yet."""
+        return Record(room=self.top)
 
     @cached_property
     def scale(self) -> float:
@@ -372,7 +378,7 @@ class Pricer:
     def price(self, digits: NDArray[np.int64]) -> Priced:
         """Return points, given as rows of digits, with their figures."""
         executions = self.space.executions(digits)
-        outcomes, _ = self._model.evaluate_many(executions, self.threads, False)
+        outcomes, _ = self._model.evaluate_many(executions, self.threads, False, GO_ON)
         time_s, first_bytes = outcomes["total_time_s"], outcomes["tier1_bytes"]
         sample_s = time_s / executions["batch_size"]
         order = {
@@ -408,9 +414,17 @@ class Record:
         default_factory=lambda: np.zeros(len(REASONS), dtype=np.int64)
     )
     """Points by the code of the reason why they are refused, 0 for those that run."""
-    best: PricedExecution | None = None
+    room: int = 1
+    """Points that are kept."""
+    ranked: list[tuple[float, float, PricedExecution]] = field(default_factory=list)
+    """(score, tie, point), the best first; of equal ones the first that was priced."""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     """(evaluations, score, tie) whenever a better point was found."""
+
+    @property
+    def best(self) -> PricedExecution | None:
+        """Return the best point."""
+        return self.ranked[0][2] if self.ranked else None
 
     @property
     def last(self) -> tuple[float, float]:
@@ -422,16 +436,44 @@ class Record:
         first = priced.scores[:, 0]
         # only where the least so far falls, or ties with it, can a row be better
         least = np.minimum.accumulate(np.minimum(first, self.last[0]))
-        better = None
         for row in np.flatnonzero((first == least) & np.isfinite(first)).tolist():
             score = (float(first[row]), float(priced.scores[row, 1]))
             if score < self.last:
                 self.steps.append((self.evaluations + row + 1, *score))
-                better = row
-        if better is not None:
-            self.best = priced_execution(priced.executions[better], priced.outcomes[better])
+        self._rank(self._best_of(priced))
         self.evaluations += len(first)
         self.counts += np.bincount(priced.outcomes["reason"], minlength=len(REASONS))
+
+    def _best_of(self, priced: Priced) -> list[tuple[float, float, PricedExecution]]:
+        """Return the points of these that may be kept, the best first."""
+        full = len(self.ranked) == self.room
+        limit = self.ranked[-1][0] if full else np.inf
+        rows = np.flatnonzero((priced.scores[:, 0] <= limit) & np.isfinite(priced.scores[:, 0]))
+        # lexsort sorts by its last key first, and leaves equal ones in their order
+        order = np.lexsort((priced.scores[rows, 1], priced.scores[rows, 0]))
+        # tuners that learn ask for points again: as many more as there are kept
+        return [
+            (
+                float(priced.scores[row, 0]),
+                float(priced.scores[row, 1]),
+                priced_execution(priced.executions[row], priced.outcomes[row]),
+            )
+            for row in rows[order][: 2 * self.room].tolist()
+        ]
+
+    def _rank(self, points: list[tuple[float, float, PricedExecution]]) -> None:
+        """Keep the best of what is kept and of these points, none twice."""
+        ranked: list[tuple[float, float, PricedExecution]] = []
+        seen: set[tuple[Any, ...]] = set()
+        # a stable sort: what came first stays in front of its equals
+        for point in sorted([*self.ranked, *points], key=lambda point: point[:2]):
+            if len(ranked) == self.room:
+                break
+            execution = tuple(point[2].execution.values())
+            if execution not in seen:
+                seen.add(execution)
+                ranked.append(point)
+        self.ranked = ranked
 
     def join(self, part: Record) -> None:
         """Take in the record of the points that come after these."""
@@ -439,8 +481,7 @@ class Record:
         for count, *score in part.steps:
             if tuple(score) < self.last:
                 self.steps.append((self.evaluations + count, score[0], score[1]))
-                # the last step of a part is its best
-                self.best = part.best
+        self._rank(part.ranked)
         self.evaluations += part.evaluations
         self.counts += part.counts
 
@@ -457,7 +498,7 @@ _COUNTABLE = 2**62
 
 def price_all(pricer: Pricer, progress: Callable[[int, int], None] | None = None) -> Record:
     """Return the record of every point of a space."""
-    record, size = Record(), pricer.space.size
+    record, size = pricer.record(), pricer.space.size
     for begin in range(0, size, CHUNK):
         record.join(price_range(pricer, begin, min(begin + CHUNK, size)))
         if progress is not None:
@@ -467,7 +508,7 @@ def price_all(pricer: Pricer, progress: Callable[[int, int], None] | None = None
 
 def price_range(pricer: Pricer, begin: int, end: int) -> Record:
     """Return the record of the points from one number to another, the last one left out."""
-    record = Record()
+    record = pricer.record()
     for start in range(begin, end, CHUNK):
         points = np.arange(start, min(start + CHUNK, end), dtype=np.int64)
         record.add(pricer.price(pricer.space.digits(points)))
@@ -481,7 +522,7 @@ def price_sample(
     progress: Callable[[int, int], None] | None = None,
 ) -> Record:
     """Return the record of points drawn evenly, none twice; of all, if there are not more."""
-    record = Record()
+    record = pricer.record()
     digits = draw_sample(pricer.space, evaluations, np.random.default_rng(seed))
     for begin in range(0, len(digits), CHUNK):
         record.add(pricer.price(digits[begin : begin + CHUNK]))
@@ -525,6 +566,8 @@ class TuningResult:
     tuner: str
     objective: Objective
     best: PricedExecution | None
+    top: tuple[PricedExecution, ...] = ()
+    """As many as were asked for, the best first."""
     evaluations: int
     space_size: int
     feasible: int
@@ -561,6 +604,7 @@ def result_of(tuner: str, objective: Objective, space: TuningSpace, record: Reco
         tuner=tuner,
         objective=objective,
         best=record.best,
+        top=tuple(point for _, _, point in record.ranked),
         evaluations=record.evaluations,
         space_size=space.size,
         feasible=int(record.counts[0]),
