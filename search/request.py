@@ -174,12 +174,17 @@ def load_inputs(
     InputError
         When an input is missing, unusable, or contradicts another; OptionError names the option.
     """
+    from autopar import estimate
+
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
+    if card is None or inputs.time_profiling_path is not None:
+        notes = estimate.check_rates(profile, spec, hardware)
+        profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.documents.hardware import (
+    BUSY,
     MAKE_HARDWARE,
     MAX_BYTES_PER_S,
     UNIT_FACTORS,
@@ -68,8 +69,6 @@ _DROP = 0.05
 """Larger messages may be this much faster before it is said, whatever the spread."""
 _UNIT_FACTOR = 4.0
 """Bandwidth and times of one group differ by more than this only where units are mixed up."""
-_BUSY = 2.5
-"""A slow-down above this says that the host was busy with something else."""
 
 
 def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -203,7 +202,7 @@ def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
         if entry.value < 1.0:
             problem = f"the value is {entry.written:.4g} and is read as 1"
             remedy = "nothing gets faster by sharing a device: measure it again"
-        elif entry.value > _BUSY:
+        elif entry.value > BUSY:
             problem = f"the value is {entry.written:.4g}, and 1.1 to 1.3 is usual"
             remedy = "the hosts may have been busy: measure it again"
         else:
