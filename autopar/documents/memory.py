@@ -256,13 +256,9 @@ def read_memory(
 
 def memory_doubts(path: Path, document: MemoryDocument) -> list[Doubt]:
     """Return the figures that contradict one another, of a file whose model is not known."""
-    found = []
-    for sequence_parallel in (False, True):
-        reader = _Reader(path, None, sequence_parallel, 4)
-        found += reader.doubts(
-            {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
-        )
-    return found
+    tables = {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
+    readers = (_Reader(path, None, with_sp, 4) for with_sp in (False, True))
+    return [doubt for reader in readers for doubt in reader.doubts(tables)]
 
 
 class _Reader:
