@@ -187,7 +187,7 @@ def gpu_clocks(uuid: str | None) -> Metadata:
     if len(values) == len(keys):
         for key, value in zip(keys, values, strict=True):
             # words such as [N/A] stand for what a GPU does not tell
-            if re.fullmatch(r"\d+(\.\d+)?", value):
+            if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
                 # nvidia-smi says MHz
                 found[key] = float(value) * (1e6 if key.endswith("_hz") else 1.0)
             elif key == "persistence":
@@ -251,7 +251,7 @@ _VARIABLES = re.compile(
 )
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$|_AUTH")
 _SECRET_VALUE = re.compile(
-    r"\w://[^/\s]*:[^/\s]*@|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w-])"
+    r"\w://[^/\s]*:[^/\s]*@|(?<![\w-])(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}(?![\w-])"
 )
 _HIDDEN = "(hidden)"
 
@@ -317,7 +317,7 @@ def check_torch_version(version: str) -> None:
     ------
     InstallError: it is older.
     """
-    match = re.match(r"(\d+)\.(\d+)", version)
+    match = re.match(r"([0-9]+)\.([0-9]+)", version)
     if match is None or (int(match[1]), int(match[2])) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         raise InstallError(f"torch {version} is too old, {oldest} is needed; {_REMEDY}")
@@ -475,7 +475,7 @@ def summarize_hosts(hosts: Sequence[str]) -> str:
     """Return host names as a comma list; long ones as `node[001-128]` or with their number."""
     if len(hosts) <= 4:
         return ",".join(hosts)
-    parts = [re.fullmatch(r"(.*?)(\d+)(\D*)", host) for host in hosts]
+    parts = [re.fullmatch(r"(.*?)([0-9]+)(\D*)", host) for host in hosts]
     if all(parts):
         split = [part.groups() for part in parts if part]
         prefix, start, suffix = split[0]
@@ -507,7 +507,7 @@ def launched_ranks() -> int | None:
     if any(name not in os.environ for name in _RANK_VARIABLES):
         return None
     for name in _RANK_NUMBERS:
-        if not os.environ[name].isdecimal():
+        if not re.fullmatch("[0-9]{1,18}", os.environ[name]):
             raise InputError(
                 f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
                 "let torchrun set it"

@@ -164,6 +164,16 @@ class Session:
         )
 
 
+def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
+    """Return one sentence for every option on files that was given where no file is read."""
+    found = []
+    if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
+        found.append("--parameter-bytes has no effect, no --memory-profiling-path is given")
+    if inputs.bandwidth_unit is not None and all(s.estimated for s in hardware.sources):
+        found.append(f"--bandwidth-unit has no effect, {hardware.name} is estimated")
+    return found
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -207,6 +217,7 @@ def open_session(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
             f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
         )
+    notices += _without_effect(inputs, hardware)
     notices += calibration_doubts(spec, profile, hardware, options)
     return Session(
         spec=spec,

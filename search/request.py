@@ -108,8 +108,8 @@ class InputSpec:
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
-    parameter_bytes: Literal[4, 2] = option(
-        4, help="bytes per parameter behind parameter_size", panel=_IN
+    parameter_bytes: Literal[4, 2] | None = option(
+        None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(
         None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16

@@ -34,6 +34,7 @@ from autopar.units import MIB
 __all__ = [
     "MAKE_MEMORY",
     "MemoryTables",
+    "is_of_paddle",
     "memory_content",
     "memory_doubts",
     "memory_keys",
@@ -218,18 +219,22 @@ def memory_content(document: MemoryDocument) -> Content:
     return "raw" if len(counts) > 1 else "none"
 
 
+def is_of_paddle(document: MemoryDocument) -> bool:
+    """Return whether raw keys are PaddleNLP's, whose `parameter_size` counts 2 bytes each."""
+    return any(key.endswith(("_True", "_False")) for key in document.root)
+
+
 def read_memory(
     path: Path,
     document: MemoryDocument,
     spec: ModelSpec,
     *,
     sequence_parallel: bool,
-    parameter_bytes: Literal[4, 2],
-    detect: bool = True,
+    parameter_bytes: Literal[4, 2] | None,
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 
-    With `detect`, PaddleNLP's raw keys mean 2 bytes per parameter.
+    parameter_bytes : behind `parameter_size`; None: 4, and 2 where raw keys are PaddleNLP's.
 
     Raises
     ------
@@ -240,11 +245,10 @@ def read_memory(
     notes: list[str] = []
     if not processed:
         processed, notes = _derive_memory(path, document, spec, sequence_parallel)
-    paddle = any(key.endswith(("_True", "_False")) for key in document.root)
-    if detect and paddle and parameter_bytes == 4:
+    if parameter_bytes is None and is_of_paddle(document):
         parameter_bytes = 2
         notes.append("PaddleNLP's raw keys: parameter_size was read at 2 bytes per parameter")
-    reader = _Reader(path, spec, sequence_parallel, parameter_bytes)
+    reader = _Reader(path, spec, sequence_parallel, parameter_bytes or 4)
     layers = tuple(reader.layer(processed, kind) for kind in range(len(spec.layers)))
     reader.refuse_other_types(processed)
     others: _OtherTables = {
@@ -316,8 +320,7 @@ class _Reader:
         for key, table in tables.items():
             if key.endswith("_sp") != bool(self.suffix):
                 continue
-            match = _LAYER.regex.fullmatch(key)
-            if match:
+            if match := _LAYER.regex.fullmatch(key):
                 kind = int(match["type"])
                 known = self.known is not None and kind < len(self.known.layers)
                 layer = self.spec.layers[kind] if known else None
@@ -357,9 +360,9 @@ class _Reader:
                 seq = int(text) if text else layer.seq_length
                 least = seq * layer.hidden_size * 2 / MIB
                 most = least * 2 * (2 if layer.cross_attention else 1)
-                if not least / _SLACK <= own <= most * _SLACK:
+                factor = max(least / own, own / most)
+                if factor > _SLACK:
                     problem = f"{own:.5g} MiB, and the input of a layer has {least:.5g}"
-                    factor = max(least / own, own / most)
                     yield Doubt(key=at, problem=problem, factor=factor)
         if layer is not None and layer.num_heads and layer.ffn_hidden_size:
             counted = parameter_count(layer) * self.parameter_bytes / MIB

@@ -146,7 +146,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         document = validate_document(ModelDocument, path, data)
     except DocumentError as error:
         # pydantic spells an item layers.0.key, users look for layers[0].key
-        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", error.key or "")
+        key = re.sub(r"\.([0-9]+)(?=\.|$)", r"[\1]", error.key or "")
         raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
     content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
     layers = [
@@ -570,7 +570,15 @@ def load_spec(
     """
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
-    if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+    if "format" in data and data["format"] != FORMAT:
+        # before anything else is said about a document of another kind
+        raise DocumentError(
+            path,
+            f"the value is {shorten(data['format'])}, expected {FORMAT!r}",
+            key="format",
+            remedy="give a model.json or a config.json",
+        )
+    if "format" in data or ("layers" in data and "model_type" not in data):
         # without `format` it is ours where it has layers and no family
         spec = parse_own(path, data)
     else:

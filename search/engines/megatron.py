@@ -649,6 +649,9 @@ def _yaml_value(words: tuple[str, ...]) -> object:
     if len(words) > 1:
         return list(words)
     word = re.sub(r":\?[^}]*\}", "}", words[0])  # whoever reads YAML puts variables in alone
+    # Python reads digits of every script
+    if not word.isascii():
+        return word
     try:
         return int(word) if word.isdigit() else float(word)
     except ValueError:
