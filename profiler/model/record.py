@@ -77,7 +77,11 @@ def model_metadata(
     import torch
 
     return {
-        **machine_metadata([info], shlex.join(["profile-model", *argv])),
+        **machine_metadata(
+            [info],
+            shlex.join(["profile-model", *argv]),
+            folder=None if options.host_names else options.out or spec.name,
+        ),
         "dtype": options.dtype,
         "model": describe_model(spec),
         "unit": options.unit,
