@@ -541,9 +541,11 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
                 key=key,
                 remedy="use model_type mixtral, or describe the model in a model.json",
             )
-    # files without a name lie in a folder that has it
-    name = str(data.get("_name_or_path") or path.resolve().parent.name)
-    return validate_document(kind, path, data).spec(path, name.rstrip("/").split("/")[-1])
+    given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
+    # files without a name lie in a folder that has it; others that lie there have names
+    own = path.resolve().parent.name if path.name == "config.json" else path.stem
+    name = own if given in ("", ".", "..") else given
+    return validate_document(kind, path, data).spec(path, name)
 
 
 # --------------------------------------------------------------------------------------------------

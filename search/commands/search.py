@@ -178,7 +178,7 @@ def _write(request: Request, session: Session, result: SearchResult) -> None:
         return
     from search.report.files import write_outputs
 
-    paths = write_outputs(
+    paths, replaced = write_outputs(
         result,
         spec=session.spec,
         options=session.options,
@@ -187,6 +187,8 @@ def _write(request: Request, session: Session, result: SearchResult) -> None:
         config_path=request.output.config_path,
         request={**session.named, **request.given},
     )
+    for what in replaced:
+        say(f"{_NAME}: replaced {what}")
     for path in paths:
         say(f"{_NAME}: wrote {path}")
     if paths:

@@ -30,6 +30,7 @@ from autopar.documents.plan import (
     write_strategy,
 )
 from autopar.documents.strategy import strategy_document, strategy_file_name
+from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
 from autopar.units import GIB
@@ -166,14 +167,14 @@ def write_outputs(
     gpus_per_node: int,
     config_path: str,
     request: Mapping[str, object],
-) -> tuple[Path, ...]:
-    """Write the strategy file and our plan file beside it, and return their paths.
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write the strategy file and our plan file beside it; return their paths, and what was there.
 
     `config_path` is a folder, where the documented name is used, or a file ending in `.json`.
-    An infeasible result writes nothing.
+    An infeasible result writes nothing. A plan of the same question is replaced without a word.
     """
     if result.plan is None:
-        return ()
+        return (), ()
     target = Path(config_path)
     # a folder may be called anything, even x.json
     if target.suffix != ".json" or target.is_dir():
@@ -189,11 +190,32 @@ def write_outputs(
     problems = violations(result.plan, spec, sequence_parallel=options.sequence_parallel)
     # the planner returns legal plans only
     assert not problems, problems
-    write_strategy(result.plan, target)
     stem = target.name.removeprefix("galvatron_config_")
     own = target.with_name(f"autopar_plan_{stem}")
-    plan_document(result, request=request).write(own)
-    return (target, own)
+    document = plan_document(result, request=request)
+    replaced = _replaced(target, own, document)
+    write_strategy(result.plan, target)
+    document.write(own)
+    return (target, own), replaced
+
+
+def _replaced(target: Path, own: Path, document: PlanDocument) -> tuple[str, ...]:
+    """Return what lies where a strategy and a plan file go, where it is not of this question."""
+    if not own.exists():
+        # whoever wrote a strategy file alone did so by hand, or with another program
+        return (f"{target}, which is not a plan of autopar-search",) if target.exists() else ()
+    try:
+        request = PlanDocument.read(own).request
+    except InputError:
+        return (f"{own}, which is not a plan of autopar-search",)
+    if request == document.request:
+        return ()
+    words = (f"--{name} {_word(value)}" for name, value in request.items())
+    return (f"{own}, the plan of {' '.join(words) or 'another question'}",)
+
+
+def _word(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def printed(show: Callable[..., None], *arguments: object, **options: object) ->
 
 def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
     """Write the files of a result."""
-    return write_outputs(
+    paths, _ = write_outputs(
         result,
         spec=SPEC,
         options=SearchOptions(settle_bsz=16, disable_ckpt=True),
@@ -82,6 +82,7 @@ def write_all(folder: Path, result: SearchResult = RESULT) -> tuple[Path, ...]:
         config_path=str(folder),
         request={"model": "toy"},
     )
+    return paths
 
 
 def test_report_is_the_golden_one(golden: Callable[[str, str], None]) -> None:
