@@ -285,6 +285,7 @@ class _Llama(_Config):
     base: ClassVar[float] = 1e4
     """`default_theta` of the family in transformers, src/transformers/models/*/"""
     qkv_biases: ClassVar[bool] = False
+    qk_norms: ClassVar[bool] = False
 
     num_hidden_layers: _Layers
     max_position_embeddings: _Whole
@@ -325,6 +326,7 @@ class _Llama(_Config):
             ffn_hidden_size=self.intermediate_size,
             gated_mlp=True,
             qkv_biases=self.qkv_biases,
+            qk_norms=self.qk_norms,
             biases=biases,
             **self.experts,
         )
@@ -357,6 +359,12 @@ class _Llama(_Config):
 
 class _Qwen2(_Llama):
     qkv_biases = True
+
+
+class _Qwen3(_Llama):
+    qk_norms = True
+
+    head_dim: _Whole | None = 128
 
 
 class _Mixtral(_Llama):
@@ -513,6 +521,7 @@ _FAMILIES: dict[str, type[_Config]] = {
     "mixtral": _Mixtral,
     "opt": _Opt,
     "qwen2": _Qwen2,
+    "qwen3": _Qwen3,
     "t5": _T5,
 }
 
@@ -719,8 +728,8 @@ def parameter_count(layer: LayerSpec) -> int:
     """Return the exact number of parameters of one layer.
 
     h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
-    and norms; a heads and k key-value heads of width d. With E experts, E MLPs and a router of hE
-    without biases. Raises InputError when a, f are unknown.
+    and norms, 2d for those of queries and keys; a heads and k key-value heads of width d. With E
+    experts, E MLPs and a router of hE without biases. Raises InputError when a, f are unknown.
     """
     width = head_dim(layer)
     heads = layer.num_heads or 0
@@ -734,6 +743,8 @@ def parameter_count(layer: LayerSpec) -> int:
         attention += qkv
     if layer.biases:
         attention += h
+    if layer.qk_norms:
+        attention += 2 * width
     up = 2 if layer.gated_mlp else 1
     mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
     if layer.num_experts is not None:

@@ -128,6 +128,10 @@ def activation_bytes(
     for index, kv_length in enumerate(lengths):
         # q and the attention output are of the same width, k and v of the other
         inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
+        if layer.qk_norms:
+            # what their norms read; in steps it is kept in fp32 besides, as around the blocks
+            elements = s * heads * width / degree + kv_length * kv_share
+            inside += elements * (e + (4 if eager else 0))
         if eager:
             # the sequence-first copy of the output
             inside += query
@@ -412,11 +416,17 @@ def layer_operations(
     norm = Traffic(
         num_bytes=rows * h * (26 if eager_norm else 2 * e), kernels=6 if eager_norm else 1
     )
+    # queries and keys of every head: the same steps on their elements
+    qk_norm = Traffic(
+        num_bytes=rows * (q + kv) * (26 if eager else 2 * e), kernels=12 if eager else 2
+    )
     # both summands are read, the sum is written
     residual = Traffic(num_bytes=3.0 * rows * h * e)
 
     yield norm
     yield Gemm(m=rows, n=q + 2 * kv, k=h)
+    if layer.qk_norms:
+        yield qk_norm
     if layer.gated_mlp:  # rotary positions
         per_element = 12 * e if eager else 2 * e
         # ten in eager code: five steps each for q and for k

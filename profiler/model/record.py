@@ -66,6 +66,9 @@ def describe_model(spec: ModelSpec) -> str:
         layer.pop("num_layers")
         # cells have lengths of their own, and depth changes no layer
         layer.pop("seq_length")
+        # files of before the field say nothing of it
+        if not layer["qk_norms"]:
+            layer.pop("qk_norms")
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 

@@ -99,6 +99,8 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
         arguments.append(("disable-bias-linear", ()))
         if layer.qkv_biases:
             arguments.append(("add-qkv-bias", ()))
+    if layer.qk_norms:
+        arguments.append(("qk-layernorm", ()))
     if not spec.tied_embeddings:
         arguments.append(("untie-embeddings-and-output-weights", ()))
     if layer.num_experts is not None:
