@@ -107,9 +107,8 @@ def contradictions(cells: Iterable[Cell], law: Law, *, most: float = IMPOSSIBLE)
         # beyond the nearer end of what the others allow, which may contradict each other too
         below, above = low / bad.y, bad.y / high
         factor, end = (below, low) if below > above else (above, high)
-        inside = low <= high
-        expected = bad.written * ((math.sqrt(low * high) if inside else end) / bad.y)
         near = sorted(left, key=lambda cell: abs(math.log(cell.x / bad.x)))[:2]
+        expected = bad.written / bad.y * (_between(bad, near, law) if len(near) > 1 else end)
         beside = " and ".join(cell.key for cell in sorted(near, key=lambda cell: cell.x))
         said = "say" if len(near) > 1 else "says"
         which = "" if len(left) > 1 else "; one of the two is wrong"
@@ -171,6 +170,14 @@ def _allowed(cell: Cell, others: Sequence[Cell], law: Law) -> tuple[float, float
         lows.append(ends[0])
         highs.append(ends[1])
     return max(lows, default=0.0), min(highs, default=math.inf)
+
+
+def _between(cell: Cell, near: Sequence[Cell], law: Law) -> float:
+    """Return the value of a cell on the line, in logarithms, through two others."""
+    a, b = near
+    slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
+    slope = min(max(slope, law.least), law.most)
+    return float(a.y * (cell.x / a.x) ** slope)
 
 
 def _broken(cells: Sequence[Cell], law: Law) -> list[tuple[int, int, float]]:
