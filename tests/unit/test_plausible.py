@@ -237,7 +237,9 @@ def caught(profiles: list[Profile], folder: Path, low: float, high: float) -> Ca
         wrong = changed(profile.data, path, factor if draw.random() < 0.5 else 1.0 / factor)
         said = suspicious(profile, folder, wrong)
         found += bool(said)
-        named += any(".".join(path) in sentence for sentence in said)
+        key = ".".join(path)
+        # accused, and not only one of the neighbours that accuse
+        named += any(f"key '{key}'" in one or f" {key} is " in one for one in said)
     return Caught(made=500, found=found, named=named)
 
 
