@@ -325,6 +325,9 @@ def test_nothing_computes_faster_than_twice_the_peak(tmp_path: Path) -> None:
     # measured hardware has no name of a card: no device is as fast
     unknown = replace(hardware, name="measured")
     assert check_rates(profile, spec, unknown) == ()
+    # fp32 has an eighth of this rate in its own units, and half of that of bf16 in TF32
+    slow = replace(layer, times=(replace(layer.times[0], forward_s=6e-3),))
+    assert check_rates(replace(profile, layers=(slow,), precision="fp32"), spec, hardware) == ()
     layer = replace(layer, times=(replace(layer.times[0], forward_s=2e-3),))
     (note,) = check_rates(replace(profile, layers=(layer,)), spec, hardware)
     assert note.startswith("suspicious: in computation.json layertype_0_bsz1_seq2048 is 2 ms")
