@@ -34,6 +34,7 @@ __all__ = [
     "seqs_of",
     "seqs_of_model",
     "seqs_text",
+    "sidecar_doubts",
     "type_of_model",
 ]
 
@@ -203,6 +204,15 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
         and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
         - {"batch", "seq_lengths", "forward_s"}
     ]
+
+
+def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
+    """Return the times of layers in a sidecar that contradict one another."""
+    by_type: dict[int, list[ShardedTime]] = {}
+    for entry in sidecar.layer_times:
+        time = ShardedTime(**entry.model_dump(exclude={"layer_type"}, exclude_none=True))
+        by_type.setdefault(entry.layer_type, []).append(time)
+    return [doubt for kind, times in by_type.items() for doubt in _doubts(kind, times)]
 
 
 def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:

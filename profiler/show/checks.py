@@ -27,8 +27,19 @@ from autopar.documents.hardware import (
 from autopar.documents.json import load_object
 from autopar.documents.memory import MAKE_MEMORY, memory_content, memory_doubts
 from autopar.documents.schemas import DOCUMENTS, ComputationDocument, MemoryDocument
-from autopar.documents.sidecar import DocumentKind, Measurement, read_sidecar, sidecar_path
-from autopar.documents.times import MAKE_COMPUTATION, computation_content, computation_doubts
+from autopar.documents.sidecar import (
+    DocumentKind,
+    Measurement,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+)
+from autopar.documents.times import (
+    MAKE_COMPUTATION,
+    computation_content,
+    computation_doubts,
+    sidecar_doubts,
+)
 from autopar.errors import DocumentError
 from autopar.hardware import HardwareProfile
 from autopar.plausible import Doubt
@@ -258,13 +269,14 @@ def _of_model(path: Path) -> Iterator[Finding]:
     kind = known[0] if known is not None else None
     problems: tuple[DocumentError, ...] = ()
     doubts: list[Doubt] = []
+    sidecar: Sidecar | None = None
     empty, make = False, MAKE_MEMORY
     try:
         data = load_object(path).data
         if kind is None:
             kind = "computation" if any("bsz" in key for key in data) else "memory"
         problems = tuple(document_errors(DOCUMENTS[kind], path, data))
-        read_sidecar(path, kind)
+        sidecar = read_sidecar(path, kind)
         if not problems and kind == "computation":
             times = validate_document(ComputationDocument, path, data)
             empty, make = computation_content(times) == "none", MAKE_COMPUTATION
@@ -279,9 +291,11 @@ def _of_model(path: Path) -> Iterator[Finding]:
         problems += (error,)
     for problem in problems:
         yield Finding(severity="error", sentence=str(problem))
-    for doubt in doubts:
-        severity: Severity = "error" if doubt.impossible else "warning"
-        yield finding(severity, path, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
+    beside = [] if sidecar is None else sidecar_doubts(sidecar)
+    for where, found in ((path, doubts), (sidecar_path(path), beside)):
+        for doubt in found:
+            severity: Severity = "error" if doubt.impossible else "warning"
+            yield finding(severity, where, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
 
 
 def _missing_files(folder: Folder, profile: Profile) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.json import write_json
-from autopar.documents.sidecar import sidecar_path
+from autopar.documents.sidecar import LayerTimes, Sidecar, sidecar_path, write_sidecar
 from autopar.units import GB, MIB
 from profiler.show.checks import Change, compare, obstacles, pairs, validate
 from profiler.show.read import load_folder
@@ -261,3 +261,26 @@ def test_a_bandwidth_far_from_its_neighbours_is_found(tmp_path: Path) -> None:
     assert len(found) == 1
     assert found[0].startswith("warning: ")
     assert "one of the two is wrong; measure it again" in found[0]
+
+
+def test_times_beside_a_file_of_a_model_are_validated(tmp_path: Path) -> None:
+    """Sharded layers and backwards decide plans as forwards do."""
+    path = tmp_path / "computation_profiling_bf16_hidden_64_head_4.json"
+    write_json(path, {"layertype_0_bsz1_seq512": 4.0, "layertype_other_bsz1_seq512": 2.0})
+    times = [
+        LayerTimes(
+            layer_type=0,
+            batch=batch,
+            seq_length=512,
+            forward_s=4e-3 * batch,
+            backward_s=8e-3 * batch / (15 if batch == 4 else 1),
+        )
+        for batch in (1, 2, 4, 8)
+    ]
+    sidecar = Sidecar(
+        version=3, document="computation", unit="ms", source="a test", layer_times=times
+    )
+    write_sidecar(path, sidecar)
+    (error,) = sentences(tmp_path)
+    assert error.startswith(f"error: {path.name}.meta.json: key 'layer_times.backward_s of layer")
+    assert "batch 4" in error
