@@ -47,6 +47,8 @@ class LayerSpec:
     qkv_biases: bool = False
     norm_parameters_per_hidden: int = 2
     """Norm parameters of a layer divided by hidden_size (2 RMSNorms: 2; 2 LayerNorms: 4)."""
+    qk_norms: bool = False
+    """True where every head's queries and keys pass an RMSNorm, one for all heads of each."""
     num_experts: int | None = None
     """MLPs of a mixture-of-experts layer, each of width `ffn_hidden_size`; None for one MLP."""
     experts_per_token: int | None = None

@@ -6,6 +6,7 @@ circumstance that a run records, and says which of them make two runs incomparab
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ import shlex
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import groupby
@@ -39,6 +40,7 @@ __all__ = [
     "driver_version",
     "first_line",
     "gpu_clocks",
+    "host_labels",
     "launched_ranks",
     "machine_metadata",
     "nvidia_smi",
@@ -112,7 +114,7 @@ METADATA: tuple[MetadataRow, ...] = (
         key="ranks_per_gpu", meaning="most ranks on one GPU", unit="count", compared="always"
     ),
     # a scheduler gives other hosts of the same kind to every job
-    MetadataRow(key="hosts", meaning="host names", unit="comma list"),
+    MetadataRow(key="hosts", meaning="hosts, by labels or names", unit="comma list"),
     MetadataRow(key="device", meaning="device of every rank", compared="always"),
     MetadataRow(key="memory_bytes", meaning="memory of one GPU", unit="bytes"),
     MetadataRow(key="cpu", meaning="CPU model of rank 0's host"),
@@ -151,9 +153,15 @@ def comparable(
         found += [
             _clause(f"environment variable {key.removeprefix(ENVIRONMENT_PREFIX)}", a, b, key)
             for key in sorted({*a, *b})
-            if _TUNING.fullmatch(key) and a.get(key) != b.get(key)
+            if _TUNING.fullmatch(key) and not _alike(a.get(key), b.get(key))
         ]
     return found
+
+
+def _alike(a: object, b: object) -> bool:
+    """Return whether two values of a variable may be the same, of which one may not be stored."""
+    unknown = {a, b} & {_SET, _HIDDEN}
+    return a == b or (bool(unknown) and None not in (a, b))
 
 
 def _clause(what: str, a: Mapping[str, object], b: Mapping[str, object], key: str) -> str:
@@ -187,7 +195,7 @@ def gpu_clocks(uuid: str | None) -> Metadata:
     if len(values) == len(keys):
         for key, value in zip(keys, values, strict=True):
             # words such as [N/A] stand for what a GPU does not tell
-            if re.fullmatch(r"\d+(\.\d+)?", value):
+            if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
                 # nvidia-smi says MHz
                 found[key] = float(value) * (1e6 if key.endswith("_hz") else 1.0)
             elif key == "persistence":
@@ -249,11 +257,80 @@ _VARIABLES = re.compile(
     r"((TORCH_)?NCCL|GLOO|CUDA|OMP|UCX|FI|CUBLAS(LT)?|CUDNN|PYTORCH|TORCH_(CUDNN|CUBLAS|BLAS|ALLOW))"
     r"_[A-Z0-9_]+|NVIDIA_TF32_OVERRIDE"
 )
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$|_AUTH")
-_SECRET_VALUE = re.compile(
-    r"\w://[^/\s]*:[^/\s]*@|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{32,}(?![\w-])"
+# A list of what may be stored, and not of what may not: nobody knows the names of all secrets.
+_HARMLESS = frozenset(
+    [
+        "CUBLASLT_WORKSPACE_SIZE",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "FI_EFA_FORK_SAFE",
+        "FI_EFA_USE_DEVICE_RDMA",
+        "FI_PROVIDER",
+        "NCCL_ALGO",
+        "NCCL_BUFFSIZE",
+        "NCCL_CHECKS_DISABLE",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_CROSS_NIC",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_DEBUG",
+        "NCCL_DMABUF_ENABLE",
+        "NCCL_GRAPH_MIXING_SUPPORT",
+        "NCCL_IB_ADAPTIVE_ROUTING",
+        "NCCL_IB_DISABLE",
+        "NCCL_IB_PCI_RELAXED_ORDERING",
+        "NCCL_IB_QPS_PER_CONNECTION",
+        "NCCL_IB_RETRY_CNT",
+        "NCCL_IB_SL",
+        "NCCL_IB_SPLIT_DATA_ON_QPS",
+        "NCCL_IB_TC",
+        "NCCL_IB_TIMEOUT",
+        "NCCL_LAUNCH_MODE",
+        "NCCL_MAX_CTAS",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MAX_P2P_NCHANNELS",
+        "NCCL_MIN_CTAS",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_MIN_P2P_NCHANNELS",
+        "NCCL_MULTI_RANK_GPU_ENABLE",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_NET_GDR_READ",
+        "NCCL_NSOCKS_PERTHREAD",
+        "NCCL_NTHREADS",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_LEVEL",
+        "NCCL_P2P_PXN_LEVEL",
+        "NCCL_PROTO",
+        "NCCL_PXN_DISABLE",
+        "NCCL_SHM_DISABLE",
+        "NCCL_SOCKET_NTHREADS",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_DYNAMIC",
+        "OMP_NUM_THREADS",
+        "OMP_PROC_BIND",
+        "OMP_WAIT_POLICY",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCH_NCCL_HIGH_PRIORITY",
+        "UCX_TLS",
+    ]
 )
-_HIDDEN = "(hidden)"
+"""Variables whose values are numbers and known words."""
+_WORDS = re.compile(r"[A-Za-z0-9_.,:;^+=\[\]-]{1,100}")
+_LONG = re.compile(r"(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}")
+"""Looks like a secret, whatever the name."""
+_SET, _HIDDEN = "(set)", "(hidden)"
+"""In the place of values; files of earlier versions say the latter of secrets."""
+_LABEL_DIGITS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +394,7 @@ def check_torch_version(version: str) -> None:
     ------
     InstallError: it is older.
     """
-    match = re.match(r"(\d+)\.(\d+)", version)
+    match = re.match(r"([0-9]+)\.([0-9]+)", version)
     if match is None or (int(match[1]), int(match[2])) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         raise InstallError(f"torch {version} is too old, {oldest} is needed; {_REMEDY}")
@@ -422,7 +499,7 @@ def run_metadata(
     """
     command = shlex.join(["torchrun", "...", "-m", "profiler.hardware", *argv])
     return {
-        **machine_metadata(infos, command),
+        **machine_metadata(infos, command, folder=None if options.host_names else options.out),
         "backend": backend,
         "dtype": dtype or options.dtype,
         "isolated": options.isolated,
@@ -431,9 +508,15 @@ def run_metadata(
     }
 
 
-def machine_metadata(infos: Sequence[RankInfo], command: str) -> Metadata:
-    """Return the circumstances that any run has: its time, command, machine and software."""
+def machine_metadata(
+    infos: Sequence[RankInfo], command: str, *, folder: Path | str | None
+) -> Metadata:
+    """Return the circumstances that any run has: its time, command, machine and software.
+
+    folder : of the run, whose labels stand for the names of hosts; None records the names.
+    """
     first = infos[0]
+    labels = {} if folder is None else host_labels((info.host for info in infos), folder)
     counts = Counter(info.host for info in infos)
     on_gpu = first.device_uuid is not None
     per_gpu = Counter(info.device_uuid for info in infos).values() if on_gpu else ()
@@ -450,7 +533,7 @@ def machine_metadata(infos: Sequence[RankInfo], command: str) -> Metadata:
         "num_nodes": len(counts),
         "gpus_per_node": len(infos) // len(counts),
         "ranks_per_gpu": max(per_gpu, default=None),
-        "hosts": summarize_hosts(list(counts)),
+        "hosts": summarize_hosts([labels.get(host, host) for host in counts]),
         "device": first.device if on_gpu else f"cpu ({first.cpu})",
         "memory_bytes": first.memory_bytes,
         "cpu": first.cpu,
@@ -462,20 +545,35 @@ def machine_metadata(infos: Sequence[RankInfo], command: str) -> Metadata:
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that communication and compute libraries read, without secrets."""
+    """Return the variables that communication and compute libraries read, harmless values only."""
     found = {}
     for name, value in sorted(environment.items()):
         if _VARIABLES.fullmatch(name):
-            is_secret = _SECRET_NAME.search(name) or _SECRET_VALUE.search(value)
-            found[name] = _HIDDEN if is_secret else value
+            known = name in _HARMLESS and _WORDS.fullmatch(value) and not _LONG.search(value)
+            found[name] = value if known else _SET
     return found
+
+
+def host_labels(hosts: Iterable[str], folder: Path | str) -> dict[str, str]:
+    """Return what files call each host, such as `host-3fa2`: the same in every run of a folder.
+
+    Files are shared, and names of hosts say more than a measurement needs.
+    """
+    names = sorted(set(hosts))
+    where = str(Path(folder).resolve())
+    digests = [hashlib.sha256(f"{where}\n{name}".encode()).hexdigest() for name in names]
+    # as long as it takes to tell all of them apart
+    length = next(
+        n for n in range(_LABEL_DIGITS, 65) if len({d[:n] for d in digests}) == len(digests)
+    )
+    return {name: f"host-{d[:length]}" for name, d in zip(names, digests, strict=True)}
 
 
 def summarize_hosts(hosts: Sequence[str]) -> str:
     """Return host names as a comma list; long ones as `node[001-128]` or with their number."""
     if len(hosts) <= 4:
         return ",".join(hosts)
-    parts = [re.fullmatch(r"(.*?)(\d+)(\D*)", host) for host in hosts]
+    parts = [re.fullmatch(r"(.*?)([0-9]+)(\D*)", host) for host in hosts]
     if all(parts):
         split = [part.groups() for part in parts if part]
         prefix, start, suffix = split[0]
@@ -507,7 +605,7 @@ def launched_ranks() -> int | None:
     if any(name not in os.environ for name in _RANK_VARIABLES):
         return None
     for name in _RANK_NUMBERS:
-        if not os.environ[name].isdecimal():
+        if not re.fullmatch("[0-9]{1,18}", os.environ[name]):
             raise InputError(
                 f"the environment variable {name} is {os.environ[name]!r}, expected a number; "
                 "let torchrun set it"

@@ -61,6 +61,10 @@ class MeasuringOptions:
         most_used=True,
     )
 
+    host_names: bool = option(
+        False, help="store the names of hosts instead of labels such as host-3fa2", panel=FILES
+    )
+
     def __post_init__(self) -> None:
         validate(self)
         if self.resume and self.force:

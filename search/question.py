@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
 from autopar.errors import DocumentError
 from autopar.hardware import HardwareProfile
@@ -164,6 +165,35 @@ class Session:
         )
 
 
+# No cap of 4096 or 8192: what `profile-model` measures of the same config.json is of its length,
+# and a model planned at another one would be wrong in silence. The length is said instead.
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
+"""Keys of a config.json that a length is taken from."""
+
+
+def _unsaid_length(inputs: InputSpec, spec: ModelSpec) -> list[str]:
+    """Return what length is planned for where a config.json says it and nobody chose it."""
+    if inputs.model is None or inputs.seq_length is not None or not Path(inputs.model).is_file():
+        return []
+    data = load_object(inputs.model).data
+    key = next((key for key in _LENGTHS if key in data), None)
+    # a file of ours says the length that is meant, not the longest that there may be
+    if "format" in data or "model_type" not in data or key is None:
+        return []
+    tokens = spec.layers[0].seq_length
+    return [f"no --seq-length given, planning for the {tokens} tokens of {key}"]
+
+
+def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
+    """Return one sentence for every option on files that was given where no file is read."""
+    found = []
+    if inputs.parameter_bytes is not None and inputs.memory_profiling_path is None:
+        found.append("--parameter-bytes has no effect, no --memory-profiling-path is given")
+    if inputs.bandwidth_unit is not None and all(s.estimated for s in hardware.sources):
+        found.append(f"--bandwidth-unit has no effect, {hardware.name} is estimated")
+    return found
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -207,6 +237,8 @@ def open_session(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
             f"than the {hardware.world_size} GPUs; give --settle-bsz, or --min-bsz and --max-bsz"
         )
+    notices += _unsaid_length(inputs, spec)
+    notices += _without_effect(inputs, hardware)
     notices += calibration_doubts(spec, profile, hardware, options)
     return Session(
         spec=spec,

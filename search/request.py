@@ -108,8 +108,8 @@ class InputSpec:
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
-    parameter_bytes: Literal[4, 2] = option(
-        4, help="bytes per parameter behind parameter_size", panel=_IN
+    parameter_bytes: Literal[4, 2] | None = option(
+        None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(
         None, help="layers of every layer type", panel=_IN, low=1, high=1 << 16
@@ -174,12 +174,17 @@ def load_inputs(
     InputError
         When an input is missing, unusable, or contradicts another; OptionError names the option.
     """
+    from autopar import estimate
+
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
+    if card is None or inputs.time_profiling_path is not None:
+        notes = estimate.check_rates(profile, spec, hardware)
+        profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
 
 

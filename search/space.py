@@ -74,8 +74,8 @@ _SYNONYMS = {
     "vocab_sdp": "vzero3",
 }
 # nine digits at most: what is counted fits into 32 bits
-_SCOPE = re.compile(r"(?:layers?\s+(\d{1,9})(?:\s*-\s*(\d{1,9}))?|stage\s+(\d{1,9}))")
-_CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*(\d{1,9})")
+_SCOPE = re.compile(r"(?:layers?\s+([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?|stage\s+([0-9]{1,9}))")
+_CONDITION = re.compile(r"([a-z_][a-z0-9_]*)\s*=\s*([0-9]{1,9})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:
 def environment_rank(name: str) -> int:
     """Return the number that torchrun gave this process, such as RANK; 0 without one."""
     text = os.environ.get(name, "0")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def end_of_rank(text: str, code: int, *, command: str, speaks: bool) -> int:

@@ -269,7 +269,7 @@ class Calibration:
 def device_of(name: str) -> str:
     """Return the device in the name of a hardware profile: `cpu` of `cpu_1x2`."""
     # profiles are named DEVICE_NODESxGPUS, and factors may be used on another number of GPUs
-    return re.sub(r"[_:]\d+x\d+$", "", name)
+    return re.sub(r"[_:][0-9]+x[0-9]+$", "", name)
 
 
 def read_calibration(path: Path | str) -> Calibration:

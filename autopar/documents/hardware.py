@@ -7,7 +7,7 @@ converted here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -38,9 +38,19 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
+from autopar.plausible import (
+    Cell,
+    Doubt,
+    Law,
+    contradictions,
+    doubtful_bandwidths,
+    doubtful_link,
+    notes_of,
+)
 from autopar.units import GB, MIB, MS
 
 __all__ = [
+    "BUSY",
     "MAKE_HARDWARE",
     "MAX_BYTES_PER_S",
     "UNIT_FACTORS",
@@ -124,6 +134,8 @@ UNIT_FACTORS: dict[str, float] = {"GB/s": float(GB), "MiB/ms": MIB / MS, "ms": M
 """What a value of a document in this unit is multiplied with to be in a base unit."""
 MAX_BYTES_PER_S = 1e14
 """A collective faster than this (100,000 GB/s) was timed in another unit."""
+BUSY = 2.5
+"""A slow-down above this says that the host was busy with something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +311,9 @@ def read_hardware(
     p2p_file, p2p_doc = _load("p2p", Path(p2p), P2pDocument, *shape)
     links = hardware_entries("p2p", p2p_doc, _bandwidth_unit(p2p_file, bandwidth_unit))
     _check_groups(p2p_file.path, links, *shape)
+    memory_speed = _memory_bytes_per_s(ar_file, p2p_file)
+    suspicious = notes_of(ar_file.path, _bandwidth_doubts(ar_entries, shape, memory_speed))
+    suspicious += notes_of(p2p_file.path, _bandwidth_doubts(links, shape, memory_speed))
     # a single GPU has no links
     if world > 1 and not links:
         raise DocumentError(
@@ -314,6 +329,10 @@ def read_hardware(
     # below 1 both would run faster together than alone, which is noise
     if coefficient < 1.0:
         overlap_notes = (f"overlap_coe {coefficient:g} is below 1 and was read as 1",)
+    if coefficient > BUSY:
+        usual = "1.1 to 1.3 is usual; the hosts may have been busy, measure it again"
+        name = overlap_file.path.name
+        suspicious += (f"suspicious: in {name} overlap_coe is {coefficient:g}, and {usual}",)
 
     files = [
         _with_notes(ar_file, ar_notes),
@@ -323,7 +342,9 @@ def read_hardware(
     documented: dict[tuple[str, int], Curve] = {}
     if sp_time is not None:
         sp_file, sp_doc = _load("sp_time", Path(sp_time), SpTimeDocument, *shape)
-        documented = _curves(sp_file.path, hardware_entries("sp_time", sp_doc, "ms"), *shape)
+        times = hardware_entries("sp_time", sp_doc, "ms")
+        documented = _curves(sp_file.path, times, *shape)
+        suspicious += notes_of(sp_file.path, _time_doubts(times))
         files.append(sp_file)
     bytes_per_s = {entry.group_size: entry.value for entry in links}
     priced = priced_curves(
@@ -351,6 +372,7 @@ def read_hardware(
         notes=(
             *(f"{file.path.name}: {note}" for file in files for note in file.notes),
             *priced.notes,
+            *suspicious,
         ),
     )
 
@@ -474,6 +496,60 @@ def _curves(
         )
         for group, pairs in points.items()
     }
+
+
+_BY_SIZE = Law(least=0.0, most=1.0, slack=2.0)
+"""A larger message takes no less time, and no more than in proportion; measured times break it by
+1.1, and libraries change their algorithm with the size."""
+
+
+def _bandwidth_doubts(
+    entries: Sequence[HardwareEntry], shape: tuple[int, int], memory_bytes_per_s: float | None
+) -> Iterator[Doubt]:
+    """Yield bandwidths that contradict those of other groups on the same links."""
+    num_nodes, gpus_per_node = shape
+    families: dict[tuple[bool, bool], list[Cell]] = {}
+    for entry in entries:
+        # strided groups have members on every node, neighbours where a node is too small
+        inside = num_nodes == 1 or (
+            entry.operation == "allreduce"
+            and entry.consecutive
+            and entry.group_size <= gpus_per_node
+        )
+        cell = Cell(
+            key=entry.key,
+            x=float(entry.group_size),
+            y=entry.value,
+            written=entry.written,
+            unit="",
+        )
+        families.setdefault((inside, entry.consecutive), []).append(cell)
+        doubt = doubtful_link(cell, memory_bytes_per_s)
+        if doubt is not None:
+            yield doubt
+    for (inside, consecutive), cells in families.items():
+        yield from doubtful_bandwidths(cells, pairs_may_be_faster=inside and consecutive)
+
+
+def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
+    """Yield times of collectives that contradict those of other sizes."""
+    curves: dict[tuple[str, int], list[Cell]] = {}
+    for entry in entries:
+        cell = Cell(
+            key=entry.key,
+            x=float(entry.size_bytes or 1),
+            y=entry.value,
+            written=entry.written,
+            unit="ms",
+        )
+        curves.setdefault((entry.operation, entry.group_size), []).append(cell)
+    for cells in curves.values():
+        yield from contradictions(cells, _BY_SIZE)
+
+
+def _memory_bytes_per_s(*files: HardwareFile) -> float | None:
+    known = [f.sidecar.memory_bytes_per_s for f in files if f.sidecar is not None]
+    return next((value for value in known if value is not None), None)
 
 
 def _agreed(files: list[HardwareFile], field: str) -> float | None:

@@ -24,15 +24,19 @@ from autopar.documents.schemas import (
     OtherEntry,
 )
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, sidecar_path
+from autopar.documents.spec import bare_spec, parameter_count
 from autopar.documents.times import required, seqs_of, seqs_of_model, seqs_text, type_of_model
 from autopar.errors import DocumentError
-from autopar.model import LayerMemory, ModelProfile, ModelSpec, OtherMemory
+from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.plausible import Cell, Doubt, Law, doubtful_parameters, doubtful_table, notes_of
 from autopar.units import MIB
 
 __all__ = [
     "MAKE_MEMORY",
     "MemoryTables",
+    "is_of_paddle",
     "memory_content",
+    "memory_doubts",
     "memory_keys",
     "read_cells",
     "read_memory",
@@ -182,6 +186,21 @@ _MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
 """Bytes of model states per parameter in the 'other' tables by bytes of `parameter_size`:
 PaddleNLP keeps fp32 gradients, its states are 9 times a 2-byte parameter."""
 
+_SLACK = 1.5
+"""Measured tables break the laws of layers and states by up to 1.125 (a padded vocabulary)."""
+_SHARED = Law(least=0.0, most=1.0, slack=_SLACK)
+"""Of a figure times the degree: a rank keeps from its share to all of it."""
+_KEPT = Law(least=1.0, most=2.0, slack=_SLACK)
+"""Activations are of every token, and of every pair of tokens where attention keeps its scores."""
+_SAVED = Law(least=1.0, most=1.0, slack=_SLACK)
+_SAME = Law(least=0.0, most=0.0, slack=_SLACK)
+_STATES = Law(least=0.0, most=0.5, slack=_SLACK)
+"""Only learned positions grow with the length."""
+_OTHER_SHARED = Law(least=0.0, most=1.0, slack=2.0)
+_OTHER_KEPT = Law(least=0.0, most=2.0, slack=2.5)
+"""Peaks are the largest of several lines, less what layers explain: measured ones break the laws by
+1.54 over degrees, and 1.86 over lengths."""
+
 _OtherTables = dict[str, Mapping[tuple[int, ...], OtherMemory]]
 MemoryTables = tuple[tuple[dict[int, LayerMemory], ...], _OtherTables, tuple[str, ...]]
 """Memory of every layer type by sequence length, of the rest by position, and notes."""
@@ -200,18 +219,22 @@ def memory_content(document: MemoryDocument) -> Content:
     return "raw" if len(counts) > 1 else "none"
 
 
+def is_of_paddle(document: MemoryDocument) -> bool:
+    """Return whether raw keys are PaddleNLP's, whose `parameter_size` counts 2 bytes each."""
+    return any(key.endswith(("_True", "_False")) for key in document.root)
+
+
 def read_memory(
     path: Path,
     document: MemoryDocument,
     spec: ModelSpec,
     *,
     sequence_parallel: bool,
-    parameter_bytes: Literal[4, 2],
-    detect: bool = True,
+    parameter_bytes: Literal[4, 2] | None,
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 
-    With `detect`, PaddleNLP's raw keys mean 2 bytes per parameter.
+    parameter_bytes : behind `parameter_size`; None: 4, and 2 where raw keys are PaddleNLP's.
 
     Raises
     ------
@@ -222,27 +245,35 @@ def read_memory(
     notes: list[str] = []
     if not processed:
         processed, notes = _derive_memory(path, document, spec, sequence_parallel)
-    paddle = any(key.endswith(("_True", "_False")) for key in document.root)
-    if detect and paddle and parameter_bytes == 4:
+    if parameter_bytes is None and is_of_paddle(document):
         parameter_bytes = 2
         notes.append("PaddleNLP's raw keys: parameter_size was read at 2 bytes per parameter")
-    reader = _Reader(path, spec, sequence_parallel, parameter_bytes)
+    reader = _Reader(path, spec, sequence_parallel, parameter_bytes or 4)
     layers = tuple(reader.layer(processed, kind) for kind in range(len(spec.layers)))
     reader.refuse_other_types(processed)
     others: _OtherTables = {
         name: reader.other(processed, part) for part, name in _POSITIONS.items()
     }
-    return layers, others, (*notes, *reader.notes)
+    suspicious = notes_of(path, reader.doubts(processed))
+    return layers, others, (*notes, *reader.notes, *suspicious)
+
+
+def memory_doubts(path: Path, document: MemoryDocument) -> list[Doubt]:
+    """Return the figures that contradict one another, of a file whose model is not known."""
+    tables = {key: v for key, v in document.root.items() if not _RAW.regex.fullmatch(key)}
+    readers = (_Reader(path, None, with_sp, 4) for with_sp in (False, True))
+    return [doubt for reader in readers for doubt in reader.doubts(tables)]
 
 
 class _Reader:
     """Reads the processed tables of one variant."""
 
     def __init__(
-        self, path: Path, spec: ModelSpec, sequence_parallel: bool, parameter_bytes: int
+        self, path: Path, spec: ModelSpec | None, sequence_parallel: bool, parameter_bytes: int
     ) -> None:
         self.path = path
-        self.spec = spec
+        self.known = spec
+        self.spec = spec or bare_spec(num_layers=[1], seq_length=[1], hidden_size=[1])
         self.suffix = "_sp" if sequence_parallel else ""
         self.parameter_bytes = parameter_bytes
         self.notes: dict[str, None] = {}  # an ordered set
@@ -282,6 +313,64 @@ class _Reader:
             match = _LAYER.regex.fullmatch(key)
             if match:
                 type_of_model(self.path, key, match["type"], self.spec)
+
+    def doubts(self, tables: Mapping[str, Any]) -> list[Doubt]:
+        """Return the figures of this variant that contradict each other or the architecture."""
+        found: list[Doubt] = []
+        for key, table in tables.items():
+            if key.endswith("_sp") != bool(self.suffix):
+                continue
+            if match := _LAYER.regex.fullmatch(key):
+                kind = int(match["type"])
+                known = self.known is not None and kind < len(self.known.layers)
+                layer = self.spec.layers[kind] if known else None
+                found += self._layer_doubts(key, table.root, layer)
+            else:
+                entries = table.root
+                for name, by_length in (("model_states", _STATES), ("activation", _OTHER_KEPT)):
+                    values = {text: getattr(entry, name).root for text, entry in entries.items()}
+                    by_degree = _SHARED if name == "model_states" else _OTHER_SHARED
+                    found += doubtful_table(
+                        _cells_of(key, f".{name}", values), by_degree, by_length
+                    )
+        return found
+
+    def _layer_doubts(
+        self, key: str, table: Mapping[str, LayerEntry], layer: LayerSpec | None
+    ) -> Iterator[Doubt]:
+        sizes = {text: {"": entry.parameter_size} for text, entry in table.items()}
+        kept = {text: dict(entry.tp_activation_per_bsz_dict.root) for text, entry in table.items()}
+        saved = {
+            text: {"checkpoint": v.pop("checkpoint")}
+            for text, v in kept.items()
+            if len(v) > 1 and "checkpoint" in v
+        }
+        name = ".tp_activation_per_bsz_dict"
+        yield from doubtful_table(_cells_of(key, name, kept), _SHARED, _KEPT)
+        yield from doubtful_table(_cells_of(key, name, saved), _SHARED, _SAVED)
+        yield from doubtful_table(_cells_of(key, ".parameter_size", sizes), _SHARED, _SAME)
+        for text, values in saved.items():
+            own, whole = values["checkpoint"], kept[text].get("1")
+            at = f"{_join(key, text)}{name}.checkpoint"
+            if whole is not None and own > whole * _SLACK:
+                problem = f"{own:.5g} MiB, more than the {whole:.5g} of the whole layer ('1')"
+                yield Doubt(key=at, problem=problem, factor=own / whole)
+            elif layer is not None:
+                # the input, in 2 or 4 bytes per element; a decoder keeps the encoder's output too
+                seq = int(text) if text else layer.seq_length
+                least = seq * layer.hidden_size * 2 / MIB
+                most = least * 2 * (2 if layer.cross_attention else 1)
+                factor = max(least / own, own / most)
+                if factor > _SLACK:
+                    problem = f"{own:.5g} MiB, and the input of a layer has {least:.5g}"
+                    yield Doubt(key=at, problem=problem, factor=factor)
+        if layer is not None and layer.num_heads and layer.ffn_hidden_size:
+            counted = parameter_count(layer) * self.parameter_bytes / MIB
+            for text, value in sizes.items():
+                at = f"{_join(key, text)}.parameter_size"
+                doubt = doubtful_parameters(at, value[""], counted)
+                if doubt is not None:
+                    yield doubt
 
     def _table(self, tables: Mapping[str, Any], name: str) -> dict[str, Any]:
         key = name + self.suffix
@@ -343,6 +432,23 @@ class _Reader:
             model_state_bytes={degree: value * scale for degree, value in states.items()},
             activation_bytes_per_sample=_bytes(entry.activation.root),
         )
+
+
+def _cells_of(
+    key: str, name: str, table: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, float, str, Cell]]:
+    """Yield (lengths, tokens, degree or name, cell) of a table; x of a cell is its degree."""
+    for text, values in table.items():
+        tokens = float(sum(seqs_of(text)) if text else 1)
+        for degree, value in values.items():
+            at = f"{_join(key, text)}{name}" + (f".{degree}" if degree else "")
+            share = float(degree) if degree.isdecimal() else 1.0
+            figure = Cell(key=at, x=share, y=value, written=value, unit="MiB")
+            yield text, tokens, degree, figure
+
+
+def _join(key: str, text: str) -> str:
+    return f"{key}.{text}" if text else key
 
 
 def _bytes(table: Mapping[str, float]) -> dict[int, float]:

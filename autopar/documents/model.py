@@ -19,6 +19,7 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object, write_json
 from autopar.documents.memory import (
     MAKE_MEMORY,
+    is_of_paddle,
     memory_content,
     memory_keys,
     read_cells,
@@ -83,18 +84,19 @@ def read_model_profile(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] = 4,
+    parameter_bytes: Literal[4, 2] | None = None,
 ) -> ModelProfile:
     """Return the profile in a computation and a memory file, in base units.
 
     Each path is a file, or a directory in which the documented name wins, then the newest
-    release's, then v2.4's. `parameter_bytes` is what `parameter_size` counts per parameter (2 in
-    PaddleNLP's files, which are also recognised by their raw keys); a sidecar wins.
+    release's, then v2.4's. `parameter_bytes` is what `parameter_size` counts per parameter: 4,
+    and 2 in PaddleNLP's files, which are recognised by their raw keys; None is not given.
 
     Raises
     ------
     DocumentError: a file is missing or unusable, the directory holds two equal candidates, or the
-        memory file has only the variant with (without) sequence parallelism.
+        memory file has only the variant with (without) sequence parallelism, or says another
+        `parameter_bytes`.
     """
     times_file, file_notes = _load(
         "computation", Path(computation), ComputationDocument, precision, spec
@@ -143,7 +145,7 @@ def read_model_memory(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] = 4,
+    parameter_bytes: Literal[4, 2] | None = None,
 ) -> ModelMemory:
     """Return the tables of a memory file (or of the one in a directory), in bytes.
 
@@ -156,8 +158,6 @@ def read_model_memory(
         spec,
         sequence_parallel=sequence_parallel,
         parameter_bytes=_parameter_bytes(memory_file, parameter_bytes),
-        # keys are a guess, to be made only where nothing is recorded
-        detect=memory_file.sidecar is None or memory_file.sidecar.parameter_bytes is None,
     )
     layer_memory, cell_notes = read_cells(
         memory_file.path,
@@ -216,15 +216,24 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
     return ()
 
 
-def _parameter_bytes(file: Loaded[MemoryDocument], option: Literal[4, 2]) -> Literal[4, 2]:
+def _parameter_bytes(
+    file: Loaded[MemoryDocument], option: Literal[4, 2] | None
+) -> Literal[4, 2] | None:
+    """Return what the sidecar or somebody says, None where neither does."""
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
-    # 4 is the default, so only 2 was asked for
-    if recorded is not None and option == 2 and recorded != option:
+    if recorded is not None and option is not None and recorded != option:
         raise DocumentError(
             sidecar_path(file.path),
-            f"the value is {recorded}, but 2 bytes per parameter were asked for",
+            f"the value is {recorded}, but --parameter-bytes says {option}",
             key="parameter_bytes",
             remedy="leave the option out: the file says it",
+        )
+    if recorded is None and option == 4 and is_of_paddle(file.document):
+        raise DocumentError(
+            file.path,
+            "PaddleNLP's raw keys say 2 bytes per parameter, but --parameter-bytes says 4",
+            key="parameter_size",
+            remedy="leave the option out",
         )
     return recorded or option
 

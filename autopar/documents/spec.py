@@ -146,7 +146,7 @@ def parse_own(path: Path, data: Mapping[str, Any]) -> ModelSpec:
         document = validate_document(ModelDocument, path, data)
     except DocumentError as error:
         # pydantic spells an item layers.0.key, users look for layers[0].key
-        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", error.key or "")
+        key = re.sub(r"\.([0-9]+)(?=\.|$)", r"[\1]", error.key or "")
         raise DocumentError(path, error.problem, key=key, remedy=error.remedy) from None
     content = document.model_dump(exclude=set(_NOT_OF_THE_SPEC))
     layers = [
@@ -285,6 +285,7 @@ class _Llama(_Config):
     base: ClassVar[float] = 1e4
     """`default_theta` of the family in transformers, src/transformers/models/*/"""
     qkv_biases: ClassVar[bool] = False
+    qk_norms: ClassVar[bool] = False
 
     num_hidden_layers: _Layers
     max_position_embeddings: _Whole
@@ -325,6 +326,7 @@ class _Llama(_Config):
             ffn_hidden_size=self.intermediate_size,
             gated_mlp=True,
             qkv_biases=self.qkv_biases,
+            qk_norms=self.qk_norms,
             biases=biases,
             **self.experts,
         )
@@ -357,6 +359,12 @@ class _Llama(_Config):
 
 class _Qwen2(_Llama):
     qkv_biases = True
+
+
+class _Qwen3(_Llama):
+    qk_norms = True
+
+    head_dim: _Whole | None = 128
 
 
 class _Mixtral(_Llama):
@@ -513,6 +521,7 @@ _FAMILIES: dict[str, type[_Config]] = {
     "mixtral": _Mixtral,
     "opt": _Opt,
     "qwen2": _Qwen2,
+    "qwen3": _Qwen3,
     "t5": _T5,
 }
 
@@ -541,9 +550,11 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
                 key=key,
                 remedy="use model_type mixtral, or describe the model in a model.json",
             )
-    # files without a name lie in a folder that has it
-    name = str(data.get("_name_or_path") or path.resolve().parent.name)
-    return validate_document(kind, path, data).spec(path, name.rstrip("/").split("/")[-1])
+    given = str(data.get("_name_or_path") or "").rstrip("/").split("/")[-1]
+    # files without a name lie in a folder that has it; others that lie there have names
+    own = path.resolve().parent.name if path.name == "config.json" else path.stem
+    name = own if given in ("", ".", "..") else given
+    return validate_document(kind, path, data).spec(path, name)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -570,7 +581,15 @@ def load_spec(
     """
     path = catalog.find_model(name_or_path)
     data = load_object(path).data
-    if data.get("format") == FORMAT or ("layers" in data and "model_type" not in data):
+    if "format" in data and data["format"] != FORMAT:
+        # before anything else is said about a document of another kind
+        raise DocumentError(
+            path,
+            f"the value is {shorten(data['format'])}, expected {FORMAT!r}",
+            key="format",
+            remedy="give a model.json or a config.json",
+        )
+    if "format" in data or ("layers" in data and "model_type" not in data):
         # without `format` it is ours where it has layers and no family
         spec = parse_own(path, data)
     else:
@@ -713,8 +732,8 @@ def parameter_count(layer: LayerSpec) -> int:
     """Return the exact number of parameters of one layer.
 
     h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
-    and norms; a heads and k key-value heads of width d. With E experts, E MLPs and a router of hE
-    without biases. Raises InputError when a, f are unknown.
+    and norms, 2d for those of queries and keys; a heads and k key-value heads of width d. With E
+    experts, E MLPs and a router of hE without biases. Raises InputError when a, f are unknown.
     """
     width = head_dim(layer)
     heads = layer.num_heads or 0
@@ -728,6 +747,8 @@ def parameter_count(layer: LayerSpec) -> int:
         attention += qkv
     if layer.biases:
         attention += h
+    if layer.qk_norms:
+        attention += 2 * width
     up = 2 if layer.gated_mlp else 1
     mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
     if layer.num_experts is not None:

@@ -13,14 +13,17 @@ from typing import Any, get_args
 from autopar.documents.catalog import Content
 from autopar.documents.schemas import ComputationDocument
 from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKind, sidecar_path
+from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
 from autopar.model import LayerProfile, ModelProfile, ModelSpec, OtherTime, ShardedTime, TimePoint
+from autopar.plausible import Cell, Doubt, Law, contradictions, notes_of, once
 from autopar.units import MS, format_count
 
 __all__ = [
     "MAKE_COMPUTATION",
     "Times",
     "computation_content",
+    "computation_doubts",
     "computation_keys",
     "layer_times_of",
     "other_times_of",
@@ -31,6 +34,7 @@ __all__ = [
     "seqs_of",
     "seqs_of_model",
     "seqs_text",
+    "sidecar_doubts",
     "type_of_model",
 ]
 
@@ -52,6 +56,15 @@ _AGREE = 0.01
 
 _LAYERS, _OTHERS = "layer_times", "other_times"
 """Keys of the sidecar."""
+
+_NOISE = 1.5
+"""Measured times break the laws below by up to 1.06, whole forwards on busy hosts by 1.3."""
+_BY_BATCH = Law(least=0.0, most=1.0, slack=_NOISE)
+"""More samples take no less time, and no more than in proportion."""
+_BY_LENGTH = Law(least=0.0, most=2.0, slack=_NOISE)
+"""More tokens take no less time; attention grows with their square."""
+_BY_DEGREE = Law(least=0.0, most=1.0, slack=2.0)
+"""Of time times degree. Small shards may be faster than their share: they fit in caches."""
 
 
 def read_layer_times(
@@ -103,7 +116,8 @@ def read_layer_times(
         note = _contradiction(path, kind, documented, whole)
         if note is not None:
             notes[note] = None
-    return tuple(points), sharded, tuple(notes)
+    doubts = [doubt for kind, cells in enumerate(sharded) for doubt in _doubts(kind, cells)]
+    return tuple(points), sharded, (*notes, *notes_of(sidecar_path(path), doubts))
 
 
 def read_other_times(
@@ -190,6 +204,41 @@ def other_times_of(times: Sequence[OtherTime]) -> list[OtherTimes]:
         and (known := {name: v for name, v in vars(t).items() if v is not None}).keys()
         - {"batch", "seq_lengths", "forward_s"}
     ]
+
+
+def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
+    """Return the times of layers in a sidecar that contradict one another."""
+    by_type: dict[int, list[ShardedTime]] = {}
+    for entry in sidecar.layer_times:
+        time = ShardedTime(**entry.model_dump(exclude={"layer_type"}, exclude_none=True))
+        by_type.setdefault(entry.layer_type, []).append(time)
+    return [doubt for kind, times in by_type.items() for doubt in _doubts(kind, times)]
+
+
+def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
+    """Yield the measured times of a layer type that contradict those of other sizes and degrees."""
+    for name in ("forward_s", "backward_s", "recompute_s"):
+        curves: dict[tuple[object, ...], list[Cell]] = {}
+        laws: dict[tuple[object, ...], Law] = {}
+        for t in times:
+            value = getattr(t, name)
+            if value is None:
+                continue
+            size = f"batch {t.batch}, sequence length {t.seq_length}"
+            sharding = f", {t.kind} {t.degree}" if t.degree > 1 else ""
+            key = f"{_LAYERS}.{name} of layer type {kind}, {size}{sharding}"
+            for curve, x, y, law in (
+                (("b", t.seq_length, t.degree, t.kind), t.batch, value, _BY_BATCH),
+                (("s", t.batch, t.degree, t.kind), t.seq_length, value, _BY_LENGTH),
+                # t ranks take from 1/t of the time to all of it
+                (("d", t.batch, t.seq_length, t.kind), t.degree, value * t.degree, _BY_DEGREE),
+            ):
+                cell = Cell(key=key, x=float(x), y=y, written=value, unit="s")
+                curves.setdefault(curve, []).append(cell)
+                laws[curve] = law
+        yield from once(
+            doubt for curve, cells in curves.items() for doubt in contradictions(cells, laws[curve])
+        )
 
 
 def _damaged(path: Path, number: int, what: str, key: str = _LAYERS) -> DocumentError:
@@ -349,7 +398,25 @@ def read_times(path: Path, document: ComputationDocument, spec: ModelSpec) -> Ti
     reader = _Reader(path, spec)
     for key, value in document.root.items():
         reader.add(key, value)
-    return reader.result()
+    layers, others, notes = reader.result()
+    return layers, others, (*notes, *notes_of(path, reader.doubts()))
+
+
+def computation_doubts(path: Path, document: ComputationDocument) -> list[Doubt]:
+    """Return the times that contradict one another, of a file whose model is not known.
+
+    Errors as `read_times`.
+    """
+    kinds = [int(m["type"]) for key in document.root if (m := _LAYER.regex.fullmatch(key))]
+    raw = [len(seqs_of(m["layers"])) for key in document.root if (m := _RAW.regex.fullmatch(key))]
+    types = max([kind + 1 for kind in kinds] + raw, default=1)
+    # lengths that no key names are all the same, whatever they are
+    spec = bare_spec(num_layers=[1] * types, seq_length=[1], hidden_size=[1])
+    reader = _Reader(path, spec)
+    for key, value in document.root.items():
+        reader.add(key, value)
+    reader.result()
+    return reader.doubts()
 
 
 class _Reader:
@@ -362,6 +429,8 @@ class _Reader:
         self.layers: list[dict[tuple[int, int], float]] = [{} for _ in spec.layers]
         self.others: dict[_Key, float] = {}
         self.raw: dict[_Key, dict[tuple[int, ...], tuple[float, str]]] = {}
+        self.keys: dict[tuple[int | None, Any], str] = {}
+        """By layer type, None for the rest, and size."""
         self.notes: dict[str, None] = {}  # an ordered set
 
     def add(self, key: str, value: float) -> None:
@@ -372,10 +441,13 @@ class _Reader:
             text = match["seq"]
             seq = int(text) if text else self._unnamed(self.seqs[kind])[0]
             self._put(self.layers[kind], (batch, seq), value, key)
+            self.keys[kind, (batch, seq)] = key
         elif match := _OTHER.regex.fullmatch(key):
             text = match["seq"]
             seqs = self._seqs(key, text) if text else self._unnamed(*self.seqs)
-            self._put(self.others, (self._batch(match["batch"]), seqs), value, key)
+            point = self._batch(match["batch"]), seqs
+            self._put(self.others, point, value, key)
+            self.keys[None, point] = key
         elif match := _RAW.regex.fullmatch(key):
             counts = seqs_of(match["layers"])
             # a run of another number of layer types is of another model
@@ -411,6 +483,30 @@ class _Reader:
             for (b, s), ms in sorted(self.others.items())
         )
         return layers, others, tuple(self.notes)
+
+    def doubts(self) -> list[Doubt]:
+        """Return the times that contradict those of other batches and lengths."""
+        found: list[Doubt] = []
+        tables: list[tuple[int | None, dict[_Key, float]]] = [
+            (kind, {(b, (s,)): ms for (b, s), ms in points.items()})
+            for kind, points in enumerate(self.layers)
+        ]
+        for kind, points in (*tables, (None, self.others)):
+            curves: dict[tuple[str, Any], list[Cell]] = {}
+            for (batch, seqs), ms in points.items():
+                name = "other" if kind is None else kind
+                canonical = f"layertype_{name}_bsz{batch}_seq{seqs_text(seqs)}"
+                size = (batch, seqs) if kind is None else (batch, seqs[0])
+                key = self.keys.get((kind, size), canonical)
+                # ms per sample of the file -> of the whole batch, which the laws are about
+                cell = Cell(key=key, x=float(batch), y=ms * batch, written=ms, unit="ms per sample")
+                curves.setdefault(("batch", seqs), []).append(cell)
+                by_length = replace(cell, x=float(sum(seqs)))
+                curves.setdefault(("length", batch), []).append(by_length)
+            for (which, _), cells in curves.items():
+                law = _BY_BATCH if which == "batch" else _BY_LENGTH
+                found += contradictions(cells, law)
+        return once(found)
 
     def _batch(self, text: str | None) -> int:
         if text is None:

@@ -7,11 +7,12 @@ Nothing here was measured: every result has `estimated=True`, names its card as 
 from __future__ import annotations
 
 from autopar.estimate.card import Card, estimate_hardware, load_card, parse_hardware
-from autopar.estimate.model import activation_bytes, estimate_model
+from autopar.estimate.model import activation_bytes, check_rates, estimate_model
 
 __all__ = [
     "Card",
     "activation_bytes",
+    "check_rates",
     "estimate_hardware",
     "estimate_model",
     "load_card",

@@ -483,7 +483,7 @@ class GroupShape(NamedTuple):
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
     """Return (card, number of nodes, GPUs per node) of `CARD:NxG`, for example `h100:4x8`."""
-    match = re.fullmatch(r"(.+):(\d{1,6})[xX](\d{1,4})", text)
+    match = re.fullmatch(r"(.+):([0-9]{1,6})[xX]([0-9]{1,4})", text)
     if match is None or not int(match[2]) or not int(match[3]):
         raise InputError(
             f"hardware {text!r} is not CARD:NxG, for example h100:4x8 for 4 nodes of 8 GPUs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,12 +66,11 @@ def _execute(raw: dict[str, Any]) -> int:
     asked = make(EstimatedFiles, read_values(rows_of(EstimatedFiles), raw))
     out, lengths = asked.out, None
     if asked.seq_length is not None:
-        try:
-            lengths = [int(text) for text in asked.seq_length.split(",")]
-        except ValueError:
+        if not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", asked.seq_length):
             raise OptionError(
                 f"--seq-length is {asked.seq_length!r}, expected numbers such as 4096 or 512,512"
-            ) from None
+            )
+        lengths = [int(text) for text in asked.seq_length.split(",")]
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
     spec = load_spec(asked.model, seq_length=lengths)
     cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)

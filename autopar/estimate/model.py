@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from autopar.documents import catalog
 from autopar.documents.spec import (
     embedding_parameter_counts,
     head_dim,
@@ -15,6 +17,7 @@ from autopar.documents.spec import (
 )
 from autopar.errors import InputError
 from autopar.estimate.card import Card, load_card
+from autopar.hardware import HardwareProfile
 from autopar.model import (
     LayerMemory,
     LayerProfile,
@@ -26,7 +29,9 @@ from autopar.model import (
     TimePoint,
 )
 from autopar.plans import tensor_degrees
+from autopar.plausible import doubtful_rate, notes_of
 from autopar.sources import Source
+from autopar.units import MS
 
 __all__ = [
     "STATE_BYTES_PER_PARAMETER",
@@ -38,6 +43,7 @@ __all__ = [
     "Traffic",
     "activation_bytes",
     "backward_bytes",
+    "check_rates",
     "checkpoint_bytes",
     "estimate_model",
     "layer_operations",
@@ -122,6 +128,10 @@ def activation_bytes(
     for index, kv_length in enumerate(lengths):
         # q and the attention output are of the same width, k and v of the other
         inside += 2 * query + 2.0 * kv_length * kv_share * e + logsumexp
+        if layer.qk_norms:
+            # what their norms read; in steps it is kept in fp32 besides, as around the blocks
+            elements = s * heads * width / degree + kv_length * kv_share
+            inside += elements * (e + (4 if eager else 0))
         if eager:
             # the sequence-first copy of the output
             inside += query
@@ -406,11 +416,17 @@ def layer_operations(
     norm = Traffic(
         num_bytes=rows * h * (26 if eager_norm else 2 * e), kernels=6 if eager_norm else 1
     )
+    # queries and keys of every head: the same steps on their elements
+    qk_norm = Traffic(
+        num_bytes=rows * (q + kv) * (26 if eager else 2 * e), kernels=12 if eager else 2
+    )
     # both summands are read, the sum is written
     residual = Traffic(num_bytes=3.0 * rows * h * e)
 
     yield norm
     yield Gemm(m=rows, n=q + 2 * kv, k=h)
+    if layer.qk_norms:
+        yield qk_norm
     if layer.gated_mlp:  # rotary positions
         per_element = 12 * e if eager else 2 * e
         # ten in eager code: five steps each for q and for k
@@ -434,6 +450,50 @@ def layer_operations(
     yield norm
     yield from _mlp(layer, rows, eager=eager, element_bytes=e)
     yield residual
+
+
+def check_rates(
+    profile: ModelProfile, spec: ModelSpec, hardware: HardwareProfile
+) -> tuple[str, ...]:
+    """Return a note where measured forwards are faster than the device computes.
+
+    The device is that of the hardware's name, where it is of a card; else the fastest card.
+
+    Raises
+    ------
+    DocumentError: one is faster than twice the device's peak.
+    """
+    cards = [load_card(name) for name in catalog.card_names()]
+    named = [card for card in cards if hardware.name.startswith(f"{card.name}_")]
+    # matrices of fp32 may be multiplied in TF32, at half the rate of bf16
+    tf32 = 0.5 if profile.precision == "fp32" else 0.0
+    peaks = {
+        card.name: max(card.flop_per_s[profile.precision], tf32 * card.flop_per_s["bf16"])
+        for card in named or cards
+    }
+    card = max(named or cards, key=lambda card: peaks[card.name])
+    peak = peaks[card.name]
+    device = f"{card.name}" + ("" if named else ", the fastest device that is known,")
+    doubts = []
+    lengths = [layer.seq_length for layer in spec.layers]
+    for kind, (layer, measured) in enumerate(zip(spec.layers, profile.layers, strict=True)):
+        if layer.num_heads is None or layer.ffn_hidden_size is None:
+            continue
+        for p in measured.times:
+            operations = layer_operations(
+                layer, batch=p.batch, seq_length=p.seq_length, memory_seq_length=lengths[0]
+            )
+            flop = 0.0
+            for one in operations:
+                if isinstance(one, Gemm):
+                    flop += 2.0 * one.m * one.n * one.k * one.count
+                elif isinstance(one, Attention):
+                    flop += one.flop
+            key = f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}"
+            value = f"{p.forward_s / p.batch / MS:.4g} ms per sample"
+            doubt = doubtful_rate(key, value, flop / p.forward_s, peak, device)
+            doubts += [] if doubt is None else [doubt]
+    return notes_of(Path(profile.sources[0].path), doubts)
 
 
 def other_operations(

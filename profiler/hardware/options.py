@@ -57,8 +57,8 @@ MAX_BYTES = 1 << 40
 _ELEMENT_BYTES = 4
 """Of the largest element type; every size is whole elements of all of them."""
 _UNITS = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB}
-_SIZE = re.compile(r"(\d{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
-_FACTOR = re.compile(r"[x*](\d{1,6})", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE | re.ASCII)
+_FACTOR = re.compile(r"[x*]([0-9]{1,6})", re.IGNORECASE | re.ASCII)
 
 Backend = Literal["auto", "nccl", "gloo"]
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
@@ -139,7 +139,7 @@ def parse_groups(text: str) -> tuple[int, ...] | None:
         return None
     found: set[int] = set()
     for part in text.split(","):
-        if not re.fullmatch(r"\s*\d{1,9}\s*", part):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
             raise OptionError(
                 f"--groups: {shorten(text)} is no list of group sizes; write 2,4,8 or all"
             )

@@ -6,13 +6,14 @@ of them; joining the runs of all files by their id makes both whole again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
 
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import SIDECAR_VERSION, DocumentKind, Measurement, Run, Sidecar
-from profiler.environment import Metadata, comparable
+from profiler.environment import Metadata, comparable, host_labels
 from profiler.hardware.documents import (
     KINDS,
     MEASURED_FOR,
@@ -51,6 +52,7 @@ class HardwareRecord(Record[Measurement]):
         self._memory_bytes = memory_bytes
         self._synthetic = synthetic
         self._name = name
+        self._labels = {} if options.host_names else host_labels(cluster.hosts, out)
         self._kinds = requested_kinds(options, cluster)
         shape = (cluster.num_nodes, cluster.gpus_per_node)
         super().__init__(
@@ -60,6 +62,20 @@ class HardwareRecord(Record[Measurement]):
             resume=options.resume,
             force=options.force,
         )
+
+    def put(self, measurement: Measurement) -> None:
+        """Add a measurement as `Record`, with hosts called as in the metadata."""
+        reason = measurement.reason
+        for host, label in self._labels.items():
+            # sentences about ranks name their hosts, and failed cells keep the sentence; a short
+            # name may be a word of it
+            before = r"(?<![\w.-])" if len(host) > 3 else "(?<=host )"
+            reason = reason and re.sub(rf"{before}{re.escape(host)}(?![\w-])", label, reason)
+        stragglers = [
+            found.model_copy(update={"host": self._labels.get(found.host, found.host)})
+            for found in measurement.stragglers
+        ]
+        super().put(measurement.model_copy(update={"reason": reason, "stragglers": stragglers}))
 
     @cached_property
     def _earlier(self) -> tuple[Run, ...]:
@@ -138,7 +154,8 @@ class HardwareRecord(Record[Measurement]):
 
     def _sidecar(self, file: DocumentFile, documents: Documents) -> Sidecar:
         metadata, kind = self._run.metadata, file.kind
-        hosts = metadata.get("hosts") or ",".join(dict.fromkeys(self._cluster.hosts))
+        names = dict.fromkeys(self._labels.get(host, host) for host in self._cluster.hosts)
+        hosts = metadata.get("hosts") or ",".join(names)
         source = (
             f"measured by `{metadata.get('command', 'torchrun -m profiler.hardware')}` on {hosts}"
         )

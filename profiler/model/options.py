@@ -47,7 +47,7 @@ MAX_NUMBER = 1 << 24
 MAX_DEGREE = 1024
 """Largest tensor degree."""
 _MAX_CASES = 4096
-_NUMBER = re.compile(r"\d{1,12}")
+_NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

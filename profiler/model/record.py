@@ -66,6 +66,9 @@ def describe_model(spec: ModelSpec) -> str:
         layer.pop("num_layers")
         # cells have lengths of their own, and depth changes no layer
         layer.pop("seq_length")
+        # files of before the field say nothing of it
+        if not layer["qk_norms"]:
+            layer.pop("qk_norms")
     text = json.dumps(fields, sort_keys=True)
     return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
@@ -77,7 +80,11 @@ def model_metadata(
     import torch
 
     return {
-        **machine_metadata([info], shlex.join(["profile-model", *argv])),
+        **machine_metadata(
+            [info],
+            shlex.join(["profile-model", *argv]),
+            folder=None if options.host_names else options.out or spec.name,
+        ),
         "dtype": options.dtype,
         "model": describe_model(spec),
         "unit": options.unit,

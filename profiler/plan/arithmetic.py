@@ -80,6 +80,8 @@ def layer_shapes(layer: LayerSpec, degree: int) -> tuple[Tensors, ...]:
         attention += [Tensors(query, 1), Tensors(pair, 1, 2)]
     if layer.biases:
         attention.append(Tensors(h, 1))
+    if layer.qk_norms:
+        attention.append(Tensors(width, 1, 2))
     ffn, ups = layer.ffn_hidden_size // degree, 2 if layer.gated_mlp else 1
     if layer.num_experts is not None:  # experts are stacked and have no biases
         e = layer.num_experts

@@ -61,7 +61,7 @@ PANELS = (_WHAT, _SAY, _HOW, _DRY, _FILES, _GLOBAL)
 
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
         raise OptionError(
             f"--num-layers: {shorten(text)} is no number of layers; write 4, or 2,2 for two types"
         )
@@ -74,7 +74,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def _ranks(text: str) -> tuple[str, ...]:
     parts = tuple(part.strip().lower() for part in text.split(","))
     for part in parts:
-        if part not in _STAGES and not re.fullmatch(r"\d{1,9}", part):
+        if part not in _STAGES and not re.fullmatch(r"[0-9]{1,9}", part):
             raise OptionError(
                 f"--ranks: {shorten(part)} is neither a rank nor one of {', '.join(_STAGES)}"
             )

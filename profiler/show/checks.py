@@ -7,13 +7,16 @@ can be compared, and whether a change is more than scatter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from autopar.documents.checks import document_errors, validate_document
 from autopar.documents.hardware import (
+    BUSY,
     MAKE_HARDWARE,
     MAX_BYTES_PER_S,
     UNIT_FACTORS,
@@ -21,8 +24,25 @@ from autopar.documents.hardware import (
     hardware_file_name,
     read_hardware,
 )
-from autopar.documents.sidecar import DocumentKind, Measurement, sidecar_path
+from autopar.documents.json import load_object
+from autopar.documents.memory import MAKE_MEMORY, memory_content, memory_doubts
+from autopar.documents.schemas import DOCUMENTS, ComputationDocument, MemoryDocument
+from autopar.documents.sidecar import (
+    DocumentKind,
+    Measurement,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+)
+from autopar.documents.times import (
+    MAKE_COMPUTATION,
+    computation_content,
+    computation_doubts,
+    sidecar_doubts,
+)
 from autopar.errors import DocumentError
+from autopar.hardware import HardwareProfile
+from autopar.plausible import Doubt
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable
@@ -38,6 +58,7 @@ from profiler.show.read import (
     Severity,
     cell_warnings,
     finding,
+    kind_of,
     point_key,
     reference_cell,
     scope_by_shape,
@@ -68,8 +89,6 @@ _DROP = 0.05
 """Larger messages may be this much faster before it is said, whatever the spread."""
 _UNIT_FACTOR = 4.0
 """Bandwidth and times of one group differ by more than this only where units are mixed up."""
-_BUSY = 2.5
-"""A slow-down above this says that the host was busy with something else."""
 
 
 def monotone(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -203,7 +222,7 @@ def _coefficient(file: HardwareFile, _: Profile) -> Iterator[Finding]:
         if entry.value < 1.0:
             problem = f"the value is {entry.written:.4g} and is read as 1"
             remedy = "nothing gets faster by sharing a device: measure it again"
-        elif entry.value > _BUSY:
+        elif entry.value > BUSY:
             problem = f"the value is {entry.written:.4g}, and 1.1 to 1.3 is usual"
             remedy = "the hosts may have been busy: measure it again"
         else:
@@ -219,6 +238,7 @@ _DISAGREEMENT = 1e-6
 """Documents are derived from the samples in double precision; more than this was edited."""
 _MOST_ALIKE = 3
 """More findings of one sort in a file become one."""
+_KEY_OF = re.compile(r": key '([^']+)': ")
 _AGAIN = "measure it again with `torchrun -m profiler.hardware ... --resume`"
 
 
@@ -228,9 +248,54 @@ def validate(folder: Folder) -> list[Finding]:
     for profile in folder.profiles:
         for check in CHECKS:
             found += check(folder, profile)
+        # a wrong value contradicts its neighbours, too: it is said by the check that knows why
+        found += [item for item in _suspicious(folder, profile) if not _said(item, found)]
+    for path in folder.model_files:
+        found += _of_model(path)
     # a file that belongs to several shapes is found several times
     once = dict.fromkeys(found)
     return sorted(once, key=lambda item: item.severity != "error")
+
+
+def _said(item: Finding, found: Sequence[Finding]) -> bool:
+    """Return whether a finding names a key that another is about."""
+    keys = (match[1] for one in found if (match := _KEY_OF.search(one.sentence)))
+    return any(key in item.sentence for key in keys)
+
+
+def _of_model(path: Path) -> Iterator[Finding]:
+    """What is wrong in a file of a model, and what in it contradicts the rest of it."""
+    known = kind_of(path)
+    kind = known[0] if known is not None else None
+    problems: tuple[DocumentError, ...] = ()
+    doubts: list[Doubt] = []
+    sidecar: Sidecar | None = None
+    empty, make = False, MAKE_MEMORY
+    try:
+        data = load_object(path).data
+        if kind is None:
+            kind = "computation" if any("bsz" in key for key in data) else "memory"
+        problems = tuple(document_errors(DOCUMENTS[kind], path, data))
+        sidecar = read_sidecar(path, kind)
+        if not problems and kind == "computation":
+            times = validate_document(ComputationDocument, path, data)
+            empty, make = computation_content(times) == "none", MAKE_COMPUTATION
+            doubts = [] if empty else computation_doubts(path, times)
+        elif not problems:
+            memory = validate_document(MemoryDocument, path, data)
+            empty, make = memory_content(memory) == "none", MAKE_MEMORY
+            doubts = [] if empty else memory_doubts(path, memory)
+        if not problems and empty:
+            problems = (DocumentError(path, "no processed key is in this file", remedy=make),)
+    except DocumentError as error:
+        problems += (error,)
+    for problem in problems:
+        yield Finding(severity="error", sentence=str(problem))
+    beside = [] if sidecar is None else sidecar_doubts(sidecar)
+    for where, found in ((path, doubts), (sidecar_path(path), beside)):
+        for doubt in found:
+            severity: Severity = "error" if doubt.impossible else "warning"
+            yield finding(severity, where, doubt.key, f"the value is {doubt.problem}", doubt.remedy)
 
 
 def _missing_files(folder: Folder, profile: Profile) -> Iterator[Finding]:
@@ -368,22 +433,47 @@ def _readable(folder: Folder, profile: Profile) -> Iterator[Finding]:
                     f"a group of {entry.group_size} does not exist on {profile.title}",
                     "check the numbers in the file's name",
                 )
-    sp_time = named.get("sp_time")
     if found:
         return  # the reader would say the first of them again
     try:
-        read_hardware(
-            num_nodes=profile.shape[0],
-            gpus_per_node=profile.shape[1],
-            allreduce=named["allreduce"].path,
-            p2p=named["p2p"].path,
-            overlap=named["overlap"].path,
-            sp_time=sp_time.path if sp_time is not None else None,
-        )
+        _hardware(profile.shape, named)
     except DocumentError as error:
         # missing keys have been said already
         if "this key is missing" not in error.problem:
             yield Finding(severity="error", sentence=str(error))
+
+
+def _hardware(
+    shape: tuple[int, int], named: Mapping[DocumentKind, HardwareFile]
+) -> HardwareProfile:
+    """Return what the planner's reader makes of the files, the collective times if there are."""
+    return read_hardware(
+        num_nodes=shape[0],
+        gpus_per_node=shape[1],
+        allreduce=named["allreduce"].path,
+        p2p=named["p2p"].path,
+        overlap=named["overlap"].path,
+        sp_time=named["sp_time"].path if "sp_time" in named else None,
+    )
+
+
+def _suspicious(folder: Folder, profile: Profile) -> Iterator[Finding]:
+    """Values that contradict their neighbours, as the planner's reader says it."""
+    named = {file.kind: file for file in profile.files}
+    if (
+        profile.shape is None
+        or folder.problems
+        or not {"allreduce", "p2p", "overlap"} <= set(named)
+    ):
+        return
+    try:
+        hardware = _hardware(profile.shape, named)
+    except DocumentError:
+        return  # said by the check of what is readable
+    for note in hardware.notes:
+        if note.startswith("suspicious: "):
+            sentence = f"{folder.path}: {note.removeprefix('suspicious: ')}"
+            yield Finding(severity="warning", sentence=sentence)
 
 
 def _failed(folder: Folder, profile: Profile) -> Iterator[Finding]:

@@ -78,7 +78,7 @@ COMMAND = Command(
 wrong.
 
 DIR holds hardware files of one or several shapes, with or without sidecars; of models the times
-that `profile-model` measured are shown, with their fits.
+that `profile-model` measured are shown, with their fits. --validate reads files of both.
 
 Exit codes: 0 done; 1 --diff found regressions, --validate found something, or matplotlib is
 missing; 2 an input is unusable or two profiles are not comparable.
@@ -109,9 +109,7 @@ def _check_unit(unit: BandwidthUnit | None, *folders: Folder) -> None:
     )
 
 
-def _load(
-    path: Path, unit: BandwidthUnit | None, *, strict: bool = True, models: bool = False
-) -> Folder:
+def _load(path: Path, unit: BandwidthUnit | None, *, models: bool = False) -> Folder:
     """Return what a path holds.
 
     models : whether files of models with measured times are wanted too.
@@ -126,12 +124,12 @@ def _load(
         if not folder.profiles and len(others) == len(folder.model_files):
             shown = "times of models are shown where they have a sidecar, and" if models else ""
             raise InputError(
-                f"{path}: only profiles of models are here ({names}); {shown} --diff and "
-                "--validate read those of hardware: name a folder that "
+                f"{path}: only profiles of models are here ({names}); {shown} --diff "
+                "reads those of hardware (--validate reads all): name a folder that "
                 f"`torchrun -m profiler.hardware`{' or `profile-model`' if models else ''} wrote"
             )
         COMMAND.say(f"profiles of models are not shown: {names}")
-    if strict and folder.problems:
+    if folder.problems:
         first, more = folder.problems[0], len(folder.problems) - 1
         if more:
             COMMAND.say(f"{more} more error{'s' if more > 1 else ''}; --validate lists all")
@@ -212,12 +210,14 @@ def _diff(
 def _validate(path: Path, unit: BandwidthUnit | None) -> int:
     from autopar.command.show import make_console
     from profiler.show.checks import validate
+    from profiler.show.read import load_folder
     from profiler.show.tables import show_findings
 
-    folder = _load(path, unit, strict=False)
+    folder = load_folder(path, unit)
     _check_unit(unit, folder)
     findings = validate(folder)
     files = {file.path for profile in folder.profiles for file in profile.files}
+    files |= set(folder.model_files)
     show_findings(make_console(sys.stdout), findings, len(files))
     return 1 if findings else 0
 

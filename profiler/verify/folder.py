@@ -197,7 +197,7 @@ def checked_options(options: VerifyOptions) -> VerifyOptions:
             f"({options.batch} % {options.nproc} = {options.batch % options.nproc})"
         )
     if options.layers is not None and not re.fullmatch(
-        r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", options.layers
+        r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*", options.layers
     ):
         raise OptionError(f"--layers: expected 4, or 2,2 for two types, got {options.layers!r}")
     if options.model is None and options.profiles is not None:

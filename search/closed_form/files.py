@@ -23,7 +23,7 @@ from autopar.documents.spec import (
     parameter_count,
 )
 from autopar.errors import InputError
-from autopar.estimate.card import FORMAT, Card, Link, read_card
+from autopar.estimate.card import Card, Link, read_card
 from autopar.model import LayerSpec, ModelSpec
 from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
@@ -69,7 +69,7 @@ def tensor2d_system(name: str) -> Tensor2dSystem:
 def _system(name: str, kind: type[_System], from_card: Callable[[Card], _System]) -> _System:
     document = load_object(catalog.find_document("cards", "system", name))
     # a card says its format, a system is any other file
-    if document.data.get("format") == FORMAT:
+    if "format" in document.data:
         return from_card(read_card(document))
     return validate_document(kind, document.path, document.data)
 

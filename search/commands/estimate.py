@@ -390,7 +390,7 @@ def _numbers(option: str, text: str) -> dict[str, int]:
     """Return the numbers of `dp=2,tp=8`."""
     found: dict[str, int] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*([a-z]\w*)=(\d{1,9})\s*", part)
+        match = re.fullmatch(r"\s*([a-z]\w*)=([0-9]{1,9})\s*", part)
         if match is None:
             raise OptionError(
                 f"--{option}: expected names and numbers such as {_EXAMPLES[option]}, "

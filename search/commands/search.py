@@ -209,15 +209,15 @@ def _write(
 ) -> None:
     files: dict[Path, str] = {}
     if paths is not None:
-        from search.report.files import output_texts
+        from search.report.files import output_texts, replaced
 
+        asked = {**session.named, **request.given}
         files = output_texts(
-            result,
-            paths,
-            spec=session.spec,
-            options=session.options,
-            request={**session.named, **request.given},
+            result, paths, spec=session.spec, options=session.options, request=asked
         )
+        if files:
+            for what in replaced(*paths, asked):
+                say(f"{_NAME}: replaced {what}")
     content: dict[str, object] = {}
     if request.output.json_path is not None:
         content = document.content()

@@ -38,7 +38,7 @@ _ITEMS = re.compile(rf"(?:\s|\\\n|\#[^\n]*|{_WORD})*+", re.DOTALL)
 # tried in this order: a redirection may begin with a digit, an array with a word
 _TOKEN = re.compile(
     rf"(?P<blank>(?:[^\S\n]|\\\n)+|\#[^\n]*)"
-    rf"|(?P<redirect>[\d&]?(?:>[>&|]?|<&?)[ \t]*{_WORD})"
+    rf"|(?P<redirect>[0-9&]?(?:>[>&|]?|<&?)[ \t]*{_WORD})"
     rf"|(?P<end>[\n;&|])"
     rf"|(?P<array>{_NAME}\+?=\({_ITEMS.pattern}\))"
     rf"|(?P<word>{_WORD})",
@@ -47,7 +47,7 @@ _TOKEN = re.compile(
 _ASSIGN = re.compile(rf"({_NAME})(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"{_QUOTES}|\\.|{_BRACES}|\${_NAME}", re.DOTALL)
 _IN_QUOTES = re.compile(rf"\\.|{_BRACES}|\${_NAME}", re.DOTALL)
-_PARAMETER = re.compile(rf"({_NAME}|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_PARAMETER = re.compile(rf"({_NAME}|[0-9])(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 _SUBSTITUTION = re.compile(r"\\.|(\$\(|`)", re.DOTALL)
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
 _DECLARE = frozenset({"export", "declare", "readonly", "typeset"})
@@ -268,7 +268,7 @@ def _value(shell: _Shell, written: str) -> str:
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./${}:@+\-]*")
 _BRACE = re.compile(r"[{}]")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def dump_yaml(document: Mapping[str, Any], indent: int = 0, *, quoted: bool = False) -> str:
@@ -482,6 +482,6 @@ def _world(before: Sequence[str]) -> int | None:
     nodes = flags.get("nnodes", ("1",))[:1]
     processes = flags.get("nproc-per-node", ())[:1]
     # a variable or a range such as 1:4 is no number
-    if not nodes or not processes or not (nodes[0].isdigit() and processes[0].isdigit()):
+    if not all(words and re.fullmatch("[0-9]{1,9}", words[0]) for words in (nodes, processes)):
         return None
     return int(nodes[0]) * int(processes[0])

@@ -451,7 +451,9 @@ def _lacks_base(spec: ModelSpec) -> bool:
 def _has_config(spec: ModelSpec) -> bool:
     first = spec.layers[0]
     known = first.num_heads is not None and first.ffn_hidden_size is not None
-    return has_one_kind(spec) and first.causal and known and spec.vocab_size is not None
+    # a description of a model has no word for norms of queries and keys
+    said = known and not first.qk_norms
+    return has_one_kind(spec) and first.causal and said and spec.vocab_size is not None
 
 
 def _model(spec: ModelSpec) -> dict[str, object]:

@@ -106,6 +106,8 @@ def model_arguments(spec: ModelSpec) -> tuple[list[Argument], list[str]]:
         arguments.append(("disable-bias-linear", ()))
         if layer.qkv_biases:
             arguments.append(("add-qkv-bias", ()))
+    if layer.qk_norms:
+        arguments.append(("qk-layernorm", ()))
     if not spec.tied_embeddings:
         arguments.append(("untie-embeddings-and-output-weights", ()))
     if layer.num_experts is not None:
@@ -682,6 +684,9 @@ def _yaml_value(words: tuple[str, ...]) -> object:
     if len(words) > 1:
         return list(words)
     word = re.sub(r":\?[^}]*\}", "}", words[0])  # whoever reads YAML puts variables in alone
+    # Python reads digits of every script
+    if not word.isascii():
+        return word
     try:
         return int(word) if word.isdigit() else float(word)
     except ValueError:

@@ -136,6 +136,7 @@ def model_source(spec: ModelSpec) -> str:
         "attention that is not causal": not layer.causal,
         "learned positions": spec.learned_positions > 0,
         "norms other than two RMSNorms a layer": layer.norm_parameters_per_hidden != 2,
+        "norms of queries and keys": layer.qk_norms,
         "no vocabulary size": spec.vocab_size is None,
         "no number of heads": layer.num_heads is None,
         "no width of the MLP": layer.ffn_hidden_size is None,

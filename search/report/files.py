@@ -30,6 +30,7 @@ from autopar.documents.plan import (
     spread_of,
 )
 from autopar.documents.strategy import strategy_document, strategy_file_name
+from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
 from autopar.units import GIB
@@ -42,6 +43,7 @@ __all__ = [
     "output_paths",
     "output_texts",
     "plan_document",
+    "replaced",
     "result_document",
 ]
 
@@ -204,6 +206,25 @@ def output_texts(
         paths[0]: document_text(strategy_document(result.plan)),
         paths[1]: document_text(plan_document(result, request=request).content()),
     }
+
+
+def replaced(target: Path, own: Path, request: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what lies where a strategy and a plan file go, where it is not of this question."""
+    if not own.exists():
+        # whoever wrote a strategy file alone did so by hand, or with another program
+        return (f"{target}, which is not a plan of autopar-search",) if target.exists() else ()
+    try:
+        earlier = PlanDocument.read(own).request
+    except InputError:
+        return (f"{own}, which is not a plan of autopar-search",)
+    if earlier == request:
+        return ()
+    words = (f"--{name} {_word(value)}" for name, value in earlier.items())
+    return (f"{own}, the plan of {' '.join(words) or 'another question'}",)
+
+
+def _word(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _head(status: str, plan: Plan | None, prediction: Prediction | None) -> dict[str, Any]:

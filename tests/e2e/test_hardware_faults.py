@@ -20,6 +20,7 @@ import pytest
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import sidecar_path
+from profiler.environment import host_labels
 from profiler.hardware.options import Cluster, build_options, plan_cells
 from tests.e2e.launching import Copies, Finished, Launch, Start, torchrun
 
@@ -150,7 +151,9 @@ def strike(out: Path, fault: Fault, *options: str, start: Start = Launch) -> Non
     assert len(after) >= len(before) + len(done.progress) > len(before)
     newest = [m for path in documents for m in runs(path)[-1]["measurements"]]
     failed = {m["key"]: m["reason"] for m in newest if m["status"] != "ok"}
-    assert failed == ({plan[len(after)]: fault.says} if fault.marks else {})
+    # what is said names the host, what is stored its label
+    stored = fault.says.replace(f"host {HOST}", f"host {host_labels([HOST], out)[HOST]}")
+    assert failed == ({plan[len(after)]: stored} if fault.marks else {})
 
 
 def check_said(done: Finished, fault: Fault, out: Path) -> None:

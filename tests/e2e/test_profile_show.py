@@ -160,10 +160,12 @@ def test_unusable_requests(tmp_path: Path, ask: Ask, sentence: Callable[..., str
     assert "does not exist" in sentence(tmp_path / "nowhere")
     assert "`torchrun -m profiler.hardware` makes them" in sentence(tmp_path / "empty")
     assert "only profiles of models" in sentence(tmp_path / "models")
-    said = sentence(tmp_path / "models", "--validate")
+    said = sentence(tmp_path / "models", "--diff", box)
     assert "only profiles of models" in said
-    assert "--diff and --validate read those of hardware" in said
+    assert "--diff reads those of hardware (--validate reads all)" in said
     assert "have a sidecar" not in said
+    out, _ = ask(tmp_path / "models", "--validate", expected=1)
+    assert "no processed key is in this file" in " ".join(out.split())
     assert "name the document beside it" in sentence(box / "overlap_coefficient.json.meta.json")
     assert "--curves: expected time, bandwidth or none" in sentence(box, "--curves", "size")
     assert "GB/s or MiB/ms" in sentence(box, "--bandwidth-unit", "Gbit/s")

@@ -18,6 +18,7 @@ import pytest
 
 from autopar.documents.sidecar import CurveData, Measurement, read_sidecar, sidecar_path
 from autopar.units import GB, MIB
+from profiler.environment import host_labels
 from tests.e2e.shaped_network import (
     GOODPUT,
     HOSTS,
@@ -108,7 +109,8 @@ def test_bandwidths_are_those_of_the_link(tmp_path: Path) -> None:
         }
         assert {m.scope for m in found.values()} == {"inter-node"}
         metadata = read_sidecar(p2p).runs[0].metadata  # type: ignore[union-attr]
-        assert metadata["hosts"] == ",".join(HOSTS)
+        labels = host_labels(HOSTS, out)
+        assert metadata["hosts"] == ",".join(labels[host] for host in HOSTS)
 
         line = curve(p2p)
         assert line.sizes_bytes == [MIB, 8 * MIB]

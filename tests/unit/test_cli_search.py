@@ -52,6 +52,28 @@ def test_search_prints_the_report_and_writes_the_files(
     assert len(list((tmp_path / "configs").iterdir())) == 2
 
 
+def test_the_plan_of_another_question_is_not_replaced_without_a_word(
+    fixed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two questions may have one file name; the same question again is no news."""
+    fixed()
+    assert cli.run(["--model", "a.json"]) == 0
+    assert "replaced" not in capsys.readouterr().err
+    assert cli.run(["--model", "a.json"]) == 0
+    assert "replaced" not in capsys.readouterr().err
+    assert cli.run(["--model", "b.json", "--pin", "tp=1"]) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "replaced" in line]
+    assert said.startswith("autopar-search: replaced configs/autopar_plan_")
+    assert said.endswith(", the plan of --model a.json")
+
+    for path in (tmp_path / "configs").iterdir():
+        path.write_text("{}", encoding="utf-8")
+    (path,) = (tmp_path / "configs").glob("autopar_plan_*")
+    path.unlink()
+    assert cli.run([]) == 0
+    assert "which is not a plan of autopar-search" in capsys.readouterr().err
+
+
 def test_json_on_stdout_is_the_whole_stdout(fixed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A program can read it."""
     fixed()

@@ -22,6 +22,7 @@ from profiler.environment import (
     comparable,
     driver_version,
     gpu_clocks,
+    host_labels,
     nvidia_smi,
     recorded_environment,
     run_metadata,
@@ -185,14 +186,12 @@ def test_hosts_are_shortened(hosts: list[str], expected: str) -> None:
     assert summarize_hosts(hosts) == expected
 
 
-def test_environment_is_recorded_without_secrets() -> None:
-    """What communication and compute libraries read is kept; of secrets only the name."""
-    environment = {
+def test_environment_is_recorded_with_harmless_values_only() -> None:
+    """Of variables that are not on the list of numbers and known words only the name is kept."""
+    harmless = {
         "NCCL_ALGO": "Ring",
-        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_PROTO": "LL,LL128,Simple",
         "TORCH_NCCL_BLOCKING_WAIT": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "CUDA_VISIBLE_DEVICES": "GPU-0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f",
         "OMP_NUM_THREADS": "1",
         "UCX_TLS": "rc,cuda_copy",
         "FI_PROVIDER": "efa",
@@ -201,24 +200,57 @@ def test_environment_is_recorded_without_secrets() -> None:
         "NVIDIA_TF32_OVERRIDE": "0",
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+    }
+    private = {
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "GPU-0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f",
+        "NCCL_HOSTID": "login1.example.org-rank0",
+        "NCCL_TOPO_FILE": "somebody/topo.xml",
         "NCCL_PLUGIN_TOKEN": "t",
+        "NCCL_ACCESS": "hunter2",
         "UCX_API_KEY": "k",
         "FI_PROXY": "http://user:word@proxy:80/",
-        "NCCL_TUNER": "a8" * 20,
-        "HOME": "somewhere",
-        "TORCH_HOME": "somewhere",
+        # on the list, and no known word
+        "NCCL_DEBUG": "a8" * 20,
+        "NCCL_NTHREADS": "${SECRET}/x",
+    }
+    others = {
+        "HOME": "a",
+        "TORCH_HOME": "b",
         "PYTORCH": "x",
-        "MY_NCCL_ALGO": "Tree",
+        "MY_NCCL_ALGO": "T",
         "CUDA_lower": "x",
     }
-    kept = recorded_environment(environment)
-
-    hidden = {"NCCL_PLUGIN_TOKEN", "UCX_API_KEY", "FI_PROXY", "NCCL_TUNER"}
-    assert {name for name, value in kept.items() if value == "(hidden)"} == hidden
-    assert {k: v for k, v in kept.items() if k not in hidden} == {
-        name: environment[name] for name in list(environment)[:13]
-    }
+    kept = recorded_environment({**harmless, **private, **others})
+    assert kept == {**harmless, **dict.fromkeys(private, "(set)")}
     assert list(kept) == sorted(kept)
+
+
+def test_a_variable_without_its_value_does_not_stop_a_run_from_going_on() -> None:
+    """Files of earlier versions hold the value that is not stored any more."""
+    key = "env.NCCL_SOCKET_IFNAME"
+    assert comparable({key: "=eth0"}, {key: "(set)"}, resume=True) == []
+    assert comparable({key: "(hidden)"}, {key: "(set)"}, resume=True) == []
+    assert len(comparable({}, {key: "(set)"}, resume=True)) == 1
+    assert len(comparable({"env.NCCL_ALGO": "Ring"}, {"env.NCCL_ALGO": "Tree"}, resume=True)) == 1
+
+
+def test_hosts_have_labels_that_tell_them_apart(tmp_path: Path) -> None:
+    """The same in every run of a folder, others in another, and as long as it takes."""
+    labels = host_labels(["n1", "n2", "n1"], tmp_path)
+    assert labels.keys() == {"n1", "n2"}
+    assert all(re.fullmatch("host-[0-9a-f]{4}", label) for label in labels.values())
+    assert labels == host_labels(["n2", "n1"], tmp_path)
+    assert labels != host_labels(["n1", "n2"], tmp_path / "other")
+    many = host_labels([f"node{i:04d}" for i in range(2000)], tmp_path)
+    assert len(set(many.values())) == 2000
+
+
+def test_names_of_hosts_are_recorded_where_somebody_asks() -> None:
+    """Files are shared; an option stores the names as they are."""
+    assert metadata(ranks("ab"), host_names=True)["hosts"] == "a,b"
+    assert re.fullmatch("host-[0-9a-f]{4},host-[0-9a-f]{4}", metadata(ranks("ab"))["hosts"])
 
 
 def metadata(infos: list[RankInfo], **options: object) -> dict[str, object]:
@@ -237,7 +269,7 @@ def test_metadata_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["command"] == "torchrun ... -m profiler.hardware --out 'a b'"
     assert datetime.fromisoformat(str(found["time_utc"])).utcoffset().total_seconds() == 0
     assert (found["world_size"], found["num_nodes"], found["gpus_per_node"]) == (4, 2, 2)
-    assert (found["hosts"], found["device"], found["ranks_per_gpu"]) == ("a,b", "NVIDIA H200", 1)
+    assert (found["device"], found["ranks_per_gpu"]) == ("NVIDIA H200", 1)
     cpu = replace(GPU, device="cpu", device_uuid=None, memory_bytes=None)
     assert metadata([cpu])["device"] == "cpu (some CPU)"
     assert metadata([cpu])["ranks_per_gpu"] is None

@@ -241,12 +241,22 @@ def test_two_bytes_per_parameter(tmp_path: Path, by_option: bool) -> None:
         tmp_path,
         memory=memory,
         sequence_parallel=False,
-        parameter_bytes=2 if by_option else 4,
+        parameter_bytes=2 if by_option else None,
     )
     assert profile.layers[0].memory[2048].parameter_count == 48 * MIB / 2
     states = profile.other_memory["only"][(2048,)].model_state_bytes
     assert states[1] == pytest.approx(400 * MIB * 16 / 18)
     assert any("2 bytes" in note for note in profile.notes) != by_option
+
+
+def test_parameter_bytes_that_raw_keys_contradict_are_refused(tmp_path: Path) -> None:
+    """The option was ignored where the file is recognised as PaddleNLP's."""
+    memory = {k.removesuffix("_sp"): v for k, v in PROCESSED.items()}
+    memory["1_1_8_False"] = {"layernum[2]_bsz8_seq2048_first_ms": 10.0}
+    with pytest.raises(DocumentError, match="say 2 bytes per parameter, but --parameter-bytes say"):
+        load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=4)
+    two = load(tmp_path, memory=memory, sequence_parallel=False, parameter_bytes=2)
+    assert two.layers[0].memory[2048].parameter_count == 48 * MIB / 2
 
 
 def directory(folder: Path, **files: dict[str, Any]) -> Path:

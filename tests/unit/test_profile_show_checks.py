@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.json import write_json
-from autopar.documents.sidecar import sidecar_path
+from autopar.documents.sidecar import LayerTimes, Sidecar, sidecar_path, write_sidecar
 from autopar.units import GB, MIB
 from profiler.show.checks import Change, compare, obstacles, pairs, validate
 from profiler.show.read import load_folder
@@ -219,3 +219,68 @@ def test_validate_times_may_scatter(tmp_path: Path) -> None:
         f"{SP_TIME}.meta.json: key 'allgather_size_2_consec_1_{8 * MIB}B': the time is 47.96 us",
     )
     assert not findings_of(noisy_box, "larger messages take longer")
+
+
+def test_files_of_models_are_validated_by_the_rules_of_their_reader(tmp_path: Path) -> None:
+    """Times and memory: what is impossible is an error, what is suspicious a warning."""
+    times = {f"layertype_0_bsz{b}_seq512": 4.0 for b in (1, 2, 4, 8)}
+    times |= {f"layertype_other_bsz{b}_seq512": 2.0 for b in (1, 2, 4, 8)}
+    layer = {"parameter_size": 48.0, "tp_activation_per_bsz_dict": {"1": 80, "2": 40, "4": 20}}
+    write_json(tmp_path / "computation_profiling_bf16_hidden_64_head_4.json", times)
+    write_json(
+        tmp_path / "memory_profiling_bf16_hidden_64_head_4.json", {"layertype_0": {"512": layer}}
+    )
+    assert sentences(tmp_path) == []
+
+    times["layertype_0_bsz4_seq512"] = 0.1
+    layer["tp_activation_per_bsz_dict"] = {"1": 80, "2": 130, "4": 20}
+    write_json(tmp_path / "computation_profiling_bf16_hidden_64_head_4.json", times)
+    write_json(
+        tmp_path / "memory_profiling_bf16_hidden_64_head_4.json", {"layertype_0": {"512": layer}}
+    )
+    error, warning = sentences(tmp_path)
+    assert error.startswith(
+        "error: computation_profiling_bf16_hidden_64_head_4.json: key 'layertype_0_bsz4_seq512': "
+        "the value is 0.1 ms per sample, and layertype_0_bsz2_seq512 and layertype_0_bsz8_seq512 "
+        "say about 4"
+    )
+    assert "layertype_0.512.tp_activation_per_bsz_dict.2': the value is 130 MiB" in warning
+
+    write_json(tmp_path / "computation_profiling_bf16_hidden_64_head_4.json", {"layertype_0": -1})
+    assert "expected a time per sample, a number above 0 in ms" in sentences(tmp_path)[0]
+
+
+def test_a_bandwidth_far_from_its_neighbours_is_found(tmp_path: Path) -> None:
+    """Where there are no samples, the other groups say that one is wrong."""
+    folder = write_folder(tmp_path)
+    for path in folder.glob("*.meta.json"):
+        path.unlink()
+    path = folder / "p2p_bandwidth_2nodes_2gpus_per_node.json"
+    rewrite(path, pp_size_4=900.0)
+    found = [s for s in sentences(tmp_path) if f"in {path.name} pp_size" in s]
+    assert len(found) == 1
+    assert found[0].startswith("warning: ")
+    assert "one of the two is wrong; measure it again" in found[0]
+
+
+def test_times_beside_a_file_of_a_model_are_validated(tmp_path: Path) -> None:
+    """Sharded layers and backwards decide plans as forwards do."""
+    path = tmp_path / "computation_profiling_bf16_hidden_64_head_4.json"
+    write_json(path, {"layertype_0_bsz1_seq512": 4.0, "layertype_other_bsz1_seq512": 2.0})
+    times = [
+        LayerTimes(
+            layer_type=0,
+            batch=batch,
+            seq_length=512,
+            forward_s=4e-3 * batch,
+            backward_s=8e-3 * batch / (15 if batch == 4 else 1),
+        )
+        for batch in (1, 2, 4, 8)
+    ]
+    sidecar = Sidecar(
+        version=3, document="computation", unit="ms", source="a test", layer_times=times
+    )
+    write_sidecar(path, sidecar)
+    (error,) = sentences(tmp_path)
+    assert error.startswith(f"error: {path.name}.meta.json: key 'layer_times.backward_s of layer")
+    assert "batch 4" in error

@@ -13,11 +13,14 @@ from autopar.documents.sidecar import (
     SIDECAR_VERSION,
     Measurement,
     Sidecar,
+    Straggler,
     sidecar_path,
     write_sidecar,
 )
 from autopar.errors import DocumentError, InputError
-from profiler.hardware.options import plan_cells
+from profiler.environment import host_labels
+from profiler.hardware.options import Cluster, plan_cells
+from profiler.hardware.record import HardwareRecord
 from tests.unit.measured import (
     COPY_BYTES_PER_S,
     METADATA,
@@ -132,8 +135,33 @@ def test_failed_and_skipped_cells_are_kept_and_tried_again(tmp_path: Path) -> No
             record.put(measure(cell))
         assert record.counts() == (len(cells), 0, 0)
     runs = sidecar_of(tmp_path / P2P).runs
-    assert [m.reason for m in runs[0].measurements][1] == "rank 1 on host a does not answer"
+    label = host_labels(["a"], tmp_path)["a"]
+    assert [m.reason for m in runs[0].measurements][1] == f"rank 1 on host {label} does not answer"
     assert [len(run.measurements) for run in runs] == [3, len(cells) - 1]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_file_names_a_host_unless_somebody_asks(tmp_path: Path, named: bool) -> None:
+    """Sources, stragglers and reasons say labels, which tell the hosts apart."""
+    hosts = ("login7.example", "login8.example")
+    options = make_options(tmp_path, sizes=SHORT, host_names=named)
+    with HardwareRecord(
+        tmp_path,
+        cluster=Cluster(hosts=hosts),
+        options=options,
+        metadata={},
+        memory_bytes=None,
+        synthetic=False,
+        name="made-up_2x1",
+    ) as record:
+        first, second = planned("p2p")[:2]
+        slow = Straggler(rank=1, host=hosts[1], ratio=3.0)
+        record.put(measure(first).model_copy(update={"stragglers": [slow]}))
+        record.put(unmeasured(second, "failed", f"rank 0 on host {hosts[0]}: connection reset"))
+    text = "".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*.json"))
+    assert all((host in text) == named for host in hosts)
+    if not named:
+        assert all(label in text for label in host_labels(hosts, tmp_path).values())
 
 
 def test_one_device_gets_all_that_a_planner_asks_for(tmp_path: Path) -> None:

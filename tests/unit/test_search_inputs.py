@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from autopar.documents.hardware import hardware_file_name, hardware_shapes, write_hardware
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.estimate import estimate_hardware
 from search.commands import search as cli
 from search.options import SearchOptions
+from search.question import open_session
 from search.request import InputSpec, load_inputs
 
 Shape = tuple[int, int]
@@ -127,3 +130,52 @@ def test_a_folder_of_four_gpus_is_planned_without_sizes(
     assert cli.run(["--hardware", str(folder), *options, "--output-config-path", "none"]) == 0
 
     assert "1 x 4 GPUs" in capsys.readouterr().out
+
+
+def config(path: Path, **changes: object) -> Path:
+    """Write the config.json of a small model under any name."""
+    keys: dict[str, object] = {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 32768,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**keys, **changes}), encoding="utf-8")
+    return path
+
+
+def test_the_longest_length_of_a_config_is_said(tmp_path: Path) -> None:
+    """A length of 131072 tokens was taken from max_position_embeddings without a word."""
+    path = str(config(tmp_path / "config.json"))
+    said = "no --seq-length given, planning for the 32768 tokens of max_position_embeddings"
+
+    def notices(**inputs: object) -> tuple[str, ...]:
+        spec = InputSpec(hardware="h100:1x8", **inputs)
+        return open_session(spec, SearchOptions(settle_bsz=8), {"settle-bsz"}).notices
+
+    assert said in notices(model=path)
+    assert all("--seq-length" not in line for line in notices(model=path, seq_length=(2048,)))
+    assert all("--seq-length" not in line for line in notices(model="llama3-8b"))
+
+
+def test_options_without_effect_are_said() -> None:
+    """What is given for files that are not read changes nothing."""
+    spec = InputSpec(hardware="h100:1x8", parameter_bytes=4, bandwidth_unit="MiB/ms")
+    found = open_session(spec, SearchOptions(settle_bsz=8), {"settle-bsz"}).notices
+    assert "--parameter-bytes has no effect, no --memory-profiling-path is given" in found
+    assert any(line.startswith("--bandwidth-unit has no effect, h100") for line in found)
+
+
+def test_two_models_of_a_folder_have_two_names(tmp_path: Path) -> None:
+    """Both were called like the folder, and the plan of one replaced that of the other."""
+    folder = tmp_path / "small"
+    assert load_spec(str(config(folder / "config.json"))).name == "small"
+    assert load_spec(str(config(folder / "a.json"))).name == "a"
+    assert load_spec(str(config(folder / "b.v2.json"))).name == "b.v2"
+    named = config(folder / "c.json", _name_or_path="org/llama-x/")
+    assert load_spec(str(named)).name == "llama-x"
+    assert load_spec(str(config(folder / "d.json", _name_or_path="./"))).name == "d"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from autopar.documents.spec import (
     write_spec,
 )
 from autopar.errors import DocumentError, InputError, OptionError
+from autopar.estimate import activation_bytes
 from autopar.model import LayerSpec, ModelSpec
 
 PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) counted by hand
@@ -405,3 +408,34 @@ def test_shipped_models_say_their_rotary_base():
     for name in model_names():
         spec = load_spec(name)
         assert (spec.rotary_base is not None) == spec.layers[0].gated_mlp, name
+
+
+def test_qwen3_has_norms_of_queries_and_keys(tmp_path: Path) -> None:
+    """Qwen3-0.6B has 596,049,920 parameters; without the norms of its heads 7,168 fewer."""
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    spec = load_spec(str(path))
+    (layer,) = spec.layers
+    # its width is 128 where the file says none, and 16 * 128 is not the hidden size
+    assert (layer.head_dim, layer.qk_norms) == (128, True)
+    embedding, head = embedding_parameter_counts(spec, 151936)
+    assert 28 * parameter_count(layer) + embedding + head == 596_049_920
+    assert parameter_count(layer) - parameter_count(replace(layer, qk_norms=False)) == 256
+
+    write_spec(spec, tmp_path / "model.json")
+    assert load_spec(str(tmp_path / "model.json")) == spec
+    plain = replace(layer, qk_norms=False)
+    kept = [activation_bytes(one, 4096, 1, kernels="fused") for one in (layer, plain)]
+    assert kept[0] - kept[1] == 4096 * (16 + 8) * 128 * 2

@@ -619,6 +619,11 @@ class _Attention(nn.Module):
         self, spec: LayerSpec, sharding: Sharding, on: TensorGroup, *, cross: bool = False
     ) -> None:
         super().__init__()
+        if spec.qk_norms:
+            raise InputError(
+                "layers with norms of queries and keys are not built here; measure the model as a "
+                "module of your own (--model py:package.module:factory)"
+            )
         self.on, self.cross = on, cross
         self.causal = spec.causal and not cross
         self.dropout = sharding.dropout

@@ -1,0 +1,309 @@
+"""Which values of a profile contradict their neighbours, and which no machine can have.
+
+Times grow with the batch and with the length, and what a rank keeps falls with the degree: both at
+least and at most by a power of the ratio of the sizes, whatever model or machine. A value that
+breaks such a law with most others is a bad one, and one bad value decides a plan. Readers turn
+`Doubt`s into notes and errors, `profile-show --validate` into findings.
+
+Limits are chosen on measured files (tests/unit/test_plausible.py): what is said is beyond anything
+in them, what is refused is ten times beyond a law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from pathlib import Path
+
+from autopar.errors import DocumentError
+
+__all__ = [
+    "AGAIN",
+    "IMPOSSIBLE",
+    "Cell",
+    "Doubt",
+    "Law",
+    "contradictions",
+    "doubtful_bandwidths",
+    "doubtful_link",
+    "doubtful_parameters",
+    "doubtful_rate",
+    "doubtful_table",
+    "notes_of",
+    "once",
+]
+
+AGAIN = "measure it again, or remove the key where the others suffice"
+IMPOSSIBLE = 10.0
+"""A value this many times beyond what its neighbours allow is refused."""
+
+_PEAK = 2.0
+"""Achieved over a device's peak: clocks above the card's explain a few per cent, not this."""
+_FASTEST_LINK_BYTES_PER_S = 2e12
+"""More than any link moves in one direction (NVLink 5: 0.9e12); switches that add up on the way
+make a bus bandwidth of little more than that."""
+_PARAMETERS = 0.05
+"""Measured layers have up to 1 % more parameters than are counted: padding, and copies."""
+_FACTORS = {0.25: 1, 0.5: 2, 2.0: 8, 4.0: 16}
+"""Bytes per parameter behind `parameter_size` by the ratio that reading 4 of them makes."""
+_BUMP = 2.0
+"""Bandwidths of groups of two sizes differ by at most this times the ratio of the sizes."""
+_BRIDGE = 15.0
+"""Pairs may be faster than larger groups by this much: bridges connect pairs, and PCIe the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One value of a file and where it lies on a curve."""
+
+    key: str
+    x: float
+    """Batch, tokens, degree or size."""
+    y: float
+    """What the law is about, such as the time of the whole batch."""
+    written: float
+    """As it stands in the file."""
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """What holds between two cells: with r = x_j / x_i > 1, y_j / y_i is r**least to r**most."""
+
+    least: float
+    most: float
+    slack: float
+    """How far beyond a value may be before it is said; noise of measured files is below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """One value that is unlikely or impossible."""
+
+    key: str
+    problem: str
+    """A clause that goes behind `the value is ...`."""
+    remedy: str = AGAIN
+    impossible: bool = False
+    factor: float = 1.0
+    """How far it is beyond what is plausible."""
+
+
+def contradictions(cells: Iterable[Cell], law: Law, *, most: float = IMPOSSIBLE) -> list[Doubt]:
+    """Return the cells that contradict the others, worst first; of two cells alone the pair.
+
+    Cells of value 0 say nothing: what is left of a difference may be nothing.
+
+    most : from how many times beyond the law a value is impossible.
+    """
+    left = sorted((cell for cell in cells if cell.y > 0), key=lambda cell: cell.x)
+    found: list[Doubt] = []
+    while broken := _broken(left, law):
+        worst = _culprit(left, broken, law)
+        bad = left.pop(worst)
+        low, high = _allowed(bad, left, law)
+        # beyond the nearer end of what the others allow, which may contradict each other too
+        below, above = low / bad.y, bad.y / high
+        factor, end = (below, low) if below > above else (above, high)
+        near = sorted(left, key=lambda cell: abs(math.log(cell.x / bad.x)))[:2]
+        expected = bad.written / bad.y * (_between(bad, near, law) if len(near) > 1 else end)
+        beside = " and ".join(cell.key for cell in sorted(near, key=lambda cell: cell.x))
+        said = "say" if len(near) > 1 else "says"
+        which = "" if len(left) > 1 else "; one of the two is wrong"
+        found.append(
+            Doubt(
+                key=bad.key,
+                problem=f"{bad.written:.4g}{_unit(bad)}, and {beside} {said} about "
+                f"{expected:.4g}{which}",
+                impossible=factor >= most,
+                factor=factor,
+            )
+        )
+    return sorted(found, key=lambda doubt: -doubt.factor)
+
+
+def once(doubts: Iterable[Doubt]) -> list[Doubt]:
+    """Return the strongest doubt about every key, of cells that lie on several curves."""
+    found: dict[str, Doubt] = {}
+    for doubt in doubts:
+        if doubt.key not in found or doubt.factor > found[doubt.key].factor:
+            found[doubt.key] = doubt
+    return list(found.values())
+
+
+def doubtful_table(
+    table: Iterable[tuple[str, float, str, Cell]], by_degree: Law, by_length: Law
+) -> list[Doubt]:
+    """Return the figures of a table by tokens and degree that contradict each other.
+
+    table : (lengths and their sum, degree as it is written, cell of which x is the degree). What a
+    rank keeps falls with the degree, by at most the degree: the first law is of the figure times
+    the degree.
+    """
+    curves: dict[tuple[str, str], list[Cell]] = {}
+    for lengths, tokens, degree, cell in table:
+        shared = replace(cell, y=cell.y * cell.x)
+        curves.setdefault(("degree", lengths), []).append(shared)
+        curves.setdefault(("length", degree), []).append(replace(cell, x=tokens))
+    return once(
+        doubt
+        for (which, _), cells in curves.items()
+        for doubt in contradictions(cells, by_degree if which == "degree" else by_length)
+    )
+
+
+def _unit(cell: Cell) -> str:
+    return f" {cell.unit}" if cell.unit else ""
+
+
+def _allowed(cell: Cell, others: Sequence[Cell], law: Law) -> tuple[float, float]:
+    """Return the smallest and the largest value of a cell that the others allow, without slack."""
+    lows, highs = [], []
+    for other in others:
+        # lengths of several layer types may have the same sum, and are not compared
+        if other.x == cell.x:
+            continue
+        ratio = cell.x / other.x
+        ends = sorted((other.y * ratio**law.least, other.y * ratio**law.most))
+        lows.append(ends[0])
+        highs.append(ends[1])
+    return max(lows, default=0.0), min(highs, default=math.inf)
+
+
+def _between(cell: Cell, near: Sequence[Cell], law: Law) -> float:
+    """Return the value of a cell on the line, in logarithms, through two others."""
+    a, b = near
+    slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
+    slope = min(max(slope, law.least), law.most)
+    return float(a.y * (cell.x / a.x) ** slope)
+
+
+def _broken(cells: Sequence[Cell], law: Law) -> list[tuple[int, int, float]]:
+    """Return the pairs that break a law by more than its slack, and by how much as a logarithm."""
+    found = []
+    for (i, a), (j, b) in combinations(enumerate(cells), 2):
+        if a.x == b.x:
+            continue
+        ratio, growth = math.log(b.x / a.x), math.log(b.y / a.y)
+        beyond = max(law.least * ratio - growth, growth - law.most * ratio)
+        if beyond > math.log(law.slack):
+            found.append((i, j, beyond))
+    return found
+
+
+def _culprit(cells: Sequence[Cell], broken: Sequence[tuple[int, int, float]], law: Law) -> int:
+    """Return the cell without which the others agree best."""
+
+    def left(index: int) -> tuple[float, float]:
+        rest = sum(beyond for i, j, beyond in broken if index not in (i, j))
+        kept = [cell for at, cell in enumerate(cells) if at != index]
+        # an end contradicts its one neighbour only: then the smoother curve is the right one
+        return rest, _roughness(kept, law)
+
+    involved = sorted({index for i, j, _ in broken for index in (i, j)})
+    return min(involved, key=left)
+
+
+def _roughness(cells: Sequence[Cell], law: Law) -> float:
+    """Return how much the slope of a curve in logarithms changes, and leaves the law."""
+    slopes = [
+        math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
+    ]
+    outside = sum(max(0.0, law.least - s, s - law.most) for s in slopes)
+    return outside + sum(abs(b - a) for a, b in pairwise(slopes))
+
+
+def doubtful_rate(
+    key: str, value: str, flop_per_s: float, peak: float, device: str
+) -> Doubt | None:
+    """Return the doubt about a forward that is faster than a device computes, None if it is not.
+
+    value : the time as it is in the file, with its unit. peak : FLOP/s of the device.
+    """
+    if flop_per_s <= peak:
+        return None
+    return Doubt(
+        key=key,
+        problem=f"{value}, which means {flop_per_s / 1e12:.4g} TFLOP/s, and {device} has "
+        f"{peak / 1e12:.4g}",
+        remedy="measure it again, or name the model and the device that it was measured on",
+        impossible=flop_per_s > _PEAK * peak,
+        factor=flop_per_s / peak,
+    )
+
+
+def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | None:
+    """Return the doubt about a layer's parameters, None where they are those of the architecture.
+
+    written, counted : MiB of `parameter_size` in the file, and of the architecture in the same
+    bytes per parameter.
+    """
+    ratio = written / counted
+    if abs(ratio - 1.0) <= _PARAMETERS:
+        return None
+    size = next((n for f, n in _FACTORS.items() if abs(ratio / f - 1.0) <= _PARAMETERS), None)
+    remedy = "check --model and its sizes, or measure it again"
+    if size == 2:
+        remedy = "the file counts 2 bytes per parameter: give --parameter-bytes 2"
+    elif size is not None:
+        remedy = f"the file counts {size} bytes per parameter: write it with 4"
+    return Doubt(
+        key=key,
+        problem=f"{written:.5g} MiB, and a layer of this model has {counted:.5g}",
+        # which of file and model is the other one's nobody knows: it is said, and planned
+        remedy=remedy,
+        factor=max(ratio, 1.0 / ratio),
+    )
+
+
+def doubtful_bandwidths(
+    cells: Iterable[Cell], *, pairs_may_be_faster: bool = False
+) -> Iterator[Doubt]:
+    """Yield the groups that are much faster or slower than groups of the next size.
+
+    cells : of groups that use the same links, x their size. pairs_may_be_faster : inside a node.
+    """
+    left = sorted(cells, key=lambda cell: cell.x)
+    if pairs_may_be_faster and len(left) > 1 and left[0].x == 2.0:
+        first, second = left[:2]
+        # compared with larger groups below, it would accuse them
+        if 1.0 < first.y / second.y <= _BRIDGE and first.y / second.y > _BUMP**2:
+            left = left[1:]
+    yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
+
+
+def doubtful_link(cell: Cell, memory_bytes_per_s: float | None) -> Doubt | None:
+    """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
+    limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
+    if memory_bytes_per_s is not None and memory_bytes_per_s < limit:
+        # a message is read from memory and written to it, so no link is faster
+        limit, what = memory_bytes_per_s, "the memory of the device"
+    if cell.y <= limit:
+        return None
+    return Doubt(
+        key=cell.key,
+        problem=f"{cell.written:.4g}{_unit(cell)}, more than {what} ({limit / 1e9:.4g} GB/s)",
+        remedy="it is probably in another unit, such as Gbit/s: measure it again",
+        factor=cell.y / limit,
+    )
+
+
+def notes_of(path: Path, doubts: Iterable[Doubt]) -> tuple[str, ...]:
+    """Return one note for every file that has doubts.
+
+    Raises
+    ------
+    DocumentError: a value is impossible; it names the worst.
+    """
+    found = sorted(doubts, key=lambda doubt: -doubt.factor)
+    worst = next((doubt for doubt in found if doubt.impossible), None)
+    if worst is not None:
+        raise DocumentError(
+            path, f"the value is {worst.problem}", key=worst.key, remedy=worst.remedy
+        )
+    if not found:
+        return ()
+    first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return (f"suspicious: in {path.name} {first.key} is {first.problem}{more}; {first.remedy}",)
