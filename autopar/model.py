@@ -7,9 +7,11 @@ the latter, `autopar.documents.spec` the former.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.errors import InputError
 from autopar.sources import Source
 
 __all__ = [
@@ -22,6 +24,10 @@ __all__ = [
     "OtherTime",
     "ShardedTime",
     "TimePoint",
+    "embedding_parameter_counts",
+    "head_dim",
+    "padded_vocab_size",
+    "parameter_count",
 ]
 
 
@@ -199,3 +205,71 @@ class ModelProfile:
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader had to derive or skip, in plain words."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What follows from an architecture by counting.
+
+
+def head_dim(layer: LayerSpec) -> int:
+    """Return the width of one attention head; raises InputError when the heads are unknown."""
+    if layer.num_heads is None:
+        raise InputError("the number of attention heads is unknown; give a model spec (--model)")
+    return layer.head_dim or layer.hidden_size // layer.num_heads
+
+
+def parameter_count(layer: LayerSpec) -> int:
+    """Return the exact number of parameters of one layer.
+
+    h(a + 2k)d + adh for attention (twice with cross-attention), 2hf or 3hf for the MLP, biases
+    and norms, 2d for those of queries and keys; a heads and k key-value heads of width d. With E
+    experts, E MLPs and a router of hE without biases. Raises InputError when a, f are unknown.
+    """
+    width = head_dim(layer)
+    heads = layer.num_heads or 0
+    kv_heads = layer.num_kv_heads or heads
+    if layer.ffn_hidden_size is None:
+        raise InputError("the width of the MLP is unknown; give a model spec (--model)")
+    h, ffn = layer.hidden_size, layer.ffn_hidden_size
+    qkv = (heads + 2 * kv_heads) * width
+    attention = h * qkv + heads * width * h
+    if layer.biases or layer.qkv_biases:
+        attention += qkv
+    if layer.biases:
+        attention += h
+    if layer.qk_norms:
+        attention += 2 * width
+    up = 2 if layer.gated_mlp else 1
+    mlp = (up + 1) * h * ffn + ((up * ffn + h) if layer.biases else 0)
+    if layer.num_experts is not None:
+        mlp = layer.num_experts * (mlp + h)
+    blocks = 2 if layer.cross_attention else 1
+    return blocks * attention + mlp + layer.norm_parameters_per_hidden * h
+
+
+def padded_vocab_size(spec: ModelSpec, vocab_degree: int = 1) -> int:
+    """Return the vocabulary padded to a multiple of the divisor times the vocabulary degree."""
+    if spec.vocab_size is None:
+        raise InputError(
+            f"model {spec.name!r}: the vocabulary size is unknown; give vocab_size in model.json"
+        )
+    unit = spec.make_vocab_size_divisible_by * vocab_degree
+    return math.ceil(spec.vocab_size / unit) * unit
+
+
+def embedding_parameter_counts(spec: ModelSpec, vocab: int) -> tuple[int, int]:
+    """Return the parameters in front of the first layer and behind the last one, unsharded.
+
+    `vocab` is the (padded) vocabulary. The first: vocab*h, learned positions, extras. The second:
+    vocab*h unless tied, the final norm of every stack (encoder, decoder), extras.
+    """
+    first, last = spec.layers[0], spec.layers[-1]
+    embedding = vocab * first.hidden_size + spec.learned_positions * first.hidden_size
+    head = 0 if spec.tied_embeddings else vocab * last.hidden_size
+    stacks = {layer.cross_attention: layer for layer in spec.layers}
+    # one final norm per stack; encoder and decoder differ in cross-attention
+    for layer in stacks.values():
+        norms = 3 if layer.cross_attention else 2
+        # those of one norm: of a layer over the norms that it has
+        head += layer.norm_parameters_per_hidden // norms * layer.hidden_size
+    return embedding + spec.extra_embedding_parameters, head + spec.extra_head_parameters

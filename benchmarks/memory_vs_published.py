@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.documents.spec import load_spec, padded_vocab_size
+from autopar.documents.spec import load_spec
+from autopar.model import padded_vocab_size
 from autopar.units import MIB
 from benchmarks.metadata import ROOT, append
 from benchmarks.published_llama import llama_rows

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from autopar.documents.spec import head_dim, load_spec, padded_vocab_size
-from autopar.model import ModelSpec
+from autopar.documents.spec import load_spec
+from autopar.model import ModelSpec, head_dim, padded_vocab_size
 from autopar.units import MIB
 from benchmarks.published_memory import BLOCK, DEVICES, WORKSPACES, Published, Row, Run
 from profiler.model.counting import ExactMemory, layer_memory, vocab_memory

@@ -65,7 +65,8 @@ def _print(command: Command, raw: dict[str, Any]) -> int:
 def model_rows() -> list[dict[str, Any]]:
     """Return name, parameters and shape of every shipped model."""
     from autopar.documents.catalog import model_names
-    from autopar.documents.spec import embedding_parameter_counts, load_spec, parameter_count
+    from autopar.documents.spec import load_spec
+    from autopar.model import embedding_parameter_counts, parameter_count
 
     rows = []
     for name in model_names():

@@ -24,10 +24,17 @@ from autopar.documents.schemas import (
     OtherEntry,
 )
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, sidecar_path
-from autopar.documents.spec import bare_spec, parameter_count
+from autopar.documents.spec import bare_spec
 from autopar.documents.times import required, seqs_of, seqs_of_model, seqs_text, type_of_model
 from autopar.errors import DocumentError
-from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.model import (
+    LayerMemory,
+    LayerSpec,
+    ModelProfile,
+    ModelSpec,
+    OtherMemory,
+    parameter_count,
+)
 from autopar.plausible import Cell, Doubt, Law, doubtful_parameters, doubtful_table, notes_of
 from autopar.units import MIB
 

@@ -9,12 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.documents import catalog
-from autopar.documents.spec import (
-    embedding_parameter_counts,
-    head_dim,
-    padded_vocab_size,
-    parameter_count,
-)
 from autopar.errors import InputError
 from autopar.estimate.card import Card, load_card
 from autopar.hardware import HardwareProfile
@@ -27,6 +21,10 @@ from autopar.model import (
     OtherMemory,
     OtherTime,
     TimePoint,
+    embedding_parameter_counts,
+    head_dim,
+    padded_vocab_size,
+    parameter_count,
 )
 from autopar.plans import tensor_degrees
 from autopar.plausible import doubtful_rate, notes_of

@@ -18,9 +18,8 @@ from autopar.command.run import say
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
-from autopar.documents.spec import head_dim, parameter_count
 from autopar.errors import InputError, OptionError
-from autopar.model import LayerSpec, ModelSpec
+from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
 from autopar.statistics import USABLE_SPREAD, relative_spread, summarize
 from autopar.units import format_bytes, format_count, format_seconds
 from profiler.environment import collect

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.documents.sidecar import TensorKind
-from autopar.documents.spec import head_dim, padded_vocab_size
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
+from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, violations
 from profiler.plan.job import PlanJob
 

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 from autopar.documents import catalog
 from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object
-from autopar.documents.spec import (
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.estimate.card import Card, Link, read_card
+from autopar.model import (
+    LayerSpec,
+    ModelSpec,
     embedding_parameter_counts,
     head_dim,
-    load_spec,
     padded_vocab_size,
     parameter_count,
 )
-from autopar.errors import InputError
-from autopar.estimate.card import Card, Link, read_card
-from autopar.model import LayerSpec, ModelSpec
 from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64
 from autopar.documents.sidecar import Form
-from autopar.documents.spec import head_dim
 from autopar.errors import InputError
 from autopar.model import (
     LayerMemory,
@@ -26,6 +25,7 @@ from autopar.model import (
     OtherMemory,
     OtherTime,
     ShardedTime,
+    head_dim,
 )
 from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
 from search.cost.tables import Rows

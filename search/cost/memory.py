@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.documents.spec import head_dim
 from autopar.estimate.model import ShardKind, backward_bytes
 from autopar.hardware import HardwareProfile
-from autopar.model import LayerMemory, LayerSpec
+from autopar.model import LayerMemory, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.units import MIB
 from search.cost.tables import Pricing, Recipe, Rows

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.documents.spec import head_dim
-from autopar.model import LayerProfile, LayerSpec
+from autopar.model import LayerProfile, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Groups

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.documents.spec import padded_vocab_size
-from autopar.model import LayerSpec, ModelSpec, OtherMemory
+from autopar.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
 from search.cost.fits import OtherFits
 from search.cost.memory import (

@@ -18,10 +18,9 @@ from pydantic import BaseModel, model_validator
 from autopar.documents.checks import Value, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import read_strategy
-from autopar.documents.spec import head_dim
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
-from autopar.model import ModelSpec
+from autopar.model import ModelSpec, head_dim
 from autopar.plans import Plan
 from search.engines.configuration import Configuration, dump_yaml
 from search.engines.job import (

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.documents.spec import head_dim
 from autopar.errors import InputError, UnsupportedError
-from autopar.model import ModelSpec
+from autopar.model import ModelSpec, head_dim
 from autopar.plans import (
     LayerStrategy,
     Plan,

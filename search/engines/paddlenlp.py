@@ -16,10 +16,9 @@ from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
-from autopar.documents.spec import head_dim
 from autopar.documents.strategy import paddle_document
 from autopar.errors import DocumentError, InputError, UnsupportedError
-from autopar.model import ModelSpec
+from autopar.model import ModelSpec, head_dim
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
 from search.engines.configuration import Configuration
 from search.engines.job import (

@@ -11,9 +11,8 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from autopar.documents.spec import head_dim
 from autopar.errors import InputError, UnsupportedError
-from autopar.model import ModelSpec
+from autopar.model import ModelSpec, head_dim
 from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
     EVERY_MICROBATCH,

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.documents.spec import embedding_parameter_counts, load_spec, parameter_count
+from autopar.documents.spec import load_spec
+from autopar.model import embedding_parameter_counts, parameter_count
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.engines import accelerate, deepspeed, torchtitan
 from search.engines.job import Lower

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.spec import (
-    embedding_parameter_counts,
-    load_spec,
-    padded_vocab_size,
-    parameter_count,
-)
+from autopar.documents.spec import load_spec
 from autopar.errors import InputError
+from autopar.model import embedding_parameter_counts, padded_vocab_size, parameter_count
 from profiler.model.layers.sharding import Sharding
 from tests.plan_cases import T5
 from tests.unit.small_models import GPT, LLAMA, MODEL

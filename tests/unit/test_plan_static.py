@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from autopar.documents.spec import (
+from autopar.documents.spec import load_spec
+from autopar.errors import InputError
+from autopar.model import (
+    LayerSpec,
+    ModelSpec,
     embedding_parameter_counts,
-    load_spec,
     padded_vocab_size,
     parameter_count,
 )
-from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy
 from profiler.plan.arithmetic import (
     Tensors,

@@ -11,15 +11,15 @@ import pytest
 from autopar.documents import catalog
 from autopar.documents.model import ModelMemory, read_model_memory, with_shipped_memory
 from autopar.documents.sidecar import read_sidecar, sidecar_path
-from autopar.documents.spec import (
+from autopar.documents.spec import load_spec, write_spec
+from autopar.estimate import activation_bytes, estimate_model
+from autopar.model import (
+    ModelProfile,
+    ModelSpec,
     embedding_parameter_counts,
-    load_spec,
     padded_vocab_size,
     parameter_count,
-    write_spec,
 )
-from autopar.estimate import activation_bytes, estimate_model
-from autopar.model import ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, tensor_degrees, violations
 from search.commands import search as cli
 from search.options import SearchOptions

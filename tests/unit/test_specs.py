@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.catalog import model_names
-from autopar.documents.spec import (
-    bare_spec,
-    embedding_parameter_counts,
-    load_spec,
-    padded_vocab_size,
-    parameter_count,
-    write_spec,
-)
+from autopar.documents.spec import bare_spec, load_spec, write_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.estimate import activation_bytes
-from autopar.model import LayerSpec, ModelSpec
+from autopar.model import (
+    LayerSpec,
+    ModelSpec,
+    embedding_parameter_counts,
+    padded_vocab_size,
+    parameter_count,
+)
 
 PUBLISHED = {  # totals of the model cards; gpt-6.7b and bert-large (MLM head) counted by hand
     "gpt2-xl": 1_557_611_200,

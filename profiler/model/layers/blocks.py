@@ -23,9 +23,8 @@ from torch.backends.cuda import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from autopar.documents.spec import head_dim
 from autopar.errors import InputError
-from autopar.model import LayerSpec
+from autopar.model import LayerSpec, head_dim
 from profiler.model.layers.parallel import ColumnParallel, RowParallel, TensorGroup
 from profiler.model.layers.sharding import Sharding
 

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from autopar.documents.sidecar import TensorKind
-from autopar.documents.spec import padded_vocab_size
 from autopar.errors import InputError
-from autopar.model import ModelSpec
+from autopar.model import ModelSpec, padded_vocab_size
 from profiler.model.layers.blocks import Norm, build_layer, has_norm_biases, made_of
 from profiler.model.layers.parallel import (
     ColumnParallel,
