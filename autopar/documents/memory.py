@@ -25,12 +25,11 @@ from autopar.documents.schemas import (
 )
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, sidecar_path
 from autopar.documents.spec import bare_spec
-from autopar.documents.times import required, seqs_of, seqs_of_model, seqs_text, type_of_model
+from autopar.documents.times import required, seqs_of, seqs_of_model, type_of_model
 from autopar.errors import DocumentError
 from autopar.model import (
     LayerMemory,
     LayerSpec,
-    ModelProfile,
     ModelSpec,
     OtherMemory,
     parameter_count,
@@ -40,11 +39,11 @@ from autopar.units import MIB
 
 __all__ = [
     "MAKE_MEMORY",
+    "POSITIONS",
     "MemoryTables",
     "is_of_paddle",
     "memory_content",
     "memory_doubts",
-    "memory_keys",
     "read_cells",
     "read_memory",
 ]
@@ -186,7 +185,7 @@ def _damaged(path: Path, cell: ModelMeasurement, what: str) -> DocumentError:
 
 MAKE_MEMORY = "`profile-model --profile-type memory` makes this file"
 
-_POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
+POSITIONS = {"off": "only", "on_first": "first", "on_last": "last"}
 """Position of the vocabulary layers by the end of the documented key."""
 
 _MODEL_STATE_BYTES = {4: 16.0, 2: 18.0}
@@ -258,9 +257,7 @@ def read_memory(
     reader = _Reader(path, spec, sequence_parallel, parameter_bytes or 4)
     layers = tuple(reader.layer(processed, kind) for kind in range(len(spec.layers)))
     reader.refuse_other_types(processed)
-    others: _OtherTables = {
-        name: reader.other(processed, part) for part, name in _POSITIONS.items()
-    }
+    others: _OtherTables = {name: reader.other(processed, part) for part, name in POSITIONS.items()}
     suspicious = notes_of(path, reader.doubts(processed))
     return layers, others, (*notes, *reader.notes, *suspicious)
 
@@ -465,41 +462,6 @@ def _bytes(table: Mapping[str, float]) -> dict[int, float]:
 
 def _degree(item: tuple[str, float]) -> int:
     return int(item[0])
-
-
-def memory_keys(profile: ModelProfile) -> dict[str, Any]:
-    """Return the documented keys of a profile's memory: MiB, 4 bytes per parameter."""
-    suffix = "_sp" if profile.sequence_parallel else ""
-    result: dict[str, Any] = {}
-    for kind, layer in enumerate(profile.layers):
-        result[f"layertype_{kind}{suffix}"] = {
-            str(seq): _layer_entry(memory) for seq, memory in sorted(layer.memory.items())
-        }
-    for part, name in _POSITIONS.items():
-        if name in profile.other_memory:
-            result[f"other_memory_pp_{part}{suffix}"] = {
-                seqs_text(seqs): {
-                    "model_states": _mib(memory.model_state_bytes),
-                    "activation": _mib(memory.activation_bytes_per_sample),
-                }
-                for seqs, memory in sorted(profile.other_memory[name].items())
-            }
-    return result
-
-
-def _layer_entry(memory: LayerMemory) -> dict[str, Any]:
-    activations = _mib(memory.activation_bytes_per_sample)
-    if memory.checkpoint_bytes_per_sample is not None:
-        activations["checkpoint"] = memory.checkpoint_bytes_per_sample / MIB
-    return {
-        # the documented size is that of fp32 weights, whatever the precision
-        "parameter_size": memory.parameter_count * 4 / MIB,
-        "tp_activation_per_bsz_dict": activations,
-    }
-
-
-def _mib(table: Mapping[int, float]) -> dict[str, float]:
-    return {str(degree): value / MIB for degree, value in sorted(table.items())}
 
 
 # --------------------------------------------------------------------------------------------------

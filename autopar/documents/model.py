@@ -19,9 +19,9 @@ from autopar.documents.checks import validate_document
 from autopar.documents.json import load_object, write_json
 from autopar.documents.memory import (
     MAKE_MEMORY,
+    POSITIONS,
     is_of_paddle,
     memory_content,
-    memory_keys,
     read_cells,
     read_memory,
 )
@@ -44,14 +44,17 @@ from autopar.documents.times import (
     read_layer_times,
     read_other_times,
     read_times,
+    seqs_text,
 )
 from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.sources import Source
+from autopar.units import MIB
 
 __all__ = [
     "SHIPPED_PRECISION",
     "ModelMemory",
+    "memory_keys",
     "read_model_memory",
     "read_model_profile",
     "with_shipped_memory",
@@ -321,6 +324,41 @@ def _sidecar(
 SHIPPED_PRECISION: Literal["bf16"] = "bf16"
 """Of the shipped memory files, which hold for everything that has as many bytes per element."""
 _PRECISIONS = (SHIPPED_PRECISION, "fp16")
+
+
+def memory_keys(profile: ModelProfile) -> dict[str, Any]:
+    """Return the documented keys of a profile's memory: MiB, 4 bytes per parameter."""
+    suffix = "_sp" if profile.sequence_parallel else ""
+    result: dict[str, Any] = {}
+    for kind, layer in enumerate(profile.layers):
+        result[f"layertype_{kind}{suffix}"] = {
+            str(seq): _layer_entry(memory) for seq, memory in sorted(layer.memory.items())
+        }
+    for part, name in POSITIONS.items():
+        if name in profile.other_memory:
+            result[f"other_memory_pp_{part}{suffix}"] = {
+                seqs_text(seqs): {
+                    "model_states": _mib(memory.model_state_bytes),
+                    "activation": _mib(memory.activation_bytes_per_sample),
+                }
+                for seqs, memory in sorted(profile.other_memory[name].items())
+            }
+    return result
+
+
+def _layer_entry(memory: LayerMemory) -> dict[str, Any]:
+    activations = _mib(memory.activation_bytes_per_sample)
+    if memory.checkpoint_bytes_per_sample is not None:
+        activations["checkpoint"] = memory.checkpoint_bytes_per_sample / MIB
+    return {
+        # the documented size is that of fp32 weights, whatever the precision
+        "parameter_size": memory.parameter_count * 4 / MIB,
+        "tp_activation_per_bsz_dict": activations,
+    }
+
+
+def _mib(table: Mapping[int, float]) -> dict[str, float]:
+    return {str(degree): value / MIB for degree, value in sorted(table.items())}
 
 
 def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> ModelProfile:

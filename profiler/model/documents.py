@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopar.documents.memory import memory_keys
+from autopar.documents.model import memory_keys
 from autopar.documents.sidecar import (
     FitCell,
     Form,

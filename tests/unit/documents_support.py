@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.documents.hardware import read_hardware
-from autopar.documents.memory import memory_keys
-from autopar.documents.model import read_model_profile
+from autopar.documents.model import memory_keys, read_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.documents.times import computation_keys
 from autopar.model import LayerSpec, ModelProfile, ModelSpec
