@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.fields import make, option, read_values, rows_of
-from autopar.command.options import Command
-from autopar.command.run import say
+from autopar.command.options import Command, files_among
+from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError
+from autopar.output import refuse_clashes
 from autopar.units import format_seconds
 from search.commands.app import emit, leave, working
 from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
@@ -124,8 +125,16 @@ def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
                 print_item(console, item)
     where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
     print_heading(console, f"launch, {where}")
-    home = f"cd {shlex.quote(str(Path(written[0]).parent))}\n" if written else ""
+    home = f"cd {_quoted(str(Path(written[0]).parent))}\n" if written else ""
     sys.stdout.write(home + lowered.launch)
+
+
+def _quoted(path: str) -> str:
+    """Return a path as a shell reads it, without characters that would steer a terminal."""
+    if visible(path) == path:
+        return shlex.quote(path)
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{visible(escaped)}'"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,9 +236,13 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
 
     path = own.plan
     document = PlanDocument.read(path)
-    request = build_request({**stored_request(path, document), **raw})
+    asked = {**stored_request(path, document), **raw}
+    # what the plan names is read as well
+    refuse_clashes({"--json": own.json}, files_among(asked.values()))
+    request = build_request(asked)
     job, session = job_of(path, document, request, lambda text: say(f"{_NAME}: {text}"))
     if session is not None:
+        refuse_clashes({"--json": own.json}, [source.path for source in session.sources])
         for name in changed_inputs(document, session.sources):
             say(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
@@ -285,7 +298,8 @@ def _write(files: Mapping[str, str], out: str, *, force: bool) -> list[str]:
         # all are looked at before any is written
         for name, text in files.items():
             target = folder / name
-            if target.exists() and not force and target.read_bytes() != text.encode():
+            # of a pipe or a device nothing is read: it might not end
+            if target.is_file() and not force and target.read_bytes() != text.encode():
                 raise OptionError(
                     f"--out {out}: {name} is there with other content; give --force or another "
                     "folder"

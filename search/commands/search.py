@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import OptionError
+from autopar.output import refuse_clashes
 from search.commands.app import emit, leave, working
 from search.options import PANELS
 from search.request import FILLS, Request, build_request
@@ -79,6 +80,11 @@ def _execute(request: Request) -> int:
     )
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
+    output = request.output
+    refuse_clashes(
+        {"--json": output.json_path, "--output-config-path": output.config_path},
+        [source.path for source in session.sources],
+    )
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
