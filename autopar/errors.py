@@ -29,6 +29,7 @@ __all__ = [
     "OptionError",
     "UnsupportedError",
     "did_you_mean",
+    "fitted",
     "nearest",
     "nearest_words",
 ]
@@ -104,6 +105,37 @@ class InfeasibleExecution(InfeasibleError):  # noqa: N818 - the documented publi
 
 class InstallError(AutoparError):
     """The installation is incomplete; the message names the command that completes it."""
+
+
+# --------------------------------------------------------------------------------------------------
+# A sentence that somebody reads to its end.
+
+_SENTENCE = 270
+"""Characters of a sentence; with the name of a command before it they are fewer than 300."""
+_WORD = 64
+"""Characters of a word, such as a path or a value, where a sentence is too long."""
+
+
+def fitted(text: str, most: int = _SENTENCE) -> str:
+    """Return a text of at most `most` characters; of what is too long the middle is left out.
+
+    First of words, the longest first: two ends tell paths apart, and values. Then of the sentence:
+    file and key stand at its beginning, and the remedy at its end.
+    """
+    words = text.split(" ")
+    for place in sorted(range(len(words)), key=lambda i: len(words[i]), reverse=True):
+        if sum(map(len, words)) + len(words) - 1 <= most:
+            break
+        words[place] = _without_middle(words[place], _WORD, 0.5)
+    return _without_middle(" ".join(words), most, 0.6, " ... ")
+
+
+def _without_middle(text: str, most: int, share: float, mark: str = "...") -> str:
+    """Return a text of at most `most` characters, of which a share are its first ones."""
+    if len(text) <= most:
+        return text
+    first = int((most - len(mark)) * share)
+    return text[:first].rstrip() + mark + text[len(text) - (most - len(mark) - first) :].lstrip()
 
 
 # --------------------------------------------------------------------------------------------------

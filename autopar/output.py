@@ -11,7 +11,9 @@ import contextlib
 import errno
 import gzip
 import os
+import re
 import stat
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +23,8 @@ from autopar.errors import OptionError
 
 __all__ = ["Begun", "begun", "refuse_clashes", "write_files", "write_text"]
 
+_OPEN = re.compile(r"/dev/(stdout|stderr|fd/([0-9]{1,4}))")
+"""Names of what is open already."""
 _NAME_BYTES = 100
 """Of a file's name, how much its temporary name repeats; file systems end at 255 bytes."""
 
@@ -84,8 +88,7 @@ class Begun:
         self.part: Path | None = None
         self.stream: IO[bytes]
         if _is_special(path):
-            # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
-            self.stream = os.fdopen(os.open(path, os.O_WRONLY), "wb")
+            self.stream = os.fdopen(_opened(path), "wb")
             return
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
@@ -175,5 +178,23 @@ def _encoded(path: Path, content: str | bytes) -> bytes:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path is there and neither file nor folder: a device, a pipe, a socket."""
+    """Return whether a path is there and neither file nor folder: a device, a pipe, a socket.
+
+    So is what is open already, as `/dev/stdout`: a file in the place of what it leads to would be
+    another one than that which the rest is written to.
+    """
+    if _OPEN.fullmatch(str(path)):
+        return True
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor that writes to what is special."""
+    found = _OPEN.fullmatch(str(path))
+    if found is None:
+        # without O_CREAT and O_TRUNC: what vanished meanwhile must not come back as a file
+        return os.open(path, os.O_WRONLY)
+    if sys.stdout is not None:
+        sys.stdout.flush()  # what was printed before comes before
+    # not opened again: that would write over the file's beginning
+    return os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2]))

@@ -67,6 +67,9 @@ class LatencyBandwidth:
         return 1.0 / self.seconds_per_byte if self.seconds_per_byte > 0.0 else math.inf
 
 
+_SHORTEST_S = 1e-12
+
+
 def latency_bandwidth_fit(
     sizes_bytes: Sequence[float], times_s: Sequence[float]
 ) -> LatencyBandwidth:
@@ -83,6 +86,8 @@ def latency_bandwidth_fit(
     assert len(sizes) > 0, "a line needs a point"
     assert (sizes > 0.0).all(), "sizes are above 0"
     assert (times > 0.0).all(), "times are above 0"
+    # no machine is as fast; the weight of what a wrong unit made smaller would be infinite
+    times = np.maximum(times, _SHORTEST_S)
     design = np.stack((np.ones_like(sizes), sizes), axis=1)
     if np.ptp(sizes) == 0.0:  # a constant would fit as well: say that it is bandwidth
         design[:, 0] = 0.0

@@ -464,7 +464,7 @@ def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[st
         # estimates and older files have no digest to compare
         if old and source.sha256 and old != source.sha256:
             changed.append(Path(source.path).name)
-    return changed
+    return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from autopar.command import run as commands
 from autopar.command.aliases import ALIASES, FAMILIES, MANUAL, VALUES, Family
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
+from autopar.output import refuse_clashes
 
-__all__ = ["HELP_WIDTH", "MOST_USED", "Command", "normalise"]
+__all__ = ["HELP_WIDTH", "MOST_USED", "Command", "files_among", "normalise"]
 
 MOST_USED = "Most used"
 """Heading of the options that say they belong there; it comes where the first of them would."""
@@ -85,7 +87,8 @@ class Command:
 
         Raises
         ------
-        OptionError: an option is unknown or has no value, a word is missing or too much.
+        OptionError: an option is unknown or has no value, a word is missing or too much, a file
+            to write is one that is read.
         """
         # before any check: help is for command lines that are not right yet
         if {"--help", "-h"} & set(arguments):
@@ -96,12 +99,49 @@ class Command:
             say(notice)
         _check_words(self.rows, normal)
         found = self._reader.main(args=normal, prog_name=self.name, standalone_mode=False)
-        return given_options(self.rows, {row.name: found[row.key] for row in self.rows})
+        given = given_options(self.rows, {row.name: found[row.key] for row in self.rows})
+        _refuse_clashes(given)
+        return given
 
     @cached_property
     def _reader(self) -> Any:
         # milliseconds to make: programs and tests that read many command lines make it once
         return _reader(self.name, self.rows)
+
+
+_WRITTEN = frozenset({"all", "json", "out", "output-config-path", "peers", "plot"})
+"""Options of all commands that name files to write, or folders."""
+
+
+def _refuse_clashes(raw: Mapping[str, Any]) -> None:
+    """Raise OptionError where a file to write is one of the words that name files to read.
+
+    What stands in a folder that is read is known to the command alone.
+    """
+    words = {
+        name: value
+        for name, value in raw.items()
+        if isinstance(value, str) and value.lower() not in _NO_FILE
+    }
+    outputs = {f"--{name}": words[name] for name in words if name in _WRITTEN}
+    if outputs:
+        inputs = (word for name, word in words.items() if name not in _WRITTEN)
+        refuse_clashes(outputs, files_among(inputs))
+
+
+def files_among(words: Iterable[object]) -> list[str]:
+    """Return the words of a command line, or of a stored one, that name files which are there."""
+    texts = [word for word in words if isinstance(word, str)]
+    # CARD.json:NxG names a file, too
+    texts += [word.rpartition(":")[0] for word in texts if ":" in word]
+    return [word for word in texts if _is_file(word)]
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # no name that a file could have
+        return False
 
 
 @cache
@@ -261,7 +301,7 @@ def _take_flag(
         return
     word = own(value).lower() if value is not None else "1"
     if word not in _ON | _OFF:
-        raise OptionError(f"--{written}: expected 0 or 1, got {value!r}")
+        raise OptionError(f"--{written}: expected 0 or 1, got {value!r:.60}")
     on = (word in _ON) != negated
     if row.kind == "switch":
         result.append(f"--{row.name}" if on else f"--no-{row.name}")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, fitted
 
 __all__ = [
     "DEBUG_VARIABLE",
@@ -35,10 +35,12 @@ DEBUG_VARIABLE = "AUTOPAR_DEBUG"
 """Environment variable that asks for tracebacks instead of sentences."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""C0 without tab and new line, delete, and C1."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""C0 without tab and new line, delete, C1, and what ends lines or turns their direction."""
 _STDOUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT})
 """Errors of a stdout that is full or gone; those of files name their file."""
+_INTERNAL = 150
+"""Characters of an error that is the program's; the words around it take as many."""
 _GRACE_S = 2.0
 """torchrun ends all ranks as soon as one of them fails: the silent ones give the one that
 speaks the time to say why."""
@@ -72,7 +74,7 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     if os.environ.get(DEBUG_VARIABLE):
         raise error
     if isinstance(error, AutoparError):
-        return Failure(one_line(str(error)), error.exit_code)
+        return Failure(fitted(one_line(str(error))), error.exit_code)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
         # the interpreter would try to write the rest once more, and complain
         reader_left()
@@ -80,8 +82,11 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
     if isinstance(error, OSError) and error.filename is not None:
         where = os.fsdecode(error.filename) if not isinstance(error.filename, int) else "stdout"
         text = f"{where}: {error.strerror}; give another path, or make this one usable"
-        return Failure(one_line(text), 2)
-    text = one_line(f"{type(error).__name__}: {error}")
+        return Failure(fitted(one_line(text)), 2)
+    # asking for the working directory names no file
+    if isinstance(error, FileNotFoundError):
+        return Failure("the working directory does not exist any more; change to another", 2)
+    text = fitted(one_line(f"{type(error).__name__}: {error}"), _INTERNAL)
     return Failure(
         f"internal error, please report it: {text} (set {DEBUG_VARIABLE}=1 for the traceback)",
         1,
@@ -173,7 +178,12 @@ def one_line(text: str) -> str:
 
 def visible(text: str) -> str:
     """Return a text whose control characters but tab and new line are written as escapes."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def say(text: str, *, command: str | None = None, speaks: bool = True) -> None:

@@ -22,7 +22,9 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from autopar.command.run import visible
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
 from autopar.output import write_files
@@ -149,7 +151,11 @@ def make_console(stream: TextIO) -> Console:
 
 
 class _Console(Console):
-    """A console whose reader may leave, as `| head` does."""
+    """A console that shows what would steer it, and whose reader may leave, as `| head` does."""
+
+    def render_str(self, text: str, **others: Any) -> Text:
+        """Return a text without control characters: names of files and models may hold any."""
+        return super().render_str(visible(text), **others)
 
     def on_broken_pipe(self) -> None:
         """Leave it to `commands.guarded`: rich itself would end the process with 1."""

@@ -36,6 +36,7 @@ __all__ = [
     "DOCUMENTS",
     "FLAG",
     "INT",
+    "MOST_ERRORS",
     "PatternDocument",
     "Quantity",
     "Rule",
@@ -345,10 +346,16 @@ def check_version(
         raise DocumentError(path, problem, key="version", remedy=f"update autopar or {again}")
 
 
+MOST_ERRORS = 100
+"""Errors of one file that are listed."""
+
+
 def document_errors(
     kind: type[BaseModel], path: Path, data: dict[str, Any]
 ) -> tuple[DocumentError, ...]:
-    """Return every error of a document, where `validate_document` raises the first.
+    """Return the errors of a document, where `validate_document` raises the first.
+
+    After `MOST_ERRORS` of them one more says that there are others.
 
     A validator stops at the first error of its object; so what is wrong is taken out and the rest
     validated again, until nothing new is found.
@@ -367,10 +374,15 @@ def document_errors(
             _take_out(rest, detail["loc"])
         if not new:  # what was taken out may be missing now: that is no error of the file
             break
-    return tuple(
+        if len(found) >= MOST_ERRORS:  # another kind of file: nobody reads as many
+            break
+    errors = [
         DocumentError(path, problem, key=_short_key(location))
-        for location, problem in found.items()
-    )
+        for location, problem in list(found.items())[:MOST_ERRORS]
+    ]
+    if len(found) >= MOST_ERRORS:
+        errors.append(DocumentError(path, f"has more errors than these {MOST_ERRORS}"))
+    return tuple(errors)
 
 
 def _take_out(data: Any, location: tuple[str | int, ...]) -> None:

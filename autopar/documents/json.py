@@ -20,6 +20,8 @@ __all__ = ["JsonDocument", "load_object", "shorten", "write_json"]
 
 _MAX_BYTES = 256 << 20
 """Far above any document; keeps a wrong path from filling the memory."""
+_DEEPEST = 64
+"""Brackets inside brackets; no document has a dozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +116,29 @@ def _parse(path: Path, raw: bytes, remedy: str | None) -> dict[str, Any]:
         raise DocumentError(
             path, "not valid JSON: a number is too long or brackets nest too deep"
         ) from None
+    # what checks a document calls itself for every bracket, and the interpreter has a limit
+    if raw.count(b"[") + raw.count(b"{") > _DEEPEST and _depth(data) > _DEEPEST:
+        raise DocumentError(path, f"brackets nest deeper than {_DEEPEST}, expected a document")
     if not isinstance(data, dict):
         raise DocumentError(
             path, f"the top level is {shorten(data)}, expected an object {{key: value, ...}}"
         )
     return data
+
+
+def _depth(data: object) -> int:
+    """Return how many brackets are open at once, at most."""
+    depth, level = 0, [data]
+    while level:
+        depth += 1
+        level = [
+            item
+            for node in level
+            if isinstance(node, dict | list)
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, dict | list)
+        ]
+    return depth
 
 
 def write_json(path: Path, data: dict[str, Any], *, number_rows: bool = False) -> None:

@@ -533,9 +533,7 @@ def parse_hugging_face(path: Path, data: Mapping[str, Any]) -> ModelSpec:
             f"{found}, expected one of {', '.join(_FAMILIES)}"
             + (f" (the nearest is {near})" if near else ""),
             key="model_type",
-            remedy='or write {"format": "autopar-model", "name": ..., "layers": [{"num_layers": '
-            '..., "seq_length": ..., "hidden_size": ..., "num_heads": ..., "ffn_hidden_size": '
-            '...}], "vocab_size": ...} (docs/estimates.md)',
+            remedy="or describe the model in a model.json, as docs/estimates.md does",
         )
     for key in _EXPERTS:
         if family != "mixtral" and key in data and data[key] not in (None, 1):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
+from autopar.command.run import visible
 from autopar.errors import OptionError
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
@@ -97,7 +98,7 @@ def _execute(raw: dict[str, Any]) -> int:
             f"--out: {out} cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     for path in paths:
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
     COMMAND.say("estimated from datasheets, not measured")
     return 0

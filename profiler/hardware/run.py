@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.command.run import say
+from autopar.command.run import say, visible
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
 from autopar.hardware import OPERATIONS
@@ -358,7 +358,7 @@ def _summary(record: HardwareRecord) -> int:
     for warning in record.warnings():
         say(f"warning: {warning}")
     for path in record.paths():
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
     say(
         f"{format_count(num_ok, 'cell')} measured, {num_failed} failed, {num_skipped} left out; "

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autopar.command.run import say
+from autopar.command.run import say, visible
 from autopar.command.show import make_console
 from autopar.documents.catalog import model_file_name
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
@@ -283,7 +283,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
             f"{memory} came with the model and has these counts already: nothing to do for memory "
             "(--force counts again, --out writes elsewhere)"
         )
-        sys.stdout.write(f"{memory}\n")
+        sys.stdout.write(visible(f"{memory}\n"))
         del paths["memory"]
         cells = tuple(cell for cell in cells if cell.quantity != "memory")
         if not paths:
@@ -412,7 +412,7 @@ def _summary(record: ModelRecord, cells: Sequence[ModelCell], options: ModelOpti
     for warning in record.warnings(cells):
         say(f"warning: {warning}")
     for path in record.paths():
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
     ok = format_count(counts.ok, "cell")
     say(f"{ok} measured, {counts.failed} failed, {counts.skipped} left out")

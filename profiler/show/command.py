@@ -229,9 +229,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of `profile-show`."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if callable(reconfigure):
-        reconfigure(errors="replace")  # host and file names may have letters the terminal lacks
     sys.exit(run(sys.argv[1:]))
 
 

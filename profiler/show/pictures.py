@@ -142,7 +142,7 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
         for s in series
         for point in s.points
         for value in value_of(quantity, s, point)
-        if value is not None and value > 0.0
+        if value is not None and 0.0 < value < math.inf
     ]
     columns = _WIDTH - _LABEL - 2
     across = _scale(*size_range, columns - 1)
@@ -151,6 +151,9 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
     grid: list[list[tuple[str, str]]] = [[(" ", "")] * columns for _ in range(_ROWS)]
 
     def put(column: float, row: float, mark: str, style: str) -> None:
+        # a time that no machine has is a bandwidth without bound
+        if not (math.isfinite(column) and math.isfinite(row)):
+            return
         if 0 <= round(column) < columns and 0 <= round(row) < _ROWS:
             grid[_ROWS - 1 - round(row)][round(column)] = (mark, style)
 
@@ -189,10 +192,14 @@ def draw(series: Sequence[Series], quantity: Quantity, marks: Marks) -> list[Tex
     return lines
 
 
+_SPAN = 1e-15
+
+
 def _range(values: Iterable[float]) -> tuple[float, float]:
     """Return the least and the largest value, apart enough for a logarithmic axis."""
     found = list(values)
-    low, high = min(found), max(found)
+    high = max(found)
+    low = max(min(found), high * _SPAN)  # what is less is no measurement, and would hide the others
     # equal ends would have no length on a logarithmic axis
     return (low, high) if high > low * 1.05 else (low / 1.2, high * 1.2)
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
-from autopar.documents.checks import document_errors, validate_document
+from autopar.documents.checks import MOST_ERRORS, document_errors, validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
     HardwareEntry,
@@ -288,9 +288,9 @@ def _load(
         found = document_errors(DOCUMENTS[kind], path, document.data)
         problems += found
         wrong = {error.key for error in found}
-        # what is right is shown even beside what is not
+        # what is right is shown even beside what is not, unless only the first errors are known
         values = {key: value for key, value in document.data.items() if key not in wrong}
-        if values or kind != "overlap":
+        if len(found) <= MOST_ERRORS and (values or kind != "overlap"):
             whole = validate_document(DOCUMENTS[kind], path, values)
             entries = tuple(sorted(hardware_entries(kind, whole, chosen), key=_order))
     return HardwareFile(

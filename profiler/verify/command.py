@@ -23,6 +23,7 @@ from rich.table import Table
 from autopar import __version__
 from autopar.command.fields import make, read_values, rows_of
 from autopar.command.options import Command
+from autopar.command.run import visible
 from autopar.command.show import (
     make_console,
     make_table,
@@ -516,7 +517,7 @@ def _execute(raw: dict[str, Any]) -> int:
         _check_writable(json_path)
     if options.dry_run:
         for line in planned_commands(options):
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(visible(line) + "\n")
         return 0
     found = verify(options, COMMAND.say)
     if json_path != "-":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
+from autopar.command.run import visible
 from autopar.errors import InfeasibleExecution, OptionError
 from autopar.output import refuse_clashes
 from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
@@ -234,7 +235,7 @@ def _calculon(raw: dict[str, Any]) -> int:
     application = _needed("application", asked.application)
     known = load_application(application)
     if asked.parameters:
-        sys.stdout.write(f"{known.name:<13} -> {_prefixed(known.parameters)}\n")
+        sys.stdout.write(visible(f"{known.name:<13} -> {_prefixed(known.parameters)}\n"))
         return 0
     system_name = _needed("system", asked.system)
     execution_name = _needed("execution", asked.execution)

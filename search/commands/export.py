@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
-from autopar.command.run import say
+from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError, UnsupportedError
 from autopar.units import format_seconds
@@ -125,8 +125,16 @@ def show_export(job: Job, choice: Choice, written: Sequence[str]) -> None:
                 print_item(console, item)
     where = "on the node" if job.num_nodes == 1 else "on every node, with its NODE_RANK"
     print_heading(console, f"launch, {where}")
-    home = f"cd {shlex.quote(str(Path(written[0]).parent))}\n" if written else ""
+    home = f"cd {_quoted(str(Path(written[0]).parent))}\n" if written else ""
     sys.stdout.write(home + lowered.launch)
+
+
+def _quoted(path: str) -> str:
+    """Return a path as a shell reads it, without characters that would steer a terminal."""
+    if visible(path) == path:
+        return shlex.quote(path)
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{visible(escaped)}'"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -313,7 +321,8 @@ def _write(
                 raise OptionError(
                     f"--out {own.out or folder}: is no folder; give another path, or none"
                 )
-            if path.exists() and not own.force and path.read_bytes() != text.encode():
+            # of a pipe or a device nothing is read: it might not end
+            if path.is_file() and not own.force and path.read_bytes() != text.encode():
                 raise OptionError(
                     f"--out {own.out or folder}: {path.name} is there with other content; give "
                     "--force or another folder"

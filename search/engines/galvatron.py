@@ -6,6 +6,7 @@ Nothing of a plan is lost. Newest: `torchrun train_dist.py train_dist.yaml`, who
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from search.engines.job import (
     Lowered,
     Space,
     has_one_kind,
+    inert,
     one_line,
     required,
     torchrun,
@@ -382,7 +384,7 @@ def _pipeline(plan: Plan) -> str:
 
 
 def _train(job: Job) -> str:
-    plan, spec = job.plan, job.spec
+    plan, spec = job.plan, dataclasses.replace(job.spec, name=inert(job.spec.name))
     data = plan.world_size // plan.num_stages
     document = {
         "runtime": {
@@ -459,7 +461,7 @@ def _model(spec: ModelSpec) -> dict[str, object]:
     layer = spec.layers[-1]
     gated = layer.gated_mlp
     document: dict[str, object] = {
-        "model_size": spec.name,
+        "model_size": inert(spec.name),
         "hf_model_name_or_path": None,
         "hidden_size": layer.hidden_size,
         "ffn_hidden_size": layer.ffn_hidden_size,

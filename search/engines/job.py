@@ -45,6 +45,7 @@ __all__ = [
     "different",
     "has_one_kind",
     "importer_for",
+    "inert",
     "layer_ranges",
     "lower_for",
     "one_line",
@@ -241,6 +242,11 @@ def required(name: str, message: str) -> str:
 def one_line(name: str) -> str:
     """Return a name that a comment of one line can hold."""
     return " ".join(name.split())
+
+
+def inert(name: str) -> str:
+    """Return a name that OmegaConf leaves as it is: `${HOME}` stands for something in any text."""
+    return name.replace("${", "{")
 
 
 def layer_ranges(layers: Iterable[int]) -> str:

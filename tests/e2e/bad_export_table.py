@@ -96,9 +96,12 @@ def cases() -> Iterator[Case]:
     yield Case(
         section=section,
         what="JSON to a folder",
-        arguments=(*TO, "--json", "here"),
+        arguments=(*TO, "--json", "folder"),
+        edit=lambda folder: (folder / "folder").mkdir(),
         command=COMMAND,
     )
+    yield _case(section, "JSON to the folder of the files", (*TO, "--json", "here"))
+    yield _case(section, "JSON to the plan", (*TO, "--json", "plan.json"))
 
     section = "autopar-export: plans"
     yield _case(section, "missing plan", ("none.json", *TO[1:]))
