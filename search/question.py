@@ -24,6 +24,7 @@ from search.request import (
     check_memory,
     fill_options,
     load_inputs,
+    with_places,
 )
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ def open_session(
     has_plan : a plan is priced, whose batch is nobody's default.
     """
     given = {*given, "settle-bsz"} if has_plan else given
+    asked = inputs
+    inputs, places = with_places(asked, options)
     spec, profile, hardware = load_inputs(inputs, options)
     # a plan may be priced for more memory than there is, to see what it lacks
     if not has_plan:
@@ -194,7 +197,12 @@ def open_session(
     from search.planner.planner import Planner
 
     unnamed = (
-        (inputs.uses_default_model, "--model", DEFAULT_MODEL, "times estimated"),
+        (
+            asked.uses_default_model,
+            "--model",
+            DEFAULT_MODEL,
+            "times estimated" if places.times is None else f"times of {places.times}",
+        ),
         (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE, "estimated"),
     )
     notices = [
@@ -202,6 +210,8 @@ def open_session(
         for absent, option, name, what in unnamed
         if absent
     ]
+    notices += places.notices
+    named = {option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent}
     if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
         notices.append(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
@@ -215,6 +225,6 @@ def open_session(
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
         notices=tuple(notices),
-        defaults=defaults,
-        named={option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent},
+        defaults=(*places.defaults, *defaults),
+        named=named | places.named,
     )

@@ -18,6 +18,7 @@ from autopar.errors import DocumentError, OptionError, did_you_mean
 from autopar.units import GIB
 from search.engines.job import Engine
 from search.options import PANELS, ProfileMode, SearchOptions
+from search.places import Places, find_places, is_measured_only
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -45,6 +46,7 @@ __all__ = [
     "open_documents",
     "search_options",
     "stored_request",
+    "with_places",
 ]
 
 
@@ -174,6 +176,7 @@ def load_inputs(
     InputError
         When an input is missing, unusable, or contradicts another; OptionError names the option.
     """
+    inputs, _ = with_places(inputs, options)
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
@@ -181,6 +184,28 @@ def load_inputs(
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
     return spec, profile, hardware
+
+
+def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
+    """Return the inputs with measured files of the default folders, and which they are."""
+    card = _card(inputs.hardware)
+    places = find_places(
+        lambda: model_spec(inputs),
+        options.mixed_precision,
+        card=None if card is None else card[0],
+        has_hardware=not inputs.uses_default_hardware,
+        has_profile=bool(inputs.time_profiling_path or inputs.memory_profiling_path),
+        has_shape=bool(inputs.num_nodes or inputs.num_gpus_per_node or inputs.world_size),
+    )
+    found: dict[str, Any] = {name.replace("-", "_"): path for name, path in places.named.items()}
+    if places.times is not None and inputs.uses_default_model:
+        found["model"] = DEFAULT_MODEL
+    return dataclasses.replace(inputs, **found), places
+
+
+def _card(name: str | None) -> re.Match[str] | None:
+    """Return the match of CARD:NxG, well formed or not; a folder may have a colon in its name."""
+    return _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
 
 
 def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
@@ -230,10 +255,7 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
                 "folder of hardware files, or --allreduce-bandwidth-config-path"
             )
         name = DEFAULT_HARDWARE
-    match: re.Match[str] | None = (
-        # a folder may have a colon in its name
-        _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
-    )
+    match = _card(name)
     given = [option for option, path in inputs.hardware_paths if path]
     if match is not None and given:
         raise OptionError(
@@ -382,7 +404,9 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
         key: getattr(inputs, key)
         for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
     }
-    if name is not None:
+    sized = None not in (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
+    # files of Galvatron lie in models/NAME/configs, and the options say the sizes
+    if name is not None and not (sized and is_measured_only(name)):
         spec = load_spec(
             name,
             num_layers=inputs.num_layers,
@@ -405,6 +429,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
             num_layers=inputs.num_layers or (),
             seq_length=inputs.seq_length or (),
             hidden_size=inputs.hidden_size or (),
+            name=name or "custom",
         )
         layers = tuple(resized(layer, **widths) for layer in spec.layers)
         spec = dataclasses.replace(spec, layers=layers)

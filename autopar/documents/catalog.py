@@ -17,6 +17,7 @@ from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 
 __all__ = [
+    "HARDWARE_FOLDER",
     "Content",
     "card_names",
     "find_card",
@@ -24,9 +25,13 @@ __all__ = [
     "find_document",
     "find_hardware",
     "find_model",
+    "hardware_folders",
     "hardware_names",
+    "is_shipped_folder",
     "locate",
     "model_file_name",
+    "model_folder",
+    "model_folders",
     "model_names",
 ]
 
@@ -162,6 +167,58 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
         if match and actual is not None and int(match[1]) != actual:
             return False
     return True
+
+
+# --------------------------------------------------------------------------------------------------
+# Where profilers write, and a search looks, when nobody names a folder.
+
+
+HARDWARE_FOLDER = Path("hardware")
+"""Of the files of a cluster."""
+_HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
+"""That, and Galvatron's."""
+
+
+def hardware_folders() -> tuple[Path, ...]:
+    """Return the default folders that hold an all-reduce file of a cluster."""
+    name = "allreduce_bandwidth_*.json"
+    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, name))
+
+
+def model_folder(name: str, device: str | None = None) -> Path:
+    """Return the folder of the files of a model; its times lie in one of each device."""
+    # names become folders
+    folder = Path("models") / (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model")
+    if device is None:
+        return folder / "configs"
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
+    return folder / "configs" / slug
+
+
+def model_folders(
+    kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
+) -> tuple[Path, ...]:
+    """Return the default folders that hold a file of a model: the model's, and those of devices.
+
+    Times that are shipped with a model are estimates, and none of them.
+    """
+    own = model_folder(spec.name)
+    try:
+        inner = sorted(path for path in own.iterdir() if path.is_dir())
+    except OSError:  # there is none, or none that anybody may read
+        return ()
+    skipped = kind == "computation" and is_shipped_folder(own)
+    return tuple(
+        folder
+        for folder in ([] if skipped else [own]) + inner
+        if any(tier.paths for tier in _tiers(folder, kind, precision, spec))
+    )
+
+
+def is_shipped_folder(folder: Path) -> bool:
+    """Return whether the files of a model's folder came with the package."""
+    parent = folder.resolve().parent.parent
+    return any(parent == (root / "models").resolve() for root in _ROOTS)
 
 
 # --------------------------------------------------------------------------------------------------

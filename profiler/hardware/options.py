@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.command.fields import make, option, read_values, rows_of
+from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.units import GIB, KIB, MIB
@@ -252,7 +253,7 @@ class HardwareOptions(MeasuringOptions):
         panel=_WHERE,
     )
     out: Path = option(
-        Path("hardware"),
+        HARDWARE_FOLDER,
         help="folder of the files, for --hardware of autopar-search",
         panel=FILES,
         metavar="DIR",
