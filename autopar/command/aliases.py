@@ -78,6 +78,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 VALUES: Mapping[tuple[str, str], str] = {
     ("fine-grained-mode", "coarse-grained"): "0",
     ("fine-grained-mode", "fine-grained"): "1",
+    # what measures in place of nccl-tests: here nothing else does
+    ("backend", "torch"): "auto",
+    ("backend", "paddle"): "auto",
 }
 """(option, other spelling of a value) -> value."""
 
@@ -110,6 +113,8 @@ class Family:
     """Accepted without an effect -> what to say about them; a value goes with them."""
     flags: frozenset[str] = frozenset()
     """Those of them that have no value, or a 0 or 1."""
+    lists: frozenset[str] = frozenset()
+    """Those of them that have any number of values."""
     planned: Mapping[str, str] = field(default_factory=dict)
     """Refused: what a search finds -> how to fix it, with `{n}` for the number given. Taken for a
     limit or ignored, they would plan something else than was meant."""
@@ -195,8 +200,25 @@ _PLAN = Family(
         "global-ep-deg": "experts are not divided here",
     },
 )
+_TORCHRUN = "torchrun starts the ranks and has an option for it"
+_NO_TESTS = "torch's own collectives are timed, no program of others"
+_HARDWARE = Family(
+    ignored={
+        "hostfile": "torchrun starts the ranks, on every machine",
+        "master-addr": _TORCHRUN,
+        "master-port": _TORCHRUN,
+        "node-rank": _TORCHRUN,
+        "envs": "set variables before torchrun, which hands them on; those of NCCL are recorded",
+        "nccl-test-dir": _NO_TESTS,
+        "mpi-path": _NO_TESTS,
+        "avg-or-min-or-first": "all groups of a size work at once, and the slowest counts",
+        "overlap-time-multiply": "each is measured with the other at work all the time",
+    },
+    lists=frozenset({"envs"}),
+)
 FAMILIES: Mapping[str, Family] = {
     "": Family(),
+    "profile-hardware": _HARDWARE,
     "search": _SEARCH,
     "profile-model": _MODEL,
     "profile-plan": _PLAN,

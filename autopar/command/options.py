@@ -224,6 +224,8 @@ def _take_foreign(
         is_value = _is_truth(following) if name in family.flags else not following.startswith("--")
         if value is None and queue and is_value:
             queue.pop(0)
+            while name in family.lists and queue and not queue[0].startswith("--"):
+                queue.pop(0)
         notices.append(f"--{written} is accepted and ignored: {family.ignored[name]}")
         return
     if name in family.only_one:

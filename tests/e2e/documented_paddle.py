@@ -30,7 +30,15 @@ from tests.e2e.documented_lab import (
     write,
 )
 from tests.e2e.documented_search import sweep
-from tests.e2e.documented_training import SPACE, TIMES, batches_of, lengths_of, profiled, tiny
+from tests.e2e.documented_training import (
+    LAUNCH,
+    SPACE,
+    TIMES,
+    batches_of,
+    lengths_of,
+    profiled,
+    tiny,
+)
 from tests.warm import ROOT
 
 __all__ = ["CARD", "TABLE"]
@@ -71,16 +79,17 @@ def found(lab: Lab, *words: object, expected: int = 0) -> Any:
     return lab.found(*LINE, *words, expected=expected)
 
 
-@TABLE.not_yet(
-    "profile_hardware.sh and PROFILE_HARDWARE_ARGS",
-    "one command measures all; none of the arguments' names is accepted",
-)
+@TABLE.works("profile_hardware.sh and PROFILE_HARDWARE_ARGS", "ranks")
 def _(lab: Lab) -> None:
-    from profiler.hardware.command import run
-
-    for option in ("--num_nodes", "--num_gpus_per_node", "--max_pp_deg", "--max_tp_size"):
-        said = lab.during(run, option, 2, expected=2).err
-        assert f"{option}: this option is unknown" in said
+    """One command takes the arguments and measures what five scripts do."""
+    arguments = ("--num_nodes", 1, "--num_gpus_per_node", 2, "--max_tp_size", 8, "--max_pp_deg", 8)
+    sizes = ("--start_mb", 1, "--end_mb", 2, "--scale", 2, "--reference-size", "1M")
+    words = (*arguments, *sizes, *LAUNCH, "--backend", "paddle", "--max-seconds", "0.02")
+    done = lab.fresh().ranks(2, "profiler.hardware", *words, "--dry-run")
+    rows = {line.split()[0]: line.split()[3] for line in done.stdout.splitlines() if line.strip()}
+    for operation in ("allreduce", "all2all", "p2p"):
+        assert rows[operation] == "2", done.stdout
+    assert "overlap_allreduce" in rows
 
 
 @TABLE.works("launch environment variables", "ranks")

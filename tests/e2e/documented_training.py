@@ -523,36 +523,36 @@ def _(lab: Lab) -> None:
         assert f"{option}: this option is unknown" in static(lab, option, 1, expected=2)
 
 
-@TABLE.not_yet(
-    "v2.4 profile_hardware.sh line verbatim",
-    "torchrun -m profiler.hardware refuses each of its arguments",
+LAUNCH = (
+    *("--hostfile", "hostfile", "--master_addr", "$MASTER_ADDR", "--master_port", "$MASTER_PORT"),
+    *("--node_rank", "$NODE_RANK", "--nccl_test_dir", "../site_package/nccl-tests"),
+    *("--mpi_path", "/usr/local/mpi/", "--envs", "NCCL_IB_DISABLE=0", "NCCL_IB_HCA=mlx5_2"),
+    *("--avg_or_min_or_first", "first", "--overlap_time_multiply", 4),
 )
-def _(lab: Lab) -> None:
-    from profiler.hardware.command import run
+"""Arguments of profile_hardware.sh that torchrun, or nothing, has in this project."""
 
-    arguments = {
-        "num_nodes": 1,
-        "num_gpus_per_node": 8,
-        "max_tp_size": 8,
-        "max_pp_deg": 4,
-        "overlap_time_multiply": 4,
-        "start_mb": 16,
-        "end_mb": 512,
-        "scale": 2,
-        "hostfile": "hostfile",
-        "avg_or_min_or_first": "first",
-        "envs": "A=1",
-        "master_addr": "localhost",
-        "master_port": 29500,
-        "node_rank": 0,
-        "nccl_test_dir": "nccl-tests",
-        "mpi_path": "mpi",
+
+@TABLE.works("v2.4 profile_hardware.sh line verbatim", "ranks")
+def _(lab: Lab) -> None:
+    """Sizes, stages and groups are those of the line; what means nothing here is said."""
+    lab = lab.fresh()
+    sizes = ("--start_mb", 1, "--end_mb", 4, "--scale", 4, "--max_tp_size", 2, "--max_pp_deg", 2)
+    line = ("--num_nodes", 1, "--num_gpus_per_node", 4, *sizes, *LAUNCH, "--backend", "torch")
+    short = ("--max-seconds", "0.02", "--iters", 2, "--reference-size", "1M")
+    done = lab.ranks(4, "profiler.hardware", *line, *short, "allreduce", "p2p", "all2all")
+    for name in LAUNCH:
+        if str(name).startswith("--"):
+            assert f"{name} is accepted and ignored: " in done.stderr
+    assert "IB_HCA" not in done.stderr
+    shape_of_four = "1nodes_4gpus_per_node.json"
+    assert set(lab.load("hardware", f"p2p_bandwidth_{shape_of_four}")) == {"pp_size_2"}
+    assert set(lab.load("hardware", f"sp_time_{shape_of_four}")) == {
+        f"{name}_{mb}MB_time"
+        for name in ("allreduce_size_4", "allreduce_size_2", "all2all_size_2")
+        for mb in (1, 4)
     }
-    for name, value in arguments.items():
-        said = lab.during(run, f"--{name}", value, expected=2).err
-        assert f"--{name}: this option is unknown" in said
-    said = lab.during(run, "--backend", "torch", expected=2).err
-    assert "expected auto, nccl or gloo, got 'torch'" in said
+    done = lab.ranks(2, "profiler.hardware", *line, "--dry-run", expected=2)
+    assert "--num-nodes(1) * --num-gpus-per-node(4) = 4 != 2" in done.stderr
 
 
 @TABLE.not_yet(
