@@ -3,6 +3,7 @@
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
+    |   |   `-- VariantError     ... the file was measured with another sequence parallelism
     |   `-- OptionError   (2)    ... on the command line: names the option and the remedy
     |-- InfeasibleError   (3)    the question is valid and has no answer
     |   `-- InfeasibleExecution  ... one execution of an analytic model cannot run
@@ -26,6 +27,7 @@ __all__ = [
     "InputError",
     "InstallError",
     "OptionError",
+    "VariantError",
     "did_you_mean",
     "nearest",
     "nearest_words",
@@ -61,6 +63,10 @@ class DocumentError(InputError):
         self.remedy = remedy
         where = f"{self.path}: " + (f"key {key!r}: " if key is not None else "")
         super().__init__(where + problem + (f"; {remedy}" if remedy else ""))
+
+
+class VariantError(DocumentError):
+    """A memory file has only the tables with, or only those without, sequence parallelism."""
 
 
 class OptionError(InputError):

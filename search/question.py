@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.documents.plan import read_strategy
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from search.options import SearchOptions
@@ -108,8 +108,9 @@ class Session:
     """What was not named and what stands in for it, for stderr."""
     defaults: tuple[str, ...] = ()
     """Options that were not given, with the value used and why."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """Option name -> name of the shipped input that stands in for one that was not given."""
+    named: Mapping[str, object] = field(default_factory=dict)
+    """Option name -> the shipped input, folder or value that stands in for what was not given and
+    that cannot be told from the options alone."""
 
     @property
     def title(self) -> str:
@@ -165,6 +166,26 @@ class Session:
         )
 
 
+def _loaded(
+    inputs: InputSpec, options: SearchOptions, given: Collection[str]
+) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
+    """Return options, a line on sequence parallelism where files decided it, and the inputs.
+
+    Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
+    """
+    try:
+        return options, (), load_inputs(inputs, options)
+    except VariantError as error:
+        if "sequence-parallel" in given or not options.sequence_parallel:
+            raise
+        changed = dataclasses.replace(options, sequence_parallel=False)
+        line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
+        try:
+            return changed, (line,), load_inputs(inputs, changed)
+        except InputError:
+            raise error from None  # it lacks tables without it, too
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -182,7 +203,7 @@ def open_session(
     given = {*given, "settle-bsz"} if has_plan else given
     asked = inputs
     inputs, places = with_places(asked, options)
-    spec, profile, hardware = load_inputs(inputs, options)
+    options, variant, (spec, profile, hardware) = _loaded(inputs, options, given)
     # a plan may be priced for more memory than there is, to see what it lacks
     if not has_plan:
         check_memory(options, given, hardware)
@@ -225,6 +246,10 @@ def open_session(
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
         notices=tuple(notices),
-        defaults=(*places.defaults, *defaults),
-        named=named | places.named,
+        defaults=(*places.defaults, *variant, *defaults),
+        named={
+            **named,
+            **places.named,
+            **({"sequence-parallel": options.sequence_parallel} if variant else {}),
+        },
     )

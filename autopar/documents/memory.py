@@ -25,7 +25,7 @@ from autopar.documents.schemas import (
 )
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, sidecar_path
 from autopar.documents.times import required, seqs_of, seqs_of_model, seqs_text, type_of_model
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, VariantError
 from autopar.model import LayerMemory, ModelProfile, ModelSpec, OtherMemory
 from autopar.units import MIB
 
@@ -296,7 +296,7 @@ class _Reader:
         if other_key in tables:
             wanted, there = ("with", "without") if self.suffix else ("without", "with")
             switch = "--no-sequence-parallel" if self.suffix else "--sequence-parallel"
-            raise DocumentError(
+            raise VariantError(
                 self.path,
                 f"this key is missing: the file was measured {there} sequence parallelism "
                 f"({other_key!r}) and the search is {wanted} it",
@@ -472,7 +472,7 @@ def _derive_memory(
             for key in document.root
         )
         hint = "the runs of this file are " + ("without" if sequence_parallel else "with")
-        raise DocumentError(
+        raise (VariantError if other_there else DocumentError)(
             path,
             "the file has no processed key and its raw runs do not suffice to derive it"
             + (f" ({hint} sequence parallelism)" if other_there else ""),

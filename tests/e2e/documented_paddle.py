@@ -285,16 +285,27 @@ def _(lab: Lab) -> None:
     assert rates["fine"] == lab.rate()
 
 
-@TABLE.not_yet(
-    "PaddleNLP line verbatim",
-    "its files were measured without sequence parallelism, which is on here: exit code 2 until "
-    "--no-sequence-parallel is added, which the message says",
-)
+@TABLE.works("PaddleNLP line verbatim")
 def _(lab: Lab) -> None:
+    """Its files were measured without sequence parallelism, which then is off and said."""
     lab = lab.fresh()
     write(lab.path(MODEL, MEMORY), memory_file(""))
-    assert "search with --no-sequence-parallel" in found(lab, *BASE, expected=2)
-    assert found(lab, *BASE, "--no-sequence-parallel")["fits"]
+    told = found(lab, *BASE)
+    off = found(lab, *BASE, "--no-sequence-parallel")
+    assert (told["plan"], told["samples_per_s"]) == (off["plan"], off["samples_per_s"])
+    line = f"--no-sequence-parallel ({MEMORY} was measured without it)"
+    assert line in told["defaults_used"]
+    assert line not in off["defaults_used"]
+    said = found(lab, *BASE, "--sequence-parallel", 1, expected=2)
+    assert "search with --no-sequence-parallel" in said
+    # the plan file says it, and so do what explains and exports it
+    lab.ask("autopar-search", *LINE, *BASE, "--output_config_path", "s.json")
+    plan = "autopar_plan_s.json"
+    assert lab.load(plan)["request"]["sequence-parallel"] is False
+    assert lab.ask("autopar-explain", plan).err == ""
+    lab.ask("autopar-export", plan, "--to", "galvatron", "--out", "g")
+    script = lab.path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    assert "--sequence-parallel" not in script
 
 
 @TABLE.works("allreduce_size_{g} without consec")
