@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from autopar.documents.catalog import (
     HARDWARE_FOLDER,
     find_model,
     hardware_folders,
     is_shipped_folder,
+    model_file_name,
     model_folder,
     model_folders,
 )
@@ -110,8 +112,8 @@ def find_places(
     if not hardware and not Path("models").is_dir():
         return Places()
     model = spec()
-    times = model_folders("computation", precision, model)
-    memory = model_folders("memory", precision, model)
+    times, other_times = _own(model, "computation", precision)
+    memory, other_memory = _own(model, "memory", precision)
     if card is not None:
         return Places(unused=tuple(_beside_a_card(model, card, times)))
     if times:
@@ -132,7 +134,13 @@ def find_places(
             times=_only("--time-profiling-path", f"times of {model.name}", times),
             memory=_only("--memory-profiling-path", f"memory of {model.name}", memory),
         )
-    unused = [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
+    others = dict.fromkeys((*other_times, *other_memory))
+    unused = [
+        f"what {folder} has is not used: it was measured of {model.name} with other sizes"
+        for folder in others
+        if not is_shipped_folder(folder)
+    ]
+    unused += [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
     if hardware and has_shape:
         # a shape of it is asked for: what is missing is the model, and that is said
         return Places(
@@ -144,6 +152,33 @@ def find_places(
             f"lie in {model_folder(model.name)}, where profile-model writes them"
         )
     return Places(unused=tuple(unused))
+
+
+def _own(
+    model: ModelSpec, kind: Literal["computation", "memory"], precision: str
+) -> tuple[list[Path], list[Path]]:
+    """Return the folders with a file of a model, and those whose sidecar says other sizes.
+
+    File names say hidden size and heads alone; files without a sidecar are taken at their word.
+    """
+    from autopar.documents.sidecar import describe_model, read_sidecar  # heavy for a help
+
+    found: tuple[list[Path], list[Path]] = ([], [])
+    for folder in model_folders(kind, precision, model):
+        said = {
+            run.metadata.get("model")
+            for path in folder.glob(model_file_name(kind, precision, model))
+            if (sidecar := read_sidecar(path)) is not None
+            for run in sidecar.runs
+        } - {None}
+        # digests alone: what a model is called changes nothing of it
+        digest = describe_model(model).rpartition(" ")[2]
+        known = all(layer.ffn_hidden_size is not None for layer in model.layers)
+        other = (
+            known and bool(said) and digest not in {str(text).rpartition(" ")[2] for text in said}
+        )
+        found[other].append(folder)
+    return found
 
 
 def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:

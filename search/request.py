@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
 from autopar.command.options import Command
+from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError, did_you_mean
 from autopar.units import GIB
 from search.engines.job import Engine
@@ -54,7 +55,6 @@ __all__ = [
 # Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
 
 
-DEFAULT_MODEL = "llama2-7b"
 DEFAULT_HARDWARE = "a100-80gb:1x8"
 """What is planned when no input is named: from the complete set of files that is shipped, or, when
 an option asks for another shape of it, estimated anew."""

@@ -17,6 +17,7 @@ from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 
 __all__ = [
+    "DEFAULT_MODEL",
     "HARDWARE_FOLDER",
     "Content",
     "card_names",
@@ -33,6 +34,7 @@ __all__ = [
     "model_folder",
     "model_folders",
     "model_names",
+    "published_name",
 ]
 
 
@@ -225,6 +227,18 @@ def is_shipped_folder(folder: Path) -> bool:
 # What is shipped, and where it lies: packaged data first, then the repository.
 
 
+DEFAULT_MODEL = "llama2-7b"
+"""What is planned and profiled when no model is named."""
+
+_PUBLISHED = {
+    # LLaMA of 2023 has the blocks of Llama 2 and half its context
+    "llama-7b": ("llama2-7b", 2048),
+    "llama-13b": ("llama2-13b", 2048),
+    "bert-large-uncased": ("bert-large", 512),
+    "mixtral-8x7b-e8k2": ("mixtral-8x7b", 4096),
+}
+"""Name in Galvatron's zoo -> the shipped model of the same sizes, and the sequence length there."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
 
@@ -244,8 +258,20 @@ def hardware_names() -> tuple[str, ...]:
     return tuple(sorted(_hardware()))
 
 
+def published_name(name: str) -> tuple[str, int] | None:
+    """Return the shipped model, and the length, that another release's name means; else None.
+
+    A file, a folder with a `model.json` and a shipped name mean themselves.
+    """
+    path = Path(name)
+    is_own = path.is_file() or (path / "model.json").is_file() or name in model_names()
+    return None if is_own else _PUBLISHED.get(name)
+
+
 def find_model(name: str) -> Path:
     """Return the spec file of a model: an existing path, or a shipped name's `model.json`.
+
+    Names of Galvatron's zoo mean the shipped models of the same sizes.
 
     Raises InputError, with the nearest names, when there is none.
     """
@@ -255,8 +281,10 @@ def find_model(name: str) -> Path:
     if (path / "model.json").is_file():
         return path / "model.json"
     shipped = _files("models", "*/model.json", lambda p: p.parent.name)
-    if name in shipped:
-        return shipped[name]
+    published = published_name(name)
+    own = name if published is None else published[0]
+    if own in shipped:
+        return shipped[own]
     raise InputError(
         f"no model {name!r}: neither a file nor a shipped model; {_nearest(name, shipped)}"
     )

@@ -249,6 +249,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         seq_lengths=lengths or None,
         num_layers=options.layernum_min,
         dtype=options.dtype,
+        sizes=options.sizes,
     )
     spec = source.sizes
     if options.vocab_divisor is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autopar.documents.catalog import find_configs, model_folder, model_folders
+from autopar.documents.sidecar import SIDECAR_VERSION, describe_model
 from autopar.documents.spec import load_spec
 from autopar.errors import OptionError
 from profiler.model.options import ModelOptions
@@ -195,3 +196,26 @@ def test_the_default_model_is_named_beside_its_times() -> None:
     _hardware()
     inputs, places = with_places(InputSpec(), SearchOptions())
     assert (inputs.model, places.times) == ("llama2-7b", str(folder))
+
+
+def test_files_of_other_sizes_are_left_alone_and_said() -> None:
+    """A file is named by hidden size and heads: its sidecar says what else the model was."""
+    _times()
+    _memory()
+    _hardware()
+    said = describe_model(load_spec("tiny/config.json"))
+    sidecar = {
+        "version": SIDECAR_VERSION,
+        "document": "computation",
+        "unit": "ms",
+        "source": "measured",
+        "runs": [{"metadata": {"model": said}}],
+    }
+    _write(CPU / f"computation_{FILE}.meta.json", sidecar)
+    assert _found().times == str(CPU)
+    assert _found(num_layers=(2,), seq_length=(64,)).times == str(CPU)
+    other = _found(ffn_hidden_size=96)
+    assert other.named == {}
+    assert other.notices[0] == (
+        f"what {CPU} has is not used: it was measured of tiny with other sizes"
+    )
