@@ -95,11 +95,10 @@ MANUAL: Mapping[str, tuple[str, ...]] = {
         "num-kv-heads",
         "num-layers",
         "seq-length",
-        "seq",
         "vocab-size",
     ),
     "set-layernum-manually": ("num-layers",),
-    "set-seqlen-manually": ("seq-length", "seq"),
+    "set-seqlen-manually": ("seq-length",),
 }
 """Galvatron's switches -> the sizes that follow them: 1 uses these sizes, 0 those of the model.
 

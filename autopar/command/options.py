@@ -160,8 +160,9 @@ def normalise(
             _take_flag(row, written, value, queue, negated, result)
         else:
             value = _take_value(row, written, value, queue)
-            if row.name in unused:
-                notices.append(f"--{written} {value} is not used: {unused[row.name]}")
+            why = next((unused[one] for one in _meanings(row, written) if one in unused), None)
+            if why is not None:
+                notices.append(f"--{written} {value} is not used: {why}")
             elif not row.positional:
                 result += [f"--{row.name}", value]
             elif value.lower() not in _NO_FILE:
@@ -199,6 +200,12 @@ def _unused_sizes(switches: Mapping[str, bool]) -> dict[str, str]:
         for name in MANUAL[switch]
         if name not in used
     }
+
+
+def _meanings(row: Row, written: str) -> tuple[str, ...]:
+    """Return the names that an option has here and elsewhere: `--seq-length` may be `--seq`."""
+    name = written.replace("_", "-").lower()
+    return (row.name, name, *ALIASES.get(name, ()))
 
 
 def _own_name(written: str, table: Mapping[str, Row]) -> str:
