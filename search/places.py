@@ -6,6 +6,7 @@ one where they run (`autopar.documents.catalog`); a search that runs there plans
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ from autopar.documents.catalog import (
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
 
-__all__ = ["Places", "find_places", "is_measured_only"]
+__all__ = ["Places", "find_places", "is_measured_only", "named_card"]
 
+_CARD = re.compile(r".+:[^/\\]*")
+"""What is meant as CARD:NxG, well formed or not."""
 _PRECISIONS = ("bf16", "fp16", "fp32")
 _MEASURE_HARDWARE = "torchrun -m profiler.hardware"
 
@@ -220,6 +223,12 @@ def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
         f"profile-model --profile-type computation takes them"
         for folder in own[:1]
     ]
+
+
+def named_card(hardware: str | None) -> str | None:
+    """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
+    is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
+    return hardware if is_card else None
 
 
 def is_measured_only(name: str) -> bool:

@@ -16,7 +16,7 @@ from profiler.model.options import ModelOptions
 from profiler.model.run import profile_paths
 from search.options import SearchOptions
 from search.places import Places
-from search.request import InputSpec, with_places
+from search.request import InputSpec, open_documents, with_places
 
 CONFIG = {
     "model_type": "llama",
@@ -219,3 +219,17 @@ def test_files_of_other_sizes_are_left_alone_and_said() -> None:
     assert other.notices[0] == (
         f"what {CPU} has is not used: it was measured of tiny with other sizes"
     )
+
+
+def test_python_is_told_what_a_card_was_preferred_to() -> None:
+    _times()
+    _, profile, _, _ = open_documents("tiny/config.json", "h100:1x8", {"settle_bsz": 8})
+    assert profile.notes[-1].startswith(f"times of {CPU} are not used beside --hardware h100:1x8")
+
+
+def test_documents_of_a_model_are_planned_on_a_folder() -> None:
+    """The files of a cluster need no model that is found elsewhere."""
+    spec, profile, card, _ = open_documents("llama2-7b", "h100:1x8", {})
+    found = open_documents((spec, profile), "a100-80gb_1x8", {})
+    assert found[:2] == (spec, profile)
+    assert (found[2].name, card.name) == ("a100-80gb_1x8", "h100-80gb_1x8")
