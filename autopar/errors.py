@@ -3,6 +3,7 @@
     AutoparError                 base; carries the exit code of the command line
     |-- InputError        (2)    a value the user gave is unusable
     |   |-- DocumentError (2)    ... inside a file: names file, key, value and the remedy
+    |   |   `-- VariantError     ... the file was measured with another sequence parallelism
     |   |-- OptionError   (2)    ... on the command line: names the option and the remedy
     |   `-- UnsupportedError     ... for one engine, and maybe not for another
     |-- InfeasibleError   (3)    the question is valid and has no answer
@@ -28,6 +29,7 @@ __all__ = [
     "InstallError",
     "OptionError",
     "UnsupportedError",
+    "VariantError",
     "did_you_mean",
     "fitted",
     "nearest",
@@ -64,6 +66,10 @@ class DocumentError(InputError):
         self.remedy = remedy
         where = f"{self.path}: " + (f"key {key!r}: " if key is not None else "")
         super().__init__(where + problem + (f"; {remedy}" if remedy else ""))
+
+
+class VariantError(DocumentError):
+    """A memory file has only the tables with, or only those without, sequence parallelism."""
 
 
 class OptionError(InputError):

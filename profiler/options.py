@@ -1,23 +1,26 @@
-"""Options that the profilers of clusters and of models share.
+"""Options that several profilers share: of clusters, of models, of plans.
 
-What only one of them is asked stands in `hardware.options` and `model.options`.
+What only one of them is asked stands in `hardware.options`, `model.options` and `plan.job`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
+from autopar.model import ModelSpec
 
-__all__ = ["FILES", "HOW", "SECONDS", "MeasuringOptions", "check_out"]
+__all__ = ["FILES", "HOW", "SECONDS", "SIZES", "MeasuringOptions", "SizeOptions", "check_out"]
 
-HOW, FILES = "How to measure", "Files"
-"""Headings of the help that both have."""
+HOW, FILES, SIZES = "How to measure", "Files", "Sizes of the model"
+"""Headings of the help that several have."""
 SECONDS = "seconds above {above} up to {high}"
 """How an error says the bounds of a duration."""
 _MAX_REPETITIONS = 10**6
+_MAX_SIZE = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,67 @@ class MeasuringOptions:
             raise OptionError(
                 "--resume keeps what is measured and --force measures it again; give one of them"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """Sizes in place of the model's own; None is its own, or what follows from the others."""
+
+    hidden_size: int | None = option(
+        None, help="hidden size", panel=SIZES, shown="the model's own", between=(1, _MAX_SIZE)
+    )
+    num_heads: int | None = option(
+        None, help="attention heads", panel=SIZES, between=(1, _MAX_SIZE)
+    )
+    num_kv_heads: int | None = option(
+        None, help="key-value heads; else in proportion", panel=SIZES, between=(1, _MAX_SIZE)
+    )
+    head_dim: int | None = option(
+        None,
+        help="width of a head; else hidden size / heads",
+        panel=SIZES,
+        between=(1, _MAX_SIZE),
+    )
+    ffn_hidden_size: int | None = option(
+        None, help="width of the MLP; else in proportion", panel=SIZES, between=(1, _MAX_SIZE)
+    )
+    vocab_size: int | None = option(
+        None, help="words of the vocabulary", panel=SIZES, between=(1, _MAX_SIZE)
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Field -> value of those that are given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def load(
+        self,
+        name: str,
+        *,
+        num_layers: Sequence[int] | None = None,
+        seq_length: Sequence[int] | None = None,
+        hidden_size: Sequence[int] | None = None,
+    ) -> ModelSpec:
+        """Return the spec of a name or a file with these sizes.
+
+        hidden_size : by layer type, where one is not given for all. Errors as `load_spec`.
+        """
+        from autopar.documents.spec import load_spec  # heavy for a help
+
+        widths = self.given
+        own = widths.pop("hidden_size", None)
+        vocab_size = widths.pop("vocab_size", None)
+        spec = load_spec(
+            name,
+            num_layers=num_layers,
+            seq_length=seq_length,
+            hidden_size=hidden_size if own is None else (own,),
+            **widths,
+        )
+        return spec if vocab_size is None else replace(spec, vocab_size=vocab_size)
 
 
 def check_out(out: Path | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autopar.documents.json import load_object
 from autopar.documents.plan import read_strategy
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from search.options import SearchOptions
@@ -25,6 +25,7 @@ from search.request import (
     check_memory,
     fill_options,
     load_inputs,
+    with_places,
 )
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Session:
     """What was not named and what stands in for it, for stderr."""
     defaults: tuple[str, ...] = ()
     """Options that were not given, with the value used and why."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """Option name -> name of the shipped input that stands in for one that was not given."""
+    named: Mapping[str, object] = field(default_factory=dict)
+    """Option name -> the shipped input, folder or value that stands in for what was not given and
+    that cannot be told from the options alone."""
 
     @property
     def title(self) -> str:
@@ -194,6 +196,26 @@ def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
     return found
 
 
+def _loaded(
+    inputs: InputSpec, options: SearchOptions, given: Collection[str]
+) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
+    """Return options, a line on sequence parallelism where files decided it, and the inputs.
+
+    Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
+    """
+    try:
+        return options, (), load_inputs(inputs, options)
+    except VariantError as error:
+        if "sequence-parallel" in given or not options.sequence_parallel:
+            raise
+        changed = dataclasses.replace(options, sequence_parallel=False)
+        line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
+        try:
+            return changed, (line,), load_inputs(inputs, changed)
+        except InputError:
+            raise error from None  # it lacks tables without it, too
+
+
 def open_session(
     inputs: InputSpec,
     options: SearchOptions,
@@ -209,7 +231,9 @@ def open_session(
     has_plan : a plan is priced, whose batch is nobody's default.
     """
     given = {*given, "settle-bsz"} if has_plan else given
-    spec, profile, hardware = load_inputs(inputs, options)
+    asked = inputs
+    inputs, places = with_places(asked, options)
+    options, variant, (spec, profile, hardware) = _loaded(inputs, options, given)
     # a plan may be priced for more memory than there is, to see what it lacks
     if not has_plan:
         check_memory(options, given, hardware)
@@ -224,7 +248,12 @@ def open_session(
     from search.planner.planner import Planner
 
     unnamed = (
-        (inputs.uses_default_model, "--model", DEFAULT_MODEL, "times estimated"),
+        (
+            asked.uses_default_model,
+            "--model",
+            DEFAULT_MODEL,
+            "times estimated" if places.times is None else f"times of {places.times}",
+        ),
         (inputs.uses_default_hardware, "--hardware", DEFAULT_HARDWARE, "estimated"),
     )
     notices = [
@@ -232,6 +261,8 @@ def open_session(
         for absent, option, name, what in unnamed
         if absent
     ]
+    notices += places.notices
+    named = {option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent}
     if not BATCH_OPTIONS & set(given) and hardware.world_size > options.max_bsz:
         notices.append(
             f"no batch size given, planning for a global batch of {options.max_bsz}, fewer samples "
@@ -247,6 +278,10 @@ def open_session(
         options=options,
         planner=Planner.from_documents(spec, profile, hardware, options),
         notices=tuple(notices),
-        defaults=defaults,
-        named={option.removeprefix("--"): name for absent, option, name, _ in unnamed if absent},
+        defaults=(*places.defaults, *variant, *defaults),
+        named={
+            **named,
+            **places.named,
+            **({"sequence-parallel": options.sequence_parallel} if variant else {}),
+        },
     )

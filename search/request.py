@@ -6,7 +6,6 @@ Nothing is priced or searched here, and nothing printed.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of, validate, written
 from autopar.command.options import Command
+from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError, did_you_mean
 from autopar.units import GIB
 from search.engines.job import Engine
 from search.options import PANELS, ProfileMode, SearchOptions
+from search.places import Places, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -45,6 +46,7 @@ __all__ = [
     "open_documents",
     "search_options",
     "stored_request",
+    "with_places",
 ]
 
 
@@ -52,14 +54,11 @@ __all__ = [
 # Finds and loads what a search rests on: model, profile and hardware, measured or estimated.
 
 
-DEFAULT_MODEL = "llama2-7b"
 DEFAULT_HARDWARE = "a100-80gb:1x8"
 """What is planned when no input is named: from the complete set of files that is shipped, or, when
 an option asks for another shape of it, estimated anew."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
-_CARD = re.compile(r".+:[^/\\]*")
-"""What is meant as CARD:NxG, well formed or not."""
 _IN = "Inputs"
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
@@ -176,6 +175,7 @@ def load_inputs(
     """
     from autopar import estimate
 
+    inputs, _ = with_places(inputs, options)
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
@@ -186,6 +186,22 @@ def load_inputs(
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
+
+
+def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
+    """Return the inputs with measured files of the default folders, and which they are."""
+    places = find_places(
+        lambda: model_spec(inputs),
+        options.mixed_precision,
+        card=named_card(inputs.hardware),
+        has_hardware=not inputs.uses_default_hardware,
+        has_profile=bool(inputs.time_profiling_path or inputs.memory_profiling_path),
+        has_shape=bool(inputs.num_nodes or inputs.num_gpus_per_node or inputs.world_size),
+    )
+    found: dict[str, Any] = {name.replace("-", "_"): path for name, path in places.named.items()}
+    if places.times is not None and inputs.uses_default_model:
+        found["model"] = DEFAULT_MODEL
+    return dataclasses.replace(inputs, **found), places
 
 
 def _is_shipped(inputs: InputSpec, options: SearchOptions) -> bool:
@@ -235,22 +251,19 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
                 "folder of hardware files, or --allreduce-bandwidth-config-path"
             )
         name = DEFAULT_HARDWARE
-    match: re.Match[str] | None = (
-        # a folder may have a colon in its name
-        _CARD.fullmatch(name) if name is not None and not Path(name).is_dir() else None
-    )
+    asked = named_card(name)
     given = [option for option, path in inputs.hardware_paths if path]
-    if match is not None and given:
+    if asked is not None and given:
         raise OptionError(
-            f"--hardware: {match[0]} is estimated as a whole and {given[0]} names a measured file; "
+            f"--hardware: {asked} is estimated as a whole and {given[0]} names a measured file; "
             "give --num-nodes and --num-gpus-per-node instead of CARD:NxG"
         )
-    if match is None:
+    if asked is None:
         return _measured_hardware(inputs, name), None
-    card, num_nodes, gpus_per_node = estimate.parse_hardware(match[0])
-    _same("--num-nodes", inputs.num_nodes, num_nodes, match[0])
-    _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, match[0])
-    _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, match[0])
+    card, num_nodes, gpus_per_node = estimate.parse_hardware(asked)
+    _same("--num-nodes", inputs.num_nodes, num_nodes, asked)
+    _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, asked)
+    _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, asked)
     hardware = estimate.estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
     return hardware, card
 
@@ -387,7 +400,9 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
         key: getattr(inputs, key)
         for key in ("num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
     }
-    if name is not None:
+    sized = None not in (inputs.num_layers, inputs.seq_length, inputs.hidden_size)
+    # files of Galvatron lie in models/NAME/configs, and the options say the sizes
+    if name is not None and not (sized and is_measured_only(name)):
         spec = load_spec(
             name,
             num_layers=inputs.num_layers,
@@ -410,6 +425,7 @@ def model_spec(inputs: InputSpec) -> ModelSpec:
             num_layers=inputs.num_layers or (),
             seq_length=inputs.seq_length or (),
             hidden_size=inputs.hidden_size or (),
+            name=name or "custom",
         )
         layers = tuple(resized(layer, **widths) for layer in spec.layers)
         spec = dataclasses.replace(spec, layers=layers)
@@ -616,12 +632,18 @@ def open_documents(
     """
     chosen = search_options(options)
     _check_documents(model, hardware)
-    if isinstance(model, str) or isinstance(hardware, str):
+    # only a card needs a model that it estimates: files of a cluster stand alone
+    if isinstance(hardware, str) and named_card(hardware) is None:
+        cluster = _measured_hardware(InputSpec(), hardware)
+    if isinstance(model, str) or (isinstance(hardware, str) and named_card(hardware)):
         inputs = InputSpec(
             model=model if isinstance(model, str) else None,
-            hardware=hardware if isinstance(hardware, str) else None,
+            # a document is no reason to look for measured files of another cluster
+            hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
         )
         spec, profile, cluster = load_inputs(inputs, chosen)
+        unused = with_places(inputs, chosen)[1].unused if isinstance(model, str) else ()
+        profile = replace(profile, notes=(*profile.notes, *unused))
     if not isinstance(model, str):
         spec, profile = model
     if not isinstance(hardware, str):

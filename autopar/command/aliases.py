@@ -35,6 +35,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "gpus-per-node": ("num-gpus-per-node",),
     "model-size": ("model",),
     "model-name": ("model",),
+    "model-name-or-path": ("model",),
     "num-hidden-layers": ("num-layers",),
     "n-layer": ("num-layers",),
     "num-attention-heads": ("num-heads",),
@@ -78,6 +79,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 VALUES: Mapping[tuple[str, str], str] = {
     ("fine-grained-mode", "coarse-grained"): "0",
     ("fine-grained-mode", "fine-grained"): "1",
+    # what measures in place of nccl-tests: here nothing else does
+    ("backend", "torch"): "auto",
+    ("backend", "paddle"): "auto",
 }
 """(option, other spelling of a value) -> value."""
 
@@ -107,9 +111,12 @@ class Family:
     """What some commands answer to options of the peers that they do not have."""
 
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Accepted without an effect -> what to say about them; a value goes with them."""
+    """Accepted without an effect -> what to say about them; a value goes with them. A name that
+    ends in a hyphen stands for all that begin with it."""
     flags: frozenset[str] = frozenset()
     """Those of them that have no value, or a 0 or 1."""
+    lists: frozenset[str] = frozenset()
+    """Those of them that have any number of values."""
     planned: Mapping[str, str] = field(default_factory=dict)
     """Refused: what a search finds -> how to fix it, with `{n}` for the number given. Taken for a
     limit or ignored, they would plan something else than was meant."""
@@ -144,6 +151,7 @@ _SEARCH = Family(
         "set-experts-manually": _NOTHING,
         "is-moe-model": "MoE layers are planned at expert degree 1",
         "debug-config-path": _NOTHING,
+        "load-params": "weights have no part in a plan",
     },
     planned={
         "tensor-parallel-degree": _PIN_TP,
@@ -163,8 +171,57 @@ _SEARCH = Family(
         "gradient-accumulation-steps": _CHUNKS,
     },
 )
+_DEPTH = "layers are measured one by one; --layernum-max says how many whole forwards have"
+_WEIGHTS = "weights are random, nothing is loaded or saved"
+_TOKENS = "tokens are made up, no data are read"
+_OPTIMIZER = "the optimizer is AdamW with its usual settings, whose values change no time or memory"
+_KERNELS = "kernels are those of torch"
+_RECIPES = {
+    **dict.fromkeys(("load", "load-iteration", "load-params", "save", "save-interval"), _WEIGHTS),
+    **dict.fromkeys(("distributed-checkpoint", "save-total-limit"), _WEIGHTS),
+    **dict.fromkeys(("data-path", "split", "input-dir", "num-workers"), _TOKENS),
+    **dict.fromkeys(("vocab-file", "merge-file", "tokenizer-type", "tokenizer-model"), _TOKENS),
+    **dict.fromkeys(("tokenizer-name-or-path", "distributed-dataloader"), _TOKENS),
+    **dict.fromkeys(("dataloader-num-workers", "max-seq-length"), _TOKENS),
+    **dict.fromkeys(("adam-weight-decay", "weight-decay", "adam-beta1", "adam-beta2"), _OPTIMIZER),
+    **dict.fromkeys(("adam-eps", "clip-grad", "max-grad-norm", "init-method-std"), _OPTIMIZER),
+    **dict.fromkeys(("min-lr", "lr-decay-style", "lr-warmup-fraction", "warmup-ratio"), _OPTIMIZER),
+    **dict.fromkeys(("learning-rate", "min-learning-rate"), _OPTIMIZER),
+    **dict.fromkeys(("use-fused-", "fuse-", "fused-", "enable-linear-fused-"), _KERNELS),
+    **dict.fromkeys(("eval-iters", "do-eval", "do-predict", "do-train"), "nothing is evaluated"),
+}
+"""Of training scripts, in whose words the profilers are started as well."""
+_RUN = "the profiler decides how it runs a layer"
+_DEGREES = "layers are measured at the tensor degrees of --tp, in one process"
+_RECOMPUTED = "memory is counted with and without recomputation"
+_PADDLE = {
+    **dict.fromkeys(("max-steps", "logging-steps", "continue-training", "disable-tqdm"), _RUN),
+    **dict.fromkeys(("skip-profile-timer", "skip-memory-metrics", "enable-auto-parallel"), _RUN),
+    **dict.fromkeys(("to-static", "profile-time-flag", "profile-forward-only"), _RUN),
+    **dict.fromkeys(("save-time-flag", "profile-memory-flag", "save-memory-flag"), _RUN),
+    **dict.fromkeys(
+        ("per-device-train-batch-size", "gradient-accumulation-steps"), "--bsz says it"
+    ),
+    **dict.fromkeys(("sharding-parallel-degree", "sharding", "tensor-parallel-degree"), _DEGREES),
+    **dict.fromkeys(("pipeline-parallel-degree", "virtual-pp-degree"), _DEGREES),
+    **dict.fromkeys(("pipeline-schedule-mode", "sep-parallel-degree"), _DEGREES),
+    **dict.fromkeys(("pipeline-parallel-config", "data-parallel-config"), _DEGREES),
+    **dict.fromkeys(("sharding-parallel-config", "tensor-parallel-config"), _DEGREES),
+    **dict.fromkeys(("recompute", "recompute-use-reentrant"), _RECOMPUTED),
+    **dict.fromkeys(("recompute-granularity", "pp-recompute-interval"), _RECOMPUTED),
+    **dict.fromkeys(("bf16", "fp16-opt-level", "amp-master-grad"), "--dtype says it"),
+    **dict.fromkeys(("amp-custom-black-list", "amp-custom-white-list"), "--dtype says it"),
+    "use-flash-attention": "attention never keeps the matrix of scores",
+}
+"""Of PaddleNLP's profile_memory.sh and profile_computation.sh, which are those of its trainer."""
+_BARE = frozenset(
+    {"use-fused-", "fuse-", "fused-", "enable-linear-fused-", "distributed-checkpoint"}
+)
 _MODEL = Family(
     ignored={
+        **_RECIPES,
+        **_PADDLE,
+        **dict.fromkeys(("num-layers", "num-hidden-layers", "n-layer", "layernum"), _DEPTH),
         "profile-dp-type": "model states are counted, whatever is sharded by data",
         "profile-flow-control": "everything runs in this process",
         "sequence-parallel": "memory is written with and without it",
@@ -175,10 +232,14 @@ _MODEL = Family(
         "runtime-yaml-template-path": "no other program is started",
         "max-per-device-train-batch-size": "--bsz says it",
     },
-    flags=frozenset({"sequence-parallel", "use-flash-attn"}),
+    flags=_BARE | {"sequence-parallel", "use-flash-attn", "use-flash-attention"},
+    lists=frozenset({"amp-custom-black-list", "amp-custom-white-list"}),
 )
 _PLAN = Family(
     ignored={
+        **_RECIPES,
+        "save-profiled-memory": "--json FILE keeps what was measured",
+        "profile-type": "--mode says it",
         "use-flash-attn": "attention never keeps the matrix of scores",
         "initialize-on-meta": "weights are made piece by piece",
         "profile": "what is measured is printed at the end",
@@ -188,15 +249,32 @@ _PLAN = Family(
         "epochs": "--steps is enough",
         "train-iters": "--steps is enough",
     },
-    flags=frozenset({"use-flash-attn"}),
+    flags=_BARE | {"use-flash-attn"},
     only_one={
         "global-cp-deg": "ring attention is not run here",
         "vocab-cp": "ring attention is not run here",
         "global-ep-deg": "experts are not divided here",
     },
 )
+_TORCHRUN = "torchrun starts the ranks and has an option for it"
+_NO_TESTS = "torch's own collectives are timed, no program of others"
+_HARDWARE = Family(
+    ignored={
+        "hostfile": "torchrun starts the ranks, on every machine",
+        "master-addr": _TORCHRUN,
+        "master-port": _TORCHRUN,
+        "node-rank": _TORCHRUN,
+        "envs": "set variables before torchrun, which hands them on; those of NCCL are recorded",
+        "nccl-test-dir": _NO_TESTS,
+        "mpi-path": _NO_TESTS,
+        "avg-or-min-or-first": "all groups of a size work at once, and the slowest counts",
+        "overlap-time-multiply": "each is measured with the other at work all the time",
+    },
+    lists=frozenset({"envs"}),
+)
 FAMILIES: Mapping[str, Family] = {
     "": Family(),
+    "profile-hardware": _HARDWARE,
     "search": _SEARCH,
     "profile-model": _MODEL,
     "profile-plan": _PLAN,

@@ -203,8 +203,9 @@ def normalise(
             _take_flag(row, written, value, queue, negated, result)
         else:
             value = _take_value(row, written, value, queue)
-            if row.name in unused:
-                notices.append(f"--{written} {value} is not used: {unused[row.name]}")
+            why = next((unused[one] for one in _meanings(row, written) if one in unused), None)
+            if why is not None:
+                notices.append(f"--{written} {value} is not used: {why}")
             elif not row.positional:
                 result += [f"--{row.name}", value]
             elif value.lower() not in _NO_FILE:
@@ -248,6 +249,12 @@ def _unused_sizes(switches: Mapping[str, bool]) -> dict[str, str]:
     }
 
 
+def _meanings(row: Row, written: str) -> tuple[str, ...]:
+    """Return the names that an option has here and elsewhere: `--seq-length` may be `--seq`."""
+    name = written.replace("_", "-").lower()
+    return (row.name, name, *ALIASES.get(name, ()))
+
+
 def _own_name(written: str, table: Mapping[str, Row]) -> str:
     """Return what the option is called here, or what is written where it is not known."""
     name = written.replace("_", "-").lower()
@@ -267,11 +274,15 @@ def _take_foreign(
 ) -> None:
     """Leave out an option of a peer with its value, or raise OptionError."""
     following = value if value is not None else next(iter(queue), "")
-    if name in family.ignored:
-        is_value = _is_truth(following) if name in family.flags else not following.startswith("--")
+    ignored = _ignored(name, family)
+    if ignored is not None:
+        is_flag = ignored in family.flags
+        is_value = _is_truth(following) if is_flag else not following.startswith("--")
         if value is None and queue and is_value:
             queue.pop(0)
-        notices.append(f"--{written} is accepted and ignored: {family.ignored[name]}")
+            while name in family.lists and queue and not queue[0].startswith("--"):
+                queue.pop(0)
+        notices.append(f"--{written} is accepted and ignored: {family.ignored[ignored]}")
         return
     if name in family.only_one:
         if value is None and queue:
@@ -287,6 +298,13 @@ def _take_foreign(
         raise OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
     known = [*table, *(a for a, to in ALIASES.items() if any(one in table for one in to))]
     raise unknown(written, name, known)
+
+
+def _ignored(name: str, family: Family) -> str | None:
+    """Return the key of `family.ignored` that an option has, itself or by how it begins."""
+    if name in family.ignored:
+        return name
+    return next((key for key in family.ignored if key.endswith("-") and name.startswith(key)), None)
 
 
 def _take_flag(

@@ -17,6 +17,8 @@ from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
 
 __all__ = [
+    "DEFAULT_MODEL",
+    "HARDWARE_FOLDER",
     "Content",
     "card_names",
     "find_card",
@@ -24,10 +26,15 @@ __all__ = [
     "find_document",
     "find_hardware",
     "find_model",
+    "hardware_folders",
     "hardware_names",
+    "is_shipped_folder",
     "locate",
     "model_file_name",
+    "model_folder",
+    "model_folders",
     "model_names",
+    "published_name",
 ]
 
 
@@ -165,8 +172,72 @@ def _may_be(base: str, spec: ModelSpec) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
+# Where profilers write, and a search looks, when nobody names a folder.
+
+
+HARDWARE_FOLDER = Path("hardware")
+"""Of the files of a cluster."""
+_HARDWARE_FOLDERS = (HARDWARE_FOLDER, Path("profile_hardware/hardware_configs"))
+"""That, and Galvatron's."""
+
+
+def hardware_folders() -> tuple[Path, ...]:
+    """Return the default folders that hold an all-reduce file of a cluster."""
+    name = "allreduce_bandwidth_*.json"
+    return tuple(folder for folder in _HARDWARE_FOLDERS if _documents(folder, name))
+
+
+def model_folder(name: str, device: str | None = None) -> Path:
+    """Return the folder of the files of a model; its times lie in one of each device."""
+    # names become folders
+    folder = Path("models") / (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model")
+    if device is None:
+        return folder / "configs"
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
+    return folder / "configs" / slug
+
+
+def model_folders(
+    kind: Literal["computation", "memory"], precision: str, spec: ModelSpec
+) -> tuple[Path, ...]:
+    """Return the default folders that hold a file of a model: the model's, and those of devices.
+
+    Times that are shipped with a model are estimates, and none of them.
+    """
+    own = model_folder(spec.name)
+    try:
+        inner = sorted(path for path in own.iterdir() if path.is_dir())
+    except OSError:  # there is none, or none that anybody may read
+        return ()
+    skipped = kind == "computation" and is_shipped_folder(own)
+    return tuple(
+        folder
+        for folder in ([] if skipped else [own]) + inner
+        if any(tier.paths for tier in _tiers(folder, kind, precision, spec))
+    )
+
+
+def is_shipped_folder(folder: Path) -> bool:
+    """Return whether the files of a model's folder came with the package."""
+    parent = folder.resolve().parent.parent
+    return any(parent == (root / "models").resolve() for root in _ROOTS)
+
+
+# --------------------------------------------------------------------------------------------------
 # What is shipped, and where it lies: packaged data first, then the repository.
 
+
+DEFAULT_MODEL = "llama2-7b"
+"""What is planned and profiled when no model is named."""
+
+_PUBLISHED = {
+    # LLaMA of 2023 has the blocks of Llama 2 and half its context
+    "llama-7b": ("llama2-7b", 2048),
+    "llama-13b": ("llama2-13b", 2048),
+    "bert-large-uncased": ("bert-large", 512),
+    "mixtral-8x7b-e8k2": ("mixtral-8x7b", 4096),
+}
+"""Name in Galvatron's zoo -> the shipped model of the same sizes, and the sequence length there."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOTS = (_PACKAGE / "_data", _PACKAGE.parent)
@@ -187,8 +258,20 @@ def hardware_names() -> tuple[str, ...]:
     return tuple(sorted(_hardware()))
 
 
+def published_name(name: str) -> tuple[str, int] | None:
+    """Return the shipped model, and the length, that another release's name means; else None.
+
+    A file, a folder with a `model.json` and a shipped name mean themselves.
+    """
+    path = Path(name)
+    is_own = path.is_file() or (path / "model.json").is_file() or name in model_names()
+    return None if is_own else _PUBLISHED.get(name)
+
+
 def find_model(name: str) -> Path:
     """Return the spec file of a model: an existing path, or a shipped name's `model.json`.
+
+    Names of Galvatron's zoo mean the shipped models of the same sizes.
 
     Raises InputError, with the nearest names, when there is none.
     """
@@ -198,8 +281,10 @@ def find_model(name: str) -> Path:
     if (path / "model.json").is_file():
         return path / "model.json"
     shipped = _files("models", "*/model.json", lambda p: p.parent.name)
-    if name in shipped:
-        return shipped[name]
+    published = published_name(name)
+    own = name if published is None else published[0]
+    if own in shipped:
+        return shipped[own]
     raise InputError(
         f"no model {name!r}: neither a file nor a shipped model; {_nearest(name, shipped)}"
     )

@@ -26,7 +26,7 @@ from autopar.documents.schemas import (
 from autopar.documents.sidecar import ModelMeasurement, Sidecar, newest_cells, sidecar_path
 from autopar.documents.spec import bare_spec
 from autopar.documents.times import required, seqs_of, seqs_of_model, type_of_model
-from autopar.errors import DocumentError
+from autopar.errors import DocumentError, VariantError
 from autopar.model import (
     LayerMemory,
     LayerSpec,
@@ -389,7 +389,9 @@ class _Reader:
         if other_key in tables:
             wanted, there = ("with", "without") if self.suffix else ("without", "with")
             switch = "--no-sequence-parallel" if self.suffix else "--sequence-parallel"
-            raise DocumentError(
+            # a file with some tables of the variant is damaged, and not of the other one
+            alone = not any(key.endswith("_sp") == bool(self.suffix) for key in tables)
+            raise (VariantError if alone else DocumentError)(
                 self.path,
                 f"this key is missing: the file was measured {there} sequence parallelism "
                 f"({other_key!r}) and the search is {wanted} it",
@@ -542,12 +544,11 @@ def _derive_memory(
             if entry is not None:
                 others[part][",".join(map(str, seqs))] = entry
     if not others["off"]:
-        other_there = any(
-            (match := _RAW.regex.fullmatch(key)) and ("_sp" in match["flags"]) != sequence_parallel
-            for key in document.root
-        )
+        raw = (match for key in document.root if (match := _RAW.regex.fullmatch(key)))
+        variants = {"_sp" in match["flags"] for match in raw}
+        other_there = (not sequence_parallel) in variants
         hint = "the runs of this file are " + ("without" if sequence_parallel else "with")
-        raise DocumentError(
+        raise (VariantError if variants == {not sequence_parallel} else DocumentError)(
             path,
             "the file has no processed key and its raw runs do not suffice to derive it"
             + (f" ({hint} sequence parallelism)" if other_there else ""),

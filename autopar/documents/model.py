@@ -375,7 +375,9 @@ def with_shipped_memory(profile: ModelProfile, spec: ModelSpec, name: str) -> Mo
         if alike is None:
             return _with_note(profile, f"{spec.name} is not a shipped model")
         name, folder = alike
-    shipped = load_spec(name)
+    # what is shipped has lengths of its own
+    published = catalog.published_name(name)
+    shipped = load_spec(name if published is None else published[0])
     file = folder / model_file_name("memory", SHIPPED_PRECISION, shipped)
     obstacle = _obstacle(profile, spec, shipped, file)
     if obstacle is not None:

@@ -7,8 +7,10 @@ append-only: writing a document again keeps the runs that were measured before.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
@@ -25,6 +27,7 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError
+from autopar.model import ModelSpec
 from autopar.sources import Source
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "TimeCoefficients",
     "TimeFit",
     "append_run",
+    "describe_model",
     "load_with_sidecar",
     "newest_cells",
     "read_sidecar",
@@ -449,6 +453,23 @@ class Sidecar(StrictObject):
 
 REPLACES = "replaces"
 """Key of a run's metadata: true where its cells of a model stand in the place of all earlier."""
+
+
+def describe_model(spec: ModelSpec) -> str:
+    """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
+    fields = asdict(spec)
+    # neither a name nor a base of rotary positions changes what is measured
+    for key in ("name", "rotary_base", "rotary_scaling_factor"):
+        fields.pop(key)
+    for layer in fields["layers"]:
+        layer.pop("num_layers")
+        # cells have lengths of their own, and depth changes no layer
+        layer.pop("seq_length")
+        # files of before the field say nothing of it
+        if not layer["qk_norms"]:
+            layer.pop("qk_norms")
+    text = json.dumps(fields, sort_keys=True)
+    return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def newest_cells(runs: Iterable[Run]) -> dict[str, ModelMeasurement]:

@@ -587,6 +587,10 @@ def load_spec(
         spec = parse_own(path, data)
     else:
         spec = parse_hugging_face(path, data)
+    published = catalog.published_name(name_or_path)
+    if published is not None:
+        spec = dataclasses.replace(spec, name=name_or_path)
+        seq_length = (published[1],) if seq_length is None else seq_length
     layers = list(spec.layers)
     for option, values in (("num_layers", num_layers), ("seq_length", seq_length)):
         for index, value in enumerate(_per_type(option, values, len(layers), spec.name)):

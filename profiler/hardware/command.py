@@ -16,7 +16,13 @@ from autopar.command.run import (
     say,
 )
 from autopar.errors import InputError
-from profiler.hardware.options import PANELS, HardwareOptions, build_options, check_world
+from profiler.hardware.options import (
+    PANELS,
+    DocumentedSizes,
+    HardwareOptions,
+    build_options,
+    check_world,
+)
 
 __all__ = ["COMMAND", "main", "run"]
 
@@ -24,8 +30,9 @@ _NAME = "autopar"
 COMMAND = Command(
     name="torchrun ... -m profiler.hardware",
     usage="[OPERATION...] [OPTIONS]",
-    fills=(HardwareOptions,),
+    fills=(HardwareOptions, DocumentedSizes),
     panels=PANELS,
+    family="profile-hardware",
     intro="""Measure the communication of a cluster and write the files that autopar-search plans
 with.
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
 from autopar.units import GIB, KIB, MIB
@@ -29,12 +30,14 @@ __all__ = [
     "Backend",
     "Cell",
     "Cluster",
+    "DocumentedSizes",
     "Dtype",
     "Group",
     "HardwareOptions",
     "Round",
     "Scope",
     "build_options",
+    "check_shape",
     "check_world",
     "divisors",
     "parse_groups",
@@ -164,8 +167,9 @@ def _factor(text: str) -> int:
     return int(match[1])
 
 
-_WHAT, _WHERE = "What to measure", "Machine"
-PANELS = (_WHAT, HOW, _WHERE, FILES)
+_WHAT, _WHERE, _DOCUMENTED = "What to measure", "Machine", "Documented spellings"
+PANELS = (_WHAT, HOW, _WHERE, FILES, _DOCUMENTED)
+_MAX_RANKS = 1 << 20
 _SIZES = "64K:1G:x2"
 
 
@@ -252,11 +256,30 @@ class HardwareOptions(MeasuringOptions):
         panel=_WHERE,
     )
     out: Path = option(
-        Path("hardware"),
+        HARDWARE_FOLDER,
         help="folder of the files, for --hardware of autopar-search",
         panel=FILES,
         metavar="DIR",
         most_used=True,
+    )
+    max_tp_deg: int | None = option(
+        None,
+        help="largest groups of all2all; the other collectives serve data parallelism as well",
+        panel=_DOCUMENTED,
+        shown="all",
+        between=(1, _MAX_RANKS),
+    )
+    max_pp_deg: int | None = option(
+        None, help="most pipeline stages of p2p", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+    )
+    num_nodes: int | None = option(
+        None, help="machines, compared with torchrun's", panel=_DOCUMENTED, between=(1, _MAX_RANKS)
+    )
+    num_gpus_per_node: int | None = option(
+        None,
+        help="ranks of a machine, compared with torchrun's",
+        panel=_DOCUMENTED,
+        between=(1, _MAX_RANKS),
     )
 
     def __post_init__(self) -> None:
@@ -266,6 +289,36 @@ class HardwareOptions(MeasuringOptions):
                 "--cuda-graph captures operations of a GPU, which --backend gloo has none of; "
                 "leave one of them out"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentedSizes:
+    """Message sizes as nccl-tests and Galvatron write them, in MiB."""
+
+    start_mb: int | None = option(
+        None, help="smallest message in MiB", panel=_DOCUMENTED, shown="16", between=(1, 1 << 20)
+    )
+    end_mb: int | None = option(
+        None, help="largest message in MiB", panel=_DOCUMENTED, shown="512", between=(1, 1 << 20)
+    )
+    scale: int | None = option(
+        None, help="factor between messages", panel=_DOCUMENTED, shown="2", between=(2, 1 << 20)
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def text(self) -> str | None:
+        """The same in the spelling of --sizes; None where nothing is given."""
+        if self.start_mb is None and self.end_mb is None and self.scale is None:
+            return None
+        # the other end may be nearer than its documented default
+        start = self.start_mb or min(16, self.end_mb or 16)
+        end = self.end_mb or max(512, start)
+        if end < start:
+            raise OptionError(f"--end-mb: {end} is below --start-mb {start}; exchange them")
+        return f"{start}M:{end}M:x{self.scale or 2}"
 
 
 def build_options(**given: object) -> HardwareOptions:
@@ -278,7 +331,15 @@ def build_options(**given: object) -> HardwareOptions:
     OptionError: a value is unusable, or two options contradict each other.
     """
     raw = {name.replace("_", "-"): value for name, value in given.items()}
-    options = make(HardwareOptions, read_values(rows_of(HardwareOptions), raw))
+    values = read_values((*rows_of(HardwareOptions), *rows_of(DocumentedSizes)), raw)
+    documented = make(DocumentedSizes, values).text
+    if documented is not None:
+        if "sizes" in values:
+            raise OptionError(
+                "--sizes and --start-mb, --end-mb, --scale say the same; give one of them"
+            )
+        values["sizes"] = parse_sizes(documented)
+    options = make(HardwareOptions, values)
     check_out(options.out)
     # documented bandwidths are those of the reference size: it is always measured
     sizes = {*options.sizes_bytes, options.reference_bytes}
@@ -379,11 +440,30 @@ def check_world(options: HardwareOptions, world: int) -> None:
                 f"--groups: the group size {size} does not divide the world size, "
                 f"{world} = {world // size} * {size} + {world % size}; {remedy}"
             )
+    nodes, gpus = options.num_nodes, options.num_gpus_per_node
+    if nodes is not None and gpus is not None and nodes * gpus != world:
+        raise OptionError(
+            f"--num-nodes: --num-nodes({nodes}) * --num-gpus-per-node({gpus}) = {nodes * gpus} != "
+            f"{world}, the number of ranks that torchrun started; change one of them"
+        )
     if world == 1 and options.operations == ("p2p",):
         raise OptionError(
             "p2p sends from one rank to another and the world size is 1; "
             "start torchrun with --nproc-per-node 2 or more"
         )
+
+
+def check_shape(options: HardwareOptions, cluster: Cluster) -> None:
+    """Raise OptionError where the options describe another cluster than the ranks are on."""
+    for name, said, there in (
+        ("--num-nodes", options.num_nodes, cluster.num_nodes),
+        ("--num-gpus-per-node", options.num_gpus_per_node, cluster.gpus_per_node),
+    ):
+        if said not in (None, there):
+            raise OptionError(
+                f"{name}: {said} is given, and torchrun started {cluster.num_nodes} x "
+                f"{cluster.gpus_per_node} ranks (machines x ranks of one); change one of them"
+            )
 
 
 def rounds(
@@ -432,13 +512,18 @@ def plan_cells(options: HardwareOptions, cluster: Cluster) -> tuple[Cell, ...]:
     for operation in COLLECTIVES:
         if operation not in options.operations:
             continue
+        most = options.max_tp_deg if operation == "all2all" else None
         for group_size in sorted(sizes, reverse=True):
+            if most is not None and group_size > most:
+                continue
             plan.append((operation, group_size, True, swept))
             # a group of all ranks is the same ranks at any stride
             if operation in STRIDED and 1 < group_size < world:
                 plan.append((operation, group_size, False, swept))
     if "p2p" in options.operations and world > 1:
         for stages in sorted(sizes):
+            if options.max_pp_deg is not None and stages > options.max_pp_deg:
+                continue
             plan.append(("p2p", stages, True, swept))
             # no document has a key for it: one size shows what both directions cost
             plan.append(("p2p_bidirectional", stages, True, (options.reference_bytes,)))

@@ -20,7 +20,7 @@ from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata
 from profiler.hardware.driver import OVERLAP_PREFIX, Driver, unmeasured
-from profiler.hardware.options import Cell, HardwareOptions, check_world, plan_cells
+from profiler.hardware.options import Cell, HardwareOptions, check_shape, check_world, plan_cells
 from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
@@ -222,6 +222,7 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     """
     session = open_session(options)
     check_world(options, session.world_size)
+    check_shape(options, session.cluster)
     state = _State()
     watch = Watch(
         session.watch_store,

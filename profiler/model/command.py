@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.command.options import Command
 from profiler.model.options import PANELS, DocumentedRanges, ModelOptions, build_options
+from profiler.options import SizeOptions
 
 __all__ = ["COMMAND", "main", "run"]
 
@@ -15,7 +16,7 @@ _RESUME = "interrupted; the same command with --resume goes on"
 
 COMMAND = Command(
     name="profile-model",
-    fills=(ModelOptions, DocumentedRanges),
+    fills=(ModelOptions, DocumentedRanges, SizeOptions),
     panels=PANELS,
     family="profile-model",
     intro="""Measure a model and write the two files of it that autopar-search plans with.
@@ -39,12 +40,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _execute(raw: dict[str, Any], arguments: list[str]) -> int:
-    options = build_options(**raw)
+    options = build_options(COMMAND.say, **raw)
     # heavy imports stay out of --help and of bad options
     if not options.model.startswith(("hf:", "py:")):
         from profiler.model.sources import load_source
 
-        load_source(options.model)  # what is wrong with a file or name is said before torch is here
+        load_source(
+            options.model, sizes=options.sizes
+        )  # what is wrong with a file or name is said before torch is here
     from profiler.environment import require_torch
 
     require_torch()

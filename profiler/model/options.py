@@ -6,15 +6,16 @@ Which cells follow from it is in `cells`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of, validate
+from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.documents.json import shorten
 from autopar.errors import OptionError
-from profiler.options import FILES, HOW, MeasuringOptions, check_out
+from profiler.options import FILES, HOW, SIZES, MeasuringOptions, SizeOptions, check_out
 
 __all__ = [
     "DEFAULT_BATCHES",
@@ -144,7 +145,7 @@ DEFAULT_BATCHES: Mapping[Mode, str] = {"static": "8", "batch": "1:12", "sequence
 _MAX_LAYERS = 1024
 _ALL: tuple[ProfileType, ...] = ("computation", "memory")
 _WHAT, _SIZES, _DOCUMENTED = "What to profile", "Sizes", "Documented spellings"
-PANELS = (_WHAT, _SIZES, HOW, FILES, _DOCUMENTED)
+PANELS = (_WHAT, _SIZES, SIZES, HOW, FILES, _DOCUMENTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +257,8 @@ class ModelOptions(MeasuringOptions):
         most_used=True,
     )
 
+    sizes: SizeOptions = field(default_factory=SizeOptions)
+
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise _no_model()
@@ -291,6 +294,13 @@ class DocumentedRanges:
         help="between sequence lengths; without it each is twice the one before",
         panel=_DOCUMENTED,
     )
+    seq_length: tuple[tuple[int, ...], ...] | None = option(
+        None,
+        help="as --seq, where nothing else says lengths; in sequence mode the longest",
+        panel=_DOCUMENTED,
+        metavar="LENGTHS",
+        parse=parse_seq_lengths,
+    )
     max_tp_deg: int | None = option(
         None,
         help="tensor degrees 1, 2, 4, ... up to this",
@@ -302,25 +312,35 @@ class DocumentedRanges:
         validate(self)
 
 
-def build_options(**given: object) -> ModelOptions:
+def build_options(tell: Callable[[str], None] | None = None, /, **given: object) -> ModelOptions:
     """Return the options that the words of a command line mean.
 
+    Parameters
+    ----------
+    tell : takes a sentence on what stands in for what is not given.
     given : option, with hyphens or underscores -> text, or value.
 
     Raises
     ------
     OptionError: a value is unusable, or two options contradict each other.
     """
+    say = tell or (lambda _: None)
     raw = {name.replace("_", "-"): value for name, value in given.items()}
+    if "model" not in raw and "mode" in raw:
+        # the documented `profile-model --mode sequence` names none
+        raw["model"] = DEFAULT_MODEL
+        say(f"no --model given, profiling the shipped {DEFAULT_MODEL}")
     if not raw.get("model"):
         raise _no_model()
-    values = read_values((*rows_of(ModelOptions), *rows_of(DocumentedRanges)), raw)
+    fills = (ModelOptions, DocumentedRanges, SizeOptions)
+    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    mode: Mode = values.get("mode", ModelOptions.mode)
     ranges = make(DocumentedRanges, values)
     batches = (ranges.min_batch, ranges.max_batch, ranges.batch_step)
     lengths = (ranges.min_seq, ranges.max_seq, ranges.seq_step)
     for short, long, text in (
-        ("bsz", "batch-size", _range_text("batch-size", *batches, ":1")),
-        ("seq", "seq-length", _range_text("seq-length", *lengths, ":x2")),
+        ("bsz", "batch-size", _range_text("batch-size", *batches, ":1", say)),
+        ("seq", "seq-length", _range_text("seq-length", *lengths, ":x2", say)),
     ):
         if text is None:
             continue
@@ -329,15 +349,17 @@ def build_options(**given: object) -> ModelOptions:
                 f"--{short} and --profile-min-{long} (or max) say the same; give one of them"
             )
         values[short] = (parse_batches if short == "bsz" else parse_seq_lengths)(text)
+    if ranges.seq_length is not None:
+        _take_length(ranges.seq_length, mode, values, say)
     if ranges.max_tp_deg is not None:
         if "tp" in values:
             raise OptionError("--tp and --max-tp-deg say the same; give one of them")
         values["tp"] = tuple(1 << k for k in range(ranges.max_tp_deg.bit_length()))
-    mode: Mode = values.get("mode", ModelOptions.mode)
     values.setdefault("bsz", parse_batches(DEFAULT_BATCHES[mode]))
     if values.get("source") == "exact":
         values.setdefault("profile-type", ("memory",))
-    options = make(ModelOptions, values, model=str(values["model"]).strip())
+    model = str(values["model"]).strip()
+    options = make(ModelOptions, values, model=model, sizes=make(SizeOptions, values))
     check_out(options.out)
     if options.layernum_max <= options.layernum_min:
         raise OptionError(
@@ -355,6 +377,30 @@ def build_options(**given: object) -> ModelOptions:
             )
         _check_mode(options.mode, options.batches, options.seq_lengths)
     return options
+
+
+def _take_length(
+    cases: tuple[tuple[int, ...], ...],
+    mode: Mode,
+    values: dict[str, Any],
+    say: Callable[[str], None],
+) -> None:
+    """Let the model's length be that of the cells, unless the lengths of these are given."""
+    if "seq" in values:
+        say("--seq-length is not used: other options say which lengths are measured")
+    elif mode == "sequence" and len(cases) == 1 == len(cases[0]):
+        (longest,) = cases[0]
+        values["seq"] = parse_seq_lengths(f"{_shortest(longest)}:{longest}:x2")
+    else:
+        values["seq"] = cases
+
+
+def _shortest(longest: int) -> int:
+    """Return the first of up to five lengths, each half of the next, as without any given."""
+    for _ in range(4):
+        if longest % 2 == 0 and longest // 2 >= 64:
+            longest //= 2
+    return longest
 
 
 def _no_model() -> OptionError:
@@ -385,7 +431,12 @@ def _check_mode(
 
 
 def _range_text(
-    name: str, low: int | None, high: int | None, step: int | None, default_step: str
+    name: str,
+    low: int | None,
+    high: int | None,
+    step: int | None,
+    default_step: str,
+    say: Callable[[str], None],
 ) -> str | None:
     """Return the range that the documented options describe, in the spelling of the short one."""
     if low is None and high is None:
@@ -394,14 +445,18 @@ def _range_text(
                 f"--profile-{name}-step needs --profile-min-{name} and --profile-max-{name}"
             )
         return None
-    if low is None or high is None:
-        missing, given = ("min", "max") if low is None else ("max", "min")
-        raise OptionError(f"--profile-{missing}-{name} is missing beside --profile-{given}-{name}")
+    if high is None:
+        raise OptionError(f"--profile-max-{name} is missing beside --profile-min-{name}")
     if step is not None and step < 1:
         raise OptionError(f"--profile-{name}-step is {step}; give at least 1")
-    if low < 1 or high < low:
+    if low is None and high >= 1:
+        # batches begin at 1; lengths at the step between them, or where those of the mode do
+        low = 1 if name == "batch-size" else min(step or _shortest(high), high)
+        say(f"no --profile-min-{name} given, beginning at {low}")
+    if low is None or low < 1 or high < low:
+        first = "" if low is None else f"--profile-min-{name} {low} and "
         raise OptionError(
-            f"--profile-min-{name} {low} and --profile-max-{name} {high} are no range; "
+            f"{first}--profile-max-{name} {high} {'is' if low is None else 'are'} no range; "
             "let the former be at least 1 and the latter not below it"
         )
     return f"{low}:{high}{default_step if step is None else f':{step}'}"

@@ -5,11 +5,8 @@ A cell stands in one file only, so every file continues on its own.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from autopar.documents.sidecar import (
@@ -21,6 +18,7 @@ from autopar.documents.sidecar import (
     Sidecar,
     TensorKind,
     TimeFit,
+    describe_model,
     newest_cells,
     sidecar_path,
 )
@@ -34,7 +32,6 @@ from profiler.record import Content, DocumentFile, Record, incomparable
 
 __all__ = [
     "ModelRecord",
-    "describe_model",
     "model_differences",
     "model_metadata",
 ]
@@ -54,23 +51,6 @@ _TIME_ROWS = {**_MODEL_ROWS, "threads": "the threads of a CPU"}
 _MEMORY_ROWS = {**_MODEL_ROWS, "tp_impl": "the implementation of tensor parallelism"}
 _EXACT_KEYS = ("dtype", "torch")
 """What exact counting depends on besides the model; no machine takes part in it."""
-
-
-def describe_model(spec: ModelSpec) -> str:
-    """Return the name of an architecture and a digest of it, whatever its depth and lengths."""
-    fields = asdict(spec)
-    # neither a name nor a base of rotary positions changes what is measured
-    for key in ("name", "rotary_base", "rotary_scaling_factor"):
-        fields.pop(key)
-    for layer in fields["layers"]:
-        layer.pop("num_layers")
-        # cells have lengths of their own, and depth changes no layer
-        layer.pop("seq_length")
-        # files of before the field say nothing of it
-        if not layer["qk_norms"]:
-            layer.pop("qk_norms")
-    text = json.dumps(fields, sort_keys=True)
-    return f"{spec.name} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def model_metadata(

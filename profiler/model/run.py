@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 
 from autopar.command.run import say, visible
 from autopar.command.show import make_console
-from autopar.documents.catalog import model_file_name
+from autopar.documents.catalog import model_file_name, model_folder
 from autopar.documents.sidecar import DocumentKind, ModelMeasurement
 from autopar.errors import InputError, OptionError
 from autopar.model import LayerSpec, ModelSpec, head_dim, parameter_count
@@ -249,6 +248,7 @@ def run(options: ModelOptions, argv: Sequence[str]) -> int:
         seq_lengths=lengths or None,
         num_layers=options.layernum_min,
         dtype=options.dtype,
+        sizes=options.sizes,
     )
     spec = source.sizes
     if options.vocab_divisor is not None:
@@ -308,13 +308,9 @@ def profile_paths(spec: ModelSpec, options: ModelOptions, device: str) -> dict[D
         raise InputError(
             f"model {spec.name!r} has no number of heads, which the documented file names contain"
         )
-    # names become folders
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip("-.") or "model"
-    folder = Path("models") / name / "configs"
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
     folders: dict[DocumentKind, Path] = {
-        "computation": options.out or folder / slug,
-        "memory": options.out or folder,
+        "computation": options.out or model_folder(spec.name, device),
+        "memory": options.out or model_folder(spec.name),
     }
     found: dict[DocumentKind, Path] = {}
     for kind in options.profile_types:

@@ -25,6 +25,7 @@ from autopar.documents.sidecar import (
     Run,
     Sidecar,
     TensorKind,
+    describe_model,
     read_sidecar,
     sidecar_path,
 )
@@ -37,7 +38,7 @@ from profiler.environment import Metadata, require_torch
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import derive_memory
 from profiler.model.options import ModelOptions
-from profiler.model.record import describe_model, model_differences
+from profiler.model.record import model_differences
 from profiler.record import read_document
 
 __all__ = [

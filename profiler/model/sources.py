@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.documents.spec import load_spec
 from autopar.errors import InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import tensor_degrees
@@ -35,6 +34,7 @@ from profiler.model.modules import (
     needs_values,
     typical_layer,
 )
+from profiler.options import SizeOptions
 from profiler.processes import available_bytes
 
 if TYPE_CHECKING:
@@ -213,11 +213,13 @@ def load_source(
     seq_lengths: Sequence[int] | None = None,
     num_layers: int = 2,
     dtype: str = "bf16",
+    sizes: SizeOptions = SizeOptions(),
 ) -> ModelSource:
     """Return what `--model` names, tried out.
 
     seq_lengths : lengths that will be measured; None for the model's own, which a factory that
-    does not say it has at 2,048. num_layers : layers of each type in the trial.
+    does not say it has at 2,048. num_layers : layers of each type in the trial. sizes : in place
+    of those of a described model; a module has its own.
 
     Raises
     ------
@@ -225,6 +227,11 @@ def load_source(
     InstallError: torch or transformers is missing where they are needed.
     """
     kind, _, rest = text.partition(":")
+    if kind in ("py", "hf") and sizes.given:
+        option = next(iter(sizes.given)).replace("_", "-")
+        raise OptionError(
+            f"--{option}: {text} is a module that has its own sizes; leave the option out"
+        )
     if kind == "py":
         module_name, attribute, factory = _import_factory(text, rest)
         label = f"{module_name.rpartition('.')[2]}-{attribute}".replace("_", "-").lower()
@@ -234,7 +241,7 @@ def load_source(
         factory = hub_factory(rest)
         label = factory.name
     else:
-        return _spec_source(text, seq_lengths)
+        return _spec_source(text, seq_lengths, sizes)
     from profiler.environment import require_torch
 
     require_torch()
@@ -244,8 +251,8 @@ def load_source(
     )
 
 
-def _spec_source(text: str, seq_lengths: Sequence[int] | None) -> SpecSource:
-    spec = load_spec(text)
+def _spec_source(text: str, seq_lengths: Sequence[int] | None, sizes: SizeOptions) -> SpecSource:
+    spec = sizes.load(text)
     longest = max(seq_lengths or (0,))
     if spec.learned_positions and longest > spec.learned_positions:
         raise InputError(

@@ -17,6 +17,7 @@ from autopar.command.run import (
     say,
 )
 from autopar.errors import AutoparError, InputError, OptionError
+from profiler.options import SizeOptions
 from profiler.plan.job import PANELS, Backend, GlobalOptions, Mode, PlanOptions, build_options
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ _NAME = "profile-plan"
 COMMAND = Command(
     name=_NAME,
     usage="[PLAN.json] [OPTIONS]",
-    fills=(PlanOptions, GlobalOptions),
+    fills=(PlanOptions, GlobalOptions, SizeOptions),
     panels=PANELS,
     family="profile-plan",
     intro="""Check one plan: its arithmetic, its memory without a GPU, or by running it.

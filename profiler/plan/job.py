@@ -17,7 +17,7 @@ from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
-from profiler.options import SECONDS
+from profiler.options import SECONDS, SIZES, SizeOptions
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PeakSource
@@ -56,7 +56,7 @@ _MAX_LAYERS = 1 << 16
 _STAGES = ("first", "last", "largest", "all")
 _WHAT, _HOW, _DRY, _FILES = "What to check", "How to run it", "Dry run", "Files"
 _SAY, _GLOBAL = "What the plan does not say", "GLOBAL mode, without PLAN.json"
-PANELS = (_WHAT, _SAY, _HOW, _DRY, _FILES, _GLOBAL)
+PANELS = (_WHAT, _SAY, SIZES, _HOW, _DRY, _FILES, _GLOBAL)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -158,6 +158,7 @@ class PlanOptions:
     )
     """None: `uniform` says the plan."""
     uniform: GlobalOptions = GlobalOptions()
+    sizes: SizeOptions = field(default_factory=SizeOptions)
     model: str | None = option(
         None,
         help="shipped name, config.json or model.json",
@@ -309,8 +310,14 @@ def build_options(**given: object) -> PlanOptions:
     OptionError: a value is unusable, two options contradict each other, or nothing says a plan.
     """
     raw = {name.replace("_", "-"): value for name, value in given.items()}
-    values = read_values((*rows_of(PlanOptions), *rows_of(GlobalOptions)), raw)
-    options = make(PlanOptions, values, uniform=make(GlobalOptions, values))
+    fills = (PlanOptions, GlobalOptions, SizeOptions)
+    values = read_values([row for cls in fills for row in rows_of(cls)], raw)
+    options = make(
+        PlanOptions,
+        values,
+        uniform=make(GlobalOptions, values),
+        sizes=make(SizeOptions, values),
+    )
     if options.plan is None and not options.uniform.given:
         raise OptionError(
             "no plan is given; name a strategy or plan file (autopar-search writes both), or "

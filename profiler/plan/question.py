@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from autopar.command.fields import rows_of
 from autopar.documents.catalog import find_model
 from autopar.documents.json import shorten
 from autopar.documents.plan import PlanDocument, read_strategy
-from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from profiler.options import SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
 
 __all__ = [
@@ -275,6 +276,18 @@ class _Stored:
             raise self._unusable(key, text, "a comma list of numbers")
         return tuple(map(int, parts))
 
+    @property
+    def sizes(self) -> SizeOptions:
+        """Return the sizes of the request that are one for all layer types."""
+        found = {}
+        for row in rows_of(SizeOptions):
+            numbers = self.counts(row.name) if row.name != "hidden-size" else None
+            if numbers is not None:
+                if len(numbers) > 1:
+                    raise self._unusable(row.name, self.text(row.name), "one number")
+                found[row.field] = numbers[0]
+        return SizeOptions(**found)
+
     def _unusable(self, key: str, value: object, expected: str) -> DocumentError:
         return DocumentError(
             self.path,
@@ -300,7 +313,9 @@ def _load_model(options: PlanOptions, stored: _Stored) -> ModelSpec:
         raise DocumentError(
             stored.path, str(error), key="request.model", remedy="or give --model"
         ) from None
-    spec = load_spec(
+    # sizes that are given stand for those of the plan file one by one
+    sizes = SizeOptions(**{**stored.sizes.given, **options.sizes.given})
+    spec = sizes.load(
         name,
         num_layers=options.num_layers or stored.counts("num-layers"),
         seq_length=_seq_length(options, stored),
@@ -436,7 +451,7 @@ def _other_model(stored: _Stored, spec: ModelSpec) -> list[str]:
     if name is None:  # made of measured files alone, so nothing is known of it but its sizes
         return []
     try:
-        own = load_spec(
+        own = stored.sizes.load(
             name,
             num_layers=stored.counts("num-layers"),
             seq_length=stored.counts("seq-length"),

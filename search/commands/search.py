@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "main", "run"]
 
 _NAME = "autopar-search"
-_PRICING_DEFAULTS = ("--memory-constraint", "--time-profile-mode")
+_PRICING_DEFAULTS = (
+    *("--hardware", "--time-profiling-path", "--memory-constraint", "--time-profile-mode"),
+    *("--sequence-parallel", "--no-sequence-parallel"),
+)
 COMMAND = Command(
     name=_NAME,
     fills=FILLS,

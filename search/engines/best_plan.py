@@ -66,7 +66,8 @@ class _Sessions:
         key = options.sequence_parallel
         if key not in self._opened:
             asked, own = self._request, replace(self._request.options, sequence_parallel=key)
-            self._opened[key] = open_session(asked.inputs, own, asked.given)
+            given = {*asked.given, "sequence-parallel"}
+            self._opened[key] = open_session(asked.inputs, own, given)
         return self._opened[key]
 
 

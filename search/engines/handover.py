@@ -48,6 +48,8 @@ def job_of(
         )
     else:
         session = open_session(inputs, options, request.given, has_plan=True)
+        # measured files may have decided it
+        options = replace(options, sequence_parallel=session.options.sequence_parallel)
         spec, plan = session.spec, read_plan_for(document, session, path=path)
         num_nodes, gpus_per_node = session.hardware.num_nodes, session.hardware.gpus_per_node
     problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
@@ -129,7 +131,8 @@ def pricer_of(session: Session, request: Request) -> Price:
         if key not in planners:
             changed: dict[str, Any] = dict(changes)
             options = replace(request.options, **changed)
-            planners[key] = open_session(request.inputs, options, request.given).planner
+            given = {*request.given, "sequence-parallel"}
+            planners[key] = open_session(request.inputs, options, given).planner
         return planners[key].evaluate(plan)
 
     return price

@@ -120,23 +120,37 @@ def _(lab: Lab) -> None:
     assert one["plan"] == lab.search(*BASE)["plan"]
 
 
-@TABLE.not_yet(
+@TABLE.works(
     "that folder and `models/{name}/configs` found without path options (documented locations)",
-    "profile_hardware/hardware_configs is never looked for; times are read from the card",
+    "ranks",
 )
 def _(lab: Lab) -> None:
+    """Both documented folders, and those of this project's profilers, are read and said."""
+    plan = lab.search(*BASE)["plan"]
     measured = ("--time_profiling_path", MODEL, "--memory_profiling_path", MODEL)
-    assert "--hardware: is missing" in lab.found(*SIZES, *measured, *BASE, expected=2)
-    assert "no model 'gpt'" in lab.found("--model", "gpt", *BASE, expected=2)
-    # what profile-model writes without --out lies in these folders; the search estimates instead
+    assert lab.found(*SIZES, *measured, *BASE)["plan"] == plan
+    answer = lab.ask("autopar-search", "--model", "gpt", *SIZES, *BASE, "--json", "-", *NO_FILES)
+    assert answer.data["plan"] == plan
+    assert f"planning with the hardware of {HARDWARE}" in answer.err
+    assert f"times and memory of {MODEL}" in answer.err
     lab = lab.fresh()
     write(lab.path("tiny", "config.json"), TINY)
-    one = {"layertype_0_bsz8_seq128": 900.0, "layertype_other_bsz8_seq128": 900.0}
-    name = "computation_profiling_fp32_hidden_64_head_4.json"
-    for folder in ("configs", "configs/cpu"):
-        write(lab.path("models", "tiny", folder, name), one)
-    found = lab.found("--model", "tiny/config.json", "--mixed_precision", "fp32", *BASE)
-    assert found["samples_per_s"] > 1000.0  # with the measured second per sample it were 1
+    lab.path(HARDWARE).rename(lab.path("elsewhere"))
+    lab.torch("profile-model", "--model", "tiny/config.json", *SHORT, "--tp", "1,2")
+    lab.ranks(2, "profiler.hardware", *MEASURE)
+    answer = lab.ask(
+        *("autopar-search", "--model", "tiny/config.json", "--mixed_precision", "fp32"),
+        *("--settle_bsz", 4, "--json", "s.json"),
+    )
+    assert "1 x 2 GPUs" in answer.out
+    folder = "models/tiny/configs"
+    said = f"times of {folder}/cpu and memory of {folder}"
+    assert said in answer.err
+    used = lab.load("s.json")["defaults_used"]
+    assert any(said in line for line in used)
+    assert any(line.startswith("--hardware hardware (") for line in used)
+    (path,) = lab.path("configs").glob("autopar_plan_*.json")
+    assert lab.ask("autopar-explain", path).err == ""
 
 
 @TABLE.works("allreduce_bandwidth_{N}nodes_{G}gpus_per_node.json read")

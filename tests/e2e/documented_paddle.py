@@ -31,7 +31,15 @@ from tests.e2e.documented_lab import (
     write,
 )
 from tests.e2e.documented_search import sweep
-from tests.e2e.documented_training import SPACE, TIMES, batches_of, lengths_of, profiled, tiny
+from tests.e2e.documented_training import (
+    LAUNCH,
+    SPACE,
+    TIMES,
+    batches_of,
+    lengths_of,
+    profiled,
+    tiny,
+)
 from tests.warm import ROOT
 
 __all__ = ["CARD", "TABLE"]
@@ -72,16 +80,17 @@ def found(lab: Lab, *words: object, expected: int = 0) -> Any:
     return lab.found(*LINE, *words, expected=expected)
 
 
-@TABLE.not_yet(
-    "profile_hardware.sh and PROFILE_HARDWARE_ARGS",
-    "one command measures all; none of the arguments' names is accepted",
-)
+@TABLE.works("profile_hardware.sh and PROFILE_HARDWARE_ARGS", "ranks")
 def _(lab: Lab) -> None:
-    from profiler.hardware.command import run
-
-    for option in ("--num_nodes", "--num_gpus_per_node", "--max_pp_deg", "--max_tp_size"):
-        said = lab.during(run, option, 2, expected=2).err
-        assert f"{option}: this option is unknown" in said
+    """One command takes the arguments and measures what five scripts do."""
+    arguments = ("--num_nodes", 1, "--num_gpus_per_node", 2, "--max_tp_size", 8, "--max_pp_deg", 8)
+    sizes = ("--start_mb", 1, "--end_mb", 2, "--scale", 2, "--reference-size", "1M")
+    words = (*arguments, *sizes, *LAUNCH, "--backend", "paddle", "--max-seconds", "0.02")
+    done = lab.fresh().ranks(2, "profiler.hardware", *words, "--dry-run")
+    rows = {line.split()[0]: line.split()[3] for line in done.stdout.splitlines() if line.strip()}
+    for operation in ("allreduce", "all2all", "p2p"):
+        assert rows[operation] == "2", done.stdout
+    assert "overlap_allreduce" in rows
 
 
 @TABLE.works("launch environment variables", "ranks")
@@ -128,14 +137,50 @@ def _(lab: Lab) -> None:
     assert "--nnodes" in said
 
 
-@TABLE.not_yet(
-    "MODEL_ARGS in profile_memory/computation.sh",
-    "sizes are read from a config.json; --hidden_size and the like are refused",
+SCRIPT = (
+    *("--tokenizer_name_or_path", "llama", "--num_hidden_layers", 16, "--vocab_size", 320),
+    *("--hidden_size", 32, "--intermediate_size", 96, "--seq_length", 16),
+    *("--num_attention_heads", 4, "--num_key_value_heads", 2, "--weight_decay", "0.01"),
+    *("--warmup_ratio", "0.01", "--max_grad_norm", "1.0", "--learning_rate", "3e-05"),
+    *("--min_learning_rate", "3e-06", "--max_steps", 10, "--logging_steps", 1),
+    *("--continue_training", 0, "--do_train", "true", "--do_eval", "false", "--do_predict"),
+    *("false", "--disable_tqdm", "true", "--skip_profile_timer", "false"),
+    *("--skip_memory_metrics", 0, "--save_total_limit", 2, "--device", "auto"),
+    *("--dataloader_num_workers", 1, "--distributed_dataloader", 0, "--enable_auto_parallel", 1),
+    *("--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1),
+    *("--recompute", "false", "--recompute_use_reentrant", "true"),
+    *("--recompute_granularity", "full", "--pp_recompute_interval", 0, "--bf16", "true"),
+    *("--fp16_opt_level", "O2", "--amp_master_grad", "true", "--amp_custom_black_list"),
+    *("reduce_sum", "c_softmax_with_cross_entropy", "--amp_custom_white_list"),
+    *("lookup_table", "lookup_table_v2", "--to_static", 0, "--sharding_parallel_degree", 1),
+    *("--sharding", "stage2", "--tensor_parallel_degree", 2, "--sequence_parallel", "true"),
+    *("--pipeline_parallel_degree", 2, "--virtual_pp_degree", 1, "--pipeline_schedule_mode"),
+    *("1F1B", "--sep_parallel_degree", 1, "--pipeline_parallel_config"),
+    *("enable_send_recv_overlap", "--data_parallel_config", "gradient_sync_after_accumulate"),
+    *("--sharding_parallel_config", "enable_overlap", "--tensor_parallel_config"),
+    *("enable_mp_async_allreduce", "--fuse_attention_ffn", "true", "--fuse_attention_qkv"),
+    *("true", "--fused_linear_param_grad_add", 1, "--fuse_sequence_parallel_allreduce", "true"),
+    *("--use_flash_attention", "true", "--use_fused_rope", "true", "--use_fused_rms_norm"),
+    *("true", "--enable_linear_fused_grad_add", "true", "--input_dir", "./data", "--split"),
+    *("949,50,1", "--max_seq_length", 32768, "--profile_memory_flag", 1, "--save_memory_flag", 1),
+    *("--profile_fixed_batch_size", 8, "--layernum_min", 1, "--layernum_max", 2),
+    *("--num_layertype", 1, "--max_tp_deg", 2, "--max_per_device_train_batch_size", 4),
 )
+"""profile_memory.sh with small sizes; `--device gpu` is where its program runs, and no choice."""
+
+
+@TABLE.works("MODEL_ARGS in profile_memory/computation.sh")
 def _(lab: Lab) -> None:
-    for option in ("--hidden_size", "--intermediate_size", "--num_attention_heads"):
-        answer = lab.ask("profile-model", "--model", "llama2-7b", option, 64, expected=2)
-        assert f"{option}: this option is unknown" in answer.err
+    """The whole line: its sizes are laid over a described model, its lengths are the profiler's."""
+    lab = tiny(lab)
+    words = ("--model_name_or_path", "tiny/config.json", *SCRIPT, "--profile_type", SPACE)
+    words = (*words, "--profile_mode", "static", "--profile_fixed_seq_length_list", 64)
+    answer = lab.torch("profile-model", *words, "--out", "pm")
+    assert "--seq-length is not used: other options say which lengths" in answer.err
+    found = lab.load("pm", "memory_profiling_bf16_hidden_32_head_4.json")["layertype_0"]
+    parameters = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96 + 2 * 32
+    assert found["64"]["parameter_size"] == pytest.approx(4 * parameters / 2**20)
+    assert set(found["64"]["tp_activation_per_bsz_dict"]) == {"1", "2", "checkpoint"}
 
 
 @TABLE.works("memory profile_mode static")
@@ -149,6 +194,14 @@ def _(lab: Lab) -> None:
     words = ("--profile_mode", "sequence", "--profile_min_seq_length", 64)
     words = (*words, "--profile_max_seq_length", 128, "--tp", 1)
     assert set(profiled(tiny(lab), SPACE, *words)["layertype_0"]) == {"64", "128"}
+    # the last alone, as the page has it: the first is taken, and said
+    lab = tiny(lab)
+    words = ("--profile_mode", "sequence", "--profile_max_seq_length", 128, "--tp", 1)
+    words = ("--profile_type", SPACE, *words, "--out", "pm")
+    answer = lab.torch("profile-model", "--model", "tiny/config.json", *words)
+    assert "no --profile-min-seq-length given, beginning at 64" in answer.err
+    tables = lab.load("pm", "memory_profiling_bf16_hidden_64_head_4.json")
+    assert set(tables["layertype_0"]) == {"64", "128"}
 
 
 @TABLE.works("profile_fixed_seq_length_list")
@@ -277,16 +330,27 @@ def _(lab: Lab) -> None:
     assert rates["fine"] == lab.rate()
 
 
-@TABLE.not_yet(
-    "PaddleNLP line verbatim",
-    "its files were measured without sequence parallelism, which is on here: exit code 2 until "
-    "--no-sequence-parallel is added, which the message says",
-)
+@TABLE.works("PaddleNLP line verbatim")
 def _(lab: Lab) -> None:
+    """Its files were measured without sequence parallelism, which then is off and said."""
     lab = lab.fresh()
     write(lab.path(MODEL, MEMORY), memory_file(""))
-    assert "search with --no-sequence-parallel" in found(lab, *BASE, expected=2)
-    assert found(lab, *BASE, "--no-sequence-parallel")["fits"]
+    told = found(lab, *BASE)
+    off = found(lab, *BASE, "--no-sequence-parallel")
+    assert (told["plan"], told["samples_per_s"]) == (off["plan"], off["samples_per_s"])
+    line = f"--no-sequence-parallel ({MEMORY} was measured without it)"
+    assert line in told["defaults_used"]
+    assert line not in off["defaults_used"]
+    said = found(lab, *BASE, "--sequence-parallel", 1, expected=2)
+    assert "search with --no-sequence-parallel" in said
+    # the plan file says it, and so do what explains and exports it
+    lab.ask("autopar-search", *LINE, *BASE, "--output_config_path", "s.json")
+    plan = "autopar_plan_s.json"
+    assert lab.load(plan)["request"]["sequence-parallel"] is False
+    assert lab.ask("autopar-explain", plan).err == ""
+    lab.ask("autopar-export", plan, "--to", "galvatron", "--out", "g")
+    script = lab.path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
+    assert "--sequence-parallel" not in script
 
 
 @TABLE.works("allreduce_size_{g} without consec")
@@ -471,12 +535,19 @@ def _(lab: Lab) -> None:
     assert lab.load("hw", "allreduce_bandwidth_1nodes_2gpus_per_node.json")
 
 
-@CARD.not_yet(
-    "`profile-model --mode sequence`", "the literal line lacks a model and says so, exit code 2"
-)
+@CARD.works("`profile-model --mode sequence`")
 def _(lab: Lab) -> None:
-    answer = lab.ask("profile-model", "--mode", "sequence", expected=2)
-    assert "--model is missing; name a shipped model such as llama2-7b" in answer.err
+    """The literal line profiles the model that is searched by default; here its memory, short."""
+    from profiler.model.options import build_options
+
+    literal = build_options(mode="sequence")
+    assert (literal.model, literal.mode, literal.seq_lengths) == ("llama2-7b", "sequence", None)
+    lab = lab.fresh()
+    short = ("--profile-type", SPACE, "--tp", 1, "--seq", "32,64")
+    answer = lab.torch("profile-model", "--mode", "sequence", *short)
+    assert "no --model given, profiling the shipped llama2-7b" in answer.err
+    name = "memory_profiling_bf16_hidden_4096_head_32.json"
+    assert set(lab.load("models/llama2-7b/configs", name)["layertype_0"]) == {"32", "64"}
 
 
 @CARD.works("`autopar-search --sp-space tp+sp`")

@@ -24,7 +24,6 @@ GLOBAL = (
 )
 TIMES, SPACE = "computation", "memory"
 RUN = ("--model", "tiny/config.json", "--seq", "32", "--steps", "1", "--timed-steps", "1")
-V24_MODEL = ("--vocab_size", "--hidden_size", "--num_attention_heads")
 
 
 def tiny(lab: Lab, *, kind: str = "llama", **changes: object) -> Lab:
@@ -88,13 +87,17 @@ def _(lab: Lab) -> None:
 
 @TABLE.not_yet(
     "models of the zoo already profiled",
-    "14 models are shipped with counted memory, their times are estimated; names such as llama-7b "
-    "and gpt-1.5b are neither shipped nor other names of what is",
+    "14 models are shipped with counted memory, their times are estimated; llama-7b and llama-13b "
+    "are other names of what is, llama-30b, gpt-0.3b, gpt-1.5b and gpt-2.7b of nothing",
 )
 def _(lab: Lab) -> None:
-    for name in ("llama-7b", "llama-13b", "llama-30b", "gpt-0.3b", "gpt-1.5b", "gpt-2.7b"):
+    for name in ("llama-30b", "gpt-0.3b", "gpt-1.5b", "gpt-2.7b"):
         said = lab.found("--model", name, "--hardware", "a100:1x8", expected=2)
         assert f"no model '{name}'" in said
+    words = ("--hardware", "a100:1x8", "--settle_bsz", 16)
+    for name, own in (("llama-7b", "llama2-7b"), ("llama-13b", "llama2-13b")):
+        alike = lab.found("--model", own, "--seq_length", 2048, *words)["plan"]
+        assert lab.found("--model_size", name, *words)["plan"] == alike
     out = lab.ask("autopar-search", "--output_config_path", "none").out
     assert "memory counted exactly, times estimated" in out
 
@@ -141,15 +144,28 @@ def _(lab: Lab) -> None:
     assert (batches_of(found), lengths_of(found)) == ({8}, {16})
 
 
-@TABLE.not_yet(
-    "set_model_config_manually (profilers)",
-    "profile-model refuses sizes; a config.json has to say them",
-)
+@TABLE.works("set_model_config_manually (profilers)")
 def _(lab: Lab) -> None:
-    for option in (*V24_MODEL, "--num_hidden_layers"):
-        words = ("--set_model_config_manually", 1, option, 64, "--dry-run")
-        said = lab.ask("profile-model", "--model", "llama2-7b", *words, expected=2).err
-        assert f"{option}: this option is unknown" in said
+    """1 measures these sizes, and what follows from them; 0 the model's own, saying so."""
+    lab = tiny(lab)
+    sizes = ("--vocab_size", 500, "--hidden_size", 128, "--num_attention_heads", 8)
+    words = ("--seq", 32, "--tp", 1, "--profile_type", SPACE, "--source", "exact", "--out", "pm")
+    words = ("profile-model", "--model_size", "tiny/config.json", *sizes, *words)
+    lab.torch(*words, "--num_hidden_layers", 2, "--set_model_config_manually", 1)
+    found = lab.load("pm", "memory_profiling_bf16_hidden_128_head_8.json")
+    # four key-value heads, and an MLP twice as wide
+    parameters = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + 2 * 128
+    size = found["layertype_0"]["32"]["parameter_size"]
+    assert size == pytest.approx(4 * parameters / 2**20)
+    answer = lab.torch(*words, "--set_model_config_manually", 0)
+    assert "--hidden_size 128 is not used: --set_model_config_manually 0 takes" in answer.err
+    assert lab.path("pm", "memory_profiling_bf16_hidden_64_head_4.json").is_file()
+    # the executor: the same words, the same sizes
+    plan = ("--world-size", 2, "--global_train_batch_size", 4, "--mode", "static", "--json", "-")
+    plan = ("profile-plan", "--model", "tiny/config.json", *plan, *sizes, "--num_hidden_layers", 2)
+    stage = lab.ask(*plan, "--set_model_config_manually", 1).data["stages"][0]
+    # the vocabulary is padded to 512; embedding, head and the last norm
+    assert stage["num_parameters"] == 2 * parameters + 2 * 512 * 128 + 128
 
 
 @TABLE.works("set_seqlen_manually + seq_length")
@@ -161,6 +177,9 @@ def _(lab: Lab) -> None:
     assert static(lab, *words)["seq_length"] == [2048]
     memory = profiled(tiny(lab), SPACE, "--seq_length", 64, "--tp", 1)
     assert set(memory["layertype_0"]) == {"64"}
+    off = ("--set_seqlen_manually", 0, "--seq_length", 64)
+    assert set(profiled(tiny(lab), SPACE, *off, "--tp", 1)["layertype_0"]) == {"128"}
+    assert static(lab, *off)["seq_length"] == [4096]
 
 
 @TABLE.different(
@@ -392,8 +411,9 @@ def _(lab: Lab) -> None:
 @TABLE.works("--initialize_on_meta 1 / --load")
 def _(lab: Lab) -> None:
     """Exported launches take LOAD and SAVE; `profile-plan` trains nothing and loads nothing."""
-    answer = lab.ask("profile-plan", *GLOBAL, "--initialize_on_meta", 1)
-    assert "accepted and ignored: weights are made piece by piece" in answer.err
+    answer = lab.ask("profile-plan", *GLOBAL, "--initialize_on_meta", 1, "--load", "checkpoints")
+    assert "--initialize_on_meta is accepted and ignored: weights are made piece by" in answer.err
+    assert "--load is accepted and ignored: weights are random" in answer.err
     folder = exported(lab, *LLAMA).path("g")
     script = (folder / "train_dist_v2.4.sh").read_text(encoding="utf-8")
     assert "--initialize_on_meta 1" in script
@@ -482,14 +502,11 @@ def _(lab: Lab) -> None:
         assert (found["legal"], found["executor"]["runs"]) == (True, True), kind
 
 
-@TABLE.not_yet(
-    "full list of search arguments of v2.4 (arguments.py)",
-    "all of search_dist.sh is accepted but the name llama-7b; load_params is unknown",
-)
+@TABLE.works("full list of search arguments of v2.4 (arguments.py)")
 def _(lab: Lab) -> None:
     switches = ("dp", "tp", "vtp", "pp", "sdp", "ckpt")
     words = [
-        *("--set_model_config_manually", 0, "--set_layernum_manually", 0),
+        *("--set_model_config_manually", 1, "--set_layernum_manually", 1),
         *("--set_seqlen_manually", 1, "--vocab_size", 32000, "--min_bsz", 64, "--max_bsz", 64),
         *("--bsz_scale", 16, "--settle_bsz", -1, "--recommend_min_bsz", 0),
         *("--search_space", "full", "--sp_space", "tp+sp", "--disable_tp_consec", 1),
@@ -501,80 +518,116 @@ def _(lab: Lab) -> None:
         *("--pipeline_type", "pipedream_flush", "--default_dp_type", "zero2", "--embed_sdp", 0),
     ]
     assert shape(lab.search(*words))["bsz"] == 64
-    assert "did you mean llama2-7b" in lab.found("--model_size", "llama-7b", expected=2)
-    assert "--load_params: this option is unknown" in lab.said("--load_params", 1, expected=2)
+    named = ("--model_size", "llama-7b", "--hardware", "a100-80gb:1x8", "--load_params", 1)
+    off = ("--set_model_config_manually", 0, "--set_layernum_manually", 0)
+    named = (*named, *off, "--num_hidden_layers", 24, "--seq_length", 8192)
+    answer = lab.ask("autopar-search", *named, "--settle_bsz", 16, "--output_config_path", "none")
+    assert answer.out.startswith("llama-7b (32 layers)")
+    assert "--load_params is accepted and ignored: weights have no part in a plan" in answer.err
 
 
-@TABLE.not_yet(
-    "v2.4 profile_memory.sh / profile_computation.sh lines verbatim",
-    "they stop at the sizes of the model and at --use-fused-rmsnorm; the rest is accepted",
-)
+@TABLE.works("v2.4 profile_memory.sh / profile_computation.sh lines verbatim", "ranks")
 def _(lab: Lab) -> None:
-    rest = [
-        *("--set_model_config_manually", 0, "--profile_batch_size", 8, "--layernum_min", 1),
-        *("--layernum_max", 2, "--max_tp_deg", 4, "--profile_dp_type", "zero3"),
-        *("--mixed_precision", "fp32", "--sequence_parallel", "--use-flash-attn"),
+    """As written but for the model and its length, which are small here."""
+    lab = tiny(lab)
+    model = [
+        *("--model_size", "tiny/config.json", "--set_model_config_manually", 0),
+        *("--set_layernum_manually", 0, "--vocab_size", 32000, "--hidden_size", 4096),
+        *("--num_hidden_layers", 32, "--num_attention_heads", 32, "--ffn_hidden_size", 11008),
+        *("--set_seqlen_manually", 1, "--seq_length", 32),
     ]
-    source = ("--profile_type", SPACE, "--source", "exact", "--seq_length", 32, "--dry-run")
-    model = ("--model_size", "tiny/config.json")
-    answer = tiny(lab).torch("profile-model", *model, *source, *rest)
-    assert "memory_layertype_0_bsz1_seq32_tp4_sp" in answer.out
-    for option in (*V24_MODEL, "--use-fused-rmsnorm", "--use-fused-swiglu"):
-        words = ("--model_size", "llama2-7b", option, 8, *rest)
-        answer = lab.ask("profile-model", *words, expected=2)
-        assert f"{option}: this option is unknown" in answer.err
+    common = [
+        *("--layernum_min", 1, "--layernum_max", 2, "--mixed_precision", "fp32"),
+        *("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--save", "x"),
+    ]
+    memory = [
+        *("--profile_type", SPACE, "--profile_mode", "static", "--profile_batch_size", 8),
+        *("--max_tp_deg", 4, "--profile_dp_type", "zero3", "--sequence_parallel"),
+    ]
+    answer = lab.torch("profile-model", *model, *memory, *common, "--out", "pm")
+    for option in ("--use-fused-rmsnorm", "--use-fused-swiglu"):
+        assert f"{option} is accepted and ignored: kernels are those of torch" in answer.err
+    tables = lab.load("pm", "memory_profiling_fp32_hidden_64_head_4.json")
+    degrees = tables["layertype_0_sp"]["32"]["tp_activation_per_bsz_dict"]
+    assert set(degrees) == {"1", "2", "4", "checkpoint"}
+    times = [
+        *("--profile_type", TIMES, "--profile_mode", "batch", "--profile_min_batch_size", 1),
+        *("--profile_max_batch_size", 3, "--profile_batch_size_step", 1),
+    ]
+    quick = ("--device", "cpu", "--max-seconds", "0.02", "--iters", 3, "--tp", 1, "--backward", 0)
+    lab.torch("profile-model", *model, *times, *common, *quick, "--out", "pm")
+    found = lab.load("pm", "computation_profiling_fp32_hidden_64_head_4.json")
+    assert (batches_of(found), lengths_of(found)) == ({1, 2, 3}, {32})
 
 
-@TABLE.not_yet(
-    "v2.4 train_dist.sh line verbatim",
-    "it stops at the sizes of the model, --adam_weight_decay, --save_profiled_memory and the data",
-)
+@TABLE.works("v2.4 train_dist.sh line verbatim")
 def _(lab: Lab) -> None:
+    """The line of a GLOBAL strategy; what has no part in checking it is said."""
+    model = [
+        *("--set_model_config_manually", 0, "--set_layernum_manually", 0, "--vocab_size", 32000),
+        *("--hidden_size", 4096, "--num_hidden_layers", 32, "--num_attention_heads", 32),
+        *("--set_seqlen_manually", 1, "--seq_length", 1024),
+    ]
+    train = [
+        *("--train-iters", 25, "--lr", "1e-4", "--adam_weight_decay", 0.01, "--dropout_prob", 0.1),
+        *("--check_loss", 1, "--profile", 1, "--save_profiled_memory", 0, "--eval-iters", 1),
+        *("--lr-decay-style", "cosine", "--min-lr", "1.25e-7", "--lr-warmup-fraction", 0.1),
+        *("--weight-decay", 0.1, "--adam-beta1", 0.9, "--adam-beta2", 0.95, "--adam-eps", "1e-5"),
+        *("--init-method-std", 0.01, "--clip-grad", 1.0),
+    ]
+    data = [
+        *("--data-path", "data/text_document", "--split", "949,50,1", "--num-workers", 0),
+        *("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "tokenizer"),
+        *("--vocab-file", "vocab.json", "--merge-file", "merges.txt"),
+    ]
+    stored = ["--load", "checkpoints", "--load_iteration", 10, "--distributed_checkpoint"]
+    stored += ["--save", "checkpoints", "--save-interval", 10]
     rest = [
-        *("--set_model_config_manually", 0, "--set_layernum_manually", 0, "--num_hidden_layers"),
-        *(32, "--seq_length", 2048, "--train-iters", 25, "--lr", "1e-4", "--dropout_prob", 0.1),
-        *("--check_loss", 1, "--profile", 1, "--pp_deg", 2, "--global_tp_deg", 2),
-        *("--global_tp_consec", 1, "--sdp", 1, "--global_checkpoint", 0, "--vocab_tp", 2),
-        *("--chunks", 2, "--pipeline_type", "pipedream_flush", "--default_dp_type", "zero2"),
+        *("--pp_deg", 2, "--global_tp_deg", 2, "--global_tp_consec", 1, "--sdp", 1),
+        *("--global_checkpoint", 0, "--vocab_tp", 2, "--chunks", 2),
+        *("--pipeline_type", "pipedream_flush", "--default_dp_type", "zero2"),
         *("--mixed_precision", "bf16", "--sequence-parallel", "--use-flash-attn"),
         *("--initialize_on_meta", 1),
     ]
-    assert static(lab, *rest)["legal"] is True
-    data = ("--data-path", "--split", "--tokenizer-type", "--tokenizer-model", "--vocab-file")
-    for option in (*V24_MODEL, "--adam_weight_decay", "--save_profiled_memory", "--load", *data):
-        assert f"{option}: this option is unknown" in static(lab, option, 1, expected=2)
+    words = [*model, *train, *data, *stored, *rest]
+    answer = lab.ask("profile-plan", *GLOBAL, *words, "--model_size", "llama-7b")
+    assert answer.data["legal"] is True
+    assert answer.data["seq_length"] == [1024]
+    assert answer.data["plan"]["tp_sizes_enc"] == ",".join(["2"] * 32)
+    for option in [word for word in (*data, *stored) if str(word).startswith("--")]:
+        assert f"{option} is accepted and ignored: " in answer.err
 
 
-@TABLE.not_yet(
-    "v2.4 profile_hardware.sh line verbatim",
-    "torchrun -m profiler.hardware refuses each of its arguments",
+LAUNCH = (
+    *("--hostfile", "hostfile", "--master_addr", "$MASTER_ADDR", "--master_port", "$MASTER_PORT"),
+    *("--node_rank", "$NODE_RANK", "--nccl_test_dir", "../site_package/nccl-tests"),
+    *("--mpi_path", "/usr/local/mpi/", "--envs", "NCCL_IB_DISABLE=0", "NCCL_IB_HCA=mlx5_2"),
+    *("--avg_or_min_or_first", "first", "--overlap_time_multiply", 4),
 )
-def _(lab: Lab) -> None:
-    from profiler.hardware.command import run
+"""Arguments of profile_hardware.sh that torchrun, or nothing, has in this project."""
 
-    arguments = {
-        "num_nodes": 1,
-        "num_gpus_per_node": 8,
-        "max_tp_size": 8,
-        "max_pp_deg": 4,
-        "overlap_time_multiply": 4,
-        "start_mb": 16,
-        "end_mb": 512,
-        "scale": 2,
-        "hostfile": "hostfile",
-        "avg_or_min_or_first": "first",
-        "envs": "A=1",
-        "master_addr": "localhost",
-        "master_port": 29500,
-        "node_rank": 0,
-        "nccl_test_dir": "nccl-tests",
-        "mpi_path": "mpi",
+
+@TABLE.works("v2.4 profile_hardware.sh line verbatim", "ranks")
+def _(lab: Lab) -> None:
+    """Sizes, stages and groups are those of the line; what means nothing here is said."""
+    lab = lab.fresh()
+    sizes = ("--start_mb", 1, "--end_mb", 4, "--scale", 4, "--max_tp_size", 2, "--max_pp_deg", 2)
+    line = ("--num_nodes", 1, "--num_gpus_per_node", 4, *sizes, *LAUNCH, "--backend", "torch")
+    short = ("--max-seconds", "0.02", "--iters", 2, "--reference-size", "1M")
+    done = lab.ranks(4, "profiler.hardware", *line, *short, "allreduce", "p2p", "all2all")
+    for name in LAUNCH:
+        if str(name).startswith("--"):
+            assert f"{name} is accepted and ignored: " in done.stderr
+    assert "IB_HCA" not in done.stderr
+    shape_of_four = "1nodes_4gpus_per_node.json"
+    assert set(lab.load("hardware", f"p2p_bandwidth_{shape_of_four}")) == {"pp_size_2"}
+    assert set(lab.load("hardware", f"sp_time_{shape_of_four}")) == {
+        f"{name}_{mb}MB_time"
+        for name in ("allreduce_size_4", "allreduce_size_2", "all2all_size_2")
+        for mb in (1, 4)
     }
-    for name, value in arguments.items():
-        said = lab.during(run, f"--{name}", value, expected=2).err
-        assert f"--{name}: this option is unknown" in said
-    said = lab.during(run, "--backend", "torch", expected=2).err
-    assert "expected auto, nccl or gloo, got 'torch'" in said
+    done = lab.ranks(2, "profiler.hardware", *line, "--dry-run", expected=2)
+    assert "--num-nodes(1) * --num-gpus-per-node(4) = 4 != 2" in done.stderr
 
 
 @TABLE.works("exported v2.4 launch of a searched plan")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from autopar.documents import catalog
+from autopar.documents.catalog import find_model
+from autopar.documents.spec import load_spec, write_spec
 from autopar.errors import InputError
 
 
@@ -46,3 +51,45 @@ def test_packaged_data_wins_over_the_repository(tmp_path, monkeypatch):
 def test_unknown_name_says_the_nearest(find, name, words):
     with pytest.raises(InputError, match=words):
         find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "seq_length"),
+    [
+        ("llama-7b", "llama2-7b", 2048),
+        ("llama-13b", "llama2-13b", 2048),
+        ("bert-large-uncased", "bert-large", 512),
+        ("mixtral-8x7b-e8k2", "mixtral-8x7b", 4096),
+    ],
+)
+def test_names_of_the_zoo_mean_models_of_the_same_sizes(
+    name: str, own: str, seq_length: int
+) -> None:
+    """As these models were published, length and all; a length that is given wins."""
+    found, shipped = load_spec(name), load_spec(own, seq_length=(seq_length,))
+
+    assert found == replace(shipped, name=name)
+    assert load_spec(name, seq_length=(256,)).layers[0].seq_length == 256
+
+
+def test_sizes_of_the_zoo_as_published() -> None:
+    """LLaMA of 2023, table 2 of its paper; the zoo's other sizes are no shipped model."""
+    for name, sizes in {
+        "llama-7b": (32, 4096, 32, 11008),
+        "llama-13b": (40, 5120, 40, 13824),
+    }.items():
+        layer = load_spec(name).layers[0]
+        assert sizes == (
+            *(layer.num_layers, layer.hidden_size, layer.num_heads, layer.ffn_hidden_size),
+        )
+    for name in ("llama-30b", "gpt-0.3b", "gpt-1.5b", "gpt-2.7b"):
+        with pytest.raises(InputError, match=f"no model '{name}'"):
+            find_model(name)
+
+
+def test_a_file_of_that_name_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-7b").mkdir()
+    write_spec(load_spec("gpt-6.7b"), tmp_path / "llama-7b" / "model.json")
+
+    assert load_spec("llama-7b") == load_spec("gpt-6.7b")

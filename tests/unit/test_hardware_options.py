@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,14 +19,17 @@ from profiler.hardware.command import COMMAND
 from profiler.hardware.options import (
     MAX_BYTES,
     OPERATIONS,
+    Cluster,
     HardwareOptions,
     build_options,
+    check_shape,
     check_world,
     divisors,
     parse_groups,
     parse_operations,
     parse_size,
     parse_sizes,
+    plan_cells,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -404,3 +408,63 @@ def test_traceback_on_request() -> None:
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "OptionError" in done.stderr
+
+
+# --- documented spellings ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ({"start-mb": "16", "end-mb": "512", "scale": "2"}, "16M:512M:x2"),
+        ({"end-mb": "8"}, "8M"),
+        ({"start-mb": "1024"}, "1024M"),
+        ({"scale": "8"}, "16M:512M:x8"),
+    ],
+)
+def test_documented_sizes(words: dict[str, str], sizes: str) -> None:
+    assert build_options(**words) == build_options(sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"start-mb": "8", "end-mb": "4"}, "--end-mb: 4 is below --start-mb 8"),
+        ({"start-mb": "8", "sizes": "1M"}, "--sizes and --start-mb, --end-mb, --scale say the"),
+        ({"scale": "1"}, "--scale: expected 2 to"),
+    ],
+)
+def test_documented_sizes_that_cannot_be(words: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        build_options(**words)
+
+
+def test_largest_degrees_limit_what_they_are_of() -> None:
+    """Data parallelism has all-reduces in larger groups than tensor parallelism."""
+    cluster = Cluster(hosts=("a",) * 8)
+    options = build_options(max_tp_deg="2", max_pp_deg="4", sizes="1M")
+    groups: dict[str, set[int]] = {}
+    for cell in plan_cells(options, cluster):
+        groups.setdefault(cell.operation, set()).add(cell.group_size)
+    assert groups["all2all"] == {2}
+    assert groups["p2p"] == groups["p2p_bidirectional"] == {2, 4}
+    assert groups["allreduce"] == groups["allgather"] == {2, 4, 8}
+
+
+def test_a_shape_that_torchrun_did_not_start_is_refused() -> None:
+    options = build_options(num_nodes="2", num_gpus_per_node="4")
+    check_world(options, 8)
+    with pytest.raises(OptionError, match=re.escape("(2) * --num-gpus-per-node(4) = 8 != 4")):
+        check_world(options, 4)
+    check_shape(options, Cluster(hosts=("a",) * 4 + ("b",) * 4))
+    with pytest.raises(OptionError, match="--num-nodes: 2 is given, and torchrun started 1 x 8"):
+        check_shape(options, Cluster(hosts=("a",) * 8))
+
+
+def test_what_starts_processes_elsewhere_is_said() -> None:
+    """A list of variables is left out as a whole, whatever its words look like."""
+    said: list[str] = []
+    words = ("--envs", "A=1", "num_nodes=7", "--hostfile", "h", "--backend", "torch")
+    raw = COMMAND.read(words, said.append)
+    assert raw == {"backend": "auto"}
+    assert [line.split()[0] for line in said] == ["--envs", "--hostfile"]

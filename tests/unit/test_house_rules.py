@@ -33,7 +33,6 @@ SMALL = {  # modules that are one idea and shorter: name, and why it stands alon
     "autopar/sources.py": "what documents of every kind carry along",
     "profiler/model/command.py": "light: what is wrong with an option is said before torch is here",
     "profiler/model/layers/sharding.py": "read before torch is imported, as its neighbours are not",
-    "profiler/options.py": "what two commands ask alike, read before torch is imported",
 }
 CODE = {".py", ".pyi", ".cpp", ".hpp", ".sh", ".txt", ".cmake"}
 MACHINE_PATH = re.compile(r"(?<![\w.:~/-])/(?:tmp|work|root|home)/")

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from autopar.documents.model import read_model_profile, write_model_profile
 from autopar.documents.sidecar import sidecar_path
 from autopar.documents.spec import bare_spec
-from autopar.errors import DocumentError, InputError
+from autopar.errors import DocumentError, InputError, VariantError
 from autopar.model import (
     LayerMemory,
     LayerProfile,
@@ -217,6 +217,18 @@ def test_the_other_variant_is_not_taken_in_silence(tmp_path: Path, sequence_para
         load(tmp_path, memory=memory, sequence_parallel=sequence_parallel)
     option = "--no-sequence-parallel" if sequence_parallel else "search with --sequence-parallel"
     assert option in str(error.value)
+
+
+def test_a_file_with_both_variants_lacks_a_key_and_is_of_none(tmp_path: Path) -> None:
+    """Only a file without any table of a variant was measured without it."""
+    plain = {key.removesuffix("_sp"): value for key, value in PROCESSED.items()}
+    with pytest.raises(VariantError):
+        load(tmp_path, memory=plain)
+    both = PROCESSED | plain
+    del both["other_memory_pp_off_sp"]
+    with pytest.raises(DocumentError, match="'other_memory_pp_off_sp': this key is miss") as error:
+        load(tmp_path, memory=both)
+    assert not isinstance(error.value, VariantError)
 
 
 def test_both_variants_in_one_file(tmp_path: Path) -> None:

@@ -212,8 +212,9 @@ def test_names_are_checked_without_a_command_line() -> None:
 def test_what_peers_write_beside() -> None:
     """Ignored with their value, refused with the remedy, and degrees that can only be 1."""
     family = Family(
-        ignored={"lr": "nothing is trained", "flash": "always"},
-        flags=frozenset({"flash"}),
+        ignored={"lr": "nothing is trained", "flash": "always", "fused-": "never", "env": "no"},
+        flags=frozenset({"flash", "fused-"}),
+        lists=frozenset({"env"}),
         planned={"tp-deg": "fix it with --pin tp={n}"},
         only_one={"cp-deg": "no rings"},
     )
@@ -223,6 +224,16 @@ def test_what_peers_write_beside() -> None:
     assert notices == [
         "--lr is accepted and ignored: nothing is trained",
         *["--flash is accepted and ignored: always"] * 2,
+    ]
+    # a beginning stands for many names, and a list has any number of words
+    given = ["--env", "A=1", "bsz=7", "--fused-norm", "x.json", "--fused_rope=1", "--env"]
+    normal, notices = normalise(given, SMALL.rows, family)
+    assert normal == ["x.json"]
+    assert [line.split()[0] for line in notices] == [
+        "--env",
+        "--fused-norm",
+        "--fused_rope",
+        "--env",
     ]
     with pytest.raises(OptionError, match=r"the search finds it; fix it with --pin tp=4$"):
         normalise(["--tp_deg=4"], SMALL.rows, family)

@@ -97,6 +97,21 @@ def test_same_options_keep_the_prediction() -> None:
     assert asked("plan.json", *same).prediction is not None
 
 
+def test_sizes_of_the_search_are_those_of_the_run() -> None:
+    """A plan made with other sizes is of that model, unless the command line says another."""
+    request = {**PREDICTED["request"], "num-heads": "8", "ffn-hidden-size": "64"}
+    write(Path("sized.json"), {**PREDICTED, "request": {**request, "vocab-size": "500"}})
+    question = asked("sized.json")
+    layer = question.job.spec.layers[0]
+    assert (layer.num_heads, layer.num_kv_heads, layer.ffn_hidden_size) == (8, 4, 64)
+    assert question.job.spec.vocab_size == 500
+    assert question.prediction is not None
+    other = asked("sized.json", "--ffn_hidden_size", "96")
+    assert other.job.spec.layers[0].ffn_hidden_size == 96
+    assert other.prediction is None
+    assert "of other sizes" in other.notes[-1]
+
+
 def test_global_options_beside_a_file_are_ignored_with_a_note() -> None:
     """The documentation: they are ignored and overwritten by the JSON file."""
     question = asked("plan.json", "--pp_deg", "4", "--sdp", "1")

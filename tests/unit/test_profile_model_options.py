@@ -18,6 +18,7 @@ from profiler.model.options import (
     parse_degrees,
     parse_seq_lengths,
 )
+from profiler.model.sources import load_source
 from tests.unit.profile_model_support import make_options
 from tests.warm import new_interpreter
 
@@ -121,6 +122,61 @@ def test_documented_sequence_range() -> None:
     assert stepped.seq_lengths == ((512,), (1024,), (1536,), (2048,))
 
 
+@pytest.mark.parametrize(
+    ("words", "lengths", "said"),
+    [
+        (("--profile-max-seq-length", "4096"), (256, 512, 1024, 2048, 4096), "beginning at 256"),
+        (("--profile-max-seq-length", "192"), (96, 192), "beginning at 96"),
+        (
+            ("--profile-max-seq-length", "300", "--profile-seq-length-step", "100"),
+            (100, 200, 300),
+            "beginning at 100",
+        ),
+    ],
+)
+def test_the_last_length_alone(words: tuple[str, ...], lengths: tuple[int, ...], said: str) -> None:
+    """The first follows from it, and is said."""
+    found, notes = told("--mode", "sequence", *words)
+
+    assert found.seq_lengths == tuple((length,) for length in lengths)
+    assert notes == [f"no --profile-min-seq-length given, {said}"]
+
+
+def test_the_last_batch_alone() -> None:
+    found, notes = told("--mode", "batch", "--profile-max-batch-size", "4")
+
+    assert found.batches == (1, 2, 3, 4)
+    assert notes == ["no --profile-min-batch-size given, beginning at 1"]
+
+
+def test_the_length_of_the_model() -> None:
+    """It is measured where nothing else says lengths, and ends those of the sequence mode."""
+    assert told("--seq_length", "64")[0].seq_lengths == ((64,),)
+    found, notes = told("--mode", "sequence", "--seq_length", "256")
+    assert found.seq_lengths == ((64,), (128,), (256,))
+    assert notes == []
+    found, notes = told("--seq_length", "64", "--profile_seq_length_list", "32")
+    assert found.seq_lengths == ((32,),)
+    assert notes == ["--seq-length is not used: other options say which lengths are measured"]
+
+
+def test_a_mode_alone_profiles_the_default_model() -> None:
+    notes: list[str] = []
+
+    assert build_options(notes.append, mode="sequence").model == "llama2-7b"
+    assert notes == ["no --model given, profiling the shipped llama2-7b"]
+
+
+def test_sizes_are_laid_over_a_described_model_alone() -> None:
+    sizes = told("--hidden_size", "2048", "--num_attention_heads", "16")[0].sizes
+
+    layer = sizes.load("llama2-7b").layers[0]
+    assert (layer.hidden_size, layer.num_heads, layer.num_kv_heads) == (2048, 16, 16)
+    assert layer.ffn_hidden_size == 5504
+    with pytest.raises(OptionError, match="--hidden-size: hf:x is a module that has its own"):
+        load_source("hf:x", sizes=sizes)
+
+
 def test_meaningless_options_are_named() -> None:
     """Options of peers that mean nothing here are left out with a sentence, values included."""
     notes: list[str] = []
@@ -148,6 +204,14 @@ def test_defaults_by_mode() -> None:
     assert make_options(source="exact").profile_types == ("memory",)
 
 
+def told(*arguments: str) -> tuple[ModelOptions, list[str]]:
+    """Return the options of a command line for a shipped model, and what is said of them."""
+    raw = COMMAND.read(["--model", "llama2-7b", *arguments], lambda _: None)
+    assert raw is not None
+    notes: list[str] = []
+    return build_options(notes.append, **raw), notes
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -167,6 +231,7 @@ def test_defaults_by_mode() -> None:
         ),
         ({"profile_min_batch_size": 1}, "--profile-max-batch-size is missing"),
         ({"profile_batch_size_step": 1}, "needs --profile-min-batch-size"),
+        ({"profile_max_seq_length": 0}, "--profile-max-seq-length 0 is no range"),
         ({"profile_min_batch_size": 3, "profile_max_batch_size": 1}, "are no range"),
         ({"seq": "[512,128"}, "one length per layer type; write [512,128]"),
         ({"seq": "[512:1024,128]"}, "one length per layer type; write [512,128]"),

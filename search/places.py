@@ -1,0 +1,240 @@
+"""Measured files that lie where the profilers write by default, for questions that name none.
+
+`torchrun -m profiler.hardware` and `profile-model` write without `--out` into folders below the
+one where they run (`autopar.documents.catalog`); a search that runs there plans with what it finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autopar.documents.catalog import (
+    HARDWARE_FOLDER,
+    find_model,
+    hardware_folders,
+    is_shipped_folder,
+    model_file_name,
+    model_folder,
+    model_folders,
+)
+from autopar.errors import InputError, OptionError
+from autopar.model import ModelSpec
+
+__all__ = ["Places", "find_places", "is_measured_only", "named_card"]
+
+_CARD = re.compile(r".+:[^/\\]*")
+"""What is meant as CARD:NxG, well formed or not."""
+_PRECISIONS = ("bf16", "fp16", "fp32")
+_MEASURE_HARDWARE = "torchrun -m profiler.hardware"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders that stand in for inputs that nobody named; None where nothing was found."""
+
+    hardware: str | None = None
+    times: str | None = None
+    memory: str | None = None
+    """Together with `times`."""
+    unused: tuple[str, ...] = ()
+    """What lies there and is not planned with, and why, in sentences."""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Option name -> folder."""
+        found = {
+            "hardware": self.hardware,
+            "time-profiling-path": self.times,
+            "memory-profiling-path": self.memory,
+        }
+        return {option: folder for option, folder in found.items() if folder is not None}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What stands in for what, and what was left alone, for stderr."""
+        lines = []
+        if self.hardware is not None:
+            lines.append(f"no --hardware given, planning with the hardware of {self.hardware}")
+        if self.times is not None:
+            lines.append(f"no --time-profiling-path given, planning with {self._profile}")
+        return (*lines, *self.unused)
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """The same as options that were not given."""
+        lines = []
+        if self.hardware is not None:
+            lines.append(f"--hardware {self.hardware} (hardware of {self.hardware})")
+        if self.times is not None:
+            lines.append(
+                f"--time-profiling-path {self.times} --memory-profiling-path {self.memory} "
+                f"({self._profile})"
+            )
+        return tuple(lines)
+
+    @property
+    def _profile(self) -> str:
+        if self.times == self.memory:
+            return f"times and memory of {self.times}"
+        return f"times of {self.times} and memory of {self.memory}"
+
+
+def find_places(
+    spec: Callable[[], ModelSpec],
+    precision: str,
+    *,
+    card: str | None,
+    has_hardware: bool,
+    has_profile: bool,
+    has_shape: bool,
+) -> Places:
+    """Return what lies in the default folders and stands in for what is not named.
+
+    Measured files are taken for the model and the cluster, or for neither: a measured model on an
+    estimated device is planned only where both are named.
+
+    Parameters
+    ----------
+    spec : makes the model; called where its files matter.
+    card : the hardware as CARD:NxG where that is named, which asks for estimates.
+    has_hardware : a card, a folder or a file of hardware is named.
+    has_profile : times or memory of the model are named.
+    has_shape : a number of nodes or GPUs is named, which chooses among measured clusters.
+
+    Raises
+    ------
+    OptionError: files of several devices are there, or what belongs to measured times is missing.
+    """
+    hardware = () if has_hardware else hardware_folders()
+    if has_profile:
+        return Places(hardware=_only("--hardware", "files of a cluster", hardware))
+    if not hardware and not Path("models").is_dir():
+        return Places()
+    model = spec()
+    times, other_times = _own(model, "computation", precision)
+    memory, other_memory = _own(model, "memory", precision)
+    if card is not None:
+        return Places(unused=tuple(_beside_a_card(model, card, times)))
+    if times:
+        if not memory:
+            raise OptionError(
+                f"--memory-profiling-path: is missing; {times[0]} has times of {model.name} and "
+                f"{model_folder(model.name)} no memory, which profile-model --profile-type memory "
+                "counts"
+            )
+        if not has_hardware and not hardware:
+            raise OptionError(
+                f"--hardware: is missing; {times[0]} has measured times of {model.name}, and "
+                f"{HARDWARE_FOLDER} no cluster: {_MEASURE_HARDWARE} measures it, and --hardware "
+                "CARD:NxG such as a100-80gb:1x8 estimates both"
+            )
+        return Places(
+            hardware=_only("--hardware", "files of a cluster", hardware),
+            times=_only("--time-profiling-path", f"times of {model.name}", times),
+            memory=_only("--memory-profiling-path", f"memory of {model.name}", memory),
+        )
+    others = dict.fromkeys((*other_times, *other_memory))
+    unused = [
+        f"what {folder} has is not used: it was measured of {model.name} with other sizes"
+        for folder in others
+        if not is_shipped_folder(folder)
+    ]
+    unused += [*_other_precisions(model, precision), *_lonely_memory(model, memory)]
+    if hardware and has_shape:
+        # a shape of it is asked for: what is missing is the model, and that is said
+        return Places(
+            hardware=_only("--hardware", "files of a cluster", hardware), unused=tuple(unused)
+        )
+    if hardware:
+        unused.append(
+            f"the hardware of {hardware[0]} is not used: no times of {model.name} in {precision} "
+            f"lie in {model_folder(model.name)}, where profile-model writes them"
+        )
+    return Places(unused=tuple(unused))
+
+
+def _own(
+    model: ModelSpec, kind: Literal["computation", "memory"], precision: str
+) -> tuple[list[Path], list[Path]]:
+    """Return the folders with a file of a model, and those whose sidecar says other sizes.
+
+    File names say hidden size and heads alone; files without a sidecar are taken at their word.
+    """
+    from autopar.documents.sidecar import describe_model, read_sidecar  # heavy for a help
+
+    found: tuple[list[Path], list[Path]] = ([], [])
+    for folder in model_folders(kind, precision, model):
+        said = {
+            run.metadata.get("model")
+            for path in folder.glob(model_file_name(kind, precision, model))
+            if (sidecar := read_sidecar(path)) is not None
+            for run in sidecar.runs
+        } - {None}
+        # digests alone: what a model is called changes nothing of it
+        digest = describe_model(model).rpartition(" ")[2]
+        known = all(layer.ffn_hidden_size is not None for layer in model.layers)
+        other = (
+            known and bool(said) and digest not in {str(text).rpartition(" ")[2] for text in said}
+        )
+        found[other].append(folder)
+    return found
+
+
+def _only(option: str, what: str, folders: Sequence[Path]) -> str | None:
+    """Return the one folder there is, None without any; raise OptionError for several."""
+    if len(folders) > 1:
+        listed = " and ".join(str(folder) for folder in folders)
+        raise OptionError(f"{option}: is missing, and {what} lie in {listed}; name one of them")
+    return str(folders[0]) if folders else None
+
+
+def _beside_a_card(model: ModelSpec, card: str, times: Sequence[Path]) -> list[str]:
+    """Return a sentence on measured times that a card was preferred to."""
+    return [
+        f"times of {folder} are not used beside --hardware {card}, which estimates {model.name}; "
+        f"name them with --time-profiling-path and --memory-profiling-path"
+        for folder in times[:1]
+    ]
+
+
+def _other_precisions(model: ModelSpec, precision: str) -> list[str]:
+    """Return a sentence on times that were measured in another precision only."""
+    found = [
+        (other, folder)
+        for other in _PRECISIONS
+        if other != precision
+        for folder in model_folders("computation", other, model)
+    ]
+    return [
+        f"times of {folder} are not used: they are in {other}, and --mixed-precision is {precision}"
+        for other, folder in found[:1]
+    ]
+
+
+def _lonely_memory(model: ModelSpec, memory: Sequence[Path]) -> list[str]:
+    """Return a sentence on memory that somebody counted without taking times."""
+    own = [folder for folder in memory if not is_shipped_folder(folder)]
+    return [
+        f"memory of {folder} is not used: no times of {model.name} lie beside it, and "
+        f"profile-model --profile-type computation takes them"
+        for folder in own[:1]
+    ]
+
+
+def named_card(hardware: str | None) -> str | None:
+    """Return the hardware where it is meant as CARD:NxG; a folder may have a colon in its name."""
+    is_card = hardware is not None and _CARD.fullmatch(hardware) and not Path(hardware).is_dir()
+    return hardware if is_card else None
+
+
+def is_measured_only(name: str) -> bool:
+    """Return whether a name is that of a folder of measured files, and of no model described."""
+    try:
+        find_model(name)
+    except InputError:
+        return model_folder(name).is_dir()
+    return False
