@@ -32,8 +32,8 @@ from benchmarks.metadata import append, peak_memory_bytes
 from profiler.plan.arithmetic import first_shapes, held, last_shapes, layer_shapes
 from profiler.plan.dryrun import dry_run, first_ranks
 from profiler.plan.job import DryRunRank, PlanJob
+from search.interface import open_documents
 from search.planner.planner import Planner
-from search.request import open_documents
 
 __all__ = ["CASES", "Case", "Row", "full_size", "main", "rows"]
 

@@ -23,6 +23,7 @@ from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel
 from search.cost.tables import PlanTables
+from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
 from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
 from search.planner.prediction import (
@@ -34,7 +35,6 @@ from search.planner.prediction import (
     predict,
     probabilities_faster,
 )
-from search.request import open_documents, search_options
 from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
 
 __all__ = [

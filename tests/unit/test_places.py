@@ -14,9 +14,10 @@ from autopar.documents.spec import load_spec
 from autopar.errors import OptionError
 from profiler.model.options import ModelOptions
 from profiler.model.run import profile_paths
+from search.interface import open_documents
 from search.options import SearchOptions
 from search.places import Places
-from search.request import InputSpec, open_documents, with_places
+from search.request import InputSpec, with_places
 
 CONFIG = {
     "model_type": "llama",
@@ -216,6 +217,11 @@ def test_files_of_other_sizes_are_left_alone_and_said() -> None:
     assert _found(num_layers=(2,), seq_length=(64,)).times == str(CPU)
     other = _found(ffn_hidden_size=96)
     assert other.named == {}
+    # a model of other widths has a name, and so a folder, of its own
+    assert other.notices[0].startswith(
+        "the hardware of hardware is not used: no times of tiny_hidden64_head4 in bf16 lie in "
+    )
+    other = _found(vocab_size=96)
     assert other.notices[0] == (
         f"what {CPU} has is not used: it was measured of tiny with other sizes"
     )
