@@ -125,7 +125,7 @@ def _other(published: Published, where: str, kind: States) -> Iterator[Row]:
     before: Row | None = None
     for degree in (1, 2, 4, 8):
         counted = _counted_vocab(part, degree)
-        ours = 16.0 * counted.num_parameters if kind == "model_states" else _in_file(counted)
+        ours = 16.0 * counted.num_parameters if kind == "model_states" else _in_file(part, counted)
         run = published.taken(where, kind, degree)
         if run is not None:
             terms = terms_of(run, part)
@@ -205,10 +205,10 @@ def _activation_terms(run: Run, part: VocabPart) -> dict[str, float]:
     logits = TOKENS * _vocab(spec) / run.vtp
     terms = gradients | {
         "the loss keeps its softmax in bf16": -2.0 * logits,
-        "two bf16 copies of the logits": 4.0 * logits - plain.peak_bytes / plain.batch,
+        "two bf16 copies of the logits": 4.0 * logits - plain.peak_bytes / BATCH,
         "the head's weights gathered": 2.0 * _vocab(spec) * hidden / run.vtp / samples,
     }
-    padding = _in_file(plain) - _in_file(_counted_vocab(part, run.vtp))
+    padding = _in_file(part, plain) - _in_file(part, _counted_vocab(part, run.vtp))
     return terms | ({_SPLIT: padding} if padding else {})
 
 
@@ -254,7 +254,7 @@ def _unpadded(spec: ModelSpec) -> ModelSpec:
     return replace(spec, make_vocab_size_divisible_by=1)
 
 
-def _in_file(memory: ExactMemory) -> float:
-    """Return the activation of the documented tables per sample, in bytes."""
-    peak = 0 if memory.part == "first" else memory.peak_bytes
-    return (memory.activation_bytes + peak) / memory.batch
+def _in_file(part: VocabPart, memory: ExactMemory) -> float:
+    """Return the activation of the documented tables per sample of `BATCH`, in bytes."""
+    peak = 0 if part == "first" else memory.peak_bytes
+    return (memory.activation_bytes + peak) / BATCH

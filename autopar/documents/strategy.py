@@ -339,7 +339,7 @@ class _PaddleFile(_File):
         )
 
 
-_COARSE = re.compile(r"pp(\d{1,8})_tp(\d{1,8})_dp(\d{1,8})_stage([0-3])_recompute([01])", re.ASCII)
+_COARSE = re.compile(r"pp([0-9]{1,8})_tp([0-9]{1,8})_dp([0-9]{1,8})_stage([0-3])_recompute([01])")
 """`Strategy.serialize` of PaddleNLP's Galvatron."""
 
 

@@ -480,15 +480,18 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
         "settle_chunk": None,
         "forbid": (),
     }
-    first = list(widest)
-    rows = rows_of(SearchOptions)
-    # degrees before kinds: a rule such as tp=4 may be met by another kind of the degree
-    for row in sorted(rows, key=lambda row: first.index(row.field) if row.field in widest else 99):
-        value = getattr(options, row.field)
-        if row.field.startswith("disable_") and value:
-            yield row.field, False, f"--{row.name}"
-        elif row.field in widest and value != widest[row.field]:
-            yield row.field, widest[row.field], f"--{row.name} {_words(written(row, value))}"
+    rows = {row.field: row for row in rows_of(SearchOptions)}
+    disabled = [field for field in rows if field.startswith("disable_")]
+    # Degrees before kinds: a rule such as tp=4 may be met by another kind of the degree. What
+    # somebody chose comes before what is so by default.
+    for field in sorted([*widest, *disabled], key=lambda f: getattr(options, f) == rows[f].default):
+        row, value = rows[field], getattr(options, field)
+        if field in disabled and value:
+            yield field, False, f"--{row.name}"
+        elif field in widest and value != widest[field]:
+            default = ", its default," if value == row.default else ""
+            words = f"--{row.name} {_words(written(row, value))}{default}"
+            yield field, widest[field], words
 
 
 def _words(value: object) -> str:

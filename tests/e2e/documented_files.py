@@ -599,7 +599,8 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     plan = lab.changed(ALLREDUCE, times("allreduce_size_2_consec_1", 0.1)).planned(*BASE)
     assert not list(lab.folder.rglob("*.meta.json"))
-    (note,) = plan["notes"]
+    note, neighbours = plan["notes"]
+    assert neighbours.startswith("suspicious: in allreduce_bandwidth_1nodes_8gpus_per_node.json")
     assert "is 16 GB/s, but sp_time_1nodes_8gpus_per_node.json says" in note
     assert note.endswith("these times its sequence parallelism")
     assert "sidecar" not in note

@@ -205,7 +205,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value).split(" at 0x")[0][:30])
 def test_columns_of_any_kind(value: Any) -> None:
     """One error that names the column."""
     for name in ("dp", "mbs", "nv_tp"):
@@ -240,7 +240,7 @@ def test_degrees_whose_product_no_integer_holds() -> None:
         np.zeros(2, dtype=[("dp", "f8")]),
         np.array([object()]),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_rows_of_other_types(rows: Any) -> None:
     """Refused by name, whatever their shape."""

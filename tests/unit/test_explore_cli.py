@@ -255,7 +255,9 @@ def test_pictures(capsys: Capture) -> None:
     assert "system.networks.1.bandwidth" in (Path("sweep") / "sweep.svg").read_text()
     assert "wrote sweep/sweep.svg" in capsys.readouterr().err
     assert run([*calculon(Path()), "--plot", "machine.json"]) == 2
-    assert "machine.json is a file, expected a folder" in capsys.readouterr().err
+    assert (
+        "--plot: machine.json is what the command reads; choose another" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_outputs_of_one_execution(capsys: Capture) -> None:
         (["--json", "machine.json"], "--json: machine.json is what the command reads"),
         (["--peers", "small.json"], "--peers: small.json is what the command reads"),
         (["--peers", shipped], "is what the command reads"),
-        (["--json", "a.json", "--peers", "a.json"], "--peers: a.json is the file of --json too"),
+        (["--json", "a.json", "--peers", "a.json"], "--json: a.json is the file of --peers too"),
     ):
         assert cli_estimate.run([*words, *more]) == 2
         assert sentence in capsys.readouterr().err
