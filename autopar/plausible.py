@@ -22,8 +22,8 @@ from autopar.errors import DocumentError
 __all__ = [
     "AGAIN",
     "IMPOSSIBLE",
-    "Cell",
     "Doubt",
+    "Figure",
     "Law",
     "contradictions",
     "doubtful_bandwidths",
@@ -55,7 +55,7 @@ _BRIDGE = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Figure:
     """One value of a file and where it lies on a curve."""
 
     key: str
@@ -91,7 +91,7 @@ class Doubt:
     """How far it is beyond what is plausible."""
 
 
-def contradictions(cells: Iterable[Cell], law: Law, *, most: float = IMPOSSIBLE) -> list[Doubt]:
+def contradictions(cells: Iterable[Figure], law: Law, *, most: float = IMPOSSIBLE) -> list[Doubt]:
     """Return the cells that contradict the others, worst first; of two cells alone the pair.
 
     Cells of value 0 say nothing: what is left of a difference may be nothing.
@@ -134,7 +134,7 @@ def once(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 
 def doubtful_table(
-    table: Iterable[tuple[str, float, str, Cell]], by_degree: Law, by_length: Law
+    table: Iterable[tuple[str, float, str, Figure]], by_degree: Law, by_length: Law
 ) -> list[Doubt]:
     """Return the figures of a table by tokens and degree that contradict each other.
 
@@ -142,7 +142,7 @@ def doubtful_table(
     rank keeps falls with the degree, by at most the degree: the first law is of the figure times
     the degree.
     """
-    curves: dict[tuple[str, str], list[Cell]] = {}
+    curves: dict[tuple[str, str], list[Figure]] = {}
     for lengths, tokens, degree, cell in table:
         shared = replace(cell, y=cell.y * cell.x)
         curves.setdefault(("degree", lengths), []).append(shared)
@@ -154,11 +154,11 @@ def doubtful_table(
     )
 
 
-def _unit(cell: Cell) -> str:
+def _unit(cell: Figure) -> str:
     return f" {cell.unit}" if cell.unit else ""
 
 
-def _allowed(cell: Cell, others: Sequence[Cell], law: Law) -> tuple[float, float]:
+def _allowed(cell: Figure, others: Sequence[Figure], law: Law) -> tuple[float, float]:
     """Return the smallest and the largest value of a cell that the others allow, without slack."""
     lows, highs = [], []
     for other in others:
@@ -172,7 +172,7 @@ def _allowed(cell: Cell, others: Sequence[Cell], law: Law) -> tuple[float, float
     return max(lows, default=0.0), min(highs, default=math.inf)
 
 
-def _between(cell: Cell, near: Sequence[Cell], law: Law) -> float:
+def _between(cell: Figure, near: Sequence[Figure], law: Law) -> float:
     """Return the value of a cell on the line, in logarithms, through two others."""
     a, b = near
     slope = math.log(b.y / a.y) / math.log(b.x / a.x) if a.x != b.x else law.least
@@ -180,7 +180,7 @@ def _between(cell: Cell, near: Sequence[Cell], law: Law) -> float:
     return float(a.y * (cell.x / a.x) ** slope)
 
 
-def _broken(cells: Sequence[Cell], law: Law) -> list[tuple[int, int, float]]:
+def _broken(cells: Sequence[Figure], law: Law) -> list[tuple[int, int, float]]:
     """Return the pairs that break a law by more than its slack, and by how much as a logarithm."""
     found = []
     for (i, a), (j, b) in combinations(enumerate(cells), 2):
@@ -193,7 +193,7 @@ def _broken(cells: Sequence[Cell], law: Law) -> list[tuple[int, int, float]]:
     return found
 
 
-def _culprit(cells: Sequence[Cell], broken: Sequence[tuple[int, int, float]], law: Law) -> int:
+def _culprit(cells: Sequence[Figure], broken: Sequence[tuple[int, int, float]], law: Law) -> int:
     """Return the cell without which the others agree best."""
 
     def left(index: int) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def _culprit(cells: Sequence[Cell], broken: Sequence[tuple[int, int, float]], la
     return min(involved, key=left)
 
 
-def _roughness(cells: Sequence[Cell], law: Law) -> float:
+def _roughness(cells: Sequence[Figure], law: Law) -> float:
     """Return how much the slope of a curve in logarithms changes, and leaves the law."""
     slopes = [
         math.log(b.y / a.y) / math.log(b.x / a.x) if b.x > a.x else 0.0 for a, b in pairwise(cells)
@@ -259,7 +259,7 @@ def doubtful_parameters(key: str, written: float, counted: float) -> Doubt | Non
 
 
 def doubtful_bandwidths(
-    cells: Iterable[Cell], *, pairs_may_be_faster: bool = False
+    cells: Iterable[Figure], *, pairs_may_be_faster: bool = False
 ) -> Iterator[Doubt]:
     """Yield the groups that are much faster or slower than groups of the next size.
 
@@ -274,7 +274,7 @@ def doubtful_bandwidths(
     yield from contradictions(left, Law(least=-1.0, most=1.0, slack=_BUMP), most=math.inf)
 
 
-def doubtful_link(cell: Cell, memory_bytes_per_s: float | None) -> Doubt | None:
+def doubtful_link(cell: Figure, memory_bytes_per_s: float | None) -> Doubt | None:
     """Return the doubt about a bandwidth (y in bytes/s) beyond any link or the device's memory."""
     limit, what = _FASTEST_LINK_BYTES_PER_S, "any link"
     if memory_bytes_per_s is not None and memory_bytes_per_s < limit:

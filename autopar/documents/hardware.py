@@ -39,8 +39,8 @@ from autopar.documents.sidecar import (
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
 from autopar.plausible import (
-    Cell,
     Doubt,
+    Figure,
     Law,
     contradictions,
     doubtful_bandwidths,
@@ -508,7 +508,7 @@ def _bandwidth_doubts(
 ) -> Iterator[Doubt]:
     """Yield bandwidths that contradict those of other groups on the same links."""
     num_nodes, gpus_per_node = shape
-    families: dict[tuple[bool, bool], list[Cell]] = {}
+    families: dict[tuple[bool, bool], list[Figure]] = {}
     for entry in entries:
         # strided groups have members on every node, neighbours where a node is too small
         inside = num_nodes == 1 or (
@@ -516,7 +516,7 @@ def _bandwidth_doubts(
             and entry.consecutive
             and entry.group_size <= gpus_per_node
         )
-        cell = Cell(
+        cell = Figure(
             key=entry.key,
             x=float(entry.group_size),
             y=entry.value,
@@ -533,9 +533,9 @@ def _bandwidth_doubts(
 
 def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
     """Yield times of collectives that contradict those of other sizes."""
-    curves: dict[tuple[str, int], list[Cell]] = {}
+    curves: dict[tuple[str, int], list[Figure]] = {}
     for entry in entries:
-        cell = Cell(
+        cell = Figure(
             key=entry.key,
             x=float(entry.size_bytes or 1),
             y=entry.value,

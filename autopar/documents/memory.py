@@ -34,7 +34,7 @@ from autopar.model import (
     OtherMemory,
     parameter_count,
 )
-from autopar.plausible import Cell, Doubt, Law, doubtful_parameters, doubtful_table, notes_of
+from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_table, notes_of
 from autopar.units import MIB
 
 __all__ = [
@@ -442,14 +442,14 @@ class _Reader:
 
 def _cells_of(
     key: str, name: str, table: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, float, str, Cell]]:
+) -> Iterator[tuple[str, float, str, Figure]]:
     """Yield (lengths, tokens, degree or name, cell) of a table; x of a cell is its degree."""
     for text, values in table.items():
         tokens = float(sum(seqs_of(text)) if text else 1)
         for degree, value in values.items():
             at = f"{_join(key, text)}{name}" + (f".{degree}" if degree else "")
             share = float(degree) if degree.isdecimal() else 1.0
-            figure = Cell(key=at, x=share, y=value, written=value, unit="MiB")
+            figure = Figure(key=at, x=share, y=value, written=value, unit="MiB")
             yield text, tokens, degree, figure
 
 

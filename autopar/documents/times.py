@@ -16,7 +16,7 @@ from autopar.documents.sidecar import LayerTimes, OtherTimes, Sidecar, TensorKin
 from autopar.documents.spec import bare_spec
 from autopar.errors import DocumentError
 from autopar.model import LayerProfile, ModelProfile, ModelSpec, OtherTime, ShardedTime, TimePoint
-from autopar.plausible import Cell, Doubt, Law, contradictions, notes_of, once
+from autopar.plausible import Doubt, Figure, Law, contradictions, notes_of, once
 from autopar.units import MS, format_count
 
 __all__ = [
@@ -218,7 +218,7 @@ def sidecar_doubts(sidecar: Sidecar) -> list[Doubt]:
 def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
     """Yield the measured times of a layer type that contradict those of other sizes and degrees."""
     for name in ("forward_s", "backward_s", "recompute_s"):
-        curves: dict[tuple[object, ...], list[Cell]] = {}
+        curves: dict[tuple[object, ...], list[Figure]] = {}
         laws: dict[tuple[object, ...], Law] = {}
         for t in times:
             value = getattr(t, name)
@@ -233,7 +233,7 @@ def _doubts(kind: int, times: Sequence[ShardedTime]) -> Iterator[Doubt]:
                 # t ranks take from 1/t of the time to all of it
                 (("d", t.batch, t.seq_length, t.kind), t.degree, value * t.degree, _BY_DEGREE),
             ):
-                cell = Cell(key=key, x=float(x), y=y, written=value, unit="s")
+                cell = Figure(key=key, x=float(x), y=y, written=value, unit="s")
                 curves.setdefault(curve, []).append(cell)
                 laws[curve] = law
         yield from once(
@@ -492,14 +492,16 @@ class _Reader:
             for kind, points in enumerate(self.layers)
         ]
         for kind, points in (*tables, (None, self.others)):
-            curves: dict[tuple[str, Any], list[Cell]] = {}
+            curves: dict[tuple[str, Any], list[Figure]] = {}
             for (batch, seqs), ms in points.items():
                 name = "other" if kind is None else kind
                 canonical = f"layertype_{name}_bsz{batch}_seq{seqs_text(seqs)}"
                 size = (batch, seqs) if kind is None else (batch, seqs[0])
                 key = self.keys.get((kind, size), canonical)
                 # ms per sample of the file -> of the whole batch, which the laws are about
-                cell = Cell(key=key, x=float(batch), y=ms * batch, written=ms, unit="ms per sample")
+                cell = Figure(
+                    key=key, x=float(batch), y=ms * batch, written=ms, unit="ms per sample"
+                )
                 curves.setdefault(("batch", seqs), []).append(cell)
                 by_length = replace(cell, x=float(sum(seqs)))
                 curves.setdefault(("length", batch), []).append(by_length)

@@ -27,7 +27,7 @@ from autopar.errors import DocumentError
 from autopar.estimate import check_rates, estimate_hardware
 from autopar.model import LayerProfile, ModelProfile, ModelSpec, TimePoint
 from autopar.plausible import (
-    Cell,
+    Figure,
     doubtful_bandwidths,
     doubtful_link,
     doubtful_parameters,
@@ -355,8 +355,8 @@ def test_parameters_that_are_not_those_of_the_model(
 def test_pairs_with_a_bridge_are_not_accused() -> None:
     """On PCIe machines pairs are an order of magnitude faster, and that is no mistake."""
 
-    def group(size: int, bytes_per_s: float) -> Cell:
-        return Cell(key=f"size {size}", x=size, y=bytes_per_s, written=bytes_per_s / 1e9, unit="")
+    def group(size: int, bytes_per_s: float) -> Figure:
+        return Figure(key=f"size {size}", x=size, y=bytes_per_s, written=bytes_per_s / 1e9, unit="")
 
     bridged = [group(2, 200e9), group(4, 18e9), group(8, 16e9)]
     assert list(doubtful_bandwidths(bridged, pairs_may_be_faster=True)) == []
