@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from autopar.command.run import visible
+from autopar.command.run import reader_left, visible
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
 from autopar.output import write_files
@@ -158,8 +158,9 @@ class _Console(Console):
         return super().render_str(visible(text), **others)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to `commands.guarded`: rich itself would end the process with 1."""
-        raise BrokenPipeError
+        """Print nothing more and go on, since files may come after; rich would end the process."""
+        self.quiet = True
+        reader_left()
 
 
 class _Trimmed:
