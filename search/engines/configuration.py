@@ -29,12 +29,14 @@ __all__ = [
 
 
 _NAME = r"[A-Za-z_]\w*"
-# `*+` gives nothing back: an open quote in a long script takes linear time
-_BRACES = r"\$\{(?:[^{}$]|\$(?!\{)|\$\{[^{}]*\})*+\}"
-_QUOTES = rf"""'[^']*'|"(?:{_BRACES}|\\.|[^"\\])*+\""""
+# What begins with a character is one thing only, so that an open quote in a long script takes
+# linear time. Not `*+`, which Python before 3.11.5 matches wrongly (CPython issue 106052).
+_BRACES = r"\$\{(?:[^{}$]|\$(?!\{)|\$\{[^{}]*\})*\}"
+_QUOTES = rf"""'[^']*'|"(?:{_BRACES}|\\.|\$(?!\{{)|[^"\\$])*\""""
 _PIECE = rf"""{_QUOTES}|\\.|{_BRACES}|\$(?![{{(])|[^\s'"\\$;&|<>()#`]"""
-_WORD = rf"(?:{_PIECE})(?:{_PIECE}|\#)*+"
-_ITEMS = re.compile(rf"(?:\s|\\\n|\#[^\n]*|{_WORD})*+", re.DOTALL)
+_WORD = rf"(?:{_PIECE})(?:{_PIECE}|\#)*"
+# a comment begins where a word would; elsewhere its sign is a part of the word
+_ITEMS = re.compile(rf"(?:\s|\\\n|(?<![^\s(])\#[^\n]*|(?<=[^\s(])\#|{_PIECE})*", re.DOTALL)
 # tried in this order: a redirection may begin with a digit, an array with a word
 _TOKEN = re.compile(
     rf"(?P<blank>(?:[^\S\n]|\\\n)+|\#[^\n]*)"
