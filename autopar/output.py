@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -96,6 +94,8 @@ class Begun:
         # In the same folder, since a file is renamed inside one file system only; a name that
         # nobody can foresee, since a link that waited there would be followed.
         prefix = os.fsencode(f".{self.path.name}")[:_NAME_BYTES].decode("utf-8", "ignore")
+        import tempfile  # every command imports this module, and few write
+
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f"{prefix}.", suffix=".part")
         self.part = Path(name)
         self.stream = os.fdopen(handle, "wb")
@@ -173,8 +173,12 @@ def _encoded(path: Path, content: str | bytes) -> bytes:
         return content
     # JSON has the same escape for what is not Unicode
     raw = content.encode("utf-8", "backslashreplace")
+    if path.suffix.lower() != ".gz":
+        return raw
+    import gzip
+
     # mtime=0: the header would hold the time of writing
-    return gzip.compress(raw, mtime=0) if path.suffix.lower() == ".gz" else raw
+    return gzip.compress(raw, mtime=0)
 
 
 def _is_special(path: Path) -> bool:

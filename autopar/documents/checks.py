@@ -259,7 +259,10 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 class StrictObject(BaseModel):
     """An object with fixed keys; an unknown key is refused with the nearest known one."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    # made when it is first used: a command reads few of the documents that it knows
+    model_config = ConfigDict(
+        defer_build=True, strict=True, frozen=True, extra="forbid", allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -307,7 +307,7 @@ class InputEntry(_Entry):
 class OptionsEntry(BaseModel):
     """Everything that shaped the result, in base units; these keys are read, the others kept."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow")
 
     mixed_precision: _Text | None = None
     sequence_parallel: _Flag | None = None

@@ -222,7 +222,7 @@ _Ratio = Annotated[float, _RATIO]
 class _Config(BaseModel):
     """The keys of a `config.json` that say what the architecture is; files have many others."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(defer_build=True, frozen=True)
 
     vocab_size: _Whole
     tie_word_embeddings: _Switch | None = None
@@ -264,7 +264,7 @@ def _divided(path: Path, config: BaseModel, hidden_key: str, heads_key: str) -> 
 class _Rope(BaseModel):
     """Of rotary positions: what transformers 4 calls rope_scaling and 5 rope_parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow")
 
     rope_theta: _Ratio | None = None
 

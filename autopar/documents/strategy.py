@@ -126,7 +126,7 @@ _ONLY_READ = {*_EXPERTS, "vcp"}
 class _File(BaseModel):
     """A spelling of the file; a list that is not given is empty."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(defer_build=True, frozen=True)
 
     @model_validator(mode="wrap")
     @classmethod
