@@ -5,6 +5,10 @@
 namespace autopar {
 namespace {
 
+// Comparing all pairs of layers takes quadratic time; more layers of several types are compared by
+// their place alone.
+constexpr int kMostCompared = 4096;
+
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
 
 double largest(const double* values, std::size_t n, const std::uint8_t* valid = nullptr) {
@@ -64,6 +68,25 @@ Instance::Instance(const Tables& tables, const SearchSettings& settings)
                 prefix.begin() + static_cast<std::ptrdiff_t>((idx(l) + 1) * K));
     ++prefix[(idx(l) + 1) * K + idx(t.layer_type[l])];
     ++count[idx(t.layer_type[l])];
+  }
+  find_same_layers();
+}
+
+// Layers 1 and later are compared with each other alone: the first has no layer before it.
+void Instance::find_same_layers() {
+  const int layers = t.num_layers;
+  same_.resize(idx(layers));
+  if (t.num_types == 1 || layers > kMostCompared) return;
+  // how many layers from l - d on are like those from l on, the largest distance d first: of all
+  // that are alike for n layers, the first counts
+  for (int d = layers - 1; d > 0; --d) {
+    int like = 0;
+    for (int l = layers - 1; l > d; --l) {
+      like = t.layer_type[l] == t.layer_type[l - d] ? like + 1 : 0;
+      if (like == 0 || t.layer_type[l - 1] != t.layer_type[l - d - 1]) continue;
+      auto& same = same_[idx(l)];
+      if (same.empty() || like > same.back().second) same.emplace_back(l - d, like);
+    }
   }
 }
 

@@ -1,7 +1,9 @@
 // Tables in ticks, and the sub-problems (items) that the best-first search orders.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "planner/problem.hpp"
@@ -28,7 +30,8 @@ struct Item {
 
 struct ItemPlan {
   Ticks step = kInfTicks;
-  bool exact = true;  // false: the best one known when the deadline passed
+  bool exact = true;    // false: the best one known when the deadline passed
+  double bound = 0.0;  // and nothing in the item is faster than this
   std::vector<int> stage_sizes;
   std::vector<int> strategies;
 };
@@ -42,6 +45,14 @@ class Instance {
   const TickScale scale;
   std::vector<int> count;   // layers by type
   std::vector<int> prefix;  // (L+1, K) layers of each type before layer l
+
+  // The first layer from which on n layers are like those from l on, and the layer before them, too.
+  int same_layers(int l, int n) const {
+    if (t.num_types == 1) return std::min(l, 1);
+    for (const auto& [first, most] : same_[static_cast<std::size_t>(l)])
+      if (n <= most) return first;
+    return l;
+  }
 
   // row (n, k, s) etc. in ticks
   std::vector<Ticks> forward, backward, tail;                    // (N, K, S)
@@ -85,6 +96,10 @@ class Instance {
 
   // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
   double simple_bound(const Item& item) const;
+
+ private:
+  void find_same_layers();
+  std::vector<std::vector<std::pair<int, int>>> same_;  // by layer: first layer, and up to how many
 };
 
 // Bound of T with memory relaxed to the convex hull, at most `limit` is needed exactly: a value

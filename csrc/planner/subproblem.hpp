@@ -1,16 +1,21 @@
 // One sub-problem (G, m, p, embedding): stage boundaries and strategies, exactly.
 //
-// Stage cells (stage, first layer, number of layers) start as relaxed lower bounds. A label-setting
-// pass over the stages finds the best division on what is known. The cells that it uses are refined
-// in two steps: first the integral minimum of single objectives, which is cheap and gives both a
-// tighter bound and a plan; then the exact Pareto frontier. Done when the best division uses exact
-// cells only.
+// T is the sum of all stages, plus m - 1 times the slowest, plus the longest tail. Once no stage may
+// be slower, and no tail longer, than given caps, the least sum is a shortest path over the stages:
+// cheap, whatever the number of layers. So the search divides the space of caps into boxes. The path
+// under the largest caps of a box, and its smallest caps, bound T for every plan in the box; boxes
+// whose bound reaches the best plan are dropped, others are cut in two, or what their path knows of
+// its stages is refined.
+//
+// What is known of a stage cell (stage, first layer, number of layers): relaxed bounds first, then
+// integral minima of single objectives, which also give plans, then the exact Pareto frontier.
 #pragma once
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <unordered_map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "planner/hull.hpp"
@@ -20,6 +25,13 @@
 namespace autopar {
 
 inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// A double lower bound as ticks that are certainly not above it.
+inline Ticks floor_ticks(double value) {
+  constexpr double kLargest = static_cast<double>(kInfTicks);
+  if (!(value < kLargest)) return kInfTicks;
+  return static_cast<Ticks>(value * (1.0 - kBoundSlack));
+}
 
 template <int D>
 class Subproblem {
@@ -32,7 +44,7 @@ class Subproblem {
   // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
   double bound(double limit, const Watch& watch);
   // The optimum if at most `limit` and the watch's limit (step == kInfTicks otherwise). When the
-  // deadline passes, the best plan met so far, not exact.
+  // deadline passes, the best plan met so far, not exact, and a bound of what is left.
   ItemPlan solve(double limit, Watch& watch, std::int64_t& states);
   // Smallest budget with a plan, if below `limit`.
   Bytes smallest_budget(Bytes limit, int& binding_stage, const Watch& watch);
@@ -40,13 +52,14 @@ class Subproblem {
   ItemPlan smallest_plan(const Watch& watch);
 
  private:
-  static constexpr int kWeighings = 6;
-  static constexpr Ticks kWeights = 64;  // the tail weights of all stages add up to it
   // Plans are looked for up to this share above the lower bound first, then up to kGrowth times it:
   // while bounds are cheap, and once exact frontiers are needed, whose size grows fast with it.
   static constexpr double kFirstShare = 1.0 / 16;
   static constexpr double kOpeningShare = 1.0 / 1024;
   static constexpr double kGrowth = 4.0;
+  // What else is learnt may make the rest of a round of openings needless: so many labels end it.
+  static constexpr std::int64_t kRoundStates = 20'000;
+  static constexpr std::size_t kMostWays = 8;
 
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
@@ -56,8 +69,7 @@ class Subproblem {
     Bytes base_transient = 0;
     Bytes base_shared = 0;
     double relaxed_budget = 0.0;
-    Ticks tail_weight = 0;  // in units of 1/kWeights; see OtherStages::dual
-    double average_weight = 0.0;
+    double tail_weight = 0.0;  // see OtherStages::dual
   };
   // Of a cell: as StepBound::Vector. As maxima over stages: the dimensions, with the tail raised
   // to what the second combination implies, then the first combination less the stage's part of
@@ -66,29 +78,68 @@ class Subproblem {
   // Whether a cell can be used: not even its smallest options fit (nor would more layers), or no
   // plan within the current limit uses it.
   enum class Fit : std::uint8_t { kUnknown, kFits, kTooLarge, kExcluded };
-  enum class Known { kRelaxed, kIntegral, kExact };
+  enum class Known : std::uint8_t { kRelaxed, kIntegral, kExact };
+  struct Details {
+    // kIntegral: points with the least combinations, for a slowest stage and for another one
+    std::array<StagePoint<D>, 2> feasible;
+    std::vector<StagePoint<D>> points;  // kExact, by their part of the sum
+  };
   struct Cell {
+    Bound bound{};
+    // In whole ticks: the least of every dimension, then of m * (bottleneck dimensions) + tail and
+    // of (bottleneck dimensions) + tail.
+    std::array<Ticks, D + 2> least{};
+    Fit fit = Fit::kUnknown;
     Known known = Known::kRelaxed;
-    // kIntegral: points with the least combinations, for a slowest stage and for another one, and
-    // the point that is best for the dual
-    std::array<StagePoint<D>, 3> feasible;
-    std::vector<StagePoint<D>> points;
+    std::unique_ptr<Details> details;
+  };
+  // Upper limits of the bottleneck dimensions and the tail of every stage, and what they leave.
+  using Limits = std::array<Ticks, D>;
+  struct Pick {  // a point of an exact cell within the limits
+    const StagePoint<D>* point;
+    Ticks sum;
+  };
+  struct Use {  // of a cell under the limits of the present path
+    Ticks sum = kInfTicks;  // least part of the sum; of any point
+    int first_pick = 0;
+    int picks = -1;  // -1: the cell is not exact
+  };
+  // Cells of a stage that begin with the same layers, by number of layers from `base` on.
+  struct Row {
+    int base = 1;
+    std::vector<Cell> cells;
+    std::uint32_t path = 0;  // for which `uses` holds
+    std::vector<Use> uses;
+    std::vector<std::uint32_t> used;  // and by entry
+    std::vector<Pick> picks;
+  };
+  // All plans whose slowest stage and longest tail lie between `low` and `high`.
+  struct Box {
+    Ticks bound = 0;  // no plan in it is faster
+    Limits low{}, high{};
+    std::uint32_t number = 0;
+    bool operator<(const Box& other) const {  // of a heap: what is popped first is largest
+      return bound != other.bound ? bound > other.bound : number > other.number;
+    }
+  };
+  struct Step {  // a stage of a path
+    int layer = 0, layers = 0;
+    const StagePoint<D>* point = nullptr;  // null: the cell is not exact
+  };
+  struct Path {
+    Ticks sum = kInfTicks;
+    std::vector<Step> steps;
+    Limits largest{};  // at least, of all stages
+    bool exact = true;
   };
   struct Caps {  // of transient and shared bytes
     Bytes maxima;
     std::vector<Bytes> least;                   // kept bytes, by type
     std::vector<const StageOption<D>*> option;  // that needs no more
   };
-  struct Partial {  // stages j..p-1
+  struct Total {  // of one known point per stage
     Ticks sum = 0;
-    double dual = 0.0;
     Cost<D> largest{};
-    double combined = 0.0;  // largest combined bound of cells that are not exact
-    int layers = 0;         // of stage j
-    const Cell* cell = nullptr;
-    int point = -1;
-    int next = -1;         // label index
-    int next_layout = -1;  // and its list
   };
 
   const Instance& in_;
@@ -101,7 +152,6 @@ class Subproblem {
   const int layouts_;
   const Ticks send_cap_;
   bool feasible_ = true;
-  bool one_type_ = true;
   Ticks least_send_ = 0;
   std::vector<Stage> stage_;
   std::vector<std::vector<Cost<D>>> move_;  // by producing type
@@ -111,20 +161,37 @@ class Subproblem {
   // bounds by (j, l): stages before j on layers before l; stages from j on layers from l
   std::vector<double> before_sum_, after_sum_, before_dual_, after_dual_;
   std::vector<Bound> before_max_, after_max_;
-  // as before_*/after_*, but as ways that belong together (see OtherStages); filled when needed
-  std::vector<std::vector<OtherStages<D>>> before_ways_, after_ways_;
-  std::vector<Bound> cell_bound_;
-  std::vector<Fit> cell_fit_;
-  std::vector<std::uint8_t> cell_refined_;
-  std::unordered_map<std::size_t, Cell> cells_;  // by bound_key
+  std::vector<Row> rows_;  // by (j, first layer)
 
   const Watch* watch_ = nullptr;  // while a question is answered
   ItemPlan known_;                // the best plan met so far
+  std::vector<Box> boxes_;        // a heap
+  std::uint32_t box_number_ = 0;
+  double limit_ = 0.0;  // of the question
+  Ticks lower_ = 0;     // nothing is faster
+  Ticks ceiling_ = 0;   // plans are looked for below it
+  // of the path under some limits: least sums by (j, l) and by entry layout; the first layer of
+  // every stage that was looked at, and one behind the last
+  std::uint32_t path_ = 0;
+  std::vector<Ticks> rest_, rest_by_entry_;
+  std::vector<std::uint8_t> entry_counts_;
+  std::vector<int> window_low_, window_high_;
 
-  ItemPlan solve_exactly(double limit, Watch& watch, std::int64_t& states);
-  void forget_limit();
+  bool search(Watch& watch, std::int64_t& states);
+  bool solve_one_stage(Watch& watch, std::int64_t& states);
+  void search_boxes(Watch& watch, double& share, bool& opening, std::int64_t& states);
+  void refine_path(const Path& path, const Box& box, double& share, bool& opening,
+                   std::int64_t& states);
+  void push_all();
+  void push(Box box);
+  void cut(const Box& box, const Path& path);
+  Ticks most(const Watch& watch) const;
+  Ticks ceiling(double share) const;
+  void forget_ceiling();
   // The first maximum over stages that T depends on: with one micro-batch only the tail counts.
   std::size_t counted() const { return microbatches_ == 1 ? D - 1 : 0; }
+  // How often the step has the maximum `d`.
+  Ticks times(std::size_t d) const { return d + 1 == D ? 1 : microbatches_ - 1; }
   void remember(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes,
                 Ticks step);
   std::vector<std::vector<Caps>> least_bytes() const;
@@ -136,7 +203,10 @@ class Subproblem {
   Ticks send_of(int type, int layout) const {
     return in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(layout)];
   }
-  Fit cell_bound(int j, int l, int n, Bound& out);
+  Row& row(int j, int l, int n) { return rows_[state(j, in_.same_layers(l, n))]; }
+  Cell& cell(int j, int l, int n) { return cell(row(j, l, n), j, l, n); }
+  Cell& cell(Row& row, int j, int l, int n);
+  void relax_cell(Cell& cell, int j, int l, int n) const;
   bool size_allowed(int j, int n) const {
     const auto& division = in_.t.division;
     return division.empty() || division[at(j)] == n;
@@ -151,19 +221,18 @@ class Subproblem {
   template <class Visit>
   void for_each_size(int j, int l, double limit, Visit visit) {
     const int most = layers_ - l - (stages_ - 1 - j);
-    Bound cell;
     for (int n = j == stages_ - 1 ? most : 1; n <= most; ++n) {
       if (!size_allowed(j, n)) continue;
-      const Fit fit = cell_bound(j, l, n, cell);
-      if (fit == Fit::kExcluded) continue;
-      if (fit == Fit::kTooLarge) return;  // more layers need more
-      if (alone_exceeds(cell, limit)) {
+      const Cell& found = cell(j, l, n);
+      if (found.fit == Fit::kExcluded) continue;
+      if (found.fit == Fit::kTooLarge) return;  // more layers need more
+      if (alone_exceeds(found.bound, limit)) {
         // relaxed bounds only rise with more layers; refined ones need not, because the layout at
         // the exit may be forced
-        if (cell_refined_[bound_key(j, l, n)]) continue;
+        if (found.known != Known::kRelaxed) continue;
         return;
       }
-      visit(n, cell);
+      visit(n, found.bound);
     }
   }
   // What 1F1B charges every stage for transfers of which this is the slowest.
@@ -171,8 +240,8 @@ class Subproblem {
     return std::llround(2.0 * static_cast<double>(send) * (stages_ - 1) / stages_);
   }
   // What sends between stages cost at least, per boundary behind stage j (GPipe's sum only).
-  double least_sends(int j) const {
-    return in_.t.gpipe && j + 1 < stages_ ? 2.0 * static_cast<double>(least_send_) : 0.0;
+  Ticks least_sends(int j) const {
+    return in_.t.gpipe && j + 1 < stages_ ? 2 * least_send_ : 0;
   }
   std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
   static double part_of_sum(const Bound& cell) {
@@ -195,42 +264,48 @@ class Subproblem {
     const std::size_t all = state(0, 0);
     return step(after_sum_[all], after_dual_[all], after_max_[all]) * (1.0 - kBoundSlack);
   }
-  double bound_of(double sum, double dual, const Bound& largest, std::size_t s_before,
-                  std::size_t s_after) const;
   bool compute_bounds(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
-  StepBound<D> kernel_bound(int j, int l, int n, double limit);
-  void compute_ways(double limit);
-  void offer_way(std::vector<OtherStages<D>>& ways, const OtherStages<D>& way) const;
-  std::size_t bound_key(int j, int l, int n) const;
-  void refine(int j, int l, int n, double limit, std::int64_t& states);
-  double slack(int j, int l, int n, Ticks tail);
   StepBound<D> weights_of(int j) const;
   void relax(int j);
-  bool weigh_tails(const std::vector<const Partial*>& path, const std::vector<int>& sizes,
-                   int round, double limit, std::int64_t& states);
-  void refine_entry(int j, int l, int n, std::size_t entry, const StepBound<D>& rest, double limit,
-                    std::int64_t& states);
-  void open(int j, int l, int n, double limit, std::int64_t& states);
-  double quick_step(const std::vector<int>& sizes, double limit);
+
+  // refinement of cells
+  void refine(int j, int l, int n, std::int64_t& states);
+  void refine_entry(Cell& cell, int j, int l, int n, std::size_t entry, std::int64_t& states);
+  void open(int j, int l, int n, const StepBound<D>& rest, std::int64_t& states);
+  void open_path(const Path& path, const Box& box, std::int64_t& states);
+  std::vector<StepBound<D>> other_stages(const std::vector<int>& opened, const Path& path,
+                                         const Box& box);
+  double slack(const Step& step, int j, Ticks tail);
+
+  // paths: division over stages under limits
+  Path least_path(const Limits& limits, Ticks most);
+  Use least_use(Row& row, const Cell& cell, int j, int l, int n, const Limits& limits) const;
+  const Use& use(Row& row, int j, int l, int n, const Limits& limits);
+  bool within(const Cost<D>& cost, const Limits& limits) const {
+    for (std::size_t d = counted(); d < D; ++d)
+      if (cost[d] > limits[d]) return false;
+    return true;
+  }
+  Ticks part_of_step(const Cost<D>& cost) const {
+    Ticks sum = 0;
+    for (std::size_t d = 0; d + 1 < D; ++d) sum += cost[d];
+    return sum;
+  }
+  template <class Visit>
+  void ways_on(int j, int l, int entry, const Limits& limits, Visit visit);
+  std::vector<Ticks> sums_before(const Limits& limits);
+
+  // plans
+  Ticks quick_step(const Path& path);
+  Ticks assembled_step(const Path& path);
   // T of one point per stage.
-  double step_of(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes);
-  double assembled_step(const std::vector<const Partial*>& path, const std::vector<int>& sizes);
-  double step_bound(const Partial& p) const {
-    Bound largest{};
-    for (std::size_t d = 0; d < D; ++d) largest[d] = static_cast<double>(p.largest[d]);
-    largest[D] = p.combined;
-    return step(static_cast<double>(p.sum), p.dual, largest);
+  Ticks step_of(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes);
+  Ticks exact_step(const Total& total) const {
+    Ticks step = total.sum;
+    for (std::size_t d = 0; d < D; ++d) step += times(d) * total.largest[d];
+    return step;
   }
-  Ticks exact_step(const Partial& p) const {
-    Ticks total = p.sum + p.largest[D - 1];
-    for (std::size_t d = 0; d + 1 < D; ++d) total += (microbatches_ - 1) * p.largest[d];
-    return total;
-  }
-  // One pass of label setting; returns the labels of every (j, l) by entry layout, the extra
-  // list holding labels that any entry layout may use.
-  std::vector<std::vector<Partial>> divide(double limit);
-  void offer(std::vector<Partial>& list, const Partial& label) const;
 };
 
 template <int D>

@@ -18,8 +18,6 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
       layouts_(instance.t.num_layouts),
       send_cap_(send_cap) {
   const Tables& t = in_.t;
-  one_type_ = true;
-  for (int l = 1; l < layers_; ++l) one_type_ = one_type_ && t.layer_type[l] == t.layer_type[0];
   const std::size_t pairs = at(layouts_) * at(layouts_);
   move_.resize(at(types_));
   exit_allowed_.assign(at(types_) * at(layouts_), 1);
@@ -44,6 +42,7 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
   }
   zero_.assign(at(layouts_), Cost<D>{});
   stage_.resize(at(stages_));
+  rows_.resize(at(stages_) * (at(layers_) + 1));
   for (int j = 0; j < stages_ && feasible_; ++j) build_stage(j);
 }
 
@@ -92,8 +91,7 @@ void Subproblem<D>::build_stage(int j) {
   stage.relaxed_budget = static_cast<double>(in_.budget - stage.base_bytes -
                                              std::max(stage.base_transient, least_transient) -
                                              std::max(stage.base_shared, least_shared));
-  stage.average_weight = stages_ > 1 ? 1.0 / stages_ : 0.0;
-  stage.tail_weight = static_cast<Ticks>(stage.average_weight * kWeights);
+  stage.tail_weight = stages_ > 1 ? 1.0 / stages_ : 0.0;
   relax(j);
 }
 
@@ -101,7 +99,7 @@ template <int D>
 StepBound<D> Subproblem<D>::weights_of(int j) const {
   StepBound<D> weights;
   weights.microbatches_less_1 = microbatches_ - 1.0;
-  weights.tail_weight = static_cast<double>(stage_[at(j)].tail_weight) / kWeights;
+  weights.tail_weight = stage_[at(j)].tail_weight;
   return weights;
 }
 
@@ -119,42 +117,6 @@ void Subproblem<D>::relax(int j) {
     }
     stage.relaxed[d].assign(hulls);
   }
-}
-
-template <int D>
-std::size_t Subproblem<D>::bound_key(int j, int l, int n) const {
-  const std::size_t width = at(layers_) + 1;  // with one type the first layer does not matter
-  return one_type_ ? at(j) * width + at(n) : (at(j) * width + at(l)) * width + at(n);
-}
-
-template <int D>
-typename Subproblem<D>::Fit Subproblem<D>::cell_bound(int j, int l, int n, Bound& out) {
-  const std::size_t width = at(layers_) + 1;
-  const std::size_t key = bound_key(j, l, n);
-  if (cell_fit_.empty()) {
-    const std::size_t size = at(stages_) * width * (one_type_ ? 1 : width);
-    cell_fit_.assign(size, Fit::kUnknown);
-    cell_refined_.assign(size, 0);
-    cell_bound_.resize(size);
-  }
-  if (cell_fit_[key] == Fit::kUnknown) {
-    Stage& stage = stage_[at(j)];
-    thread_local std::vector<int> counts;
-    counts.assign(at(types_), 0);
-    for (int k = 0; k < types_; ++k)
-      counts[at(k)] =
-          in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
-    bool fits = true;
-    const StepBound<D> weights = weights_of(j);
-    for (std::size_t d = 0; d < D + 3 && fits; ++d) {
-      const double value = stage.relaxed[d].minimum(counts, stage.relaxed_budget);
-      fits = value >= 0;
-      cell_bound_[key][d] = value + weights.entry(stage.base, d);
-    }
-    cell_fit_[key] = fits ? Fit::kFits : Fit::kTooLarge;
-  }
-  out = cell_bound_[key];
-  return cell_fit_[key];
 }
 
 // Fills the bounds before and after every (stage, layer); false when no division can be at most
@@ -184,7 +146,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
       watch_->poll();
       for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
-        const double sends = least_sends(j);
+        const double sends = static_cast<double>(least_sends(j));
         before_sum_[to] = std::min(before_sum_[to], before_sum_[from] + sends + part_of_sum(cell));
         before_dual_[to] = std::min(before_dual_[to], before_dual_[from] + sends + cell[D + 2]);
         Bound largest = before_max_[from];
@@ -201,7 +163,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
       watch_->poll();
       for_each_size(j, l, limit, [&](int n, const Bound& cell) {
         const std::size_t to = state(j + 1, l + n);
-        const double sends = least_sends(j);
+        const double sends = static_cast<double>(least_sends(j));
         after_sum_[from] = std::min(after_sum_[from], after_sum_[to] + sends + part_of_sum(cell));
         after_dual_[from] = std::min(after_dual_[from], after_dual_[to] + sends + cell[D + 2]);
         Bound largest = after_max_[to];

@@ -39,6 +39,18 @@ struct OtherStages {
   double sum = 0.0;
   double dual = 0.0;
   std::array<double, D + 1> largest{};
+  std::array<double, D> most = unlimited();  // of every dimension, for any stage
+
+  static std::array<double, D> unlimited() {
+    std::array<double, D> most;
+    most.fill(std::numeric_limits<double>::infinity());
+    return most;
+  }
+  bool allows(const std::array<double, D + 3>& cost) const {
+    for (std::size_t d = 0; d < D; ++d)
+      if (cost[d] * (1.0 - kBoundSlack) > most[d]) return false;
+    return true;
+  }
 };
 
 // Lower bound of the step time T of any plan in which this stage costs at least `cost`. The cost
@@ -75,7 +87,7 @@ struct StepBound {
   }
   bool prunes(const Vector& cost) const {
     for (const auto& other : others)
-      if (with(other, cost) * (1.0 - kBoundSlack) <= incumbent) return false;
+      if (other.allows(cost) && with(other, cost) * (1.0 - kBoundSlack) <= incumbent) return false;
     return true;
   }
   double least(const Vector& cost) const {
