@@ -182,7 +182,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
       });
       if (least >= kInfTicks || before + least > most) {
         // a last stage of more layers needs and takes more, too
-        if (last && cell(j, l, layers_ - l).known == Known::kRelaxed) break;
+        if (last && least >= kInfTicks && cell(j, l, layers_ - l).known == Known::kRelaxed) break;
         continue;
       }
       if (by_entry) {

@@ -2,6 +2,9 @@
 #include "planner/subproblem.hpp"
 
 namespace autopar {
+namespace {
+constexpr double kInf = std::numeric_limits<double>::infinity();
+}  // namespace
 
 template <int D>
 StageProblem<D> Subproblem<D>::problem(int j, int l, int n) const {
@@ -215,15 +218,30 @@ bool Subproblem<D>::solve_one_stage(Watch& watch, std::int64_t& states) {
   return true;
 }
 
-// One box for all plans below the ceiling.
+// One box for all plans below the ceiling: from the least that every maximum can be by itself.
 template <int D>
 void Subproblem<D>::push_all() {
   boxes_.clear();
+  Limits none;
+  none.fill(kInfTicks);
+  std::vector<Limits> least((at(stages_) + 1) * (at(layers_) + 1), none);
+  least[state(stages_, layers_)] = Limits{};
+  for (int j = stages_ - 1; j >= 0; --j)
+    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
+      const std::size_t here = state(j, l);
+      if (before_sum_[here] == kInf || after_sum_[here] == kInf) continue;
+      watch_->poll_rarely();
+      for_each_size(j, l, static_cast<double>(ceiling_), [&](int n, const Bound&) {
+        const Limits& rest = least[state(j + 1, l + n)];
+        const Cell& stage = cell(j, l, n);
+        for (std::size_t d = counted(); d < D; ++d)
+          least[here][d] = std::min(least[here][d], std::max(rest[d], stage.least[d]));
+      });
+    }
   Box all;
-  const Bound& largest = after_max_[state(0, 0)];
+  all.low = least[state(0, 0)];
   all.bound = floor_ticks(after_sum_[state(0, 0)]);
   for (std::size_t d = counted(); d < D; ++d) {
-    all.low[d] = floor_ticks(largest[d]);
     all.high[d] = kForbidden;
     all.bound += times(d) * all.low[d];
   }
