@@ -59,7 +59,11 @@ class Subproblem {
   static constexpr double kGrowth = 4.0;
   // What else is learnt may make the rest of a round of openings needless: so many labels end it.
   static constexpr std::int64_t kRoundStates = 20'000;
-  static constexpr std::size_t kMostWays = 8;
+  // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how many
+  // points there are grows fast with the width.
+  static constexpr std::int64_t kEasyStates = 10'000;
+  static constexpr double kNarrow = 1.0 / 65536;
+  static constexpr int kSharpenings = 4;  // of a cell in one round
 
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
@@ -78,11 +82,25 @@ class Subproblem {
   // Whether a cell can be used: not even its smallest options fit (nor would more layers), or no
   // plan within the current limit uses it.
   enum class Fit : std::uint8_t { kUnknown, kFits, kTooLarge, kExcluded };
-  enum class Known : std::uint8_t { kRelaxed, kIntegral, kExact };
+  enum class Known : std::uint8_t { kRelaxed, kIntegral };
+  // Limits of the bottleneck dimensions and the tail: the largest over stages lie between them.
+  using Limits = std::array<Ticks, D>;
+  struct Region {
+    Limits low{}, high{};
+  };
+  struct Tangent {  // of the frontier: sum * (part of the sum) + tail * tail >= least
+    Ticks sum, tail, least;
+  };
+  struct Opening {  // the exact frontier, as far as plans of the region below the ceiling use it
+    Region region;
+    std::vector<StagePoint<D>> points;  // by their part of the sum
+  };
   struct Details {
-    // kIntegral: points with the least combinations, for a slowest stage and for another one
+    // points with the least combinations, for a slowest stage and for another one
     std::array<StagePoint<D>, 2> feasible;
-    std::vector<StagePoint<D>> points;  // kExact, by their part of the sum
+    std::vector<StagePoint<D>> met;  // all points that were least in something
+    std::vector<Tangent> tangents;
+    std::vector<Opening> openings;
   };
   struct Cell {
     Bound bound{};
@@ -93,8 +111,6 @@ class Subproblem {
     Known known = Known::kRelaxed;
     std::unique_ptr<Details> details;
   };
-  // Upper limits of the bottleneck dimensions and the tail of every stage, and what they leave.
-  using Limits = std::array<Ticks, D>;
   struct Pick {  // a point of an exact cell within the limits
     const StagePoint<D>* point;
     Ticks sum;
@@ -114,9 +130,8 @@ class Subproblem {
     std::vector<Pick> picks;
   };
   // All plans whose slowest stage and longest tail lie between `low` and `high`.
-  struct Box {
+  struct Box : Region {
     Ticks bound = 0;  // no plan in it is faster
-    Limits low{}, high{};
     std::uint32_t number = 0;
     bool operator<(const Box& other) const {  // of a heap: what is popped first is largest
       return bound != other.bound ? bound > other.bound : number > other.number;
@@ -184,7 +199,9 @@ class Subproblem {
                    std::int64_t& states);
   void push_all();
   void push(Box box);
-  void cut(const Box& box, const Path& path);
+  void cut(const Box& box, std::size_t d, Ticks top);
+  void cut_below(const Box& box, const Path& path);
+  bool cut_wide(const Box& box);
   Ticks most(const Watch& watch) const;
   Ticks ceiling(double share) const;
   void forget_ceiling();
@@ -205,7 +222,12 @@ class Subproblem {
   }
   Row& row(int j, int l, int n) { return rows_[state(j, in_.same_layers(l, n))]; }
   Cell& cell(int j, int l, int n) { return cell(row(j, l, n), j, l, n); }
-  Cell& cell(Row& row, int j, int l, int n);
+  Cell& cell(Row& row, int j, int l, int n) {
+    const std::size_t i = static_cast<std::size_t>(n - row.base);
+    if (i < row.cells.size() && row.cells[i].fit != Fit::kUnknown) return row.cells[i];
+    return new_cell(row, j, l, n);
+  }
+  Cell& new_cell(Row& row, int j, int l, int n);
   void relax_cell(Cell& cell, int j, int l, int n) const;
   bool size_allowed(int j, int n) const {
     const auto& division = in_.t.division;
@@ -271,17 +293,22 @@ class Subproblem {
 
   // refinement of cells
   void refine(int j, int l, int n, std::int64_t& states);
+  StagePoint<D> least_point(int j, int l, int n, const std::array<Ticks, D>& weight,
+                            double incumbent, Ticks& least, std::int64_t& states);
   void refine_entry(Cell& cell, int j, int l, int n, std::size_t entry, std::int64_t& states);
-  void open(int j, int l, int n, const StepBound<D>& rest, std::int64_t& states);
-  void open_path(const Path& path, const Box& box, std::int64_t& states);
-  std::vector<StepBound<D>> other_stages(const std::vector<int>& opened, const Path& path,
-                                         const Box& box);
+  bool sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states);
+  bool sharpen_path(const Path& path, const Region& region, std::int64_t& states);
+  const Opening* opening(const Cell& cell, const Region& region) const;
+  bool open_path(const Path& path, const Region& region, bool whatever, std::int64_t& states);
+  OtherStages<D> other_stages(int j, const Step& step, const Region& region,
+                              const std::vector<Ticks>& before);
   double slack(const Step& step, int j, Ticks tail);
 
   // paths: division over stages under limits
-  Path least_path(const Limits& limits, Ticks most);
-  Use least_use(Row& row, const Cell& cell, int j, int l, int n, const Limits& limits) const;
-  const Use& use(Row& row, int j, int l, int n, const Limits& limits);
+  Path least_path(const Region& region, Ticks most);
+  Ticks least_sum(const Cell& cell, Ticks tail) const;
+  Use least_use(Row& row, const Cell& cell, int j, int l, int n, const Region& region) const;
+  const Use& use(Row& row, int j, int l, int n, const Region& region);
   bool within(const Cost<D>& cost, const Limits& limits) const {
     for (std::size_t d = counted(); d < D; ++d)
       if (cost[d] > limits[d]) return false;
@@ -293,12 +320,12 @@ class Subproblem {
     return sum;
   }
   template <class Visit>
-  void ways_on(int j, int l, int entry, const Limits& limits, Visit visit);
-  std::vector<Ticks> sums_before(const Limits& limits);
+  void ways_on(int j, int l, int entry, const Region& region, Visit visit);
+  std::vector<Ticks> sums_before(const Region& region);
 
   // plans
   Ticks quick_step(const Path& path);
-  Ticks assembled_step(const Path& path);
+  Ticks assembled_step(const Path& path, const Region& region);
   // T of one point per stage.
   Ticks step_of(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes);
   Ticks exact_step(const Total& total) const {

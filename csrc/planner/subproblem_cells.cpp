@@ -7,7 +7,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 }  // namespace
 
 template <int D>
-typename Subproblem<D>::Cell& Subproblem<D>::cell(Row& row, int j, int l, int n) {
+typename Subproblem<D>::Cell& Subproblem<D>::new_cell(Row& row, int j, int l, int n) {
   if (row.cells.empty()) {
     // the last stage takes all layers that are left, and a given division leaves no choice either
     const bool one_size = !in_.t.division.empty() || (j == stages_ - 1 && types_ > 1);
@@ -104,6 +104,26 @@ StagePoint<D> priced(const StageProblem<D>& p, const StagePoint<1>& scalar) {
   return point;
 }
 
+// The least weighted sum of a stage's cost and a point that has it; none below the incumbent: no
+// strategies.
+template <int D>
+StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<Ticks, D>& weight,
+                                         double incumbent, Ticks& least, std::int64_t& states) {
+  const StageProblem<D> p = problem(j, l, n);
+  StageProblem<1> scalar = scalar_problem<D>(p, weight);
+  scalar.bound.incumbent = incumbent;
+  if (const auto quick = quick_point<1>(scalar)) {
+    const double found = static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0;
+    scalar.bound.incumbent = std::min(scalar.bound.incumbent, found);
+  }
+  const auto points = solve_stage_frontier<1>(scalar, states);
+  const auto best = std::min_element(points.begin(), points.end(),
+                                     [](const auto& a, const auto& b) { return a.cost < b.cost; });
+  if (best == points.end()) return {};
+  least = best->cost[0];
+  return priced<D>(p, *best);
+}
+
 // Replaces one entry of a cell's relaxed bound by its integral minimum, and keeps the point that
 // has it. Excludes the cell when nothing is below the ceiling.
 template <int D>
@@ -119,25 +139,19 @@ void Subproblem<D>::refine_entry(Cell& cell, int j, int l, int n, std::size_t en
       weight[c] = c == entry ? scale : 0;
   }
   if (entry >= D) weight[D - 1] = 1;
-  const StageProblem<D> p = problem(j, l, n);
-  StageProblem<1> scalar = scalar_problem<D>(p, weight);
-  scalar.bound.incumbent = static_cast<double>(ceiling_);
-  if (const auto quick = quick_point<1>(scalar)) {
-    const double found = static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0;
-    scalar.bound.incumbent = std::min(scalar.bound.incumbent, found);
-  }
-  const auto points = solve_stage_frontier<1>(scalar, states);
-  const auto best = std::min_element(points.begin(), points.end(),
-                                     [](const auto& a, const auto& b) { return a.cost < b.cost; });
-  if (best == points.end()) {
+  Ticks found = 0;
+  StagePoint<D> point =
+      least_point(j, l, n, weight, static_cast<double>(ceiling_), found, states);
+  if (point.strategies.empty()) {
     cell.fit = Fit::kExcluded;
     return;
   }
-  const Ticks least = (best->cost[0] + scale - 1) / scale;
+  const Ticks least = (found + scale - 1) / scale;
   cell.least[entry] = std::max(cell.least[entry], least);
   cell.bound[entry] =
       std::max(cell.bound[entry], static_cast<double>(cell.least[entry]) * (1.0 - kBoundSlack));
-  if (entry >= D) cell.details->feasible[entry - D] = priced<D>(p, *best);
+  if (entry >= D) cell.details->feasible[entry - D] = point;
+  cell.details->met.push_back(std::move(point));
 }
 
 template <int D>
@@ -158,78 +172,126 @@ void Subproblem<D>::refine(int j, int l, int n, std::int64_t& states) {
   refined.known = Known::kIntegral;
 }
 
-// What the other stages cost at least while a stage of a path is opened: one way for each open box,
-// since every plan that is looked for lies in one of them.
+// One more tangent of a cell's frontier, where it is crossed by this tail: through the points on
+// both sides. False when that teaches nothing.
 template <int D>
-std::vector<StepBound<D>> Subproblem<D>::other_stages(const std::vector<int>& opened,
-                                                      const Path& path, const Box& box) {
-  std::vector<Box> boxes{box};
-  std::vector<Box> others = boxes_;
-  std::sort(others.begin(), others.end(), [](const Box& a, const Box& b) { return b < a; });
-  for (const Box& other : others) {
-    if (other.bound >= ceiling_) continue;
-    if (boxes.size() < kMostWays) {
-      boxes.push_back(other);
-      continue;
-    }
-    Box& last = boxes.back();  // stands for all that follow
-    last.bound = std::min(last.bound, other.bound);
-    for (std::size_t d = 0; d < D; ++d) {
-      last.low[d] = std::min(last.low[d], other.low[d]);
-      last.high[d] = std::max(last.high[d], other.high[d]);
-    }
+bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states) {
+  Details& details = *cell.details;
+  const StagePoint<D>*within = nullptr, *beyond = nullptr;
+  for (const StagePoint<D>& point : details.met) {
+    const StagePoint<D>*& side = point.cost[D - 1] <= tail ? within : beyond;
+    const bool nearer =
+        side == nullptr ||
+        (point.cost[D - 1] <= tail ? part_of_step(point.cost) < part_of_step(side->cost)
+                                   : point.cost[D - 1] < side->cost[D - 1]);
+    if (nearer) side = &point;
   }
-  std::vector<StepBound<D>> bounds;
-  for (const int j : opened) {
-    bounds.push_back(weights_of(j));
-    bounds.back().others.clear();
-    bounds.back().incumbent = static_cast<double>(ceiling_);
+  const Ticks before = least_sum(cell, tail);
+  if (within != nullptr && (beyond == nullptr || part_of_step(within->cost) <= before))
+    return false;
+  // no sum of ticks leaves 61 bits: a stage is at most 2^58 / (2 (m + 2)), see Instance
+  const Ticks weights = std::min<Ticks>(8 * (microbatches_ + 2), 4096);
+  double share = 1.0;  // of the tail
+  if (within != nullptr) {
+    const double slower =
+        static_cast<double>(part_of_step(within->cost) - part_of_step(beyond->cost));
+    const double longer = static_cast<double>(beyond->cost[D - 1] - within->cost[D - 1]);
+    share = std::max(slower, 0.0) / (std::max(slower, 0.0) + longer);
   }
-  for (const Box& each : boxes) {
-    Ticks low = 0;
-    for (std::size_t d = counted(); d < D; ++d) low += times(d) * each.low[d];
-    if (least_path(each.high, ceiling_ - 1 - low).steps.empty()) continue;
-    const std::vector<Ticks> before = sums_before(each.high);
-    for (std::size_t i = 0; i < opened.size(); ++i) {
-      const int j = opened[i];
-      const Step& step = path.steps[at(j)];
-      const int n = step.layers;
-      OtherStages<D> way;
-      Ticks sum = kInfTicks;
-      way.dual = kInf;
-      // the cell stands for all layers like its own
-      const int same = in_.same_layers(step.layer, n);
-      for (int l = window_low_[at(j)]; l <= window_high_[at(j)] && l + n <= layers_; ++l) {
-        if (in_.same_layers(l, n) != same || before[state(j, l)] >= kInfTicks) continue;
-        Ticks after = 0;
-        if (j + 1 < stages_) {
-          if (l + n < window_low_[at(j) + 1] || l + n > window_high_[at(j) + 1]) continue;
-          after = rest_[state(j + 1, l + n)];
-        } else if (l + n != layers_) {
-          continue;
-        }
-        if (after >= kInfTicks) continue;
-        sum = std::min(sum, before[state(j, l)] + after);
-        way.dual = std::min(way.dual,
-                            before_dual_[state(j, l)] + after_dual_[state(j + 1, l + n)]);
-      }
-      if (sum >= kInfTicks) continue;
-      way.sum = static_cast<double>(sum + least_sends(j));
-      way.dual += static_cast<double>(least_sends(j));
-      for (std::size_t d = 0; d < D; ++d) {
-        way.largest[d] = d < counted() ? 0.0 : static_cast<double>(each.low[d]);
-        if (d >= counted()) way.most[d] = static_cast<double>(each.high[d]);
-      }
-      bounds[i].others.push_back(way);
-    }
-  }
-  return bounds;
+  Tangent tangent{};
+  tangent.tail = std::clamp<Ticks>(std::llround(static_cast<double>(weights) * share), 1,
+                                   weights - 1);
+  tangent.sum = weights - tangent.tail;
+  for (const Tangent& known : details.tangents)
+    if (known.tail == tangent.tail) return false;
+  std::array<Ticks, D> weight;
+  weight.fill(tangent.sum);
+  weight[D - 1] = tangent.tail;
+  double incumbent = static_cast<double>(kInfTicks);
+  for (const StagePoint<D>& point : details.met)
+    incumbent = std::min(
+        incumbent, static_cast<double>(tangent.sum * part_of_step(point.cost) +
+                                       tangent.tail * point.cost[D - 1]) *
+                           (1.0 + kBoundSlack) +
+                       1.0);
+  StagePoint<D> point = least_point(j, l, n, weight, incumbent, tangent.least, states);
+  if (point.strategies.empty()) return false;
+  details.tangents.push_back(tangent);
+  const bool fresh = std::none_of(details.met.begin(), details.met.end(),
+                                  [&](const auto& met) { return met.cost == point.cost; });
+  if (fresh) details.met.push_back(std::move(point));
+  return fresh || least_sum(cell, tail) > before;
 }
 
-// Opens cells of a path, those first whose bound seems least tight, until that was work enough:
-// what they teach may lead elsewhere.
 template <int D>
-void Subproblem<D>::open_path(const Path& path, const Box& box, std::int64_t& states) {
+bool Subproblem<D>::sharpen_path(const Path& path, const Region& region, std::int64_t& states) {
+  bool learnt = false;
+  for (int j = 0; j < stages_; ++j) {
+    const Step& step = path.steps[at(j)];
+    Cell& known = cell(j, step.layer, step.layers);
+    if (step.point != nullptr || known.fit != Fit::kFits) continue;
+    for (int round = 0; round < kSharpenings; ++round) {
+      if (!sharpen(known, j, step.layer, step.layers, region.high[D - 1], states)) break;
+      learnt = true;
+    }
+  }
+  return learnt;
+}
+
+// The exact frontier that holds for the region, if there is one.
+template <int D>
+const typename Subproblem<D>::Opening* Subproblem<D>::opening(const Cell& cell,
+                                                              const Region& region) const {
+  if (!cell.details) return nullptr;
+  for (const Opening& opened : cell.details->openings) {
+    bool holds = true;
+    for (std::size_t d = counted(); d < D && holds; ++d)
+      holds = opened.region.low[d] <= region.low[d] && region.high[d] <= opened.region.high[d];
+    if (holds) return &opened;
+  }
+  return nullptr;
+}
+
+// What the other stages cost at least, in any plan of the region below the ceiling that has a stage
+// like this one; infinite without such a plan.
+template <int D>
+OtherStages<D> Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
+                                           const std::vector<Ticks>& before) {
+  const int n = step.layers;
+  // the cell stands for all layers like its own
+  const int same = in_.same_layers(step.layer, n);
+  Ticks sum = kInfTicks;
+  OtherStages<D> way;
+  way.dual = kInf;
+  for (int l = window_low_[at(j)]; l <= window_high_[at(j)] && l + n <= layers_; ++l) {
+    const std::size_t here = state(j, l), there = state(j + 1, l + n);
+    if (before[here] >= kInfTicks || in_.same_layers(l, n) != same) continue;
+    Ticks after = 0;
+    if (j + 1 < stages_) {
+      if (l + n < window_low_[at(j) + 1] || l + n > window_high_[at(j) + 1]) continue;
+      after = rest_[there];
+    } else if (l + n != layers_) {
+      continue;
+    }
+    if (after >= kInfTicks) continue;
+    sum = std::min(sum, before[here] + after);
+    way.dual = std::min(way.dual, before_dual_[here] + after_dual_[there]);
+  }
+  way.sum = sum >= kInfTicks ? kInf : static_cast<double>(sum + least_sends(j));
+  way.dual += static_cast<double>(least_sends(j));
+  for (std::size_t d = counted(); d < D; ++d) {
+    way.largest[d] = static_cast<double>(region.low[d]);
+    way.most[d] = static_cast<double>(region.high[d]);
+  }
+  return way;
+}
+
+// Opens cells of the path just found, those first whose bound seems least tight, until that was work
+// enough: what they teach may lead elsewhere. False when one takes too many labels, unless whatever it
+// takes is right.
+template <int D>
+bool Subproblem<D>::open_path(const Path& path, const Region& region, bool whatever,
+                              std::int64_t& states) {
   std::vector<int> opened;
   std::vector<double> gap(at(stages_), 0.0);
   for (int j = 0; j < stages_; ++j) {
@@ -239,30 +301,33 @@ void Subproblem<D>::open_path(const Path& path, const Box& box, std::int64_t& st
   }
   std::stable_sort(opened.begin(), opened.end(),
                    [&](int a, int b) { return gap[at(a)] > gap[at(b)]; });
-  const std::vector<StepBound<D>> bounds = other_stages(opened, path, box);
-  const std::int64_t before = states;
-  for (std::size_t i = 0; i < opened.size() && states - before < kRoundStates; ++i) {
-    const Step& step = path.steps[at(opened[i])];
-    open(opened[i], step.layer, step.layers, bounds[i], states);
+  const std::vector<Ticks> before = sums_before(region);
+  const std::int64_t first = states;
+  for (const int j : opened) {
+    if (states - first >= kRoundStates) return true;
+    const Step& step = path.steps[at(j)];
+    Cell& known = cell(j, step.layer, step.layers);
+    if (known.fit != Fit::kFits || opening(known, region) != nullptr) continue;
+    const OtherStages<D> rest = other_stages(j, step, region, before);
+    Opening made{region, {}};
+    if (rest.sum < kInf) {
+      StageProblem<D> p = problem(j, step.layer, step.layers);
+      p.bound = weights_of(j);
+      p.bound.others = {rest};
+      p.bound.incumbent = static_cast<double>(ceiling_);
+      if (!whatever) p.most_states = kEasyStates;
+      try {
+        made.points = solve_stage_frontier<D>(p, states);
+      } catch (const TooManyStates&) {
+        return false;
+      }
+      std::stable_sort(made.points.begin(), made.points.end(), [&](const auto& a, const auto& b) {
+        return part_of_step(a.cost) < part_of_step(b.cost);
+      });
+    }
+    known.details->openings.push_back(std::move(made));
   }
-}
-
-template <int D>
-void Subproblem<D>::open(int j, int l, int n, const StepBound<D>& rest, std::int64_t& states) {
-  Cell& opened = cell(j, l, n);
-  if (opened.known == Known::kExact || opened.fit != Fit::kFits) return;
-  if (rest.others.empty()) {
-    opened.fit = Fit::kExcluded;  // no plan below the ceiling uses it
-    return;
-  }
-  StageProblem<D> p = problem(j, l, n);
-  p.bound = rest;
-  std::vector<StagePoint<D>> points = solve_stage_frontier<D>(p, states);
-  std::stable_sort(points.begin(), points.end(), [&](const auto& a, const auto& b) {
-    return part_of_step(a.cost) < part_of_step(b.cost);
-  });
-  opened.details->points = std::move(points);
-  opened.known = Known::kExact;
+  return true;
 }
 
 // How far the known point of a refined cell is from its bound, given the tail of the division.

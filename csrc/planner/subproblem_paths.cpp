@@ -6,26 +6,42 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Ticks divided_up(Ticks a, Ticks b) { return a <= 0 ? 0 : (a + b - 1) / b; }
+
+// What a tangent says of the sum; limits of the tail may be too large for a product.
+template <class Tangent>
+Ticks above(const Tangent& t, Ticks tail) {
+  if (tail >= t.least / t.tail) return 0;
+  return divided_up(t.least - t.tail * tail, t.sum);
+}
 }  // namespace
+
+// What a cell adds to the sum at least, with a tail of at most this.
+template <int D>
+Ticks Subproblem<D>::least_sum(const Cell& cell, Ticks tail) const {
+  Ticks own = 0;
+  for (std::size_t d = 0; d + 1 < D; ++d) own += cell.least[d];
+  Ticks sum = std::max({own, divided_up(cell.least[D] - tail, microbatches_),
+                        cell.least[D + 1] - tail});
+  if (cell.details)
+    for (const Tangent& t : cell.details->tangents)
+      sum = std::max(sum, above(t, tail));
+  return sum;
+}
 
 // The least part of the sum of a cell within the limits; of an exact one also the points that
 // matter there.
 template <int D>
 typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell, int j, int l,
-                                                     int n, const Limits& limits) const {
+                                                     int n, const Region& region) const {
   Use use;
-  if (cell.known != Known::kExact) {
+  const Limits& limits = region.high;
+  const Opening* opened = opening(cell, region);
+  if (opened == nullptr) {
+    Ticks most = 0;
     for (std::size_t d = counted(); d < D; ++d)
       if (cell.least[d] > limits[d]) return use;
-    // with a tail of at most this, the combinations say what the bottleneck dimensions are at least
-    const Ticks tail = limits[D - 1];
-    Ticks sum = std::max(divided_up(cell.least[D] - tail, microbatches_), cell.least[D + 1] - tail);
-    Ticks own = 0, most = 0;
-    for (std::size_t d = 0; d + 1 < D; ++d) {
-      own += cell.least[d];
-      most += limits[d];
-    }
-    sum = std::max(sum, own);
+    for (std::size_t d = 0; d + 1 < D; ++d) most += limits[d];
+    const Ticks sum = least_sum(cell, limits[D - 1]);
     if (microbatches_ == 1 || sum <= most) use.sum = sum;
     return use;
   }
@@ -37,7 +53,7 @@ typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell,
   const bool first_only = D == 2 || microbatches_ == 1;
   thread_local std::vector<std::uint8_t> seen;
   seen.assign(at(layouts_) * at(layouts_), 0);
-  for (const StagePoint<D>& point : cell.details->points) {
+  for (const StagePoint<D>& point : opened->points) {
     if (!within(point.cost, limits)) continue;
     std::uint8_t& met = seen[at(point.first_layout * layouts_ + point.exit_layout)];
     if (met != 0 && first_only) continue;
@@ -59,7 +75,7 @@ typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell,
 
 template <int D>
 const typename Subproblem<D>::Use& Subproblem<D>::use(Row& row, int j, int l, int n,
-                                                      const Limits& limits) {
+                                                      const Region& region) {
   const Cell& known = cell(row, j, l, n);
   if (row.path != path_) {
     row.path = path_;
@@ -73,7 +89,7 @@ const typename Subproblem<D>::Use& Subproblem<D>::use(Row& row, int j, int l, in
   const std::size_t i = at(n - row.base);
   if (row.used[i] == 0) {
     row.used[i] = 1;
-    row.uses[i] = known.fit == Fit::kFits ? least_use(row, known, j, l, n, limits) : Use{};
+    row.uses[i] = known.fit == Fit::kFits ? least_use(row, known, j, l, n, region) : Use{};
   }
   return row.uses[i];
 }
@@ -82,13 +98,13 @@ const typename Subproblem<D>::Use& Subproblem<D>::use(Row& row, int j, int l, in
 // that ends in layout `entry` (-1: nothing is charged for it), with all that follows.
 template <int D>
 template <class Visit>
-void Subproblem<D>::ways_on(int j, int l, int entry, const Limits& limits, Visit visit) {
+void Subproblem<D>::ways_on(int j, int l, int entry, const Region& region, Visit visit) {
   const bool last = j == stages_ - 1;
   const int end = last ? layers_ : window_high_[at(j) + 1];
   for (int n = last ? layers_ - l : 1; l + n <= end; ++n) {
     if (!size_allowed(j, n)) continue;
     Row& here = row(j, l, n);
-    const Use& found = use(here, j, l, n, limits);
+    const Use& found = use(here, j, l, n, region);
     const Cell& known = here.cells[at(n - here.base)];
     if (found.sum >= kInfTicks) {
       // more layers need and take more, as far as relaxed bounds know
@@ -109,7 +125,7 @@ void Subproblem<D>::ways_on(int j, int l, int entry, const Limits& limits, Visit
       if (entry >= 0 && j > 0) {
         const Cost<D>& move =
             move_[at(in_.t.layer_type[l - 1])][at(entry * layouts_ + pick.point->first_layout)];
-        if (move[0] >= kForbidden || !within(pick.point->cost + move, limits)) continue;
+        if (move[0] >= kForbidden || !within(pick.point->cost + move, region.high)) continue;
         sum += part_of_step(move);
       }
       Ticks after = rest;
@@ -123,8 +139,9 @@ void Subproblem<D>::ways_on(int j, int l, int entry, const Limits& limits, Visit
 // The division with the least sum among those whose stages stay within the limits, as far as cells
 // are known, if it is at most `most`: a lower bound, and exact when all its cells are.
 template <int D>
-typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Ticks most) {
+typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Ticks most) {
   ++path_;
+  const Limits& limits = region.high;
   Path path;
   const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
   if (rest_.size() != size) {
@@ -145,7 +162,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
       for (int n = 1; l + n <= layers_ - (stages_ - 1 - j); ++n) {
         if (!size_allowed(j, n)) continue;
         Row& here = row(j, l, n);
-        const Use& found = use(here, j, l, n, limits);
+        const Use& found = use(here, j, l, n, region);
         if (found.sum >= kInfTicks) {
           const Cell& known = here.cells[at(n - here.base)];
           if (known.fit == Fit::kTooLarge || known.known == Known::kRelaxed) break;
@@ -176,7 +193,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
       const Ticks before = floor_ticks(before_sum_[here]);
       Ticks least = kInfTicks;
       bool by_entry = false;
-      ways_on(j, l, -1, limits, [&](int, const StagePoint<D>* point, Ticks sum) {
+      ways_on(j, l, -1, region, [&](int, const StagePoint<D>* point, Ticks sum) {
         by_entry = by_entry || (point != nullptr && j > 0);
         least = std::min(least, sum);
       });
@@ -194,7 +211,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
           Ticks& rest = rest_by_entry_[here * at(layouts_) + at(y)];
           rest = kInfTicks;
           if (allowed[y] == 0) continue;
-          ways_on(j, l, y, limits, [&](int, const StagePoint<D>*, Ticks sum) {
+          ways_on(j, l, y, region, [&](int, const StagePoint<D>*, Ticks sum) {
             rest = std::min(rest, sum);
           });
           if (before + rest > most) rest = kInfTicks;
@@ -220,7 +237,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
     const Ticks wanted =
         entry_counts_[here] != 0 ? rest_by_entry_[here * at(layouts_) + at(entry)] : rest_[here];
     Step step;
-    ways_on(j, l, entry_counts_[here] != 0 ? entry : -1, limits,
+    ways_on(j, l, entry_counts_[here] != 0 ? entry : -1, region,
             [&](int n, const StagePoint<D>* point, Ticks sum) {
               if (sum == wanted && step.layers == 0) step = {l, n, point};
             });
@@ -245,7 +262,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
       for (std::size_t d = 0; d + 1 < D; ++d) high += limits[d];
       if constexpr (D == 2) {
         Row& cells = row(j, l, step.layers);
-        path.largest[0] = std::max(path.largest[0], use(cells, j, l, step.layers, limits).sum);
+        path.largest[0] = std::max(path.largest[0], use(cells, j, l, step.layers, region).sum);
         path.largest[1] = std::max({path.largest[1], known.least[D + 1] - high,
                                     known.least[D] - microbatches_ * high});
       }
@@ -260,14 +277,14 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Limits& limits, Tic
 // Least sums of the stages before every (stage, layer), under the limits of the present path and
 // whatever redistribution between stages costs.
 template <int D>
-std::vector<Ticks> Subproblem<D>::sums_before(const Limits& limits) {
+std::vector<Ticks> Subproblem<D>::sums_before(const Region& region) {
   std::vector<Ticks> before((at(stages_) + 1) * (at(layers_) + 1), kInfTicks);
   before[state(0, 0)] = 0;
   for (int j = 0; j + 1 < stages_; ++j)
     for (int l = window_low_[at(j)]; l <= window_high_[at(j)]; ++l) {
       const Ticks sum = before[state(j, l)];
       if (sum >= kInfTicks || rest_[state(j, l)] >= kInfTicks) continue;
-      ways_on(j, l, -1, limits, [&](int n, const StagePoint<D>* point, Ticks) {
+      ways_on(j, l, -1, region, [&](int n, const StagePoint<D>* point, Ticks) {
         const Row& here = row(j, l, n);
         const Use& found = here.uses[at(n - here.base)];
         (void)point;

@@ -103,8 +103,8 @@ void Subproblem<D>::remember(const std::vector<const StagePoint<D>*>& points,
 
 // T of plans made of one known point per stage of a path; infinite when a stage has none.
 template <int D>
-Ticks Subproblem<D>::assembled_step(const Path& path) {
-  std::vector<const StagePoint<D>*> slowest, others;
+Ticks Subproblem<D>::assembled_step(const Path& path, const Region& region) {
+  std::vector<const StagePoint<D>*> slowest, others, inside;
   std::vector<int> sizes;
   for (int j = 0; j < stages_; ++j) {
     const Step& step = path.steps[at(j)];
@@ -112,14 +112,22 @@ Ticks Subproblem<D>::assembled_step(const Path& path) {
     if (step.point != nullptr) {
       slowest.push_back(step.point);
       others.push_back(step.point);
+      inside.push_back(step.point);
       continue;
     }
     const Cell& known = cell(j, step.layer, step.layers);
     if (known.known == Known::kRelaxed || known.fit != Fit::kFits) return kInfTicks;
     slowest.push_back(&known.details->feasible[0]);
     others.push_back(&known.details->feasible[1]);
+    inside.push_back(others.back());
+    Ticks least = kInfTicks;
+    for (const StagePoint<D>& point : known.details->met)
+      if (within(point.cost, region.high) && part_of_step(point.cost) < least) {
+        least = part_of_step(point.cost);
+        inside.back() = &point;
+      }
   }
-  const Ticks best = step_of(slowest, sizes);
+  const Ticks best = std::min(step_of(slowest, sizes), step_of(inside, sizes));
   // stages that are not the slowest may trade time for a shorter tail
   Cost<D> largest{};
   for (const auto* point : slowest)
@@ -159,9 +167,8 @@ void Subproblem<D>::forget_ceiling() {
     for (Cell& cell : row.cells) {
       if (cell.fit == Fit::kExcluded) {
         cell.fit = Fit::kUnknown;
-      } else if (cell.known == Known::kExact) {
-        cell.known = Known::kIntegral;
-        cell.details->points.clear();
+      } else if (cell.details) {
+        cell.details->openings.clear();
       }
     }
 }
@@ -276,7 +283,7 @@ void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening,
       box.high[d] =
           std::min(box.high[d], box.low[d] + (ceiling_ - 1 - box.bound) / times(d));
     }
-    const Path path = least_path(box.high, ceiling_ - 1 - low);
+    const Path path = least_path(box, ceiling_ - 1 - low);
     if (path.steps.empty()) continue;
     if (path.exact) {
       std::vector<const StagePoint<D>*> points;
@@ -294,18 +301,28 @@ void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening,
     for (std::size_t d = counted(); d < D; ++d)
       own += times(d) * std::max(box.low[d], path.largest[d]);
     if (own >= ceiling_) {
-      cut(box, path);
+      cut_below(box, path);
       continue;
     }
     refine_path(path, box, share, opening, states);
-    push(box);
   }
   boxes_.clear();
 }
 
+template <int D>
+void Subproblem<D>::cut(const Box& box, std::size_t d, Ticks top) {
+  const Ticks middle = box.low[d] + (top - 1 - box.low[d]) / 2;
+  Box below = box, above = box;
+  below.high[d] = middle;
+  above.low[d] = middle + 1;
+  above.bound += times(d) * (above.low[d] - box.low[d]);
+  push(below);
+  push(above);
+}
+
 // The path of a box is not what is looked for: its plans have a smaller maximum, or cost more.
 template <int D>
-void Subproblem<D>::cut(const Box& box, const Path& path) {
+void Subproblem<D>::cut_below(const Box& box, const Path& path) {
   std::size_t widest = D;
   Ticks most = 0;
   for (std::size_t d = counted(); d < D; ++d) {
@@ -315,15 +332,22 @@ void Subproblem<D>::cut(const Box& box, const Path& path) {
       widest = d;
     }
   }
-  if (widest == D) return;  // all plans in the box cost as much as its path, which is too much
-  const Ticks top = std::min(path.largest[widest], box.high[widest]);
-  const Ticks middle = box.low[widest] + (top - 1 - box.low[widest]) / 2;
-  Box below = box, above = box;
-  below.high[widest] = middle;
-  above.low[widest] = middle + 1;
-  above.bound += times(widest) * (above.low[widest] - box.low[widest]);
-  push(below);
-  push(above);
+  // without any, all plans in the box cost as much as its path, which is too much
+  if (widest < D) cut(box, widest, std::min(path.largest[widest], box.high[widest]));
+}
+
+template <int D>
+bool Subproblem<D>::cut_wide(const Box& box) {
+  std::size_t widest = D;
+  Ticks most = static_cast<Ticks>(static_cast<double>(ceiling_) * kNarrow) + 1;
+  for (std::size_t d = counted(); d < D; ++d)
+    if (times(d) * (box.high[d] - box.low[d]) > most) {
+      most = times(d) * (box.high[d] - box.low[d]);
+      widest = d;
+    }
+  if (widest == D) return false;
+  cut(box, widest, box.high[widest] + 1);
+  return true;
 }
 
 // Learns more about the cells of a path that could be better than the best plan.
@@ -340,9 +364,11 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
     refine(j, step.layer, step.layers, states);
     refined = true;
   }
+  // then tangents where the frontier crosses the limit of the tail
+  if (!refined) refined = sharpen_path(path, box, states);
   if (refined) {
-    assembled_step(path);
-    return;
+    assembled_step(path, box);
+    return push(box);
   }
   if (!opening) {
     opening = true;
@@ -350,11 +376,15 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
     const Ticks narrow = ceiling(share);
     if (narrow < ceiling_) {
       ceiling_ = narrow;
-      return;
+      return push(box);
     }
   }
-  open_path(path, box, states);
-  assembled_step(path);
+  if (!open_path(path, box, false, states)) {
+    if (cut_wide(box)) return;
+    open_path(path, box, true, states);
+  }
+  assembled_step(path, box);
+  push(box);
 }
 
 template class Subproblem<1>;

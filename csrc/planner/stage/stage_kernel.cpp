@@ -124,6 +124,7 @@ class Kernel {
   const StageProblem<D>& p_;
   const int n_;
   std::int64_t& states_;
+  std::int64_t own_states_ = 0;
   StepBound<D> bound_;
   std::vector<std::vector<int>> prefix_count_;  // layers 0..i-1 by type
   std::vector<std::vector<Cost<D>>> delta_;     // by layer
@@ -324,6 +325,8 @@ class Kernel {
 
   void keep_undominated(int i, std::vector<Label<D>>& created) {
     states_ += static_cast<std::int64_t>(created.size());
+    own_states_ += static_cast<std::int64_t>(created.size());
+    if (own_states_ > p_.most_states) throw TooManyStates{};
     // sorting small keys is cheaper than moving labels; ties are rare
     order_.clear();
     for (std::size_t c = 0; c < created.size(); ++c)

@@ -113,7 +113,11 @@ struct StageProblem {
   Bytes base_shared = 0;
   StepBound<D> bound;
   const Watch* watch = nullptr;  // polled by the kernel, which throws what it throws
+  std::int64_t most_states = std::numeric_limits<std::int64_t>::max();  // else TooManyStates
 };
+
+// There were more labels than the problem allows.
+struct TooManyStates {};
 
 template <int D>
 struct StagePoint {
