@@ -62,6 +62,7 @@ class Subproblem {
   // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how many
   // points there are grows fast with the width.
   static constexpr std::int64_t kEasyStates = 10'000;
+  static constexpr std::int64_t kEasyForAll = 100'000;
   static constexpr double kNarrow = 1.0 / 65536;
   static constexpr int kSharpenings = 4;  // of a cell in one round
 
@@ -101,6 +102,7 @@ class Subproblem {
     std::vector<StagePoint<D>> met;  // all points that were least in something
     std::vector<Tangent> tangents;
     std::vector<Opening> openings;
+    Ticks failed_left = kInfTicks;  // T less its bound when opening it for all boxes was too much
   };
   struct Cell {
     Bound bound{};
@@ -299,7 +301,10 @@ class Subproblem {
   bool sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states);
   bool sharpen_path(const Path& path, const Region& region, std::int64_t& states);
   const Opening* opening(const Cell& cell, const Region& region) const;
-  bool open_path(const Path& path, const Region& region, bool whatever, std::int64_t& states);
+  Box hull_with(const Box& box) const;
+  bool open(int j, const Step& step, const Region& region, const std::vector<Ticks>& before,
+            std::int64_t most_states, std::int64_t& states);
+  bool open_path(const Path& path, const Box& box, bool whatever, std::int64_t& states);
   OtherStages<D> other_stages(int j, const Step& step, const Region& region,
                               const std::vector<Ticks>& before);
   double slack(const Step& step, int j, Ticks tail);

@@ -286,46 +286,89 @@ OtherStages<D> Subproblem<D>::other_stages(int j, const Step& step, const Region
   return way;
 }
 
-// Opens cells of the path just found, those first whose bound seems least tight, until that was work
-// enough: what they teach may lead elsewhere. False when one takes too many labels, unless whatever it
-// takes is right.
+// All open boxes in one.
 template <int D>
-bool Subproblem<D>::open_path(const Path& path, const Region& region, bool whatever,
+typename Subproblem<D>::Box Subproblem<D>::hull_with(const Box& box) const {
+  Box all = box;
+  for (const Box& other : boxes_) {
+    if (other.bound >= ceiling_) continue;
+    all.bound = std::min(all.bound, other.bound);
+    for (std::size_t d = counted(); d < D; ++d) {
+      all.low[d] = std::min(all.low[d], other.low[d]);
+      all.high[d] = std::max(all.high[d], other.high[d]);
+    }
+  }
+  return all;
+}
+
+// Opens one cell for a region; false when that takes more labels than `most_states`.
+template <int D>
+bool Subproblem<D>::open(int j, const Step& step, const Region& region,
+                         const std::vector<Ticks>& before, std::int64_t most_states,
+                         std::int64_t& states) {
+  Cell& known = cell(j, step.layer, step.layers);
+  const OtherStages<D> rest = other_stages(j, step, region, before);
+  Opening made{region, {}};
+  if (rest.sum < kInf) {
+    StageProblem<D> p = problem(j, step.layer, step.layers);
+    p.bound = weights_of(j);
+    p.bound.others = {rest};
+    p.bound.incumbent = static_cast<double>(ceiling_);
+    p.most_states = most_states;
+    try {
+      made.points = solve_stage_frontier<D>(p, states);
+    } catch (const TooManyStates&) {
+      return false;
+    }
+    std::stable_sort(made.points.begin(), made.points.end(), [&](const auto& a, const auto& b) {
+      return part_of_step(a.cost) < part_of_step(b.cost);
+    });
+  }
+  known.details->openings.push_back(std::move(made));
+  return true;
+}
+
+// Opens cells of the path just found, those first whose bound seems least tight, until that was work
+// enough: what they teach may lead elsewhere. For all open boxes at once where that is not much
+// more, else for this one. False when one takes too many labels, unless whatever it takes is right.
+template <int D>
+bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
                               std::int64_t& states) {
   std::vector<int> opened;
   std::vector<double> gap(at(stages_), 0.0);
+  const Ticks left = ceiling_ - lower_;
+  bool for_all = false;
   for (int j = 0; j < stages_; ++j) {
-    if (path.steps[at(j)].point != nullptr) continue;
+    const Step& step = path.steps[at(j)];
+    const Cell& known = cell(j, step.layer, step.layers);
+    if (step.point != nullptr || known.fit != Fit::kFits) continue;
     opened.push_back(j);
-    gap[at(j)] = slack(path.steps[at(j)], j, path.largest[D - 1]);
+    gap[at(j)] = slack(step, j, path.largest[D - 1]);
+    for_all = for_all || left <= known.details->failed_left / 2;
   }
   std::stable_sort(opened.begin(), opened.end(),
                    [&](int a, int b) { return gap[at(a)] > gap[at(b)]; });
-  const std::vector<Ticks> before = sums_before(region);
   const std::int64_t first = states;
-  for (const int j : opened) {
-    if (states - first >= kRoundStates) return true;
-    const Step& step = path.steps[at(j)];
-    Cell& known = cell(j, step.layer, step.layers);
-    if (known.fit != Fit::kFits || opening(known, region) != nullptr) continue;
-    const OtherStages<D> rest = other_stages(j, step, region, before);
-    Opening made{region, {}};
-    if (rest.sum < kInf) {
-      StageProblem<D> p = problem(j, step.layer, step.layers);
-      p.bound = weights_of(j);
-      p.bound.others = {rest};
-      p.bound.incumbent = static_cast<double>(ceiling_);
-      if (!whatever) p.most_states = kEasyStates;
-      try {
-        made.points = solve_stage_frontier<D>(p, states);
-      } catch (const TooManyStates&) {
-        return false;
-      }
-      std::stable_sort(made.points.begin(), made.points.end(), [&](const auto& a, const auto& b) {
-        return part_of_step(a.cost) < part_of_step(b.cost);
-      });
+  for (const bool all : {true, false}) {
+    if (all && !for_all) continue;
+    const Box region = all ? hull_with(box) : box;
+    Ticks low = 0;
+    for (std::size_t d = counted(); d < D; ++d) low += times(d) * region.low[d];
+    if (least_path(region, ceiling_ - 1 - low).steps.empty()) return true;  // known more meanwhile
+    const std::vector<Ticks> before = sums_before(region);
+    for (const int j : opened) {
+      if (states - first >= kRoundStates) return true;
+      const Step& step = path.steps[at(j)];
+      Details& details = *cell(j, step.layer, step.layers).details;
+      if (opening(cell(j, step.layer, step.layers), box) != nullptr) continue;
+      if (all && left > details.failed_left / 2) continue;
+      const std::int64_t most = all        ? kEasyForAll
+                                : whatever ? std::numeric_limits<std::int64_t>::max()
+                                           : kEasyStates;
+      if (open(j, step, region, before, most, states)) continue;
+      if (!all) return false;
+      details.failed_left = left;
     }
-    known.details->openings.push_back(std::move(made));
   }
   return true;
 }
