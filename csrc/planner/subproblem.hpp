@@ -62,8 +62,9 @@ class Subproblem {
   // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how many
   // points there are grows fast with the width.
   static constexpr std::int64_t kEasyStates = 10'000;
-  static constexpr std::int64_t kEasyForAll = 100'000;
-  static constexpr double kNarrow = 1.0 / 65536;
+  static constexpr std::int64_t kForAllStates = 50'000;
+  static constexpr std::size_t kMostWays = 64;
+  static constexpr double kNarrow = 1e-9;
   static constexpr int kSharpenings = 4;  // of a cell in one round
 
   struct Stage {
@@ -92,8 +93,8 @@ class Subproblem {
   struct Tangent {  // of the frontier: sum * (part of the sum) + tail * tail >= least
     Ticks sum, tail, least;
   };
-  struct Opening {  // the exact frontier, as far as plans of the region below the ceiling use it
-    Region region;
+  struct Opening {  // the exact frontier, as far as plans of the regions below the ceiling use it
+    std::vector<Region> regions;
     std::vector<StagePoint<D>> points;  // by their part of the sum
   };
   struct Details {
@@ -102,7 +103,10 @@ class Subproblem {
     std::vector<StagePoint<D>> met;  // all points that were least in something
     std::vector<Tangent> tangents;
     std::vector<Opening> openings;
-    Ticks failed_left = kInfTicks;  // T less its bound when opening it for all boxes was too much
+    std::int64_t box_states = 0;  // labels that opening it for single boxes took
+    std::int64_t failed_states = kForAllStates / 2;  // and so many were not enough for all at once
+
+    bool worth_all() const { return box_states >= 2 * failed_states; }
   };
   struct Cell {
     Bound bound{};
@@ -301,12 +305,10 @@ class Subproblem {
   bool sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::int64_t& states);
   bool sharpen_path(const Path& path, const Region& region, std::int64_t& states);
   const Opening* opening(const Cell& cell, const Region& region) const;
-  Box hull_with(const Box& box) const;
-  bool open(int j, const Step& step, const Region& region, const std::vector<Ticks>& before,
-            std::int64_t most_states, std::int64_t& states);
   bool open_path(const Path& path, const Box& box, bool whatever, std::int64_t& states);
-  OtherStages<D> other_stages(int j, const Step& step, const Region& region,
-                              const std::vector<Ticks>& before);
+  double tail_weight(int j, const Cell& cell, Ticks tail) const;
+  bool other_stages(int j, const Step& step, const Region& region,
+                    const std::vector<Ticks>& before, double weight, OtherStages<D>& way) const;
   double slack(const Step& step, int j, Ticks tail);
 
   // paths: division over stages under limits

@@ -2,10 +2,6 @@
 #include "planner/subproblem.hpp"
 
 namespace autopar {
-namespace {
-constexpr double kInf = std::numeric_limits<double>::infinity();
-}  // namespace
-
 template <int D>
 typename Subproblem<D>::Cell& Subproblem<D>::new_cell(Row& row, int j, int l, int n) {
   if (row.cells.empty()) {
@@ -243,131 +239,152 @@ template <int D>
 const typename Subproblem<D>::Opening* Subproblem<D>::opening(const Cell& cell,
                                                               const Region& region) const {
   if (!cell.details) return nullptr;
-  for (const Opening& opened : cell.details->openings) {
-    bool holds = true;
-    for (std::size_t d = counted(); d < D && holds; ++d)
-      holds = opened.region.low[d] <= region.low[d] && region.high[d] <= opened.region.high[d];
-    if (holds) return &opened;
-  }
+  for (const Opening& opened : cell.details->openings)
+    for (const Region& whole : opened.regions) {
+      bool holds = true;
+      for (std::size_t d = counted(); d < D && holds; ++d)
+        holds = whole.low[d] <= region.low[d] && region.high[d] <= whole.high[d];
+      if (holds) return &opened;
+    }
   return nullptr;
 }
 
-// What the other stages cost at least, in any plan of the region below the ceiling that has a stage
-// like this one; infinite without such a plan.
+// How the tail of a cell is weighed in the dual: as by the tangent that says most at this limit. Of
+// the points that are left there, neither time nor tail alone is known well.
 template <int D>
-OtherStages<D> Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
-                                           const std::vector<Ticks>& before) {
+double Subproblem<D>::tail_weight(int j, const Cell& cell, Ticks tail) const {
+  double weight = stage_[at(j)].tail_weight, most = -1.0;
+  for (const Tangent& t : cell.details->tangents) {
+    const double sum = static_cast<double>(t.sum);
+    const double says = (static_cast<double>(t.least) -
+                         static_cast<double>(t.tail) * static_cast<double>(tail)) / sum;
+    if (says <= most) continue;
+    most = says;
+    weight = static_cast<double>(t.tail) / sum;
+  }
+  return weight;
+}
+
+// What the other stages cost at least, in any plan of the region below the ceiling that has a stage
+// like this one, by the path just found there; false without such a plan.
+template <int D>
+bool Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
+                                 const std::vector<Ticks>& before, double weight,
+                                 OtherStages<D>& way) const {
   const int n = step.layers;
   // the cell stands for all layers like its own
   const int same = in_.same_layers(step.layer, n);
   Ticks sum = kInfTicks;
-  OtherStages<D> way;
-  way.dual = kInf;
   for (int l = window_low_[at(j)]; l <= window_high_[at(j)] && l + n <= layers_; ++l) {
-    const std::size_t here = state(j, l), there = state(j + 1, l + n);
-    if (before[here] >= kInfTicks || in_.same_layers(l, n) != same) continue;
+    if (before[state(j, l)] >= kInfTicks || in_.same_layers(l, n) != same) continue;
     Ticks after = 0;
     if (j + 1 < stages_) {
       if (l + n < window_low_[at(j) + 1] || l + n > window_high_[at(j) + 1]) continue;
-      after = rest_[there];
+      after = rest_[state(j + 1, l + n)];
     } else if (l + n != layers_) {
       continue;
     }
-    if (after >= kInfTicks) continue;
-    sum = std::min(sum, before[here] + after);
-    way.dual = std::min(way.dual, before_dual_[here] + after_dual_[there]);
+    if (after < kInfTicks) sum = std::min(sum, before[state(j, l)] + after);
   }
-  way.sum = sum >= kInfTicks ? kInf : static_cast<double>(sum + least_sends(j));
-  way.dual += static_cast<double>(least_sends(j));
+  if (sum >= kInfTicks) return false;
+  way.sum = static_cast<double>(sum + least_sends(j));
+  double high = 0.0;
   for (std::size_t d = counted(); d < D; ++d) {
     way.largest[d] = static_cast<double>(region.low[d]);
     way.most[d] = static_cast<double>(region.high[d]);
+    if (d + 1 < D) high += way.most[d];
   }
-  return way;
-}
-
-// All open boxes in one.
-template <int D>
-typename Subproblem<D>::Box Subproblem<D>::hull_with(const Box& box) const {
-  Box all = box;
-  for (const Box& other : boxes_) {
-    if (other.bound >= ceiling_) continue;
-    all.bound = std::min(all.bound, other.bound);
-    for (std::size_t d = counted(); d < D; ++d) {
-      all.low[d] = std::min(all.low[d], other.low[d]);
-      all.high[d] = std::max(all.high[d], other.high[d]);
-    }
-  }
-  return all;
-}
-
-// Opens one cell for a region; false when that takes more labels than `most_states`.
-template <int D>
-bool Subproblem<D>::open(int j, const Step& step, const Region& region,
-                         const std::vector<Ticks>& before, std::int64_t most_states,
-                         std::int64_t& states) {
-  Cell& known = cell(j, step.layer, step.layers);
-  const OtherStages<D> rest = other_stages(j, step, region, before);
-  Opening made{region, {}};
-  if (rest.sum < kInf) {
-    StageProblem<D> p = problem(j, step.layer, step.layers);
-    p.bound = weights_of(j);
-    p.bound.others = {rest};
-    p.bound.incumbent = static_cast<double>(ceiling_);
-    p.most_states = most_states;
-    try {
-      made.points = solve_stage_frontier<D>(p, states);
-    } catch (const TooManyStates&) {
-      return false;
-    }
-    std::stable_sort(made.points.begin(), made.points.end(), [&](const auto& a, const auto& b) {
-      return part_of_step(a.cost) < part_of_step(b.cost);
-    });
-  }
-  known.details->openings.push_back(std::move(made));
+  // the longest tail is at least weight * (tail of this stage) + (1 - weight) * (its own least), or
+  // with a larger weight than 1 less what the limit allows
+  const double low_tail = static_cast<double>(region.low[D - 1]);
+  const double high_tail = static_cast<double>(region.high[D - 1]);
+  way.dual = way.sum + (1.0 - weight) * (weight <= 1.0 ? low_tail : high_tail);
+  if (microbatches_ > 1) way.most_dual = high + weight * high_tail;
   return true;
 }
 
 // Opens cells of the path just found, those first whose bound seems least tight, until that was work
-// enough: what they teach may lead elsewhere. For all open boxes at once where that is not much
-// more, else for this one. False when one takes too many labels, unless whatever it takes is right.
+// enough: what they teach may lead elsewhere. False when one takes too many labels, unless whatever
+// it takes is right.
 template <int D>
 bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
                               std::int64_t& states) {
   std::vector<int> opened;
   std::vector<double> gap(at(stages_), 0.0);
-  const Ticks left = ceiling_ - lower_;
-  bool for_all = false;
   for (int j = 0; j < stages_; ++j) {
     const Step& step = path.steps[at(j)];
-    const Cell& known = cell(j, step.layer, step.layers);
-    if (step.point != nullptr || known.fit != Fit::kFits) continue;
+    if (step.point != nullptr || cell(j, step.layer, step.layers).fit != Fit::kFits) continue;
     opened.push_back(j);
     gap[at(j)] = slack(step, j, path.largest[D - 1]);
-    for_all = for_all || left <= known.details->failed_left / 2;
   }
   std::stable_sort(opened.begin(), opened.end(),
                    [&](int a, int b) { return gap[at(a)] > gap[at(b)]; });
   const std::int64_t first = states;
   for (const bool all : {true, false}) {
-    if (all && !for_all) continue;
-    const Box region = all ? hull_with(box) : box;
-    Ticks low = 0;
-    for (std::size_t d = counted(); d < D; ++d) low += times(d) * region.low[d];
-    if (least_path(region, ceiling_ - 1 - low).steps.empty()) return true;  // known more meanwhile
-    const std::vector<Ticks> before = sums_before(region);
-    for (const int j : opened) {
+    // For all open boxes at once, where single boxes took as much already.
+    std::vector<Region> regions{box};
+    if (all) {
+      for (const Box& other : boxes_)
+        if (other.bound < ceiling_) regions.push_back(other);
+      const bool worth = std::any_of(opened.begin(), opened.end(), [&](int j) {
+        const Step& step = path.steps[at(j)];
+        return cell(j, step.layer, step.layers).details->worth_all();
+      });
+      if (!worth || regions.size() > kMostWays) continue;
+    }
+    std::vector<StepBound<D>> rest(opened.size());
+    for (std::size_t i = 0; i < opened.size(); ++i) {
+      const Step& step = path.steps[at(opened[i])];
+      rest[i] = weights_of(opened[i]);
+      rest[i].tail_weight =
+          tail_weight(opened[i], cell(opened[i], step.layer, step.layers), box.high[D - 1]);
+      rest[i].others.clear();
+      rest[i].incumbent = static_cast<double>(ceiling_);
+    }
+    for (const Region& region : regions) {
+      Ticks low = 0;
+      for (std::size_t d = counted(); d < D; ++d) low += times(d) * region.low[d];
+      if (least_path(region, ceiling_ - 1 - low).steps.empty()) continue;
+      const std::vector<Ticks> before = sums_before(region);
+      for (std::size_t i = 0; i < opened.size(); ++i) {
+        OtherStages<D> way;
+        if (other_stages(opened[i], path.steps[at(opened[i])], region, before,
+                         rest[i].tail_weight, way))
+          rest[i].others.push_back(way);
+      }
+    }
+    for (std::size_t i = 0; i < opened.size(); ++i) {
       if (states - first >= kRoundStates) return true;
+      const int j = opened[i];
       const Step& step = path.steps[at(j)];
       Details& details = *cell(j, step.layer, step.layers).details;
       if (opening(cell(j, step.layer, step.layers), box) != nullptr) continue;
-      if (all && left > details.failed_left / 2) continue;
-      const std::int64_t most = all        ? kEasyForAll
-                                : whatever ? std::numeric_limits<std::int64_t>::max()
-                                           : kEasyStates;
-      if (open(j, step, region, before, most, states)) continue;
-      if (!all) return false;
-      details.failed_left = left;
+      if (all && !details.worth_all()) continue;
+      const std::int64_t before_it = states;
+      StageProblem<D> p = problem(j, step.layer, step.layers);
+      p.bound = std::move(rest[i]);
+      if (all)
+        p.most_states = details.box_states;
+      else if (!whatever)
+        p.most_states = kEasyStates;
+      bool done = true;
+      Opening made{regions, {}};
+      try {
+        if (!p.bound.others.empty()) made.points = solve_stage_frontier<D>(p, states);
+      } catch (const TooManyStates&) {
+        done = false;
+      }
+      if (!all) details.box_states += states - before_it;
+      if (done) {
+        std::stable_sort(
+            made.points.begin(), made.points.end(),
+            [&](const auto& a, const auto& b) { return part_of_step(a.cost) < part_of_step(b.cost); });
+        details.openings.push_back(std::move(made));
+      } else if (all) {
+        details.failed_states = details.box_states;
+      } else {
+        return false;
+      }
     }
   }
   return true;

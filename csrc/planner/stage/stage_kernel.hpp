@@ -40,6 +40,7 @@ struct OtherStages {
   double dual = 0.0;
   std::array<double, D + 1> largest{};
   std::array<double, D> most = unlimited();  // of every dimension, for any stage
+  double most_dual = std::numeric_limits<double>::infinity();  // of this stage's part of the dual
 
   static std::array<double, D> unlimited() {
     std::array<double, D> most;
@@ -49,7 +50,7 @@ struct OtherStages {
   bool allows(const std::array<double, D + 3>& cost) const {
     for (std::size_t d = 0; d < D; ++d)
       if (cost[d] * (1.0 - kBoundSlack) > most[d]) return false;
-    return true;
+    return cost[D + 2] * (1.0 - kBoundSlack) <= most_dual;
   }
 };
 
