@@ -1,11 +1,11 @@
 // One sub-problem (G, m, p, embedding): stage boundaries and strategies, exactly.
 //
-// T is the sum of all stages, plus m - 1 times the slowest, plus the longest tail. Once no stage may
-// be slower, and no tail longer, than given caps, the least sum is a shortest path over the stages:
-// cheap, whatever the number of layers. So the search divides the space of caps into boxes. The path
-// under the largest caps of a box, and its smallest caps, bound T for every plan in the box; boxes
-// whose bound reaches the best plan are dropped, others are cut in two, or what their path knows of
-// its stages is refined.
+// T is the sum of all stages, plus m - 1 times the slowest, plus the longest tail. Once no stage
+// may be slower, and no tail longer, than given caps, the least sum is a shortest path over the
+// stages: cheap, whatever the number of layers. So the search divides the space of caps into boxes.
+// The path under the largest caps of a box, and its smallest caps, bound T for every plan in the
+// box; boxes whose bound reaches the best plan are dropped, others are cut in two, or what their
+// path knows of its stages is refined.
 //
 // What is known of a stage cell (stage, first layer, number of layers): relaxed bounds first, then
 // integral minima of single objectives, which also give plans, then the exact Pareto frontier.
@@ -59,8 +59,8 @@ class Subproblem {
   static constexpr double kGrowth = 4.0;
   // What else is learnt may make the rest of a round of openings needless: so many labels end it.
   static constexpr std::int64_t kRoundStates = 20'000;
-  // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how many
-  // points there are grows fast with the width.
+  // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how
+  // many points there are grows fast with the width.
   static constexpr std::int64_t kEasyStates = 10'000;
   static constexpr std::int64_t kForAllStates = 50'000;
   static constexpr std::size_t kMostWays = 64;
@@ -103,7 +103,7 @@ class Subproblem {
     std::vector<StagePoint<D>> met;  // all points that were least in something
     std::vector<Tangent> tangents;
     std::vector<Opening> openings;
-    std::int64_t box_states = 0;  // labels that opening it for single boxes took
+    std::int64_t box_states = 0;                     // labels that opening it for single boxes took
     std::int64_t failed_states = kForAllStates / 2;  // and so many were not enough for all at once
 
     bool worth_all() const { return box_states >= 2 * failed_states; }
@@ -121,7 +121,7 @@ class Subproblem {
     const StagePoint<D>* point;
     Ticks sum;
   };
-  struct Use {  // of a cell under the limits of the present path
+  struct Use {              // of a cell under the limits of the present path
     Ticks sum = kInfTicks;  // least part of the sum; of any point
     int first_pick = 0;
     int picks = -1;  // -1: the cell is not exact
@@ -179,9 +179,9 @@ class Subproblem {
   std::vector<Cost<D>> entry_, exit_;
   std::vector<std::uint8_t> exit_allowed_;  // (K, Y)
   std::vector<Cost<D>> zero_;
-  // bounds by (j, l): stages before j on layers before l; stages from j on layers from l
-  std::vector<double> before_sum_, after_sum_, before_dual_, after_dual_;
-  std::vector<Bound> before_max_, after_max_;
+  // bounds by (j, l), of stages before j on layers before l
+  std::vector<double> before_sum_, before_dual_;
+  std::vector<Bound> before_max_;
   std::vector<Row> rows_;  // by (j, first layer)
 
   const Watch* watch_ = nullptr;  // while a question is answered
@@ -268,9 +268,7 @@ class Subproblem {
     return std::llround(2.0 * static_cast<double>(send) * (stages_ - 1) / stages_);
   }
   // What sends between stages cost at least, per boundary behind stage j (GPipe's sum only).
-  Ticks least_sends(int j) const {
-    return in_.t.gpipe && j + 1 < stages_ ? 2 * least_send_ : 0;
-  }
+  Ticks least_sends(int j) const { return in_.t.gpipe && j + 1 < stages_ ? 2 * least_send_ : 0; }
   std::size_t state(int j, int l) const { return at(j) * (at(layers_) + 1) + at(l); }
   static double part_of_sum(const Bound& cell) {
     double sum = 0.0;
@@ -289,8 +287,8 @@ class Subproblem {
     return std::max(sum + std::max(steady + largest[D - 1], largest[D]), dual + steady);
   }
   double whole_bound() const {
-    const std::size_t all = state(0, 0);
-    return step(after_sum_[all], after_dual_[all], after_max_[all]) * (1.0 - kBoundSlack);
+    const std::size_t all = state(stages_, layers_);
+    return step(before_sum_[all], before_dual_[all], before_max_[all]) * (1.0 - kBoundSlack);
   }
   bool compute_bounds(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
@@ -307,8 +305,8 @@ class Subproblem {
   const Opening* opening(const Cell& cell, const Region& region) const;
   bool open_path(const Path& path, const Box& box, bool whatever, std::int64_t& states);
   double tail_weight(int j, const Cell& cell, Ticks tail) const;
-  bool other_stages(int j, const Step& step, const Region& region,
-                    const std::vector<Ticks>& before, double weight, OtherStages<D>& way) const;
+  bool other_stages(int j, const Step& step, const Region& region, const std::vector<Ticks>& before,
+                    double weight, OtherStages<D>& way) const;
   double slack(const Step& step, int j, Ticks tail);
 
   // paths: division over stages under limits

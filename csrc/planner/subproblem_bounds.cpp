@@ -119,8 +119,8 @@ void Subproblem<D>::relax(int j) {
   }
 }
 
-// Fills the bounds before and after every (stage, layer); false when no division can be at most
-// `limit` or fit.
+// Fills the bounds before every (stage, layer); false when no division can be at most `limit` or
+// fit.
 template <int D>
 bool Subproblem<D>::compute_bounds(double limit) {
   const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
@@ -128,17 +128,11 @@ bool Subproblem<D>::compute_bounds(double limit) {
   infinite.fill(kInf);
   none.fill(0.0);
   before_sum_.assign(size, kInf);
-  after_sum_.assign(size, kInf);
   before_max_.assign(size, infinite);
-  after_max_.assign(size, infinite);
   before_dual_.assign(size, kInf);
-  after_dual_.assign(size, kInf);
   before_dual_[state(0, 0)] = 0.0;
-  after_dual_[state(stages_, layers_)] = 0.0;
   before_sum_[state(0, 0)] = 0.0;
   before_max_[state(0, 0)] = none;
-  after_sum_[state(stages_, layers_)] = 0.0;
-  after_max_[state(stages_, layers_)] = none;
   for (int j = 0; j < stages_; ++j)
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t from = state(j, l);
@@ -155,24 +149,7 @@ bool Subproblem<D>::compute_bounds(double limit) {
           before_max_[to][d] = std::min(before_max_[to][d], largest[d]);
       });
     }
-  if (before_sum_[state(stages_, layers_)] == kInf) return false;
-  for (int j = stages_ - 1; j >= 0; --j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const std::size_t from = state(j, l);
-      if (before_sum_[from] == kInf) continue;
-      watch_->poll();
-      for_each_size(j, l, limit, [&](int n, const Bound& cell) {
-        const std::size_t to = state(j + 1, l + n);
-        const double sends = static_cast<double>(least_sends(j));
-        after_sum_[from] = std::min(after_sum_[from], after_sum_[to] + sends + part_of_sum(cell));
-        after_dual_[from] = std::min(after_dual_[from], after_dual_[to] + sends + cell[D + 2]);
-        Bound largest = after_max_[to];
-        raise_to(largest, cell);
-        for (std::size_t d = 0; d < D + 1; ++d)
-          after_max_[from][d] = std::min(after_max_[from][d], largest[d]);
-      });
-    }
-  return after_sum_[state(0, 0)] < kInf;
+  return before_sum_[state(stages_, layers_)] < kInf;
 }
 
 template <int D>

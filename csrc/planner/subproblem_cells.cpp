@@ -136,8 +136,7 @@ void Subproblem<D>::refine_entry(Cell& cell, int j, int l, int n, std::size_t en
   }
   if (entry >= D) weight[D - 1] = 1;
   Ticks found = 0;
-  StagePoint<D> point =
-      least_point(j, l, n, weight, static_cast<double>(ceiling_), found, states);
+  StagePoint<D> point = least_point(j, l, n, weight, static_cast<double>(ceiling_), found, states);
   if (point.strategies.empty()) {
     cell.fit = Fit::kExcluded;
     return;
@@ -195,8 +194,8 @@ bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::in
     share = std::max(slower, 0.0) / (std::max(slower, 0.0) + longer);
   }
   Tangent tangent{};
-  tangent.tail = std::clamp<Ticks>(std::llround(static_cast<double>(weights) * share), 1,
-                                   weights - 1);
+  tangent.tail =
+      std::clamp<Ticks>(std::llround(static_cast<double>(weights) * share), 1, weights - 1);
   tangent.sum = weights - tangent.tail;
   for (const Tangent& known : details.tangents)
     if (known.tail == tangent.tail) return false;
@@ -205,11 +204,10 @@ bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::in
   weight[D - 1] = tangent.tail;
   double incumbent = static_cast<double>(kInfTicks);
   for (const StagePoint<D>& point : details.met)
-    incumbent = std::min(
-        incumbent, static_cast<double>(tangent.sum * part_of_step(point.cost) +
-                                       tangent.tail * point.cost[D - 1]) *
-                           (1.0 + kBoundSlack) +
-                       1.0);
+    incumbent = std::min(incumbent, static_cast<double>(tangent.sum * part_of_step(point.cost) +
+                                                        tangent.tail * point.cost[D - 1]) *
+                                            (1.0 + kBoundSlack) +
+                                        1.0);
   StagePoint<D> point = least_point(j, l, n, weight, incumbent, tangent.least, states);
   if (point.strategies.empty()) return false;
   details.tangents.push_back(tangent);
@@ -256,8 +254,9 @@ double Subproblem<D>::tail_weight(int j, const Cell& cell, Ticks tail) const {
   double weight = stage_[at(j)].tail_weight, most = -1.0;
   for (const Tangent& t : cell.details->tangents) {
     const double sum = static_cast<double>(t.sum);
-    const double says = (static_cast<double>(t.least) -
-                         static_cast<double>(t.tail) * static_cast<double>(tail)) / sum;
+    const double says =
+        (static_cast<double>(t.least) - static_cast<double>(t.tail) * static_cast<double>(tail)) /
+        sum;
     if (says <= most) continue;
     most = says;
     weight = static_cast<double>(t.tail) / sum;
@@ -303,9 +302,9 @@ bool Subproblem<D>::other_stages(int j, const Step& step, const Region& region,
   return true;
 }
 
-// Opens cells of the path just found, those first whose bound seems least tight, until that was work
-// enough: what they teach may lead elsewhere. False when one takes too many labels, unless whatever
-// it takes is right.
+// Opens cells of the path just found, those first whose bound seems least tight, until that was
+// work enough: what they teach may lead elsewhere. False when one takes too many labels, unless
+// whatever it takes is right.
 template <int D>
 bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
                               std::int64_t& states) {
@@ -348,8 +347,8 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
       const std::vector<Ticks> before = sums_before(region);
       for (std::size_t i = 0; i < opened.size(); ++i) {
         OtherStages<D> way;
-        if (other_stages(opened[i], path.steps[at(opened[i])], region, before,
-                         rest[i].tail_weight, way))
+        if (other_stages(opened[i], path.steps[at(opened[i])], region, before, rest[i].tail_weight,
+                         way))
           rest[i].others.push_back(way);
       }
     }
@@ -376,9 +375,9 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
       }
       if (!all) details.box_states += states - before_it;
       if (done) {
-        std::stable_sort(
-            made.points.begin(), made.points.end(),
-            [&](const auto& a, const auto& b) { return part_of_step(a.cost) < part_of_step(b.cost); });
+        std::stable_sort(made.points.begin(), made.points.end(), [&](const auto& a, const auto& b) {
+          return part_of_step(a.cost) < part_of_step(b.cost);
+        });
         details.openings.push_back(std::move(made));
       } else if (all) {
         details.failed_states = details.box_states;

@@ -20,11 +20,10 @@ template <int D>
 Ticks Subproblem<D>::least_sum(const Cell& cell, Ticks tail) const {
   Ticks own = 0;
   for (std::size_t d = 0; d + 1 < D; ++d) own += cell.least[d];
-  Ticks sum = std::max({own, divided_up(cell.least[D] - tail, microbatches_),
-                        cell.least[D + 1] - tail});
+  Ticks sum =
+      std::max({own, divided_up(cell.least[D] - tail, microbatches_), cell.least[D + 1] - tail});
   if (cell.details)
-    for (const Tangent& t : cell.details->tangents)
-      sum = std::max(sum, above(t, tail));
+    for (const Tangent& t : cell.details->tangents) sum = std::max(sum, above(t, tail));
   return sum;
 }
 
@@ -205,15 +204,13 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
       if (by_entry) {
         entry_counts_[here] = 1;
         least = kInfTicks;
-        const std::uint8_t* allowed =
-            &exit_allowed_[at(in_.t.layer_type[l - 1]) * at(layouts_)];
+        const std::uint8_t* allowed = &exit_allowed_[at(in_.t.layer_type[l - 1]) * at(layouts_)];
         for (int y = 0; y < layouts_; ++y) {
           Ticks& rest = rest_by_entry_[here * at(layouts_) + at(y)];
           rest = kInfTicks;
           if (allowed[y] == 0) continue;
-          ways_on(j, l, y, region, [&](int, const StagePoint<D>*, Ticks sum) {
-            rest = std::min(rest, sum);
-          });
+          ways_on(j, l, y, region,
+                  [&](int, const StagePoint<D>*, Ticks sum) { rest = std::min(rest, sum); });
           if (before + rest > most) rest = kInfTicks;
           least = std::min(least, rest);
         }
@@ -249,8 +246,7 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
                move_[at(in_.t.layer_type[l - 1])][at(entry * layouts_ + step.point->first_layout)];
       for (std::size_t d = 0; d < D; ++d) path.largest[d] = std::max(path.largest[d], cost[d]);
       if (in_.t.gpipe && j + 1 < stages_) {
-        const Ticks send =
-            send_of(in_.t.layer_type[l + step.layers - 1], step.point->exit_layout);
+        const Ticks send = send_of(in_.t.layer_type[l + step.layers - 1], step.point->exit_layout);
         for (std::size_t d = 0; d + 1 < D; ++d) path.largest[d] = std::max(path.largest[d], send);
       }
     } else {
@@ -263,8 +259,8 @@ typename Subproblem<D>::Path Subproblem<D>::least_path(const Region& region, Tic
       if constexpr (D == 2) {
         Row& cells = row(j, l, step.layers);
         path.largest[0] = std::max(path.largest[0], use(cells, j, l, step.layers, region).sum);
-        path.largest[1] = std::max({path.largest[1], known.least[D + 1] - high,
-                                    known.least[D] - microbatches_ * high});
+        path.largest[1] = std::max(
+            {path.largest[1], known.least[D + 1] - high, known.least[D] - microbatches_ * high});
       }
     }
     path.steps.push_back(step);

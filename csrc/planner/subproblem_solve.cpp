@@ -1,4 +1,5 @@
-// Exact solution of a sub-problem: boxes of limits, cut and refined until none can hold a better plan.
+// Exact solution of a sub-problem: boxes of limits, cut and refined until none can hold a better
+// plan.
 #include "planner/subproblem.hpp"
 
 namespace autopar {
@@ -236,7 +237,7 @@ void Subproblem<D>::push_all() {
   for (int j = stages_ - 1; j >= 0; --j)
     for (int l = j; l <= layers_ - (stages_ - j); ++l) {
       const std::size_t here = state(j, l);
-      if (before_sum_[here] == kInf || after_sum_[here] == kInf) continue;
+      if (before_sum_[here] == kInf) continue;
       watch_->poll_rarely();
       for_each_size(j, l, static_cast<double>(ceiling_), [&](int n, const Bound&) {
         const Limits& rest = least[state(j + 1, l + n)];
@@ -247,7 +248,7 @@ void Subproblem<D>::push_all() {
     }
   Box all;
   all.low = least[state(0, 0)];
-  all.bound = floor_ticks(after_sum_[state(0, 0)]);
+  all.bound = floor_ticks(before_sum_[state(stages_, layers_)]);
   for (std::size_t d = counted(); d < D; ++d) {
     all.high[d] = kForbidden;
     all.bound += times(d) * all.low[d];
@@ -265,8 +266,7 @@ void Subproblem<D>::push(Box box) {
 
 // Until no box is left whose bound is below the ceiling, which falls with every better plan.
 template <int D>
-void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening,
-                                 std::int64_t& states) {
+void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening, std::int64_t& states) {
   while (!boxes_.empty()) {
     ceiling_ = std::min(ceiling_, most(watch));
     std::pop_heap(boxes_.begin(), boxes_.end());
@@ -280,8 +280,7 @@ void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening,
     Ticks low = 0;
     for (std::size_t d = counted(); d < D; ++d) {
       low += times(d) * box.low[d];
-      box.high[d] =
-          std::min(box.high[d], box.low[d] + (ceiling_ - 1 - box.bound) / times(d));
+      box.high[d] = std::min(box.high[d], box.low[d] + (ceiling_ - 1 - box.bound) / times(d));
     }
     const Path path = least_path(box, ceiling_ - 1 - low);
     if (path.steps.empty()) continue;

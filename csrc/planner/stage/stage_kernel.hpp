@@ -39,7 +39,7 @@ struct OtherStages {
   double sum = 0.0;
   double dual = 0.0;
   std::array<double, D + 1> largest{};
-  std::array<double, D> most = unlimited();  // of every dimension, for any stage
+  std::array<double, D> most = unlimited();                    // of every dimension, for any stage
   double most_dual = std::numeric_limits<double>::infinity();  // of this stage's part of the dual
 
   static std::array<double, D> unlimited() {
