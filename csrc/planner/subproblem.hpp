@@ -59,12 +59,13 @@ class Subproblem {
   static constexpr double kGrowth = 4.0;
   // What else is learnt may make the rest of a round of openings needless: so many labels end it.
   static constexpr std::int64_t kRoundStates = 20'000;
-  // A frontier of more labels than that waits until boxes are this narrow, as a share of T: how
-  // many points there are grows fast with the width.
+  // A frontier of more labels than that waits until the box is narrow, as a share of T: how many
+  // points there are grows fast with the width.
   static constexpr std::int64_t kEasyStates = 10'000;
-  static constexpr std::int64_t kForAllStates = 50'000;
-  static constexpr std::size_t kMostWays = 64;
   static constexpr double kNarrow = 1e-9;
+  // A cell that took so many labels for single boxes is opened for all of them, if they are few.
+  static constexpr std::int64_t kForAllStates = 50'000;
+  static constexpr std::size_t kMostBoxes = 64;
   static constexpr int kSharpenings = 4;  // of a cell in one round
 
   struct Stage {
@@ -132,7 +133,7 @@ class Subproblem {
     std::vector<Cell> cells;
     std::uint32_t path = 0;  // for which `uses` holds
     std::vector<Use> uses;
-    std::vector<std::uint32_t> used;  // and by entry
+    std::vector<std::uint8_t> used;  // which of them are filled
     std::vector<Pick> picks;
   };
   // All plans whose slowest stage and longest tail lie between `low` and `high`.

@@ -329,7 +329,7 @@ bool Subproblem<D>::open_path(const Path& path, const Box& box, bool whatever,
         const Step& step = path.steps[at(j)];
         return cell(j, step.layer, step.layers).details->worth_all();
       });
-      if (!worth || regions.size() > kMostWays) continue;
+      if (!worth || regions.size() > kMostBoxes) continue;
     }
     std::vector<StepBound<D>> rest(opened.size());
     for (std::size_t i = 0; i < opened.size(); ++i) {
