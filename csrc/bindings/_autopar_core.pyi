@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ def solve_stage(
     budget_bytes: float,
     transient_bytes: NDArray[np.float64] | None = None,
 ) -> tuple[bool, list[int], int]: ...
+def replay(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_s: Sequence[float],
+    tail_s: Sequence[float],
+    num_microbatches: int,
+    gpipe: bool,
+    timeline: bool,
+) -> tuple[float, tuple[NDArray[Any], ...] | None]: ...
 def search_plan(
     arrays: dict[str, NDArray[Any]],
     gpipe: bool,
