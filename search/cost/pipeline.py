@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.plans import PipelineType
 from search.cost.tables import PlanTables
-from search.planner.core import core
 
 __all__ = [
     "Evaluation",
@@ -103,7 +103,7 @@ def replay(
     if m > most and not timeline:
         step = _long_step(shares, m, most, pipeline_type)
     else:
-        step, columns = core.replay(*shares, m, pipeline_type == "gpipe", timeline)
+        step, columns = _whole_step(shares, m, pipeline_type, timeline=timeline)
         if columns is not None:
             rows = zip(*(column.tolist() for column in columns), strict=True)
             events = tuple(
@@ -116,20 +116,30 @@ def replay(
     )
 
 
+_Shares = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
+"""Forwards, backwards, transfers and tails."""
+
+
+def _whole_step(
+    shares: _Shares, num_microbatches: int, pipeline_type: PipelineType, *, timeline: bool = False
+) -> tuple[float, tuple[NDArray[Any], ...] | None]:
+    """Return the seconds of a step, and its events as columns where they are asked for."""
+    # imported here: commands that replay nothing start without the compiled core
+    from search.planner.core import core
+
+    return core.replay(*shares, num_microbatches, pipeline_type == "gpipe", timeline)
+
+
 def _long_step(
-    shares: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
-    num_microbatches: int,
-    replayed: int,
-    pipeline_type: PipelineType,
+    shares: _Shares, num_microbatches: int, replayed: int, pipeline_type: PipelineType
 ) -> float:
     """Return the seconds of a step of which `replayed` micro-batches are replayed, others follow.
 
     Once the pipeline is full, the slowest stage or link sets a rhythm that repeats: the recurrence
     of starts is linear in (max, +), so that steps grow by the same time every few micro-batches.
     """
-    gpipe = pipeline_type == "gpipe"
-    whole, _ = core.replay(*shares, replayed, gpipe, False)
-    part, _ = core.replay(*shares, replayed - _RHYTHM, gpipe, False)
+    whole, _ = _whole_step(shares, replayed, pipeline_type)
+    part, _ = _whole_step(shares, replayed - _RHYTHM, pipeline_type)
     return whole + (num_microbatches - replayed) * ((whole - part) / _RHYTHM)
 
 
