@@ -21,7 +21,7 @@ def solve_stage(
     transition_s: NDArray[np.float64],
     budget_bytes: float,
     transient_bytes: NDArray[np.float64] | None = None,
-) -> tuple[bool, list[int], int]: ...
+) -> tuple[bool, tuple[int, ...], float, float]: ...
 def replay(
     forward_s: Sequence[float],
     backward_s: Sequence[float],

@@ -1,6 +1,7 @@
 #include "planner/stage/solve_stage.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -251,10 +252,47 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
   return answer;
 }
 
-}  // namespace
+// Adds up like NumPy, so that a caller who does the same with the arrays gets the same number:
+// eight sums side by side, and halves of long rows apart.
+double sum_of(const double* values, std::size_t n) {
+  constexpr std::size_t kLanes = 8, kBlock = 128;
+  double sum = 0.0;
+  if (n < kLanes) {
+    for (std::size_t i = 0; i < n; ++i) sum += values[i];
+    return sum;
+  }
+  if (n > kBlock) {
+    const std::size_t half = n / 2 - n / 2 % kLanes;
+    return sum_of(values, half) + sum_of(values + half, n - half);
+  }
+  std::array<double, kLanes> r;
+  std::copy_n(values, kLanes, r.begin());
+  std::size_t i = kLanes;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) r[lane] += values[i + lane];
+  sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+  for (; i < n; ++i) sum += values[i];
+  return sum;
+}
 
-StageAnswer solve_stage(const StageArrays& in) {
-  check_stage(in);
+void add_up(const StageArrays& in, StageAnswer& answer) {
+  const std::size_t S = idx(in.num_strategies), L = answer.choice.size();
+  std::vector<double> times(L), kept(L), moves(L);
+  double transient = 0.0;
+  for (std::size_t i = 0; i < L; ++i) {
+    const std::size_t at = i * S + idx(answer.choice[i]);
+    times[i] = in.time_s[at];
+    kept[i] = in.memory_bytes[at];
+    transient = std::max(transient, transient_of(in, at));
+    if (i > 0)
+      moves[i] = in.transition_s[(i * S + idx(answer.choice[i - 1])) * S + idx(answer.choice[i])];
+  }
+  answer.total_s = sum_of(times.data(), L);
+  if (L > 1) answer.total_s += sum_of(moves.data() + 1, L - 1);
+  answer.memory_bytes = sum_of(kept.data(), L) + transient;
+}
+
+StageAnswer fastest_choice(const StageArrays& in) {
   const std::size_t cells = idx(in.num_layers) * idx(in.num_strategies);
   StageAnswer answer;
   if (in.budget_bytes < 0) return answer;
@@ -294,6 +332,15 @@ StageAnswer solve_stage(const StageArrays& in) {
       }
     if (!narrowed) return answer;
   }
+}
+
+}  // namespace
+
+StageAnswer solve_stage(const StageArrays& arrays) {
+  check_stage(arrays);
+  StageAnswer answer = fastest_choice(arrays);
+  if (answer.feasible) add_up(arrays, answer);
+  return answer;
 }
 
 }  // namespace autopar
