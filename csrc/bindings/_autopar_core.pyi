@@ -31,6 +31,10 @@ def replay(
     gpipe: bool,
     timeline: bool,
 ) -> tuple[float, tuple[NDArray[Any], ...] | None]: ...
+def read_documents(
+    documents: list[Any],
+    fields: list[tuple[str, int, bool, dict[str, int] | None, int | None]],
+) -> NDArray[np.int64] | None: ...
 def search_plan(
     arrays: dict[str, NDArray[Any]],
     gpipe: bool,

@@ -8,6 +8,7 @@ namespace py = pybind11;
 void register_stage(py::module_& m);
 void register_planner(py::module_& m);
 void register_replay(py::module_& m);
+void register_documents(py::module_& m);
 void register_calculon(py::module_& m);
 void register_tensor2d(py::module_& m);
 
@@ -17,6 +18,7 @@ PYBIND11_MODULE(_autopar_core, m) {
   register_stage(m);
   register_planner(m);
   register_replay(m);
+  register_documents(m);
   register_calculon(m);
   register_tensor2d(m);
 }
