@@ -9,6 +9,7 @@
 #include <string>
 
 #include "planner/check.hpp"
+#include "planner/stage/mix_of_three.hpp"
 #include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
@@ -236,10 +237,10 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
   problem.exit.assign(Y, Cost<1>{0});
   problem.exit_allowed.assign(Y, 1);
   problem.budget = bytes.budget(in.budget_bytes);
-  problem.bound.incumbent = 0x1p57;  // TickScale keeps every valid total below it
+  Ticks known = Ticks{1} << 57;  // TickScale keeps every valid total below it
   if (const auto quick = quick_point<1>(problem))
-    problem.bound.incumbent =
-        std::min(problem.bound.incumbent, static_cast<double>(quick->cost[0]));
+    known = mix_of_three(problem, std::min(known, quick->cost[0]));
+  problem.bound.incumbent = static_cast<double>(known);
   const auto points = solve_stage_frontier<1>(problem, answer.states);
   const StagePoint<1>* best = nullptr;
   for (const auto& point : points)
