@@ -131,9 +131,9 @@ class Mix {
 
 Ticks mix_of_three(const StageProblem<1>& problem, Ticks known) {
   const auto& types = problem.layer_type;
-  if (types.empty() ||
-      std::any_of(types.begin(), types.end(), [&](int type) { return type != types.front(); }))
-    return known;
+  const auto other = [&](int type) { return type != types.front(); };
+  if (types.empty() || std::any_of(types.begin(), types.end(), other)) return known;
+  if (problem.options[idx(types.front())].size() < 3) return known;
   return Mix(problem, known).run();
 }
 

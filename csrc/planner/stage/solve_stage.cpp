@@ -221,6 +221,7 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
         }
     if (done[type]) continue;
     done[type] = 1;
+    problem.options[type].reserve(S);
     for (std::size_t s = 0; s < S; ++s) {
       const std::size_t at = idx(i) * S + s;
       if (!allowed.choice[at]) continue;
@@ -278,7 +279,10 @@ double sum_of(const double* values, std::size_t n) {
 
 void add_up(const StageArrays& in, StageAnswer& answer) {
   const std::size_t S = idx(in.num_strategies), L = answer.choice.size();
-  std::vector<double> times(L), kept(L), moves(L);
+  std::vector<double> room(3 * L);
+  double* times = room.data();
+  double* kept = times + L;
+  double* moves = kept + L;
   double transient = 0.0;
   for (std::size_t i = 0; i < L; ++i) {
     const std::size_t at = i * S + idx(answer.choice[i]);
@@ -288,9 +292,9 @@ void add_up(const StageArrays& in, StageAnswer& answer) {
     if (i > 0)
       moves[i] = in.transition_s[(i * S + idx(answer.choice[i - 1])) * S + idx(answer.choice[i])];
   }
-  answer.total_s = sum_of(times.data(), L);
-  if (L > 1) answer.total_s += sum_of(moves.data() + 1, L - 1);
-  answer.memory_bytes = sum_of(kept.data(), L) + transient;
+  answer.total_s = sum_of(times, L);
+  if (L > 1) answer.total_s += sum_of(moves + 1, L - 1);
+  answer.memory_bytes = sum_of(kept, L) + transient;
 }
 
 StageAnswer fastest_choice(const StageArrays& in) {
