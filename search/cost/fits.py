@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -619,14 +620,9 @@ class Draws(ABC):
     """Replicas of measured cells, and the fits of them, made when they are needed."""
 
     def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
-        """Draw the cells; `place` is where they stand in the profile."""
+        """Take the cells to draw; `place` is where they stand in the profile."""
+        self._place = place
         self._cells = cells
-        # seeded by place: draws of one layer type do not depend on the others
-        generator = np.random.default_rng((_SEED, place))
-        self._times: dict[_Key, F64] = {
-            key: np.stack([_draw(cell, generator) for cell in group])
-            for key, group in cells.items()
-        }
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
 
     @abstractmethod
@@ -637,9 +633,27 @@ class Draws(ABC):
     def _name(self, key: _Key) -> str:
         """Return what the cells of a fit measure, in words."""
 
-    @property
+    @cached_property
+    def _times(self) -> Mapping[_Key, F64]:
+        """Replicas (cells, NUM_REPLICAS) of every fit's cells."""
+        # seeded by place: draws of one layer type do not depend on the others
+        generator = np.random.default_rng((_SEED, self._place))
+        return {
+            key: np.stack([_draw(cell, generator) for cell in group])
+            for key, group in self._cells.items()
+        }
+
+    @cached_property
     def has_spread(self) -> bool:
         """True when some cell is not the same in every replica."""
+        # without percentiles there is nothing to draw
+        if not any(
+            end not in (None, cell.time_s)
+            for cells in self._cells.values()
+            for cell in cells
+            for end in (cell.low_s, cell.high_s)
+        ):
+            return False
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
 
     def coefficients(self, key: _Key) -> tuple[F64, F64]:

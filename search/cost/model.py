@@ -7,12 +7,15 @@ the planner reads, and everything that was assumed is written down.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autopar.arrays import F64, I64, Bool
+from autopar.arrays import F64, Bool
 from autopar.documents.calibration import Calibration
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
@@ -56,15 +59,18 @@ from search.cost.memory import (
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
+    token_bytes,
     zero_transient_bytes,
 )
 from search.cost.tables import (
     POSITIONS,
+    Grid,
     LayerRows,
     PlanTables,
     Pricing,
     Recipe,
     Rows,
+    build_grid,
     build_rows,
     sum_of,
     table_arrays,
@@ -86,7 +92,11 @@ __all__ = [
     "Assumptions",
     "CostModel",
     "LayerModel",
+    "PricedTables",
 ]
+
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -104,12 +114,51 @@ class LayerModel:
     """Attention part of one sample's unsharded forward; 0 when unknown."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PricedTables:
+    """The planner's arrays, and the rows by category that they are the sums of."""
+
+    tables: PlanTables
+    layers: tuple[LayerRows, ...]
+    """By layer type."""
+    vocab: VocabRows
+
+
+class _Axes:
+    """What is priced for every layer type, and what types then have in common."""
+
+    def __init__(
+        self,
+        strategies: Sequence[LayerStrategy],
+        tables: Sequence[Table],
+        *,
+        price_illegal: bool,
+        unpriced_s: float = np.inf,
+    ) -> None:
+        self.strategies = strategies
+        self.tables = tables
+        self.price_illegal = price_illegal
+        self.unpriced_s = unpriced_s
+        self.grids: dict[bytes, Grid] = {}
+        """By which strategies are measured."""
+        self.rows: dict[tuple[bytes, bytes], Rows] = {}
+        """By which are measured, and which are legal."""
+        self.priced: dict[int, LayerRows] = {}
+        """By the first layer type of this price."""
+
+
 class Assumptions:
     """Two ordered sets of sentences, without repetitions."""
 
     def __init__(self) -> None:
         self._defaults: dict[str, None] = {}
         self._notes: dict[str, None] = {}
+
+    def copy(self) -> Assumptions:
+        """Return the same sentences, to which others may be added."""
+        other = Assumptions()
+        other._defaults, other._notes = dict(self._defaults), dict(self._notes)
+        return other
 
     @property
     def defaults(self) -> list[str]:
@@ -321,6 +370,7 @@ class CostModel:
             )
         lengths = tuple(layer.seq_length for layer in spec.layers)
         self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
+        self._alike = _first_alike(self._layers)
         positions = [name for name in POSITIONS if name in model.other_memory]
         self._optimizer = fit_optimizer(
             (profile, layer.memory.parameter_count)
@@ -351,6 +401,18 @@ class CostModel:
             self._said.record_calibration(
                 options.calibration, calibration_doubts(spec, model, hardware, options)
             )
+        # what holds for every row, where the sentences of a model for one plan begin
+        self._said_always = self._said.copy()
+
+    def for_one_plan(self) -> CostModel:
+        """Return the same model, with sentences only on what it will price itself."""
+        # both draw the same replicas, when they do
+        _ = self.all_draws
+        other = copy(self)
+        other._said = said = self._said_always.copy()
+        other.groups = Groups(self.hardware, said.note, self.groups.documented)
+        other._pricing = replace(self._pricing, groups=other.groups)
+        return other
 
     @property
     def defaults_used(self) -> list[str]:
@@ -376,12 +438,35 @@ class CostModel:
         pipeline_type: PipelineType,
         *,
         price_illegal: bool = False,
+        unpriced_s: float = np.inf,
     ) -> PlanTables:
-        """Return the planner's arrays for these strategies, tables and candidates.
+        """Return the planner's arrays for these strategies, tables and candidates: see `priced`."""
+        return self.priced(
+            strategies,
+            vocab,
+            tables,
+            candidates,
+            pipeline_type,
+            price_illegal=price_illegal,
+            unpriced_s=unpriced_s,
+        ).tables
+
+    def priced(
+        self,
+        strategies: Sequence[LayerStrategy],
+        vocab: Sequence[VocabStrategy],
+        tables: Sequence[Table],
+        candidates: Sequence[tuple[int, int]],
+        pipeline_type: PipelineType,
+        *,
+        price_illegal: bool = False,
+        unpriced_s: float = np.inf,
+    ) -> PricedTables:
+        """Return the planner's arrays for these strategies, tables and candidates, and their rows.
 
         tables : (p, g, default dp type); candidates : (index of a table, m). Rows that are not
-        valid hold inf seconds; with `price_illegal` those that only break a divisibility rule
-        are priced all the same (and stay invalid), for plans that somebody else made.
+        valid hold `unpriced_s` seconds; with `price_illegal` those that only break a divisibility
+        rule are priced all the same (and stay invalid), for plans that somebody else made.
         """
         stages, samples, _ = table_arrays(tables)
         world = self.hardware.world_size
@@ -392,24 +477,18 @@ class CostModel:
         layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
         number = {layout: i for i, layout in enumerate(layouts)}
 
-        rows = [
-            self.layer_rows(k, strategies, tables, price_illegal=price_illegal)
-            for k in range(len(self._layers))
-        ]
+        axes = _Axes(strategies, tables, price_illegal=price_illegal, unpriced_s=unpriced_s)
+        rows = [self._layer_rows(k, axes) for k in range(len(self._layers))]
         vocab_costs = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
-        # S*h*e of a sample, by layer type
-        token_bytes = (
-            np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
-            * self._pricing.recipe.element
-        )
+        sample_bytes = np.array([token_bytes(x, self._pricing.recipe) for x in self.spec.layers])
         vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
-        fixed = stage_fixed_bytes(stages, samples, float(token_bytes.max()), self.hardware)
+        fixed = stage_fixed_bytes(stages, samples, float(sample_bytes.max()), self.hardware)
         # X, the activation of a micro-batch on a rank where all ranks of a stage share it
-        sharded_bytes = (samples * stages / world)[:, None] * token_bytes
+        sharded_bytes = (samples * stages / world)[:, None] * sample_bytes
         change_forward, change_backward = redistribution_s(
             layouts, sharded_bytes, stages, world, self.groups
         )
-        return PlanTables(
+        found = PlanTables(
             world_size=world,
             pipeline_type=pipeline_type,
             layer_type=np.array(self.spec.layer_types, dtype=np.int32),
@@ -421,14 +500,14 @@ class CostModel:
             table_stages=stages.astype(np.int32),
             table_microbatch=samples,
             table_dp=tuple(kind for _, _, kind in tables),
-            valid=np.stack([r.valid for r in rows], axis=1),
-            forward_s=np.stack([r.forward_s for r in rows], axis=1),
-            backward_s=np.stack([r.backward_s for r in rows], axis=1),
-            tail_s=np.stack([r.tail_s for r in rows], axis=1),
-            static_bytes=np.stack([r.states for r in rows], axis=2),
-            activation_bytes=np.stack([r.activations for r in rows], axis=1),
-            transient_bytes=np.stack([r.transient for r in rows], axis=2),
-            shared_bytes=np.stack([r.shared for r in rows], axis=1),
+            valid=_by_type([r.valid for r in rows]),
+            forward_s=_by_type([r.forward_s for r in rows]),
+            backward_s=_by_type([r.backward_s for r in rows]),
+            tail_s=_by_type([r.tail_s for r in rows]),
+            static_bytes=_by_type([r.states for r in rows]),
+            activation_bytes=_by_type([r.activations for r in rows]),
+            transient_bytes=_by_type([r.transient for r in rows]),
+            shared_bytes=_by_type([r.shared for r in rows]),
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
             send_s=send_s(layouts, sharded_bytes, stages, self.groups),
@@ -444,6 +523,7 @@ class CostModel:
             candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
             candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
         )
+        return PricedTables(tables=found, layers=tuple(rows), vocab=vocab_costs)
 
     def layer_rows(
         self,
@@ -454,54 +534,64 @@ class CostModel:
         price_illegal: bool = False,
     ) -> LayerRows:
         """Return one layer type priced in every table with every strategy, by category."""
-        layer, options, pricing = self._layers[layer_type], self.options, self._pricing
-        kept = self._activations(layer, strategies)
+        return self._layer_rows(layer_type, _Axes(strategies, tables, price_illegal=price_illegal))
+
+    def _layer_rows(self, layer_type: int, axes: _Axes) -> LayerRows:
+        layer = self._layers[layer_type]
+        kept = self._activations(layer, axes.strategies)
         measured = ~np.isnan(kept.kept)
-        self._said.record_layer(layer_type, layer, strategies, measured, kept.derived)
-        rows = self._rows(layer.spec, strategies, tables, measured, price_illegal=price_illegal)
+        self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
+        rows = self._rows(layer.spec, axes, measured)
         self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
         for name, largest in layer.fits.extrapolated(rows):
             self._said.note_batch(f"layer type {layer_type}, {name}", largest)
+        # types of one shape, measured alike, have one price
+        alike = self._alike[layer_type]
+        if alike not in axes.priced:
+            found = self._priced(layer, rows, kept, axes.unpriced_s)
+            axes.priced[alike] = calibrated_layer(found, self.options)
+        return axes.priced[alike]
+
+    def _priced(
+        self, layer: LayerModel, rows: Rows, kept: ActivationBytes, unpriced_s: float
+    ) -> LayerRows:
+        """Return the rows of a layer type with seconds and bytes."""
+        options, pricing, recipe = self.options, self._pricing, self._pricing.recipe
+        parameters = _parameters(layer, rows)
         seconds = self._layer_time(layer, rows, layer.fits)
-        # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
-        parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
-        prefetched = prefetched_bytes(parameters, rows, pricing.recipe)
+        prefetched = prefetched_bytes(parameters, rows, recipe)
+        peak = kept.backward[rows.strategy]
         # weights gathered early may lie beside another layer's peak: moved to the shared bytes
-        passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy] - prefetched
+        passing = rows.batch * (kept.recomputed[rows.strategy] + peak) - prefetched
         if not options.global_memory_buffer:
-            passing = passing + gathered_bytes(rows, layer.spec, pricing)
+            passing = passing + gathered_bytes(rows, token_bytes(layer.spec, recipe), pricing)
         states, transient = [], []
         # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
         for shard in (True, not options.async_grad_reduce):
-            args = (parameters, rows, pricing.recipe)
-            states.append(state_bytes(*args, shard_gradients=shard))
-            transient.append(passing + zero_transient_bytes(*args, shard_gradients=shard))
-
-        def full(num_bytes: F64) -> I64:
-            return rows.scatter(to_bytes(num_bytes))
-
-        # one infinite category of a sum is enough to keep a row from being chosen
-        base = {"forward", "backward", "tail"}
-        parts = [
-            {
-                name: rows.scatter(values, np.inf if name in base else 0.0)
-                for name, values in part.items()
-            }
-            for part in (seconds.forward, seconds.backward, seconds.step)
-        ]
-        found = LayerRows(
-            valid=rows.scatter(rows.valid),
-            priced=rows.scatter(np.ones_like(rows.valid)),
-            forward=parts[0],
-            backward=parts[1],
-            step=parts[2],
-            states=np.stack([full(part) for part in states]),
-            activations=full(rows.batch * kept.kept[rows.strategy]),
-            transient=np.stack([full(part) for part in transient]),
-            backward_peak=full(rows.batch * kept.backward[rows.strategy]),
-            shared=full(prefetched + layer_shared_bytes(rows, layer.spec, pricing)),
+            states.append(state_bytes(parameters, rows, recipe, shard_gradients=shard))
+            transient.append(
+                passing + zero_transient_bytes(parameters, rows, recipe, shard_gradients=shard)
+            )
+        others = (
+            rows.batch * kept.kept[rows.strategy],
+            rows.batch * peak,
+            prefetched + layer_shared_bytes(rows, layer.spec, pricing),
         )
-        return calibrated_layer(found, options)
+        num_bytes = rows.scatter(to_bytes(np.array((*states, *transient, *others))))
+        flags = rows.scatter(np.array((rows.valid, np.ones_like(rows.valid))))
+        return LayerRows(
+            at=rows.places,
+            shape=rows.shape,
+            seconds=(seconds.forward, seconds.backward, seconds.step),
+            unpriced_s=unpriced_s,
+            valid=flags[0],
+            priced=flags[1],
+            states=num_bytes[0:2],
+            transient=num_bytes[2:4],
+            activations=num_bytes[4],
+            backward_peak=num_bytes[5],
+            shared=num_bytes[6],
+        )
 
     def vocab_rows(
         self,
@@ -556,7 +646,7 @@ class CostModel:
         layer = self._layers[layer_type]
         measured = ~np.isnan(self._activations(layer, strategies).kept)
         # plans made elsewhere have an interval too
-        rows = self._rows(layer.spec, strategies, [table], measured, price_illegal=True)
+        rows = self._rows(layer.spec, _Axes(strategies, [table], price_illegal=True), measured)
         fits = DrawnFits(
             whole=layer.fits.whole,
             measured=layer.fits.measured,
@@ -601,25 +691,26 @@ class CostModel:
         found = vocab_rows(model, vocab, tables, self._pricing, price_illegal=price_illegal)
         return calibrated_vocab(found, self.options)
 
-    def _rows(
-        self,
-        spec: LayerSpec,
-        strategies: Sequence[LayerStrategy],
-        tables: Sequence[Table],
-        measured: Bool,
-        *,
-        price_illegal: bool,
-    ) -> Rows:
+    def _rows(self, spec: LayerSpec, axes: _Axes, measured: Bool) -> Rows:
         sp = self.options.sequence_parallel
-        legal = [not any(layer_problems(spec, s, sequence_parallel=sp)) for s in strategies]
-        return build_rows(
-            strategies,
-            tables,
-            self._pricing,
-            legal=np.array(legal, dtype=np.bool_),
-            priceable=(measured, measured),
-            price_illegal=price_illegal,
-        )
+        # divisibility is one of degrees: recomputation and ZeRO do not matter to it
+        degrees = [(s.tp, s.ulysses, s.cp) for s in axes.strategies]
+        legal = {
+            key: not any(layer_problems(spec, s, sequence_parallel=sp))
+            for key, s in dict(zip(degrees, axes.strategies, strict=True)).items()
+        }
+        allowed = np.array([legal[key] for key in degrees], dtype=np.bool_)
+        # layer types that may have the same strategies share their rows
+        known = measured.tobytes()
+        if known not in axes.grids:
+            both = (measured, measured)
+            axes.grids[known] = build_grid(axes.strategies, axes.tables, self._pricing, both)
+        key = known, allowed.tobytes()
+        if key not in axes.rows:
+            axes.rows[key] = build_rows(
+                axes.grids[known], self._pricing, legal=allowed, price_illegal=axes.price_illegal
+            )
+        return axes.rows[key]
 
     def _activations(
         self, layer: LayerModel, strategies: Sequence[LayerStrategy]
@@ -637,7 +728,7 @@ class CostModel:
             rows,
             layer.spec,
             fits,
-            layer.memory.parameter_count,
+            _parameters(layer, rows),
             layer.attention_sample_s,
             self._pricing,
             self._optimizer,
@@ -661,6 +752,35 @@ class CostModel:
     def _note_batch(self, name: str, batch: float, fit: ComputeFit) -> None:
         if batch > 2 * fit.largest_batch:
             self._said.note_batch(name, fit.largest_batch)
+
+
+def _parameters(layer: LayerModel, rows: Rows) -> F64:
+    """Return the parameters of a layer on a rank, (n,)."""
+    # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
+    count: F64 = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
+    return count
+
+
+def _by_type(arrays: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    """Return arrays (..., N, S) of layer types as one, (..., N, K, S)."""
+    # of one type nothing has to be copied
+    return arrays[0][..., None, :] if len(arrays) == 1 else np.stack(arrays, axis=-2)
+
+
+def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
+    """Return for every layer type the first one that has its price."""
+    known: list[tuple[int, tuple[object, ...]]] = []
+    found = []
+    for k, layer in enumerate(layers):
+        # what is priced is one layer, of however many
+        spec = replace(layer.spec, num_layers=1)
+        fits = layer.fits
+        mine = (spec, fits.whole, fits.measured, layer.memory, layer.attention_sample_s)
+        first = next((number for number, other in known if other == mine), k)
+        if first == k:
+            known.append((k, mine))
+        found.append(first)
+    return found
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:

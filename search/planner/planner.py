@@ -269,7 +269,7 @@ class Planner:
 
     def _fresh_cost(self) -> CostModel:
         """Return a cost model whose notes will be about one plan only."""
-        return CostModel(self.spec, self.profile, self.hardware, self.options)
+        return self._cost.for_one_plan()
 
     def _tables(self, batches: tuple[int, ...]) -> _Built:
         if batches not in self._built:
@@ -291,11 +291,12 @@ class Planner:
             space.tables,
             space.candidates,
             self.options.pipeline_type,
+            # the core reads valid rows only, and takes no infinite time in others
+            unpriced_s=0.0,
         )
-        tables = restrict(tables, space, self.rules)
-        return _Built(
-            space=space, tables=finite(tables), stage_allowed=stage_mask(tables, self.rules)
-        )
+        if space.only_data_degree_1 or self.rules.rules:
+            tables = finite(restrict(tables, space, self.rules))
+        return _Built(space=space, tables=tables, stage_allowed=stage_mask(tables, self.rules))
 
     def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
         tables = built.tables

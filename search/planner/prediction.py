@@ -387,14 +387,10 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     plan = _without_idle_zero3(plan)
     strategies = tuple(sorted(set(plan.layers)))
     table = (p, samples, plan.default_dp_type)
-    tables = cost.tables(
+    priced = cost.priced(
         strategies, [plan.vocab], [table], [(0, m)], plan.pipeline_type, price_illegal=True
     )
-    layers = tuple(
-        cost.layer_rows(k, strategies, [table], price_illegal=True)
-        for k in range(len(cost.spec.layers))
-    )
-    vocab = cost.vocab_rows([plan.vocab], [table], price_illegal=True)
+    tables, layers, vocab = priced.tables, priced.layers, priced.vocab
     index = tuple(strategies.index(s) for s in plan.layers)
     kinds = cost.spec.layer_types
     for k, s in sorted(set(zip(kinds, index, strict=True))):
