@@ -34,22 +34,23 @@ class CurveTable:
     """
 
     def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
         self._curves: list[Curve] = []
-        self._scales: list[float] = []
-        self._last_bytes: list[float] = []
+        self._of: list[tuple[int, float]] = []
         self._tables: tuple[F64, F64, F64, F64] | None = None
 
     def add(self, curve: Curve, scale: float = 1.0) -> int:
         """Return the number of a further curve, whose times count `scale` times."""
-        self._curves.append(curve)
-        self._scales.append(scale)
-        self._last_bytes.append(float(curve.sizes_bytes[-1]))
+        row = self._rows.setdefault(id(curve), len(self._curves))
+        if row == len(self._curves):
+            self._curves.append(curve)
+        self._of.append((row, scale))
         self._tables = None
-        return len(self._curves) - 1
+        return len(self._of) - 1
 
     def last_bytes(self, number: int) -> float:
         """Return the largest measured size of a curve."""
-        return self._last_bytes[number]
+        return float(self._curves[self._of[number][0]].sizes_bytes[-1])
 
     def exceeded(self, number: I64, num_bytes: F64) -> bool:
         """Return whether some message (n,) is larger than the largest size of its curve (n,)."""
@@ -82,22 +83,27 @@ class CurveTable:
         return result
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
-        """Logs of sizes and times, and slopes between them, (C, most points); (6, C) the ends."""
+        """Logs of sizes and times and slopes between them, (C, most points); (6, C) the ends."""
         count, most = len(self._curves), max(len(c.sizes_bytes) for c in self._curves)
-        # no message is as large as what fills up the rows of short curves
-        log_sizes = np.full((count, most), np.inf)
-        log_times, rises = np.zeros((count, most)), np.zeros((count, most))
-        ends = []
-        for i, (curve, scale) in enumerate(zip(self._curves, self._scales, strict=True)):
-            sizes, times, empty = curve.sizes_bytes, curve.times_s, curve.empty_s
-            n = len(sizes)
-            x, y = np.log(sizes), np.log(times)
-            log_sizes[i, :n], log_times[i, :n] = x, y
+        sizes, times = np.empty((count, most)), np.empty((count, most))
+        for i, curve in enumerate(self._curves):
+            n = len(curve.sizes_bytes)
+            sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
             # flat behind the last size, where only a message of just that size is looked up
-            rises[i, : n - 1] = (y[1:] - y[:-1]) / (x[1:] - x[:-1])
-            slope = (times[0] - empty) / sizes[0]
-            ends.append((sizes[0], sizes[-1], times[-1], empty, slope, scale))
-        self._tables = log_sizes, log_times, rises, np.array(ends).T
+            sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
+            times[i, n:] = curve.times_s[-1]
+        log_sizes, log_times = np.log(sizes), np.log(times)
+        rises = np.zeros_like(log_sizes)
+        rises[:, :-1] = np.diff(log_times) / np.diff(log_sizes)
+        empty = np.array([curve.empty_s for curve in self._curves])
+        first = sizes[:, 0]
+        last = np.array([curve.sizes_bytes[-1] for curve in self._curves])
+        slope = (times[:, 0] - empty) / first
+        rows = [row for row, _ in self._of]
+        ends = np.empty((6, len(rows)))
+        ends[:5] = np.array((first, last, times[:, -1], empty, slope))[:, rows]
+        ends[5] = [scale for _, scale in self._of]
+        self._tables = log_sizes[rows], log_times[rows], rises[rows], ends
         return self._tables
 
 
@@ -112,17 +118,19 @@ def curve_s(curve: Curve, num_bytes: F64) -> F64:
     return table.seconds(np.zeros(flat.shape, dtype=np.int64), flat).reshape(num_bytes.shape)
 
 
+_HALVES = frozenset({"allgather", "reducescatter"})
+
+
 def half_allreduces(hardware: HardwareProfile) -> list[str]:
     """Return where all-gather and reduce-scatter take half an all-reduce, one sentence each."""
     taken = "take half an all-reduce"
-    halves = {"allgather", "reducescatter"}
     # timed nowhere: one sentence instead of one for every group
-    if not halves & {operation for operation, _ in hardware.curves}:
+    if not _HALVES & {operation for operation, _ in hardware.curves}:
         return [f"all-gather and reduce-scatter {taken}"]
     found = []
     for kind, curves in (("", hardware.curves), ("strided ", hardware.strided_curves)):
         timed = sorted(size for operation, size in curves if operation == "allreduce")
-        missing = [size for size in timed if any((name, size) not in curves for name in halves)]
+        missing = [size for size in timed if any((name, size) not in curves for name in _HALVES)]
         if missing:
             which = "" if missing == timed else f" of {', '.join(map(str, missing))}"
             found.append(f"all-gather and reduce-scatter of {kind}groups{which} {taken}")
@@ -180,8 +188,7 @@ class Documented:
         self.curves = CurveTable()
         self.labels: list[str] = []
         self._groups: dict[tuple[int, int], _Group] = {}
-        self._curve_index: dict[tuple[str, int, bool, bool], int] = {}
-        self._transfer_index: dict[int, int] = {}
+        self._curve_index: dict[tuple[int, float, str], int] = {}
         self._risen: dict[int, Curve] = {}
         self._notes: list[str] = []
 
@@ -194,18 +201,17 @@ class Documented:
 
     def transfer(self, num_stages: int) -> int:
         """Return the curve of transfers between so many stages, which was measured."""
-        if num_stages not in self._transfer_index:
-            curve = self.hardware.p2p_curves[num_stages]
-            self._transfer_index[num_stages] = self._add_curve(curve, 1.0, f"pp_size_{num_stages}")
-        return self._transfer_index[num_stages]
+        return self._number(self.hardware.p2p_curves[num_stages], 1.0, f"pp_size_{num_stages}")
 
-    def _add_curve(self, curve: Curve, scale: float, label: str) -> int:
+    def _number(self, curve: Curve, scale: float, label: str) -> int:
         # several operations may have one curve, by itself or half of it
-        risen = self._risen.get(id(curve))
-        if risen is None:
-            risen = self._risen[id(curve)] = curve.rising()
-        self.labels.append(label)
-        return self.curves.add(risen, scale)
+        key = (id(curve), scale, label)
+        if key not in self._curve_index:
+            self.labels.append(label)
+            if id(curve) not in self._risen:
+                self._risen[id(curve)] = curve.rising()
+            self._curve_index[key] = self.curves.add(self._risen[id(curve)], scale)
+        return self._curve_index[key]
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
@@ -221,8 +227,12 @@ class Documented:
             slope = OPERATIONS[operation].bus_factor(size) / bandwidth
             # nan would pass through comparisons unseen, an infinite time never wins
             slopes.append(np.inf if math.isnan(slope) else slope)
-            found = (self._find_curve(operation, size, kind, sequence) for kind in kinds)
-            curves.append(next((n for n in found if n >= 0), -1))
+            number = -1
+            for kind in kinds:
+                number = self._find_curve(operation, size, kind, sequence)
+                if number >= 0:
+                    break
+            curves.append(number)
         timed = curves[_KIND["allreduce", False]] >= 0
         # documented files time neighbours only: nothing lacks until strided groups are timed
         if self.hardware.strided_curves and not timed and not math.isnan(bandwidth):
@@ -253,29 +263,23 @@ class Documented:
         if stride * size == hardware.world_size or consecutive is False:
             kinds.append(False)
         # in one node all links are alike, whatever the stride
-        if one_node or (consecutive and hardware.strided_curves):
+        if True not in kinds and (one_node or (consecutive and hardware.strided_curves)):
             kinds.append(True)
         return kinds
 
     def _find_curve(self, operation: str, size: int, consecutive: bool, sequence: bool) -> int:
-        key = (operation, size, consecutive, sequence)
-        if key not in self._curve_index:
-            curves = self.hardware.curves if consecutive else self.hardware.strided_curves
-            curve, scale = curves.get((operation, size)), 1.0
-            if curve is None and operation in ("allgather", "reducescatter"):
-                # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
-                curve, scale = curves.get(("allreduce", size)), 0.5
-                # times of neighbours, which the documents have for sequence parallelism alone
-                if sequence and consecutive:
-                    curve = self.hardware.sequence_curves.get(size, curve)
-            if curve is None:
-                self._curve_index[key] = -1
-            else:
-                name = operation if scale == 1.0 else "allreduce"
-                kind = "" if consecutive else "_consec_0"
-                label = f"{name}_size_{size}{kind}"
-                self._curve_index[key] = self._add_curve(curve, scale, label)
-        return self._curve_index[key]
+        curves = self.hardware.curves if consecutive else self.hardware.strided_curves
+        curve, scale, name = curves.get((operation, size)), 1.0, operation
+        if curve is None and operation in _HALVES:
+            # a ring's all-reduce is a reduce-scatter and an all-gather of the same tensor
+            curve, scale, name = curves.get(("allreduce", size)), 0.5, "allreduce"
+            # times of neighbours, which the documents have for sequence parallelism alone
+            if sequence and consecutive:
+                curve = self.hardware.sequence_curves.get(size, curve)
+        if curve is None:
+            return -1
+        label = f"{name}_size_{size}" + ("" if consecutive else "_consec_0")
+        return self._number(curve, scale, label)
 
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
         """Fewest ranks on a node, and nodes, of a group; in one node always (size, 1).

@@ -427,47 +427,47 @@ def build_grid(
     stages, samples, zero2 = table_arrays(tables)
     world_size, groups = pricing.hardware.world_size, pricing.groups
     # groups depend on p alone, so tables of other batches share them
-    distinct = sorted({p for p, _, _ in tables})
+    distinct = sorted(set(stages.tolist()))
     number = {p: i for i, p in enumerate(distinct)}
-    several = [flags.tolist() for flags in priceable]
+    # and are the same for all recomputation and ZeRO of a degree
+    degrees = [(s.tp, s.cp, s.ulysses, s.strided) for s in strategies]
+    wanted = [
+        dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
+        for flags in priceable
+    ]
+    shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
     # rows that do not fit keep degrees of 1: no remainder divides by 0
-    nothing = (False, 1, 1, 0, 0, 0)
-    cells = []
-    # the same for all recomputation and ZeRO of a degree
-    known: dict[tuple[int, int, int, bool, bool], tuple[bool, int, int, int, int, int]] = {}
-    for p in distinct:
-        for s, has in zip(strategies, several[p > 1], strict=True):
-            if not has:
-                cells.append(nothing)
+    nothing = (0, 1, 1, 0, 0, 0)
+    cells = [[nothing] * len(shapes) for _ in distinct]
+    for i, p in enumerate(distinct):
+        for key in wanted[p > 1]:
+            tp, cp, ulysses, strided = key
+            d = data_degree(world_size, p, tp * cp)
+            if not d:
                 continue
-            key = (p, s.tp, s.cp, s.ulysses, s.strided)
-            cell = known.get(key)
-            if cell is None:
-                d = data_degree(world_size, p, s.tp * s.cp)
-                cell = nothing
-                if d:
-                    # context and Ulysses ranks have the weights of data ranks: they reduce together
-                    z = d * s.cp * (s.tp if s.ulysses else 1)
-                    cell = (
-                        True,
-                        d,
-                        z,
-                        # neighbours first: tensor, context, data; strided: context, data, tensor
-                        groups.index(s.tp, d * s.cp if s.strided else 1),
-                        groups.index(s.cp, 1 if s.strided else s.tp),
-                        groups.index(z, 1 if s.ulysses or s.strided else s.tp),
-                    )
-                known[key] = cell
-            cells.append(cell)
-    size = (len(distinct), len(strategies))
-    flat = np.array(cells, dtype=np.int64).reshape(*size, len(nothing))
-    fits, data, zero_size, *group = flat.transpose(2, 0, 1)
-    of_strategy = np.array(
-        [(s.tp, s.cp, s.ulysses, s.zero3, s.checkpoint) for s in strategies], dtype=np.int64
-    ).reshape(len(strategies), 5)
-    tensor, context, *flags = of_strategy.T
-    ulysses, zero3, checkpoint = (flag.astype(np.bool_) for flag in flags)
+            # context and Ulysses ranks have the weights of data ranks: they reduce together
+            z = d * cp * (tp if ulysses else 1)
+            cells[i][shapes[key]] = (
+                1,
+                d,
+                z,
+                # neighbours first: tensor, context, data; strided: context, data, tensor
+                groups.index(tp, d * cp if strided else 1),
+                groups.index(cp, 1 if strided else tp),
+                groups.index(z, 1 if ulysses or strided else tp),
+            )
+    of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
+    shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
+    fits, data, zero_size, *group = of_shape[:, shape].transpose(2, 0, 1)
+    tensor, context, ulysses_of, zero3, checkpoint = (
+        np.array(
+            [(s.tp, s.cp, s.ulysses, s.zero3, s.checkpoint) for s in strategies], dtype=np.int64
+        )
+        .reshape(len(strategies), 5)
+        .T
+    )
     numbers = np.array(group)
+    has = np.array(priceable)[[int(p > 1) for p in distinct]]
     return Grid(
         tables=tables,
         strategies=strategies,
@@ -476,15 +476,15 @@ def build_grid(
         zero2=zero2,
         at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
         # without a bandwidth a row has no price
-        fits=fits.astype(np.bool_) & groups.known(numbers).all(axis=0),
+        fits=(fits == 1) & has & groups.known(numbers).all(axis=0),
         data=data,
         zero_size=zero_size,
         group=numbers,
         tensor=tensor,
         context=context,
-        ulysses=ulysses,
-        zero3=zero3,
-        checkpoint=checkpoint,
+        ulysses=ulysses_of == 1,
+        zero3=zero3 == 1,
+        checkpoint=checkpoint == 1,
     )
 
 

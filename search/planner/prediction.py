@@ -19,6 +19,7 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.plans import (
     LayerRun,
+    LayerStrategy,
     Plan,
     Prediction,
     StagePrediction,
@@ -367,11 +368,21 @@ def _without_idle_zero3(plan: Plan) -> Plan:
         # tensor ranks share no ZeRO states, ranks of Ulysses do
         return ranks == (1 if ulysses else tp)
 
-    layers = tuple(replace(s, zero3=s.zero3 and not idle(s.tp, s.ulysses)) for s in plan.layers)
-    vocab = replace(
-        plan.vocab, zero3=plan.vocab.zero3 and not idle(plan.vocab.tp, plan.vocab.ulysses)
-    )
-    return replace(plan, layers=layers, vocab=vocab)
+    changed = {
+        key: replace(s, zero3=False)
+        for key, s in _by_id(plan.layers).items()
+        if s.zero3 and idle(s.tp, s.ulysses)
+    }
+    if changed:
+        plan = replace(plan, layers=tuple(changed.get(id(s), s) for s in plan.layers))
+    if plan.vocab.zero3 and idle(plan.vocab.tp, plan.vocab.ulysses):
+        plan = replace(plan, vocab=replace(plan.vocab, zero3=False))
+    return plan
+
+
+def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
+    """Return the strategies of layers by identity: few objects, which many layers share."""
+    return {id(s): s for s in layers}
 
 
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
@@ -385,13 +396,16 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     samples = -(-plan.global_batch // m)
     # rows have no ZeRO-3 of one rank, which is what the plan without it is
     plan = _without_idle_zero3(plan)
-    strategies = tuple(sorted(set(plan.layers)))
+    known = _by_id(plan.layers)
+    strategies = tuple(sorted(set(known.values())))
     table = (p, samples, plan.default_dp_type)
     priced = cost.priced(
         strategies, [plan.vocab], [table], [(0, m)], plan.pipeline_type, price_illegal=True
     )
     tables, layers, vocab = priced.tables, priced.layers, priced.vocab
-    index = tuple(strategies.index(s) for s in plan.layers)
+    number = {s: i for i, s in enumerate(strategies)}
+    numbers = {key: number[s] for key, s in known.items()}
+    index = tuple(numbers[id(s)] for s in plan.layers)
     kinds = cost.spec.layer_types
     for k, s in sorted(set(zip(kinds, index, strict=True))):
         if not layers[k].valid[0, s]:
