@@ -357,7 +357,9 @@ class Groups:
     ) -> None:
         self.documented = Documented(hardware) if documented is None else documented
         self._hardware = hardware
-        self._note = note
+        self._tell = note
+        self.silent = True
+        """Whether nothing was derived or extrapolated yet."""
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
         # infinite bandwidth and slope 0: messages of a single rank are free without a branch
         nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
@@ -366,6 +368,10 @@ class Groups:
         ]
         self._arrays: tuple[F64, I64] | None = None
         self._bus: F64 | None = None
+
+    def _note(self, text: str) -> None:
+        self.silent = False
+        self._tell(text)
 
     def index(self, size: int, stride: int) -> int:
         """Return the number of the group of `size` ranks with this stride."""

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, Bool
-from autopar.documents.calibration import Calibration
 from autopar.errors import InputError
-from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
-from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
+from autopar.hardware import HardwareProfile, Speed
+from autopar.model import LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
-from autopar.units import GIB
+from search.cost.assumptions import Assumptions, LayerModel
 from search.cost.calibrated import (
     calibrated,
     calibrated_bytes,
@@ -29,11 +28,10 @@ from search.cost.calibrated import (
     calibrated_vocab,
     calibration_doubts,
 )
-from search.cost.communication import Groups, half_allreduces
+from search.cost.communication import Groups
 from search.cost.fits import (
     NUM_REPLICAS,
     OTHER,
-    PASSES,
     ComputeFit,
     ComputeFits,
     DrawnFits,
@@ -41,14 +39,12 @@ from search.cost.fits import (
     Draws,
     LayerDraws,
     OtherDraws,
-    OtherFits,
     attention_share,
     fit_computation,
     fit_other,
     layer_memory,
     other_memory,
     repeated,
-    shard_name,
 )
 from search.cost.memory import (
     ActivationBytes,
@@ -77,7 +73,6 @@ from search.cost.tables import (
 )
 from search.cost.time import (
     LayerTime,
-    OptimizerCurve,
     fit_optimizer,
     layer_time,
     layout_of,
@@ -88,30 +83,10 @@ from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
 from search.options import SearchOptions
 from search.space import Table
 
-__all__ = [
-    "Assumptions",
-    "CostModel",
-    "LayerModel",
-    "PricedTables",
-]
+__all__ = ["CostModel", "PricedTables"]
 
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-
-
-# --------------------------------------------------------------------------------------------------
-# What a cost model assumed, in words: the defaults it used, and what it derived or left out.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerModel:
-    """What was fitted of one layer type."""
-
-    spec: LayerSpec
-    fits: ComputeFits
-    memory: LayerMemory
-    attention_sample_s: float
-    """Attention part of one sample's unsharded forward; 0 when unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,180 +120,6 @@ class _Axes:
         """By which are measured, and which are legal."""
         self.priced: dict[int, LayerRows] = {}
         """By the first layer type of this price."""
-
-
-class Assumptions:
-    """Two ordered sets of sentences, without repetitions."""
-
-    def __init__(self) -> None:
-        self._defaults: dict[str, None] = {}
-        self._notes: dict[str, None] = {}
-
-    def copy(self) -> Assumptions:
-        """Return the same sentences, to which others may be added."""
-        other = Assumptions()
-        other._defaults, other._notes = dict(self._defaults), dict(self._notes)
-        return other
-
-    @property
-    def defaults(self) -> list[str]:
-        """What stands in for a measurement, or replaced such a stand-in, in order."""
-        return list(self._defaults)
-
-    @property
-    def notes(self) -> list[str]:
-        """Derived, extrapolated, scaled, left out or estimated values, in order."""
-        return list(self._notes)
-
-    def note(self, text: str) -> None:
-        """Take a note in, once."""
-        self._notes[text] = None
-
-    def note_batch(self, name: str, largest_batch: int) -> None:
-        """Note that something is priced beyond twice its largest measured batch."""
-        self.note(
-            f"extrapolated: {name} to more than twice the largest measured batch "
-            f"({largest_batch}), linearly"
-        )
-
-    def record(
-        self,
-        spec: ModelSpec,
-        model: ModelProfile,
-        hardware: HardwareProfile,
-        options: SearchOptions,
-        fits: Sequence[ComputeFits],
-        other: OtherFits,
-        optimizer: OptimizerCurve | None,
-    ) -> None:
-        """Record what holds for every row; `fits` are those of the layer types."""
-        for text in _backward_defaults(fits, other):
-            self._default(text)
-        self._default(
-            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
-            f"+ {options.context_bytes / GIB:g} GiB"
-        )
-        if options.tp_overlap:
-            self._default(
-                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
-            )
-        for text in half_allreduces(hardware):
-            self._default(text)
-        found = (falling_times(hardware), partial_spread(hardware))
-        for note in (*hardware.notes, *model.notes, *found):
-            if note is not None:
-                self.note(note)
-        if optimizer is not None:
-            self._default(
-                "optimizer step is measured on layers; it follows the parameters of a ZeRO shard, "
-                "of embedding and head too"
-            )
-        if hardware.memory_bytes_per_s is None and optimizer is None:
-            self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
-        elif hardware.memory_bytes_per_s is None:
-            self._default("memory bandwidth is unknown: look-up costs 0")
-        if any(layer.num_experts is not None for layer in spec.layers):
-            self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
-        if spec.tied_embeddings and spec.vocab_size is None:
-            self._default("vocabulary is unknown: tied weights are those of the first stage")
-        given = any(s.role == "memory" and not s.estimated for s in model.sources)
-        for documents, name in (
-            (hardware, f"hardware {hardware.name}"),
-            (model, f"{'times' if given else 'profile'} of {spec.name}"),
-        ):
-            if documents.estimated:
-                self.note(f"estimated: {name}")
-            if documents.synthetic:
-                self.note(f"synthetic: {name}")
-
-    def record_calibration(self, calibration: Calibration, doubts: Sequence[str]) -> None:
-        """Record what is multiplied and added, and what speaks against it."""
-        self._default(calibration.sentence)
-        for doubt in doubts:
-            self.note(doubt)
-
-    def record_layer(
-        self,
-        kind: int,
-        layer: LayerModel,
-        strategies: Sequence[LayerStrategy],
-        measured: Bool,
-        derived: tuple[str, ...],
-    ) -> None:
-        """Record what the strategies of one layer type need.
-
-        measured : (S,) whether memory was measured for a strategy; `derived` says of which degrees
-        the activations follow from those at another one.
-        """
-        spec, name = layer.spec, f"layer type {kind}"
-        degrees = {s.tp for s in strategies if s.tp > 1}
-        if degrees and spec.num_heads is None:
-            self._default(f"{name}: number of heads is unknown, divisibility is not checked")
-        if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
-            self._default(f"{name}: MLP width is unknown, divisibility is not checked")
-        if any(s.cp > 1 for s in strategies):
-            if layer.fits.whole.attention_s is None and layer.attention_sample_s > 0.0:
-                self._default(f"{name}: attention's share of the forward is taken from its FLOP")
-            elif layer.fits.whole.attention_s is None:
-                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
-        self._record_shards(name, layer.fits, strategies)
-        for text in derived:
-            self._default(f"{name}: {text}")
-        for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
-            self.note(
-                f"left out: strategies of {name} at degree {missing} whose activation or "
-                f"checkpoint entry was not measured"
-            )
-
-    def _record_shards(
-        self, name: str, fits: ComputeFits, strategies: Sequence[LayerStrategy]
-    ) -> None:
-        """Record which sharded times are measured and which follow from a smaller degree."""
-        degrees = sorted({(s.ulysses, s.tp) for s in strategies if s.tp > 1})
-        for what in PASSES:
-            if not any(w == what and d > 1 for w, _, d in fits.measured):
-                continue
-            for ulysses, degree in degrees:
-                found = fits.base(what, ulysses, degree)
-                if found is None:
-                    continue
-                wanted = shard_name(what, ulysses, degree)
-                if found[0] == degree:
-                    self._default(f"{name}: {wanted} is measured")
-                else:
-                    less = degree // found[0]
-                    whole = f"{what} of a whole layer"
-                    source = whole if found[0] == 1 else shard_name(what, ulysses, found[0])
-                    self._default(f"{name}: {wanted} is {source} over {less}, launch apart")
-
-    def _default(self, text: str) -> None:
-        self._defaults[text] = None
-
-
-def _backward_defaults(fits: Sequence[ComputeFits], other: OtherFits) -> list[str]:
-    """Return what has measured backward and recomputation, and what has not."""
-    layers = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
-    known = {name: ("backward", False, 1) in found for name, found in layers.items()}
-    known[OTHER] = other.backward is not None
-    measured = [name for name, has in known.items() if has]
-    assumed = [name for name, has in known.items() if not has]
-    again = [name for name, found in layers.items() if ("recompute", False, 1) in found]
-    lines = []
-    if measured:
-        if assumed:
-            lines.append(f"backward of {', '.join(assumed)} is 2 x forward (not measured)")
-        lines.append(f"backward of {', '.join(measured)} is measured")
-    elif any(what == "backward" for f in fits for what, _, _ in f.measured):
-        lines.append(f"backward of whole layers, {OTHER} is 2 x forward (not measured)")
-    else:
-        lines.append("backward is 2 x forward (not measured)")
-    if again:
-        lines.append(f"recomputation of {', '.join(again)} is measured")
-    return lines
-
-
-# --------------------------------------------------------------------------------------------------
-# The model: fits once, then prices rows.
 
 
 class CostModel:
@@ -542,9 +343,7 @@ class CostModel:
         measured = ~np.isnan(kept.kept)
         self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
         rows = self._rows(layer.spec, axes, measured)
-        self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
-        for name, largest in layer.fits.extrapolated(rows):
-            self._said.note_batch(f"layer type {layer_type}, {name}", largest)
+        self._note_layer_batches(layer_type, rows)
         # types of one shape, measured alike, have one price
         alike = self._alike[layer_type]
         if alike not in axes.priced:
@@ -584,6 +383,7 @@ class CostModel:
             shape=rows.shape,
             seconds=(seconds.forward, seconds.backward, seconds.step),
             unpriced_s=unpriced_s,
+            rows=rows,
             valid=flags[0],
             priced=flags[1],
             states=num_bytes[0:2],
@@ -602,9 +402,7 @@ class CostModel:
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
         found = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
-        self._note_batch(OTHER, found.largest_batch, self._vocab.fits.forward)
-        if self._vocab.fits.backward is not None:
-            self._note_batch(f"{OTHER}, backward", found.largest_batch, self._vocab.fits.backward)
+        self._note_vocab_batch(found.rows.batch.max(initial=0.0))
         if found.unmeasured:
             self._said.note(
                 "left out: embedding and head at degrees without an entry in the memory tables: "
@@ -748,6 +546,40 @@ class CostModel:
             memory=layer_memory(kind, profile, spec.seq_length, options, self._said.note),
             attention_sample_s=attention,
         )
+
+    def note_plan(
+        self, priced: PricedTables, table: int, strategies: Sequence[int], vocab: int
+    ) -> bool:
+        """Note what rows of a plan need that were priced before; return whether that is all.
+
+        priced : of this model's documents, with notes on none of their groups; strategies : those
+        of the plan in its tables, any of which every layer type could have.
+        """
+        stages = priced.tables.table_stages[table]
+        row = priced.vocab.row(table, 0 if stages == 1 else 1, vocab)
+        found = [layer.row(table, s) for layer in priced.layers for s in strategies]
+        if row is None or None in found:
+            return False
+        chosen = [priced.tables.strategies[s] for s in strategies]
+        for k, (layer, rows) in enumerate(zip(self._layers, priced.layers, strict=True)):
+            kept = self._activations(layer, chosen)
+            self._said.record_layer(k, layer, chosen, ~np.isnan(kept.kept), kept.derived)
+            places = np.array([rows.row(table, s) for s in strategies], dtype=np.int64)
+            self._note_layer_batches(k, rows.rows.take(places))
+        self._note_vocab_batch(priced.vocab.rows.batch[row])
+        return True
+
+    def _note_layer_batches(self, kind: int, rows: Rows) -> None:
+        fits = self._layers[kind].fits
+        self._note_batch(f"layer type {kind}", rows.batch.max(initial=0.0), fits.whole)
+        for name, largest in fits.extrapolated(rows):
+            self._said.note_batch(f"layer type {kind}, {name}", largest)
+
+    def _note_vocab_batch(self, batch: float) -> None:
+        fits = self._vocab.fits
+        self._note_batch(OTHER, batch, fits.forward)
+        if fits.backward is not None:
+            self._note_batch(f"{OTHER}, backward", batch, fits.backward)
 
     def _note_batch(self, name: str, batch: float, fit: ComputeFit) -> None:
         if batch > 2 * fit.largest_batch:

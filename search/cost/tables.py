@@ -178,6 +178,8 @@ class PricedRows:
     """(n,) by category: a micro-batch's forward, its backward, and once per step."""
     unpriced_s: float
     """What `forward`, `backward` and `tail` are where no row is priced; all others are 0."""
+    rows: Rows
+    """What the n rows are."""
     valid: Bool
     """(N tables, strategies)"""
     priced: Bool
@@ -230,6 +232,17 @@ class PricedRows:
         sums: F64 = self.sums_s[2]
         return sums
 
+    def row(self, *place: int) -> int | None:
+        """Return the number of the row at a place of the axes, None where none is priced."""
+        number = int(self._numbers[place])
+        return None if number < 0 else number
+
+    @cached_property
+    def _numbers(self) -> I64:
+        numbers = np.full(self.shape, -1, dtype=np.int64)
+        numbers[self.at] = np.arange(len(self.at[0]))
+        return numbers
+
     def _placed(self, part: Mapping[str, F64]) -> dict[str, F64]:
         """Return the categories in the shape of tables."""
         found = {}
@@ -257,11 +270,11 @@ class LayerRows(PricedRows):
 
     def time_s(self, table: int, strategy: int) -> dict[str, float]:
         """Return the seconds of one row by category, per micro-batch and per step."""
-        row = ((self.at[0] == table) & (self.at[1] == strategy)).nonzero()[0]
+        row = self.row(table, strategy)
         result: dict[str, float] = {}
         for part in self.seconds:
             for name, values in part.items():
-                value = float(values[row[0]]) if row.size else self._unpriced_s(name)
+                value = self._unpriced_s(name) if row is None else float(values[row])
                 result[name] = result.get(name, 0.0) + value
         return result
 

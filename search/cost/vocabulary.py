@@ -67,8 +67,6 @@ class VocabRows(PricedRows):
 
     unmeasured: tuple[int, ...]
     """Degrees that fit some table but have no entry in the memory tables."""
-    largest_batch: float
-    """Most samples that a priced vocabulary group processes together, 0 without any."""
     loss: I64
     """What head and loss have beside it, which is gone when the backward of a layer begins."""
 
@@ -172,6 +170,7 @@ def vocab_rows(
         shape=shape,
         seconds=(times.forward, times.backward, times.step),
         unpriced_s=0.0,
+        rows=rows,
         valid=every.scatter(every.valid),
         priced=every.scatter(np.ones_like(every.valid)),
         unmeasured=tuple(
@@ -184,7 +183,6 @@ def vocab_rows(
                 }
             )
         ),
-        largest_batch=float(every.batch.max(initial=0.0)),
         states=full[0:2],
         activations=full[2],
         loss=full[3],

@@ -21,7 +21,7 @@ from autopar.plans import Plan, Prediction
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
-from search.cost.model import CostModel
+from search.cost.model import CostModel, PricedTables
 from search.cost.tables import PlanTables
 from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
@@ -29,6 +29,7 @@ from search.planner.core import StageSolution, TableChoice, TableSolution, solve
 from search.planner.prediction import (
     Alternative,
     Infeasibility,
+    Searched,
     SearchResult,
     SearchStats,
     allocation_budget,
@@ -133,6 +134,8 @@ class _Built:
     """The search space of some batch sizes, priced."""
 
     space: SearchSpace
+    priced: PricedTables | None
+    """None where keeping the categories of all rows would take too much memory."""
     tables: PlanTables
     stage_allowed: NDArray[np.bool_] | None
 
@@ -285,7 +288,7 @@ class Planner:
             rules=self.rules,
         )
         _check_size(space, self.spec)
-        tables = self._cost.tables(
+        priced = self._cost.priced(
             space.strategies,
             space.vocab,
             space.tables,
@@ -294,9 +297,15 @@ class Planner:
             # the core reads valid rows only, and takes no infinite time in others
             unpriced_s=0.0,
         )
+        tables = priced.tables
         if space.only_data_degree_1 or self.rules.rules:
             tables = finite(restrict(tables, space, self.rules))
-        return _Built(space=space, tables=tables, stage_allowed=stage_mask(tables, self.rules))
+        return _Built(
+            space=space,
+            priced=priced if tables.valid.size <= _MOST_KEPT_ROWS else None,
+            tables=tables,
+            stage_allowed=stage_mask(tables, self.rules),
+        )
 
     def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
         tables = built.tables
@@ -324,7 +333,7 @@ class Planner:
         bound = 0.0
         if solution.candidate >= 0:
             best = self._plan(built, solution)
-            prediction = predict(cost, best, memory)
+            prediction = predict(cost, best, memory, self._searched(built, solution))
             bound = prediction.samples_per_s
             # of a search that was stopped, nothing is faster than the lowest bound that is left
             if solution.status != "optimal":
@@ -356,6 +365,18 @@ class Planner:
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
             ),
+        )
+
+    def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
+        """Return the plan in the rows of its search, None where these cannot tell its notes."""
+        # what is noted of a group or a message says not of which rows
+        if built.priced is None or not self._cost.groups.silent:
+            return None
+        return Searched(
+            priced=built.priced,
+            table=int(built.tables.candidate_table[solution.candidate]),
+            strategy_index=solution.strategy_index,
+            vocab_index=solution.vocab_index,
         )
 
     def _alternatives(
@@ -433,6 +454,8 @@ class Planner:
 
 
 _RELAXED_S = 1.0
+_MOST_KEPT_ROWS = 1 << 16
+"""Of which the categories are kept for the plan's prediction; about 300 bytes each."""
 
 
 _MOST_STRATEGIES = 1024
