@@ -52,6 +52,7 @@ __all__ = [
     "fit_measured",
     "fit_other",
     "fit_other_time",
+    "has_percentiles",
     "layer_memory",
     "measured_cells",
     "other_cells",
@@ -440,8 +441,9 @@ def fit_other(
     A backward that cannot answer in the mode of the search is left out with a note; raises
     InputError when the documented forwards cannot.
     """
-    forward = fit_other_time(profile, seq_lengths, options, note)
-    cells = other_cells(profile.other_times).get("backward", [])
+    known = other_cells(profile.other_times)
+    forward = fit_measured(OTHER, known["forward"], seq_lengths, options, note, of_layer=False)
+    cells = known.get("backward", [])
     backward = None
     if cells:
         name = f"{OTHER}, backward"
@@ -646,14 +648,6 @@ class Draws(ABC):
     @cached_property
     def has_spread(self) -> bool:
         """True when some cell is not the same in every replica."""
-        # without percentiles there is nothing to draw
-        if not any(
-            end not in (None, cell.time_s)
-            for cells in self._cells.values()
-            for cell in cells
-            for end in (cell.low_s, cell.high_s)
-        ):
-            return False
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
 
     def coefficients(self, key: _Key) -> tuple[F64, F64]:
@@ -722,6 +716,27 @@ class OtherDraws(Draws):
 
     def _name(self, key: _Key) -> str:
         return f"{key[0]} of {OTHER}"
+
+
+def has_percentiles(model: ModelProfile) -> bool:
+    """Return whether some time has a percentile: without any there is nothing to draw."""
+    ends = [(p.low_s, p.high_s) for layer in model.layers for p in layer.times]
+    ends += [
+        pair
+        for layer in model.layers
+        for p in layer.sharded_times
+        for pair in (
+            (p.forward_low_s, p.forward_high_s),
+            (p.backward_low_s, p.backward_high_s),
+            (p.recompute_low_s, p.recompute_high_s),
+        )
+    ]
+    ends += [
+        pair
+        for o in model.other_times
+        for pair in ((o.forward_low_s, o.forward_high_s), (o.backward_low_s, o.backward_high_s))
+    ]
+    return any(low is not None or high is not None for low, high in ends)
 
 
 def repeated(rows: Rows) -> Rows:

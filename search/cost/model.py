@@ -42,6 +42,7 @@ from search.cost.fits import (
     attention_share,
     fit_computation,
     fit_other,
+    has_percentiles,
     layer_memory,
     other_memory,
     repeated,
@@ -147,6 +148,8 @@ class CostModel:
     ) -> None:
         self.spec = spec
         self.options = options
+        # whose replicas a model for one plan takes
+        self._origin: CostModel | None = None
         self._said = Assumptions()
         # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
@@ -207,9 +210,8 @@ class CostModel:
 
     def for_one_plan(self) -> CostModel:
         """Return the same model, with sentences only on what it will price itself."""
-        # both draw the same replicas, when they do
-        _ = self.all_draws
         other = copy(self)
+        other._origin = self
         other._said = said = self._said_always.copy()
         other.groups = Groups(self.hardware, said.note, self.groups.documented)
         other._pricing = replace(self._pricing, groups=other.groups)
@@ -410,10 +412,12 @@ class CostModel:
             )
         return found
 
-    @property
+    @cached_property
     def has_computation_spread(self) -> bool:
         """True when percentiles of computation were measured."""
-        return any(draws.has_spread for draws in self.all_draws)
+        if self._origin is not None:
+            return self._origin.has_computation_spread
+        return has_percentiles(self.model) and any(draws.has_spread for draws in self.all_draws)
 
     @property
     def all_draws(self) -> tuple[Draws, ...]:
@@ -423,12 +427,16 @@ class CostModel:
     @cached_property
     def other_draws(self) -> OtherDraws:
         """Replicas of the measured embedding, head and loss."""
+        if self._origin is not None:
+            return self._origin.other_draws
         lengths = tuple(layer.seq_length for layer in self.spec.layers)
         return OtherDraws(self.model.other_times, lengths, self.options)
 
     @cached_property
     def draws(self) -> tuple[LayerDraws, ...]:
         """Replicas of the measured computation, by layer type."""
+        if self._origin is not None:
+            return self._origin.draws
         return tuple(
             LayerDraws(k, profile, self.spec.layers[k].seq_length, self.options)
             for k, profile in enumerate(self.model.layers)
