@@ -7,9 +7,10 @@ Source: cost-model.md section 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,16 @@ from autopar.arrays import F64, I64
 from autopar.errors import InputError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 
-__all__ = ["CurveTable", "Documented", "Groups", "Message", "curve_s", "half_allreduces"]
+__all__ = [
+    "Asking",
+    "CurveTable",
+    "Documented",
+    "Groups",
+    "Message",
+    "curve_s",
+    "half_allreduces",
+    "together",
+]
 
 
 _BLOCK = 1 << 14
@@ -148,6 +158,25 @@ def _name(size: int, stride: int) -> str:
     return f"a group of {size} ranks with stride {stride}"
 
 
+_Found = TypeVar("_Found", covariant=True)
+Asking: TypeAlias = Generator[list["Message"], list[F64], _Found]
+"""A price that asks once for the times of all its messages, and goes on with them."""
+
+
+def together(groups: Groups, *prices: Asking[Any]) -> list[Any]:
+    """Return what each price comes to, the messages of all of them looked up at once."""
+    asked = [next(price) for price in prices]
+    seconds = iter(groups.seconds_of([message for messages in asked for message in messages]))
+    found = []
+    for price, messages in zip(prices, asked, strict=True):
+        try:
+            price.send([next(seconds) for _ in messages])
+        except StopIteration as end:
+            found.append(end.value)
+    assert len(found) == len(prices), "a price asks once"
+    return found
+
+
 _KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True))
 """What a message may be: its operation, and whether it is one of sequence parallelism."""
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
@@ -221,8 +250,14 @@ class Documented:
         # its own or derived bandwidth first: which kind of entry it came from decides on the curves
         bandwidth, consecutive = self._find_bandwidth(size, stride)
         kinds = self._curve_kinds(size, stride, consecutive)
-        slopes, curves = [], []
+        slopes: list[float] = []
+        curves: list[int] = []
         for operation, sequence in _KINDS:
+            # only all-gathers and reduce-scatters may have times of their own there
+            if sequence and not (operation in _HALVES and self.hardware.sequence_curves):
+                slopes.append(slopes[-1])
+                curves.append(curves[-1])
+                continue
             # traffic of a ring per byte: (g-1)/g of the message, for an all-reduce twice
             slope = OPERATIONS[operation].bus_factor(size) / bandwidth
             # nan would pass through comparisons unseen, an infinite time never wins
@@ -400,6 +435,8 @@ class Groups:
 
     def seconds_of(self, messages: Sequence[Message]) -> list[F64]:
         """Return the times of all messages, in seconds, looked up at once."""
+        if not messages:
+            return []
         if self._arrays is None:
             slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
             curves = np.array([found.curve for found in self._groups], dtype=np.int64).T

@@ -28,7 +28,7 @@ from search.cost.calibrated import (
     calibrated_vocab,
     calibration_doubts,
 )
-from search.cost.communication import Groups
+from search.cost.communication import Asking, Groups, together
 from search.cost.fits import (
     NUM_REPLICAS,
     OTHER,
@@ -77,7 +77,7 @@ from search.cost.time import (
     fit_optimizer,
     layer_time,
     layout_of,
-    redistribution_s,
+    redistribution,
     send_s,
 )
 from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
@@ -119,8 +119,6 @@ class _Axes:
         """By which strategies are measured."""
         self.rows: dict[tuple[bytes, bytes], Rows] = {}
         """By which are measured, and which are legal."""
-        self.priced: dict[int, LayerRows] = {}
-        """By the first layer type of this price."""
 
 
 class CostModel:
@@ -274,32 +272,46 @@ class CostModel:
         stages, samples, _ = table_arrays(tables)
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
-        layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
-        vocab_layout = [layout_of(v.as_layer(), sequence_parallel=sp) for v in vocab]
+        # the same for all recomputation and ZeRO of a degree
+        layer_degrees = [(s.tp, s.ulysses, s.cp, s.strided) for s in strategies]
+        vocab_degrees = [(v.tp, v.ulysses, 1, False) for v in vocab]
+        layout = {
+            (tp, ulysses, cp, strided): layout_of(
+                LayerStrategy(tp=tp, ulysses=ulysses, cp=cp, strided=strided), sequence_parallel=sp
+            )
+            for tp, ulysses, cp, strided in dict.fromkeys((*layer_degrees, *vocab_degrees))
+        }
         # in a fixed order, so that equal inputs give equal tables
-        layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
-        number = {layout: i for i, layout in enumerate(layouts)}
+        layouts = tuple(sorted(set(layout.values())))
+        number = {degrees: layouts.index(found) for degrees, found in layout.items()}
 
         axes = _Axes(strategies, tables, price_illegal=price_illegal, unpriced_s=unpriced_s)
-        rows = [self._layer_rows(k, axes) for k in range(len(self._layers))]
-        vocab_costs = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
+        layers = [self._layer_price(k, axes) for k in range(len(self._layers))]
+        # types of one shape, measured alike, have one price
+        first = {alike: i for i, alike in enumerate(dict.fromkeys(self._alike))}
         sample_bytes = np.array([token_bytes(x, self._pricing.recipe) for x in self.spec.layers])
-        vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
         fixed = stage_fixed_bytes(stages, samples, float(sample_bytes.max()), self.hardware)
         # X, the activation of a micro-batch on a rank where all ranks of a stage share it
         sharded_bytes = (samples * stages / world)[:, None] * sample_bytes
-        change_forward, change_backward = redistribution_s(
-            layouts, sharded_bytes, stages, world, self.groups
+        vocab_costs: VocabRows
+        *distinct, vocab_costs, (change_forward, change_backward) = together(
+            self.groups,
+            *(layers[k] for k in first),
+            self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal),
+            redistribution(layouts, sharded_bytes, stages, world, self.groups),
         )
+        self._note_vocab(vocab_costs)
+        rows: list[LayerRows] = [distinct[first[alike]] for alike in self._alike]
+        vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
         found = PlanTables(
             world_size=world,
             pipeline_type=pipeline_type,
             layer_type=np.array(self.spec.layer_types, dtype=np.int32),
             strategies=tuple(strategies),
             layouts=layouts,
-            strategy_layout=np.array([number[x] for x in layer_layout], dtype=np.int32),
+            strategy_layout=np.array([number[x] for x in layer_degrees], dtype=np.int32),
             vocab=tuple(vocab),
-            vocab_layout=np.array([number[x] for x in vocab_layout], dtype=np.int32),
+            vocab_layout=np.array([number[x] for x in vocab_degrees], dtype=np.int32),
             table_stages=stages.astype(np.int32),
             table_microbatch=samples,
             table_dp=tuple(kind for _, _, kind in tables),
@@ -337,29 +349,26 @@ class CostModel:
         price_illegal: bool = False,
     ) -> LayerRows:
         """Return one layer type priced in every table with every strategy, by category."""
-        return self._layer_rows(layer_type, _Axes(strategies, tables, price_illegal=price_illegal))
+        axes = _Axes(strategies, tables, price_illegal=price_illegal)
+        found: LayerRows = together(self.groups, self._layer_price(layer_type, axes))[0]
+        return found
 
-    def _layer_rows(self, layer_type: int, axes: _Axes) -> LayerRows:
+    def _layer_price(self, layer_type: int, axes: _Axes) -> Asking[LayerRows]:
         layer = self._layers[layer_type]
         kept = self._activations(layer, axes.strategies)
         measured = ~np.isnan(kept.kept)
         self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
         rows = self._rows(layer.spec, axes, measured)
         self._note_layer_batches(layer_type, rows)
-        # types of one shape, measured alike, have one price
-        alike = self._alike[layer_type]
-        if alike not in axes.priced:
-            found = self._priced(layer, rows, kept, axes.unpriced_s)
-            axes.priced[alike] = calibrated_layer(found, self.options)
-        return axes.priced[alike]
+        return self._priced(layer, rows, kept, axes.unpriced_s)
 
     def _priced(
         self, layer: LayerModel, rows: Rows, kept: ActivationBytes, unpriced_s: float
-    ) -> LayerRows:
+    ) -> Asking[LayerRows]:
         """Return the rows of a layer type with seconds and bytes."""
         options, pricing, recipe = self.options, self._pricing, self._pricing.recipe
         parameters = _parameters(layer, rows)
-        seconds = self._layer_time(layer, rows, layer.fits)
+        seconds = yield from self._layer_time(layer, rows, layer.fits)
         prefetched = prefetched_bytes(parameters, rows, recipe)
         peak = kept.backward[rows.strategy]
         # weights gathered early may lie beside another layer's peak: moved to the shared bytes
@@ -380,7 +389,7 @@ class CostModel:
         )
         num_bytes = rows.scatter(to_bytes(np.array((*states, *transient, *others))))
         flags = rows.scatter(np.array((rows.valid, np.ones_like(rows.valid))))
-        return LayerRows(
+        found = LayerRows(
             at=rows.places,
             shape=rows.shape,
             seconds=(seconds.forward, seconds.backward, seconds.step),
@@ -394,6 +403,7 @@ class CostModel:
             backward_peak=num_bytes[5],
             shared=num_bytes[6],
         )
+        return calibrated_layer(found, options)
 
     def vocab_rows(
         self,
@@ -403,14 +413,18 @@ class CostModel:
         price_illegal: bool = False,
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
-        found = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
+        price = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
+        found: VocabRows = together(self.groups, price)[0]
+        self._note_vocab(found)
+        return found
+
+    def _note_vocab(self, found: VocabRows) -> None:
         self._note_vocab_batch(found.rows.batch.max(initial=0.0))
         if found.unmeasured:
             self._said.note(
                 "left out: embedding and head at degrees without an entry in the memory tables: "
                 + ", ".join(map(str, found.unmeasured))
             )
-        return found
 
     @cached_property
     def has_computation_spread(self) -> bool:
@@ -460,7 +474,8 @@ class CostModel:
             # without a priced row nothing is divided by it
             rows_per_replica=max(1, len(rows.batch)),
         )
-        seconds = self._layer_time(layer, repeated(rows), fits)
+        price = self._layer_time(layer, repeated(rows), fits)
+        seconds: LayerTime = together(self.groups, price)[0]
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
@@ -481,9 +496,12 @@ class CostModel:
         fits = self._vocab.fits
         drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
         # one table per replica, whose number tells the fits the replica
-        found = self._vocab_rows(
-            replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
-        )
+        found: VocabRows = together(
+            self.groups,
+            self._vocab_rows(
+                replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
+            ),
+        )[0]
         return found.forward_s, found.backward_s, found.tail_s
 
     def _vocab_rows(
@@ -493,8 +511,10 @@ class CostModel:
         tables: Sequence[Table],
         *,
         price_illegal: bool,
-    ) -> VocabRows:
-        found = vocab_rows(model, vocab, tables, self._pricing, price_illegal=price_illegal)
+    ) -> Asking[VocabRows]:
+        found = yield from vocab_rows(
+            model, vocab, tables, self._pricing, price_illegal=price_illegal
+        )
         return calibrated_vocab(found, self.options)
 
     def _rows(self, spec: LayerSpec, axes: _Axes, measured: Bool) -> Rows:
@@ -529,7 +549,7 @@ class CostModel:
             sequence_parallel=self.options.sequence_parallel,
         )
 
-    def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> LayerTime:
+    def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> Asking[LayerTime]:
         return layer_time(
             rows,
             layer.spec,

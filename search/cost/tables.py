@@ -36,6 +36,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -443,7 +444,7 @@ def build_grid(
     distinct = sorted(set(stages.tolist()))
     number = {p: i for i, p in enumerate(distinct)}
     # and are the same for all recomputation and ZeRO of a degree
-    degrees = [(s.tp, s.cp, s.ulysses, s.strided) for s in strategies]
+    degrees = list(map(attrgetter("tp", "cp", "ulysses", "strided"), strategies))
     wanted = [
         dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
         for flags in priceable
@@ -452,7 +453,7 @@ def build_grid(
     # rows that do not fit keep degrees of 1: no remainder divides by 0
     nothing = (0, 1, 1, 0, 0, 0)
     cells = [[nothing] * len(shapes) for _ in distinct]
-    for i, p in enumerate(distinct):
+    for row, p in zip(cells, distinct, strict=True):
         for key in wanted[p > 1]:
             tp, cp, ulysses, strided = key
             d = data_degree(world_size, p, tp * cp)
@@ -460,7 +461,7 @@ def build_grid(
                 continue
             # context and Ulysses ranks have the weights of data ranks: they reduce together
             z = d * cp * (tp if ulysses else 1)
-            cells[i][shapes[key]] = (
+            row[shapes[key]] = (
                 1,
                 d,
                 z,
@@ -472,13 +473,9 @@ def build_grid(
     of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
     shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
     fits, data, zero_size, *group = of_shape[:, shape].transpose(2, 0, 1)
-    tensor, context, ulysses_of, zero3, checkpoint = (
-        np.array(
-            [(s.tp, s.cp, s.ulysses, s.zero3, s.checkpoint) for s in strategies], dtype=np.int64
-        )
-        .reshape(len(strategies), 5)
-        .T
-    )
+    columns = map(attrgetter("tp", "cp", "ulysses", "zero3", "checkpoint"), strategies)
+    of_strategy = np.array(list(columns), dtype=np.int64).reshape(len(strategies), 5)
+    tensor, context, ulysses_of, zero3, checkpoint = of_strategy.T
     numbers = np.array(group)
     has = np.array(priceable)[[int(p > 1) for p in distinct]]
     return Grid(

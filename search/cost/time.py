@@ -17,7 +17,7 @@ from autopar.arrays import F64, I64
 from autopar.model import LayerProfile, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
-from search.cost.communication import Groups, Message
+from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import ComputeFits
 from search.cost.tables import ActivationLayout, Pricing, Rows
 
@@ -35,6 +35,7 @@ __all__ = [
     "overlap_s",
     "overlapped_backward_s",
     "plan_exchange",
+    "redistribution",
     "redistribution_s",
     "ring_s",
     "send_s",
@@ -231,13 +232,13 @@ def _all_to_all(first: int, second: int, stride: int, multiple: int) -> Exchange
     return Exchange(operation="all2all", size=size, stride=stride, multiple=multiple)
 
 
-def redistribution_s(
+def redistribution(
     layouts: Sequence[ActivationLayout],
     sharded_bytes: F64,
     stages: I64,
     world_size: int,
     groups: Groups,
-) -> tuple[F64, F64]:
+) -> Asking[tuple[F64, F64]]:
     """Return forward and backward redistribution, each (N, K, Y, Y) seconds.
 
     sharded_bytes : (N, K) X of every table and layer type; stages : (N,) p. Where the rank order
@@ -246,15 +247,26 @@ def redistribution_s(
     Layouts that no stage of this world can hold together cost nothing here, their rows are not
     valid.
     """
-    ways, index = _ways(tuple(layouts))
+    exchanges, ways, index = _ways(tuple(layouts))
     flat = sharded_bytes.ravel()
-    exchanges = list(dict.fromkeys(e for way in ways for slowest in way for e in slowest))
-    known = dict(zip(exchanges, _exchanges_s(exchanges, flat, world_size, groups), strict=True))
+    # nothing where the world has not so many ranks
+    possible = {i: e for i, e in enumerate(exchanges) if e.size <= world_size}
+    seconds = yield [
+        Message(
+            operation=e.operation,
+            num_bytes=flat * e.multiple,
+            group=np.full(flat.shape, groups.index(e.size, e.stride), dtype=np.int64),
+        )
+        for e in possible.values()
+    ]
+    known = [np.zeros_like(flat)] * len(exchanges)
+    for i, found in zip(possible, seconds, strict=True):
+        known[i] = found
     cost = np.zeros((flat.size, len(ways)))
     for number, way in enumerate(ways):
         # collectives follow one another, and members of one run at once until the slowest ends
         for slowest in way:
-            cost[:, number] += np.maximum.reduce([known[e] for e in slowest])
+            cost[:, number] += np.maximum.reduce([known[i] for i in slowest])
     cost = cost.reshape(*sharded_bytes.shape, len(ways))
     forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
     if any(layout.strided for layout in layouts):
@@ -264,11 +276,27 @@ def redistribution_s(
     return forward, backward
 
 
-@lru_cache(maxsize=256)
-def _ways(layouts: tuple[ActivationLayout, ...]) -> tuple[tuple[Way, ...], I64]:
-    """Return the distinct ways, and the numbers (2, Y, Y) of those of every pair of layouts.
+def redistribution_s(
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    world_size: int,
+    groups: Groups,
+) -> tuple[F64, F64]:
+    """Return `redistribution` alone."""
+    price = redistribution(layouts, sharded_bytes, stages, world_size, groups)
+    forward, backward = together(groups, price)[0]
+    return forward, backward
 
-    Of few layouts, which plans and searches have in common: remembered.
+
+@lru_cache(maxsize=256)
+def _ways(
+    layouts: tuple[ActivationLayout, ...],
+) -> tuple[tuple[Exchange, ...], tuple[tuple[tuple[int, ...], ...], ...], I64]:
+    """Return the exchanges between layouts, the ways as numbers of them, and those of all pairs.
+
+    The last are (2, Y, Y) numbers of ways. Of few layouts, which plans and searches have in common:
+    remembered.
     """
     # many pairs of layouts share one way: each is priced once
     ways: dict[Way, int] = {(): 0}
@@ -278,7 +306,11 @@ def _ways(layouts: tuple[ActivationLayout, ...]) -> tuple[tuple[Way, ...], I64]:
         for b in layouts
     ]
     index = np.array(numbers, dtype=np.int64).T.reshape(2, len(layouts), len(layouts))
-    return tuple(ways), index
+    exchanges = list(dict.fromkeys(e for way in ways for slowest in way for e in slowest))
+    numbered = tuple(
+        tuple(tuple(exchanges.index(e) for e in slowest) for slowest in way) for way in ways
+    )
+    return tuple(exchanges), numbered, index
 
 
 def _reorder_s(
@@ -315,24 +347,6 @@ def _reorder_s(
             # Not a product: the time is infinite where the stage's bandwidth is unknown.
             result[tables] += np.where(where, seconds.reshape(len(tables), -1, 1, 1), 0.0)
     return result
-
-
-def _exchanges_s(
-    exchanges: Sequence[Exchange], sharded_bytes: F64, world_size: int, groups: Groups
-) -> list[F64]:
-    """Return the seconds (n,) of every exchange; 0 where the world has not so many ranks."""
-    possible = [e for e in exchanges if e.size <= world_size]
-    messages = [
-        Message(
-            operation=e.operation,
-            num_bytes=sharded_bytes * e.multiple,
-            group=np.full(sharded_bytes.shape, groups.index(e.size, e.stride), dtype=np.int64),
-        )
-        for e in possible
-    ]
-    seconds = dict(zip(possible, groups.seconds_of(messages) if messages else [], strict=True))
-    nothing = np.zeros_like(sharded_bytes)
-    return [seconds.get(e, nothing) for e in exchanges]
 
 
 def send_s(
@@ -496,7 +510,7 @@ def layer_time(
     attention_sample_s: float,
     pricing: Pricing,
     optimizer: OptimizerCurve | None,
-) -> LayerTime:
+) -> Asking[LayerTime]:
     """Return the time of every row by category, in seconds.
 
     parameters : (n,) of the layer on a rank; attention_sample_s : attention part of one sample's
@@ -515,7 +529,7 @@ def layer_time(
     tensor = tensor_parallel_messages(rows, spec, pricing)
     heads = ulysses_messages(rows, spec, pricing)
     sync = gradient_messages(parameters, rows, pricing)
-    seconds = iter(pricing.groups.seconds_of([*tensor, *heads, *sync]))
+    seconds = iter((yield [*tensor, *heads, *sync]))
     nothing = np.zeros_like(rows.batch)
 
     # attention and MLP are a block each, and so is cross attention

@@ -15,7 +15,7 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
-from search.cost.communication import Message
+from search.cost.communication import Asking, Message
 from search.cost.fits import OtherFits
 from search.cost.memory import (
     communicator_bytes,
@@ -105,7 +105,7 @@ def vocab_rows(
     pricing: Pricing,
     *,
     price_illegal: bool = False,
-) -> VocabRows:
+) -> Asking[VocabRows]:
     """Return every (table, embedding strategy) priced at each position.
 
     Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
@@ -137,9 +137,7 @@ def vocab_rows(
     # the file counts states of 16 bytes a parameter, whatever recipe is planned
     parameters = states[which] / _STATE_BYTES_DOCUMENTED
     gathered = _at_once(states, model)[which] / _STATE_BYTES_DOCUMENTED
-    times = _time(at, rows, parameters, model, pricing)
-    if spec.tied_embeddings:
-        times.step["tied"] = _tied_s(at, rows, model, vocab, tables, pricing)
+    times = yield from _time(at, rows, parameters, model, vocab, pricing)
     # what SP with vtp > 1 gathers, in the shared buffer or on its own
     first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
     buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
@@ -249,8 +247,13 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
 
 
 def _time(
-    at: _Positions, rows: Rows, parameters: F64, model: VocabModel, pricing: Pricing
-) -> LayerTime:
+    at: _Positions,
+    rows: Rows,
+    parameters: F64,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    pricing: Pricing,
+) -> Asking[LayerTime]:
     """Return the times of all rows by category, in seconds.
 
     `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
@@ -282,10 +285,13 @@ def _time(
     messages = _communication(at, rows, model, pricing)
     # in the order of positions, each with what it exchanges and what it shards
     sync = gradient_messages(parameters, rows, pricing)
-    found = pricing.groups.seconds_of(
-        [m for part, own in zip(at.rows, messages, strict=True) for m in (*own, *_cut(sync, part))]
-    )
-    seconds = iter(found)
+    asked = [
+        m for part, own in zip(at.rows, messages, strict=True) for m in (*own, *_cut(sync, part))
+    ]
+    # both ends of a pipeline wait for the sum of tied weights
+    ends = (at.number != _ONLY).nonzero()[0]
+    stages = sorted(set(rows.stages[ends].tolist())) if model.spec.tied_embeddings else []
+    seconds = iter((yield [*asked, *_tied(stages, model, vocab, pricing)]))
     tp_forward, tp_backward = nothing.copy(), nothing.copy()
     reduce, gather = nothing.copy(), nothing.copy()
     for number, part in enumerate(at.rows):
@@ -294,6 +300,11 @@ def _time(
         scattered, gather[part], reduced = (next(seconds) for _ in sync)
         reduce[part] = scattered + reduced
 
+    tied = nothing
+    if stages:
+        by_stages = np.array([next(seconds) for _ in stages])
+        tied = nothing.copy()
+        tied[ends] = by_stages[np.searchsorted(stages, rows.stages[ends]), rows.strategy[ends]]
     # ZeRO-3 gathers in both passes
     gather3 = np.where(rows.zero3, gather, 0.0)
     with_gather, with_both, with_tail, with_gather3 = overlap_s(
@@ -317,7 +328,7 @@ def _time(
         step={
             "tail": tail + unhidden if late else tail,
             "optimizer": optimizer_s(parameters, rows, pricing, model.optimizer),
-            "tied": nothing,
+            "tied": tied,
         },
     )
 
@@ -395,28 +406,17 @@ def _exchanged_s(
         forward += 3.0 * next(seconds)
 
 
-def _tied_s(
-    at: _Positions,
-    rows: Rows,
-    model: VocabModel,
-    vocab: Sequence[VocabStrategy],
-    tables: Sequence[Table],
-    pricing: Pricing,
-) -> F64:
-    """Return the exposed all-reduce of tied weights between first and last stage, (n,) seconds."""
-    world, groups = pricing.hardware.world_size, pricing.groups
-    stages = sorted({p for p, _, _ in tables if p > 1 and world % p == 0})
-    result = np.zeros_like(rows.batch)
+def _tied(
+    stages: Sequence[float], model: VocabModel, vocab: Sequence[VocabStrategy], pricing: Pricing
+) -> list[Message]:
+    """Return the all-reduces (E,) of tied weights between first and last stage, for every p."""
     if not stages:
-        return result
+        return []
+    world, groups = pricing.hardware.world_size, pricing.groups
     gradients = np.array([tied_parameters(model, v) * pricing.recipe.gradient for v in vocab])
     messages = []
-    for p in stages:
+    for p in map(int, stages):
         # a rank of the first stage and its peer on the last are p - 1 stages of W/p ranks apart
         group = np.full(len(vocab), groups.index(2, world - world // p), dtype=np.int64)
         messages.append(Message(operation="allreduce", num_bytes=gradients, group=group))
-    seconds = np.array(groups.seconds_of(messages))
-    # both ends wait for the sum
-    ends = (at.number != _ONLY).nonzero()[0]
-    result[ends] = seconds[np.searchsorted(stages, rows.stages[ends]), rows.strategy[ends]]
-    return result
+    return messages

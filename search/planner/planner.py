@@ -214,7 +214,7 @@ class Planner:
         asked = {"memory_constraint_bytes": memory, "top": top}
         changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
         # made for their checks, which are the same as of the command line
-        options = replace(self.options, **changes)
+        options = replace(self.options, **changes) if changes else self.options
         for batch in global_batch_sizes or ():
             SearchOptions(settle_bsz=batch)
         batches = tuple(global_batch_sizes or global_batches(self.options))
