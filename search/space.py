@@ -7,7 +7,7 @@ cost model's business, what is legal for this model is decided when its row is p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -109,15 +109,33 @@ class Rules:
         """True when some rule singles out a stage."""
         return any(rule.stage is not None for rule in self.rules)
 
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that rules single out, in increasing order."""
+        return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
+
     def allows_layer(self, layer: int, strategy: LayerStrategy) -> bool:
         """Return whether a layer may have a strategy, rules about stages aside."""
-        return all(
-            rule.allows(_layer_values(strategy))
-            for rule in self.rules
-            if rule.kind == "layer"
-            and rule.stage is None
-            and (rule.layers is None or rule.layers[0] <= layer <= rule.layers[1])
-        )
+        return self.layer_masks([layer], [strategy])[0][0]
+
+    def layer_masks(
+        self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
+    ) -> list[tuple[bool, ...]]:
+        """Return for every layer which strategies it may have, rules about stages aside."""
+        rules = [rule for rule in self.rules if rule.kind == "layer" and rule.stage is None]
+        values = [_layer_values(strategy) for strategy in strategies]
+        # few rules make few kinds of layers, by which of them are about a layer
+        masks: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        found = []
+        for layer in layers:
+            about = tuple(
+                rule.layers is None or rule.layers[0] <= layer <= rule.layers[1] for rule in rules
+            )
+            if about not in masks:
+                mine = [rule for rule, yes in zip(rules, about, strict=True) if yes]
+                masks[about] = tuple(all(rule.allows(value) for rule in mine) for value in values)
+            found.append(masks[about])
+        return found
 
     def allows_stage(self, stage: int, strategy: LayerStrategy) -> bool:
         """Return whether layers of a stage may have a strategy, by the rules about stages."""

@@ -64,7 +64,11 @@ def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
     if not rules.has_stage_rules:
         return None
     stages = int(tables.table_stages.max())
-    return np.array([[rules.allows_stage(j, s) for s in tables.strategies] for j in range(stages)])
+    allowed = np.ones((stages, len(tables.strategies)), dtype=np.bool_)
+    for j in rules.stages:
+        if j < stages:
+            allowed[j] = [rules.allows_stage(j, s) for s in tables.strategies]
+    return allowed
 
 
 def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
@@ -81,8 +85,10 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
     # the core knows restrictions by type only, so layers with other rules become other types
     masks: dict[tuple[int, tuple[bool, ...]], int] = {}
     types = []
-    for layer, kind in enumerate(tables.layer_type.tolist()):
-        mask = tuple(rules.allows_layer(layer, s) for s in space.strategies)
+    kinds = tables.layer_type.tolist()
+    for kind, mask in zip(
+        kinds, rules.layer_masks(range(len(kinds)), space.strategies), strict=True
+    ):
         types.append(masks.setdefault((kind, mask), len(masks)))
     source = np.array([kind for kind, _ in masks], dtype=np.int64)
     allowed = np.array([mask for _, mask in masks], dtype=np.bool_)

@@ -28,10 +28,15 @@ from autopar.plans import (
 )
 from autopar.sources import Source
 from autopar.units import format_bytes
-from search.cost.fits import NUM_REPLICAS
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel, PricedTables
-from search.cost.pipeline import Evaluation, evaluate, replay, vocab_position
+from search.cost.pipeline import (
+    Evaluation,
+    evaluate,
+    replay,
+    replica_step_times,
+    vocab_position,
+)
 from search.cost.tables import LayerRows, PlanTables
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
@@ -153,30 +158,16 @@ def drawn_step_times(
         )
     ]
     forward, backward, tail = drawn
-    vocab = cost.drawn_vocab_s(tables.vocab, table)
-    times = np.empty(NUM_REPLICAS)
-    for r in range(NUM_REPLICAS):
-        # only computation is drawn: redistribution, transfers and memory are those of the medians
-        replica = replace(
-            tables, forward_s=forward[r][None], backward_s=backward[r][None], tail_s=tail[r][None]
-        )
+    # only computation is drawn: redistribution, transfers and memory are those of the medians
+    return replica_step_times(
+        tables,
+        (forward, backward, tail),
         # without spread the tables hold what every replica would
-        if vocab is not None:
-            replica = replace(
-                replica,
-                vocab_forward_s=vocab[0][r][None],
-                vocab_backward_s=vocab[1][r][None],
-                vocab_tail_s=vocab[2][r][None],
-            )
-        times[r] = evaluate(
-            replica,
-            table=0,
-            num_microbatches=num_microbatches,
-            stage_sizes=stage_sizes,
-            strategy_index=strategy_index,
-            vocab_index=0,
-        ).step_time_s
-    return times
+        cost.drawn_vocab_s(tables.vocab, table),
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+    )
 
 
 def interval_s(
