@@ -13,9 +13,8 @@ from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autopar.arrays import F64, I64
+from autopar.arrays import F64, I64, Bool
 from autopar.errors import InputError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 
@@ -32,7 +31,9 @@ __all__ = [
 
 
 _BLOCK = 1 << 14
-"""Messages that are looked up together: large enough to be quick, small enough for a cache."""
+"""Messages on curves that are looked up together: large enough to be quick, small for a cache."""
+_MOST_TOGETHER = 1 << 20
+"""Messages of several kinds that are; about 100 bytes each."""
 
 
 class CurveTable:
@@ -62,10 +63,11 @@ class CurveTable:
         """Return the largest measured size of a curve."""
         return float(self._curves[self._of[number][0]].sizes_bytes[-1])
 
-    def exceeded(self, number: I64, num_bytes: F64) -> bool:
-        """Return whether some message (n,) is larger than the largest size of its curve (n,)."""
+    def exceeded(self, number: I64, num_bytes: F64) -> Bool:
+        """Return whether each message (n,) is larger than the largest size of its curve (n,)."""
         ends = (self._tables or self._made())[3]
-        return bool((num_bytes > ends[1, number]).any())
+        larger: Bool = num_bytes > ends[1, number]
+        return larger
 
     def seconds(self, number: I64, num_bytes: F64) -> F64:
         """Return the time of messages of `num_bytes` (> 0), each (n,) on its curve, in seconds."""
@@ -415,7 +417,7 @@ class Groups:
         found = self._index.get(key)
         return self._add(size, stride) if found is None else found
 
-    def known(self, group: I64) -> NDArray[np.bool_]:
+    def known(self, group: I64) -> Bool:
         """Return for each group whether its bandwidth is measured or can be derived."""
         return ~np.isnan(self.bus_bytes_per_s(group))
 
@@ -437,6 +439,9 @@ class Groups:
         """Return the times of all messages, in seconds, looked up at once."""
         if not messages:
             return []
+        # of many rows one message is enough at a time: more would only take memory
+        if len(messages) > 1 and sum(len(m.num_bytes) for m in messages) > _MOST_TOGETHER:
+            return [self.seconds_of([message])[0] for message in messages]
         if self._arrays is None:
             slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
             curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
@@ -447,6 +452,7 @@ class Groups:
         places = [m.group + count * _KIND[m.operation, m.sequence] for m in messages]
         place = np.concatenate(places) if len(places) > 1 else places[0]
         sizes = [m.num_bytes for m in messages]
+        ends = list(accumulate(map(len, sizes)))
         num_bytes = np.concatenate(sizes) if len(sizes) > 1 else sizes[0]
         # stays where there is no curve
         result: F64 = num_bytes * slopes[place]
@@ -455,26 +461,24 @@ class Groups:
         if rows.size:
             measured, asked = number[rows], num_bytes[rows]
             result[rows] = self.documented.curves.seconds(measured, asked)
-            if self.documented.curves.exceeded(measured, asked):
-                self._note_large(messages)
-        ends = list(accumulate(len(size) for size in sizes))
+            large = self.documented.curves.exceeded(measured, asked).nonzero()[0]
+            if large.size:
+                self._note_large(np.searchsorted(ends, rows[large], side="right"), measured[large])
         return [result[end - len(size) : end] for size, end in zip(sizes, ends, strict=True)]
 
-    def _note_large(self, messages: Sequence[Message]) -> None:
-        """Note the curves that messages exceed, by message and in the order they were met."""
+    def _note_large(self, message: I64, curve: I64) -> None:
+        """Note the curves (n,) that messages exceed, by message and in the order they were met."""
         met = list(dict.fromkeys(n for found in self._groups for n in found.curve if n >= 0))
-        for message in messages:
-            kind = _KIND[message.operation, message.sequence]
-            number = np.array([found.curve[kind] for found in self._groups])[message.group]
-            for curve in met:
-                self._note_above(curve, message.num_bytes[number == curve])
+        rank = np.zeros(max(met) + 1, dtype=np.int64)
+        rank[met] = np.arange(len(met))
+        for key in np.unique(message * len(met) + rank[curve]).tolist():
+            self._note_above(met[key % len(met)])
 
-    def _note_above(self, curve: int, num_bytes: F64) -> None:
-        if num_bytes.size and num_bytes.max() > self.documented.curves.last_bytes(curve):
-            self._note(
-                f"extrapolated: {self.documented.labels[curve]} messages larger than the largest "
-                "measured size, at constant bandwidth"
-            )
+    def _note_above(self, curve: int) -> None:
+        self._note(
+            f"extrapolated: {self.documented.labels[curve]} messages larger than the largest "
+            "measured size, at constant bandwidth"
+        )
 
     def transfers_s(self, stages: I64, num_bytes: F64, copies: F64) -> F64:
         """Return the time of messages between neighbouring stages, (N, K, Y) seconds; 0 for p == 1.
@@ -491,7 +495,8 @@ class Groups:
             stand_in = p if p in curves else self._measured_stages(p)
             if stand_in in curves:
                 number, sizes = self.documented.transfer(stand_in), sent * copies
-                self._note_above(number, sizes)
+                if sizes.size and sizes.max() > self.documented.curves.last_bytes(number):
+                    self._note_above(number)
                 which = np.full(sizes.size, number, dtype=np.int64)
                 times = self.documented.curves.seconds(which, sizes.ravel())
                 result[rows] = times.reshape(sizes.shape)

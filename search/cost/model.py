@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autopar.arrays import F64, Bool
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
-from autopar.model import LayerSpec, ModelProfile, ModelSpec
+from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
 from search.cost.assumptions import Assumptions, LayerModel
 from search.cost.calibrated import (
@@ -119,6 +119,9 @@ class _Axes:
         """By which strategies are measured."""
         self.rows: dict[tuple[bytes, bytes], Rows] = {}
         """By which are measured, and which are legal."""
+        self.kept: dict[int, ActivationBytes] = {}
+        """By the first layer type of a price, as `rows_of`."""
+        self.rows_of: dict[int, Rows] = {}
 
 
 class CostModel:
@@ -171,6 +174,7 @@ class CostModel:
                 f"{asked} it; choose matching tables or --sequence-parallel accordingly"
             )
         lengths = tuple(layer.seq_length for layer in spec.layers)
+        self._fitted: list[tuple[LayerProfile, int, ComputeFits, LayerMemory]] = []
         self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
         self._alike = _first_alike(self._layers)
         positions = [name for name in POSITIONS if name in model.other_memory]
@@ -354,11 +358,15 @@ class CostModel:
         return found
 
     def _layer_price(self, layer_type: int, axes: _Axes) -> Asking[LayerRows]:
-        layer = self._layers[layer_type]
-        kept = self._activations(layer, axes.strategies)
+        layer, alike = self._layers[layer_type], self._alike[layer_type]
+        if alike not in axes.kept:
+            axes.kept[alike] = self._activations(layer, axes.strategies)
+        kept = axes.kept[alike]
         measured = ~np.isnan(kept.kept)
         self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
-        rows = self._rows(layer.spec, axes, measured)
+        if alike not in axes.rows_of:
+            axes.rows_of[alike] = self._rows(layer.spec, axes, measured)
+        rows = axes.rows_of[alike]
         self._note_layer_batches(layer_type, rows)
         return self._priced(layer, rows, kept, axes.unpriced_s)
 
@@ -561,8 +569,8 @@ class CostModel:
         )
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:
-        spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options
-        fits = fit_computation(kind, profile, spec.seq_length, options, self._said.note)
+        spec, profile = self.spec.layers[kind], model.layers[kind]
+        fits, memory = self._fits(kind, profile, spec.seq_length)
         attention = fits.whole.attention_s
         if attention is None:
             share = attention_share(spec)
@@ -571,9 +579,26 @@ class CostModel:
         return LayerModel(
             spec=spec,
             fits=fits,
-            memory=layer_memory(kind, profile, spec.seq_length, options, self._said.note),
+            memory=memory,
             attention_sample_s=attention,
         )
+
+    def _fits(
+        self, kind: int, profile: LayerProfile, seq_length: int
+    ) -> tuple[ComputeFits, LayerMemory]:
+        """Return times and memory of a layer type; those of an equal profile where it has them."""
+        for known, length, fits, memory in self._fitted:
+            if length == seq_length and known == profile:
+                return fits, memory
+        notes: list[str] = []
+        fits = fit_computation(kind, profile, seq_length, self.options, notes.append)
+        memory = layer_memory(kind, profile, seq_length, self.options, notes.append)
+        # a note names its layer type, so that an equal one needs notes of its own
+        if not notes:
+            self._fitted.append((profile, seq_length, fits, memory))
+        for text in notes:
+            self._said.note(text)
+        return fits, memory
 
     def note_plan(
         self, priced: PricedTables, table: int, strategies: Sequence[int], vocab: int
