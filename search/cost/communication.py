@@ -81,11 +81,15 @@ class CurveTable:
         log_sizes, log_times, rises, ends = self._tables or self._made()
         logs = np.log(num_bytes)
         # the last measured size that is not above the message, the first one below all of them
-        at: I64 = (log_sizes[number] <= logs[:, None]).sum(axis=1) - 1
+        # (points, n), so that what is added up lies side by side
+        at: I64 = (log_sizes.take(number, axis=1) <= logs).sum(axis=0) - 1
         np.maximum(at, 0, out=at)
-        from_size = np.maximum(logs - log_sizes[number, at], 0.0)
-        inside = np.exp(rises[number, at] * from_size + log_times[number, at])
-        first, last, last_time, empty, slope, scale = ends[:, number]
+        # one index of points and curves is looked up faster than two
+        at *= log_sizes.shape[1]
+        at += number
+        from_size = np.maximum(logs - log_sizes.take(at), 0.0)
+        inside = np.exp(rises.take(at) * from_size + log_times.take(at))
+        first, last, last_time, empty, slope, scale = ends.take(number, axis=1)
         # messages that large are bandwidth alone
         above = last_time * num_bytes / last
         # a line through two noisy points may fall below 0
@@ -95,7 +99,7 @@ class CurveTable:
         return result
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
-        """Logs of sizes and times and slopes between them, (C, most points); (6, C) the ends."""
+        """Logs of sizes and times and slopes between them, (most points, C); (6, C) the ends."""
         count, most = len(self._curves), max(len(c.sizes_bytes) for c in self._curves)
         sizes, times = np.empty((count, most)), np.empty((count, most))
         for i, curve in enumerate(self._curves):
@@ -115,7 +119,10 @@ class CurveTable:
         ends = np.empty((6, len(rows)))
         ends[:5] = np.array((first, last, times[:, -1], empty, slope))[:, rows]
         ends[5] = [scale for _, scale in self._of]
-        self._tables = log_sizes[rows], log_times[rows], rises[rows], ends
+        sizes, times, rises = (
+            np.ascontiguousarray(t[rows].T) for t in (log_sizes, log_times, rises)
+        )
+        self._tables = sizes, times, rises, ends
         return self._tables
 
 
