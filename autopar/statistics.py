@@ -160,13 +160,15 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
     best = np.zeros(num_unknowns)
     best_residual = float(goal @ goal)
     everything = tuple(range(num_unknowns))
-    whole = _solved(matrix, goal, everything)
+    several = num_unknowns > 1
+    whole = _solved(matrix, goal, everything) if several else None
     if whole is not None and _needs_all(matrix, whole[0], best_residual):
         alone: F64 = whole[0] / scale
         return alone
     for count in range(1, num_unknowns + 1):
         for active in combinations(range(num_unknowns), count):
-            found = whole if active == everything else _solved(matrix, goal, active)
+            done = several and active == everything
+            found = whole if done else _solved(matrix, goal, active)
             if found is None:
                 continue
             solution, residual = found
