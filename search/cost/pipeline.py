@@ -6,13 +6,15 @@ of `search.cost.tables`. Plain float64 and int64, so it is the yardstick for eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import reduce
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.arrays import F64
 from autopar.plans import PipelineType
 from search.cost.tables import PlanTables
 
@@ -23,6 +25,7 @@ __all__ = [
     "evaluate",
     "in_flight",
     "replay",
+    "replica_step_times",
     "stage_kind",
     "vocab_position",
 ]
@@ -295,32 +298,87 @@ def evaluate(
     )
 
 
+def replica_step_times(
+    tables: PlanTables,
+    drawn: tuple[F64, F64, F64],
+    vocab: tuple[F64, F64, F64] | None,
+    *,
+    num_microbatches: int,
+    stage_sizes: Sequence[int],
+    strategy_index: Sequence[int],
+) -> F64:
+    """Return T of a plan for replicas of its computation, (R,) seconds, as `evaluate` does.
+
+    tables : of one table and one vocabulary strategy; drawn : (R, K, S) forward, backward and tail
+    in the place of those of the tables, vocab : (R, 3, 1) the same, None where the tables hold
+    them. Redistribution, transfers and memory are those of the tables.
+    """
+    seen = evaluate(
+        tables,
+        table=0,
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+        vocab_index=0,
+    )
+    chosen = np.asarray(strategy_index, dtype=np.int64)
+    layers = [values[:, tables.layer_type, chosen] for values in drawn]
+    if vocab is None:
+        vocab = (tables.vocab_forward_s, tables.vocab_backward_s, tables.vocab_tail_s)
+    sums: tuple[list[F64], list[F64], list[F64]] = ([], [], [])
+    start = 0
+    for j, size in enumerate(stage_sizes):
+        run = slice(start, start + size)
+        start += size
+        position = vocab_position(j, len(stage_sizes))
+        for stages, of_layers, of_vocab in zip(sums, layers, vocab, strict=True):
+            seconds: F64 = of_layers[:, run].sum(axis=1)
+            stages.append(seconds if position is None else seconds + of_vocab[:, position, 0])
+    forward, backward, tail = sums
+    parts = _step_parts(
+        tables.pipeline_type,
+        num_microbatches,
+        [f + change for f, change in zip(forward, seen.redistribute_forward_s, strict=True)],
+        [g + change for g, change in zip(backward, seen.redistribute_backward_s, strict=True)],
+        list(seen.send_s),
+        tail,
+        lambda values: reduce(np.maximum, values),
+    )
+    times: F64 = sum(parts.values(), np.zeros(len(drawn[0])))
+    return times
+
+
+_Seconds = TypeVar("_Seconds", float, F64)
+
+
 def _step_parts(
     pipeline_type: str,
     m: int,
-    forward: list[float],
-    backward: list[float],
+    forward: list[_Seconds],
+    backward: list[_Seconds],
     send: list[float],
-    tail: list[float],
-) -> dict[str, float]:
+    tail: list[_Seconds],
+    most: Callable[[list[Any]], Any] = max,
+) -> dict[str, _Seconds]:
     """1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p.
 
     GPipe: T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j,
-    the maxima over all stages and links: a link slower than every stage is the bottleneck.
+    the maxima over all stages and links: a link slower than every stage is the bottleneck. `most`
+    is the largest of several seconds, which may be arrays.
     """
     p = len(forward)
     stage = [f + g for f, g in zip(forward, backward, strict=True)]
     if pipeline_type == "gpipe":
-        slowest = max(*forward, *send, 0.0) + max(*backward, *send, 0.0)
+        slowest = most([*forward, *send, 0.0]) + most([*backward, *send, 0.0])
         # an activation there and a gradient back, on every link
         transfer = 2.0 * sum(send)
     else:
-        slowest = max(stage)
+        slowest = most(stage)
         # 2*cbar*(p-1)/p of every s_j: p times in the sum, m - 1 times in the maximum
         transfer = (p + m - 1) * (2.0 * max(send) * (p - 1) / p)
     return {
         "first_microbatch": sum(stage),
         "steady": (m - 1) * slowest,
         "transfer": transfer,
-        "tail": max(tail),
+        "tail": most(tail),
     }
