@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-
+from autopar.command.console import Console
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d

@@ -10,10 +10,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from rich.console import Console
-from rich.markup import escape
-
 from autopar.command import show
+from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import LayerStrategy, Plan, Prediction
 from autopar.sources import Source
