@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autopar.arrays import F64, I64, Bool
-from autopar.documents.calibration import Calibration
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
@@ -81,6 +81,9 @@ from search.cost.time import (
 from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
 from search.options import SearchOptions
 from search.space import Table
+
+if TYPE_CHECKING:
+    from autopar.documents.calibration import Calibration
 
 __all__ = [
     "Assumptions",
