@@ -72,7 +72,6 @@ def _requested(raw: Mapping[str, object]) -> Request:
 
 def _execute(request: Request) -> int:
     from search.question import open_session
-    from search.report.files import result_document
 
     session = open_session(
         request.inputs,
@@ -87,8 +86,11 @@ def _execute(request: Request) -> int:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
     # the object of --json is made where it is asked for
-    asked = request.output.json_path is not None
-    document = result_document(result, frontier).content() if asked else {}
+    document: dict[str, object] = {}
+    if request.output.json_path is not None:
+        from search.report.files import result_document
+
+        document = result_document(result, frontier).content()
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -184,10 +186,11 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
     Raises OptionError where an output is what is read, or two outputs are one file.
     """
     from autopar.output import refuse_clashes
-    from search.report.files import output_paths
 
     output, paths = request.output, None
     if output.config_path is not None and output.evaluate is None:
+        from search.report.files import output_paths
+
         paths = output_paths(
             spec=session.spec,
             options=session.options,
