@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.documents.json import load_object
-from autopar.documents.plan import read_strategy
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
@@ -61,6 +60,8 @@ def read_plan_for(
     DocumentError
         When it does not, because then there are no profiles to price it with.
     """
+    from autopar.documents.plan import read_strategy  # of those who price a plan of a file
+
     world, spec = session.hardware.world_size, session.spec
     where = source if isinstance(source, Path | str) else path
     plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autopar.arrays import Bool
-from autopar.documents.calibration import Calibration
 from autopar.hardware import HardwareProfile, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy
@@ -18,6 +18,9 @@ from search.cost.communication import half_allreduces
 from search.cost.fits import OTHER, PASSES, ComputeFits, OtherFits, shard_name
 from search.cost.time import OptimizerCurve
 from search.options import SearchOptions
+
+if TYPE_CHECKING:
+    from autopar.documents.calibration import Calibration
 
 __all__ = ["Assumptions", "LayerModel"]
 
