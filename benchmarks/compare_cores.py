@@ -18,6 +18,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def answer(instance: DeepInstance, limit_s: float) -> dict[str, Any]:
     )
     record: dict[str, Any] = {
         "seed": instance.seed,
+        "limit_s": limit_s,
         "words": instance.words,
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - wall,
@@ -89,9 +92,8 @@ def _wrong(instance: DeepInstance, plan: TableChoice | TableSolution) -> Iterato
 # All answers of a checkout, in processes that are ended where they do not end themselves.
 
 
-def _answers(checkout: Path, first: int, count: int, limit_s: float) -> list[dict[str, Any]]:
-    """Return one record per seed."""
-    records: list[dict[str, Any]] = []
+def _answers(checkout: Path, first: int, count: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """Yield one record per seed."""
     at, last = first, first + count
     while at < last:
         process = _process(checkout, at, last, limit_s)
@@ -107,14 +109,13 @@ def _answers(checkout: Path, first: int, count: int, limit_s: float) -> list[dic
                 process.kill()
                 code = process.wait()
                 how = "not done" if code == -9 else f"ended with {code}"
-                records.append({"seed": at, "words": deep_instance(at).words, "status": how})
+                yield {"seed": at, "words": deep_instance(at).words, "status": how}
                 at += 1
                 break
-            records.append(json.loads(line))
+            yield json.loads(line)
             at += 1
         process.kill()
         process.wait()
-    return records
 
 
 def _process(checkout: Path, first: int, last: int, limit_s: float) -> subprocess.Popen[str]:
@@ -159,7 +160,9 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
             found.append(f"optimum or alternatives differ by {worst:.2g}")
         elif worst > 0:
             found.append("rounding")
-        if len(a["s_per_sample"]) != len(b["s_per_sample"]):
+        # a limit that ends the alternatives leaves the optimum what it is
+        stopped = any(r["wall_s"] >= r["limit_s"] for r in (a, b))
+        if len(a["s_per_sample"]) != len(b["s_per_sample"]) and not stopped:
             found.append("another number of alternatives")
     return found
 
@@ -188,6 +191,10 @@ def _compare(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> int:
         f"{len(pairs)} problems, {failed} differ; of {both} solved by both {both - rounding} "
         f"to the bit, {rounding} within {ROUNDING:g}, {same_plan} with the same plan"
     )
+    long = [(a, b) for a, b in pairs if _both(a, b)]
+    slower = sorted((b["cpu_s"] / a["cpu_s"], b["seed"], b["words"]) for a, b in long)
+    for ratio, seed, words in slower[-5:]:
+        print(f"  {ratio:7.1f} times as long now: seed {seed} {words}")
     for name, mine in (("before", [a for a, _ in pairs]), ("now", [b for _, b in pairs])):
         cpu = sorted(record["cpu_s"] for record in mine if "cpu_s" in record)
         late = sum("cpu_s" not in record for record in mine)
@@ -198,6 +205,11 @@ def _compare(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> int:
     return failed
 
 
+def _both(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Return whether both were answered, and not in a moment."""
+    return min(a.get("cpu_s", 0.0), b.get("cpu_s", 0.0)) > 0 and max(a["cpu_s"], b["cpu_s"]) > 0.1
+
+
 def _worst(records: list[dict[str, Any]], number: int) -> None:
     """Print the questions that took longest."""
     for r in sorted(records, key=lambda r: -r.get("cpu_s", float("inf")))[:number]:
@@ -206,14 +218,21 @@ def _worst(records: list[dict[str, Any]], number: int) -> None:
 
 
 def _records(
-    given: Path, seeds: tuple[int, int], limit_s: float, into: list[dict[str, Any]]
-) -> None:
+    given: Path, seeds: tuple[int, int], limit_s: float, save: Path | None
+) -> list[dict[str, Any]]:
+    """Return the answers in a file, or those of a checkout, saved as they come."""
     if given.is_file():
         lines = given.read_text(encoding="utf-8").splitlines()
         known = [json.loads(line) for line in lines]
-        into += [r for r in known if seeds[0] <= r["seed"] < sum(seeds)]
-    else:
-        into += _answers(given.resolve(), *seeds, limit_s)
+        return [r for r in known if seeds[0] <= r["seed"] < sum(seeds)]
+    records = []
+    with save.open("a", encoding="utf-8") if save else nullcontext() as file:
+        for record in _answers(given.resolve(), *seeds, limit_s):
+            records.append(record)
+            if file is not None:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+    return records
 
 
 def main() -> int:
@@ -223,7 +242,7 @@ def main() -> int:
     parser.add_argument("--now", type=Path, default=ROOT, help="another, or its answers")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 2000), metavar=("FIRST", "COUNT"))
     parser.add_argument("--limit", type=float, default=2.0, help="seconds of one problem")
-    parser.add_argument("--save", type=Path, help="write the answers of --before to this file")
+    parser.add_argument("--save", type=Path, help="only append --before's answers to it")
     parser.add_argument("--worst", type=int, default=20, help="longest ones to list")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -234,21 +253,17 @@ def main() -> int:
         for seed in range(seeds[0], sum(seeds)):
             print(json.dumps(answer(deep_instance(seed), given.limit)), flush=True)
         return 0
-    before: list[dict[str, Any]] = []
-    now: list[dict[str, Any]] = []
-    sides = [threading.Thread(target=_records, args=(given.before, seeds, given.limit, before))]
-    if given.save is None:
-        sides.append(threading.Thread(target=_records, args=(given.now, seeds, given.limit, now)))
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join()
     if given.save is not None:
-        given.save.write_text("".join(json.dumps(r) + "\n" for r in before), encoding="utf-8")
+        _worst(_records(given.before, seeds, given.limit, given.save), given.worst)
+        return 0
+    with ThreadPoolExecutor() as pool:
+        sides = [
+            pool.submit(_records, side, seeds, given.limit, None)
+            for side in (given.before, given.now)
+        ]
+        before, now = (side.result() for side in sides)
     print("longest before:")
     _worst(before, given.worst)
-    if given.save is not None:
-        return 0
     print("longest now:")
     _worst(now, given.worst)
     return 1 if _compare(before, now) else 0
