@@ -23,7 +23,7 @@ from search.request import (
     InputSpec,
     check_memory,
     fill_options,
-    load_inputs,
+    load_placed,
     with_places,
 )
 
@@ -205,14 +205,14 @@ def _loaded(
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), load_inputs(inputs, options)
+        return options, (), load_placed(inputs, options)
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), load_inputs(inputs, changed)
+            return changed, (line,), load_placed(inputs, changed)
         except InputError:
             raise error from None  # it lacks tables without it, too
 

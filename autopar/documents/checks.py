@@ -271,6 +271,9 @@ class StrictObject(BaseModel):
         if not isinstance(data, dict):
             return data
         for key in data:
+            # of a file every key is one; of a dictionary from Python it may be anything
+            if not isinstance(key, str):
+                raise key_error(f"a key is {shorten(key)}, expected a string")
             if key not in cls.model_fields and not key.startswith("_"):
                 raise key_error(_unknown_key(key, list(cls.model_fields)), key)
         return {key: value for key, value in data.items() if not key.startswith("_")}

@@ -107,7 +107,7 @@ class TableSolution:
 def _floats(name: str, value: ArrayLike) -> NDArray[np.float64]:
     try:
         return np.ascontiguousarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{name} is not an array of real numbers ({error})") from None
 
 
@@ -154,7 +154,7 @@ def solve_stage(
         feasible, choice, total, kept = core.solve_stage(
             times, memory, moves, float(budget_bytes), transient
         )
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
         # the first transition is not charged, so it may hold anything
         _check_values({**named, "transition_s": moves[1:]})
@@ -188,6 +188,10 @@ def _check_budget(budget_bytes: object) -> None:
         budget = float(budget_bytes)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
+    except OverflowError:  # of a whole number that may be too long to be written out
+        raise InputError(
+            f"budget_bytes has over 308 digits, expected a number of bytes up to {_LARGEST:g}"
+        ) from None
     if np.isnan(budget):
         raise InputError("budget_bytes is NaN; expected a number of bytes")
 

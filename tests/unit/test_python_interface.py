@@ -103,6 +103,14 @@ def test_solve_stage_refuses_what_is_not_numbers() -> None:
         ("budget_bytes", None, "budget_bytes is None, expected a number"),
         ("budget_bytes", np.nan, "budget_bytes is NaN; expected a number of bytes"),
         ("budget_bytes", 1e200, "budget_bytes is 1e+200, expected a number of bytes up to 1e+150"),
+        # whole numbers that no float holds; those of over 4300 digits have no text either
+        *(
+            pytest.param(
+                "budget_bytes", 10**digits, "budget_bytes has over 308 dig", id=f"{digits}"
+            )
+            for digits in (400, 5000)
+        ),
+        ("time_s", [[1.0, 10**400]] * 2, "time_s is not an array of real numbers (int too large"),
     ],
 )
 def test_solve_stage_names_what_it_refuses(name: str, value: Any, sentence: str) -> None:
