@@ -70,12 +70,16 @@ UNUSED = (
     *("autopar.estimate.card", "autopar.documents.calibration", "search.closed_form"),
 )
 """What the default question has no part in, where stdout is no terminal."""
+HEAVY = ("numpy", "pydantic", "rich", "typer", "torch", "yaml", "_autopar_core")
+"""What a help has no part in: it is there at once."""
 EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1x8-tp8")
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "unused"),
     [
+        ("search", ["--help"], HEAVY),
+        ("show", ["--help"], HEAVY),
         ("search", ["--output-config-path", "none"], (*UNUSED, "autopar.documents.plan")),
         ("search", ["--output-config-path", "."], UNUSED),
         (
