@@ -7,6 +7,7 @@ command does is in the module that the table names; a new command is one line th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from functools import partial
@@ -103,8 +104,21 @@ def enter(command: str, module: str, *, speaks: bool = True) -> None:
 def run_subcommand(name: str) -> None:
     """Run a command of the table with the arguments of the process; it ends the process."""
     command, module, _ = SUBCOMMANDS[name]
+    if module.startswith("search."):
+        _start_quickly()
     speaks = name not in _RANKS or os.environ.get("RANK", "0") == "0"
     enter(command, module, speaks=speaks)
+
+
+def _start_quickly() -> None:
+    """Leave out what takes a planner's command longer to start than most questions to answer."""
+    # numpy's threads spin while they wait for work, which planning has none of; a number that
+    # somebody set stays
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # pydantic looks through all that is installed for plugins; no document of ours needs one
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # what imports make stays: looking it through every 700 objects finds no garbage
+    gc.set_threshold(100_000, 50, 100)
 
 
 search = partial(run_subcommand, "search")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -136,6 +137,10 @@ class Curve:
         Medians of a busy machine scatter. A plan that sends more bytes must not win by a size whose
         samples were lucky.
         """
+        return self._rising
+
+    @cached_property
+    def _rising(self) -> Curve:
 
         def risen(times_s: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
             return None if times_s is None else rising_fit(times_s)

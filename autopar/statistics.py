@@ -159,15 +159,19 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
     # no effect at all is the first candidate
     best = np.zeros(num_unknowns)
     best_residual = float(goal @ goal)
+    everything = tuple(range(num_unknowns))
+    several = num_unknowns > 1
+    whole = _solved(matrix, goal, everything) if several else None
+    if whole is not None and _needs_all(matrix, whole[0], best_residual):
+        alone: F64 = whole[0] / scale
+        return alone
     for count in range(1, num_unknowns + 1):
         for active in combinations(range(num_unknowns), count):
-            columns = matrix[:, active]
-            solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)
-            # no negative effects; the set without that effect is tried as well
-            if rank < count or (solution < 0.0).any():
+            done = several and active == everything
+            found = whole if done else _solved(matrix, goal, active)
+            if found is None:
                 continue
-            error = columns @ solution - goal
-            residual = float(error @ error)
+            solution, residual = found
             # a margin for rounding: of equally good sets the smaller, which came first, stays
             if residual < best_residual * (1.0 - 1e-12):
                 best_residual = residual
@@ -175,6 +179,32 @@ def nonnegative_fit(design: F64, target: F64, weights: F64 | None = None) -> F64
                 best[list(active)] = solution
     fitted: F64 = best / scale
     return fitted
+
+
+def _solved(matrix: F64, goal: F64, active: tuple[int, ...]) -> tuple[F64, float] | None:
+    """Return the fit of some unknowns and its squared error, None where some effect is negative."""
+    columns = matrix[:, active]
+    solution: F64
+    solution, _, rank, _ = np.linalg.lstsq(columns, goal, rcond=None)  # type: ignore[assignment]
+    # no negative effects; the set without that effect is tried as well
+    if rank < len(active) or (solution < 0.0).any():
+        return None
+    error = columns @ solution - goal
+    return solution, float(error @ error)
+
+
+def _needs_all(matrix: F64, solution: F64, scale: float) -> bool:
+    """Return whether the fit is clearly worse without any one of its unknowns, (k,) >= 0.
+
+    Leaving x_i out raises the squared error by x_i^2 over the i-th diagonal entry of the inverse
+    of the normal matrix, and leaving more out raises it further. scale : squared length of the
+    goal, of which rounding is a far smaller part than a millionth.
+    """
+    try:
+        inverse = np.linalg.inv(matrix.T @ matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return bool((solution * solution > 1e-6 * scale * np.diagonal(inverse)).all())
 
 
 def nonnegative_fits(design: F64, targets: F64) -> F64:
@@ -313,13 +343,14 @@ def fit_times(
     """Return the non-negative, relatively weighted fit of times of whole batches, in seconds."""
     design = _design(batches, lengths, terms)
     measured = np.array(times_s, dtype=np.float64)
-    coefficients = nonnegative_fit(design, measured)
+    weights = relative_weights(measured)
+    coefficients = nonnegative_fit(design, measured, weights)
     fitted = design @ coefficients
     return FittedTimes(
         terms=terms,
         coefficients=coefficients,
         fitted_s=fitted,
-        errors=(fitted - measured) * relative_weights(measured),
+        errors=(fitted - measured) * weights,
     )
 
 

@@ -49,6 +49,7 @@ MODELS = {
 SYSTEM, DOMAIN = "b200", 64
 GPUS, BATCH = 16384, 4096
 TARGET_PER_S, TARGET_S = 1_000_000, 0.3
+DICTIONARIES_PER_S, MOST_DICTIONARIES = 300_000, 100_000
 POINTS = {"1d": 3_816, "2d": 115_938, "2d-seqp": 49_897}
 """Of the published space, which compat has."""
 PEER_PER_S = 200
@@ -79,6 +80,16 @@ def orders(count: int, repeats: int) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def dictionaries(count: int, repeats: int) -> dict[str, Any]:
+    """Return candidates per second that are given as a list of dictionaries."""
+    model = MODELS["gpt3-1T"]
+    candidates = _orders(model, count)["shuffled"]
+    documents = [dict(c, **p) for c, p in (unpack_candidate("2d", row) for row in candidates)]
+    answer, run = timed(partial(_price, model, documents, 1, 1), repeats)
+    assert (answer == _price(model, candidates, 1, 1)).all()
+    return {"count": count, "cpu_s": run.cpu_s, "per_cpu_s": count / run.median_cpu_s}
 
 
 def searches(repeats: int) -> list[dict[str, Any]]:
@@ -139,7 +150,7 @@ def _orders(model: Model, count: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def _price(model: Model, candidates: NDArray[Any], calls: int, threads: int) -> NDArray[Any]:
+def _price(model: Model, candidates: Any, calls: int, threads: int) -> NDArray[Any]:
     """Price candidates in so many calls; nothing is kept from one to the next."""
     system = _system()
     for _ in range(calls):
@@ -200,6 +211,11 @@ def main() -> None:
             f"| {TARGET_PER_S:,} | {row['per_wall_s']:,.0f} "
             f"| {row['per_cpu_s'] / PEER_PER_S:,.0f} |"
         )
+    documents = dictionaries(min(args.count, MOST_DICTIONARIES), args.repeats)
+    print(
+        f"of dictionaries {documents['per_cpu_s']:,.0f} per CPU second "
+        f"(target {DICTIONARIES_PER_S:,})"
+    )
     found = searches(args.repeats)
     print()
     print("| model | strategy | figures | rows | candidates | feasible | bounded | CPU | peer |")
@@ -212,7 +228,11 @@ def main() -> None:
             f"| {row['feasible']:,} | {row['bounded']:,} | {summary(row['cpu_s'])} "
             f"| {row['candidates'] / PEER_PER_S:,.0f} s |"
         )
-    append(args.json, "analytic_tensor2d", {"orders": rows, "searches": found})
+    append(
+        args.json,
+        "analytic_tensor2d",
+        {"orders": rows, "dictionaries": documents, "searches": found},
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from search.request import (
     InputSpec,
     check_memory,
     fill_options,
-    load_inputs,
+    load_placed,
     measured_hardware,
     with_places,
 )
@@ -104,18 +104,19 @@ def open_documents(
     """
     chosen = search_options(options)
     _check_documents(model, hardware)
-    # only a card needs a model that it estimates: files of a cluster stand alone
-    if isinstance(hardware, str) and named_card(hardware) is None:
-        cluster = measured_hardware(InputSpec(), hardware)
     if isinstance(model, str) or (isinstance(hardware, str) and named_card(hardware)):
         inputs = InputSpec(
             model=model if isinstance(model, str) else None,
             # a document is no reason to look for measured files of another cluster
             hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
         )
-        spec, profile, cluster = load_inputs(inputs, chosen)
-        unused = with_places(inputs, chosen)[1].unused if isinstance(model, str) else ()
+        inputs, places = with_places(inputs, chosen)
+        spec, profile, cluster = load_placed(inputs, chosen)
+        unused = places.unused if isinstance(model, str) else ()
         profile = replace(profile, notes=(*profile.notes, *unused))
+    elif isinstance(hardware, str):
+        # only a card needs a model that it estimates: files of a cluster stand alone
+        cluster = measured_hardware(InputSpec(), hardware)
     if not isinstance(model, str):
         spec, profile = model
     if not isinstance(hardware, str):

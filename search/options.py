@@ -7,7 +7,7 @@ is `request.InputSpec`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from autopar.command.fields import option, validate
@@ -225,7 +225,10 @@ class SearchOptions:
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
     """Return the options that shape an answer; threads and limits of time do not."""
-    record = asdict(options)
+    # all values are plain but the calibration, which is a document
+    record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
+    if options.calibration is not None:
+        record["calibration"] = asdict(options.calibration)
     record["memory_constraint_bytes"] = memory_bytes
     # how it is searched, not what: the same answer has to give the same bytes
     for name in ("threads", "time_limit_s"):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.documents.json import load_object
-from autopar.documents.plan import read_strategy
 from autopar.errors import DocumentError, InputError, VariantError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
@@ -24,7 +23,7 @@ from search.request import (
     InputSpec,
     check_memory,
     fill_options,
-    load_inputs,
+    load_placed,
     with_places,
 )
 
@@ -61,6 +60,8 @@ def read_plan_for(
     DocumentError
         When it does not, because then there are no profiles to price it with.
     """
+    from autopar.documents.plan import read_strategy  # of those who price a plan of a file
+
     world, spec = session.hardware.world_size, session.spec
     where = source if isinstance(source, Path | str) else path
     plan = read_strategy(source, world_size=world, num_layers=spec.num_layers, path=path)
@@ -204,14 +205,14 @@ def _loaded(
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), load_inputs(inputs, options)
+        return options, (), load_placed(inputs, options)
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), load_inputs(inputs, changed)
+            return changed, (line,), load_placed(inputs, changed)
         except InputError:
             raise error from None  # it lacks tables without it, too
 

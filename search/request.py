@@ -42,6 +42,7 @@ __all__ = [
     "extended",
     "fill_options",
     "load_inputs",
+    "load_placed",
     "measured_hardware",
     "model_spec",
     "stored_request",
@@ -172,9 +173,15 @@ def load_inputs(
     InputError
         When an input is missing, unusable, or contradicts another; OptionError names the option.
     """
+    return load_placed(with_places(inputs, options)[0], options)
+
+
+def load_placed(
+    inputs: InputSpec, options: SearchOptions
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`."""
     from autopar import estimate
 
-    inputs, _ = with_places(inputs, options)
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)

@@ -7,8 +7,9 @@ cost model's business, what is legal for this model is decided when its row is p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.errors import OptionError, nearest
 from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
@@ -108,15 +109,33 @@ class Rules:
         """True when some rule singles out a stage."""
         return any(rule.stage is not None for rule in self.rules)
 
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that rules single out, in increasing order."""
+        return tuple(sorted({rule.stage for rule in self.rules if rule.stage is not None}))
+
     def allows_layer(self, layer: int, strategy: LayerStrategy) -> bool:
         """Return whether a layer may have a strategy, rules about stages aside."""
-        return all(
-            rule.allows(_layer_values(strategy))
-            for rule in self.rules
-            if rule.kind == "layer"
-            and rule.stage is None
-            and (rule.layers is None or rule.layers[0] <= layer <= rule.layers[1])
-        )
+        return self.layer_masks([layer], [strategy])[0][0]
+
+    def layer_masks(
+        self, layers: Iterable[int], strategies: Sequence[LayerStrategy]
+    ) -> list[tuple[bool, ...]]:
+        """Return for every layer which strategies it may have, rules about stages aside."""
+        rules = [rule for rule in self.rules if rule.kind == "layer" and rule.stage is None]
+        values = [_layer_values(strategy) for strategy in strategies]
+        # few rules make few kinds of layers, by which of them are about a layer
+        masks: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        found = []
+        for layer in layers:
+            about = tuple(
+                rule.layers is None or rule.layers[0] <= layer <= rule.layers[1] for rule in rules
+            )
+            if about not in masks:
+                mine = [rule for rule, yes in zip(rules, about, strict=True) if yes]
+                masks[about] = tuple(all(rule.allows(value) for rule in mine) for value in values)
+            found.append(masks[about])
+        return found
 
     def allows_stage(self, stage: int, strategy: LayerStrategy) -> bool:
         """Return whether layers of a stage may have a strategy, by the rules about stages."""
@@ -275,6 +294,7 @@ PRESETS = {
 }
 
 
+@lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors in increasing order."""
     # divisors come in pairs, one of them up to the root
@@ -322,19 +342,22 @@ def build_space(
     types: tuple[ZeroDefault, ...] = (
         ("ddp", "zero2") if options.default_dp_type == "any" else (options.default_dp_type,)
     )
+    batch_rules = any(rule.kind == "batch" for rule in rules.rules)
     index: dict[Table, int] = {}
     candidates: list[tuple[int, int]] = []
     for p in stages:
         ranks = world_size // p
-        smallest_data = min((ranks // s for s in shards if ranks % s == 0), default=0)
-        if smallest_data == 0:
-            continue
         data = [ranks // s for s in shards if ranks % s == 0]
+        # what another divides need not be tried: whole samples of more ranks are whole of fewer
+        data = [d for d in data if not any(d % other == 0 for other in data if other < d)]
+        # of every g, whether some strategy has whole samples; the others are refused row by row
+        whole: dict[int, bool] = {}
         for batch in batches:
             for m in _microbatches(options, batch, p):
                 g = batch // m
-                # some strategy has whole samples; the others are refused row by row
-                if not any(g % d == 0 for d in data) or not rules.allows_batch(batch, m):
+                if g not in whole:
+                    whole[g] = any(g % d == 0 for d in data)
+                if not whole[g] or (batch_rules and not rules.allows_batch(batch, m)):
                     continue
                 for kind in types:
                     # batches of equal p and g share a table, which is priced once
@@ -409,17 +432,20 @@ def _strategies(
     zero3 = [z for z in preset.zero3 if not (z and options.disable_sdp)]
     checkpoint = [c for c in preset.checkpoint if not (c and options.disable_ckpt)]
     strided = [False, True] if options.strided_tp and not options.disable_tp_consec else [False]
+    # tuples in the order of the fields sort as strategies do, and faster
+    values = sorted(
+        (t, u, c, z, k, r)
+        for t, u in _tensor(options, preset, degrees)
+        for c in contexts
+        for z in zero3
+        for k in checkpoint
+        for r in strided
+        # one rank has no stride, and only Megatron's tensor groups can have one
+        if not (r and (t == 1 or u))
+    )
     return tuple(
-        sorted(
-            LayerStrategy(tp=t, ulysses=u, cp=c, zero3=z, checkpoint=k, strided=r)
-            for t, u in _tensor(options, preset, degrees)
-            for c in contexts
-            for z in zero3
-            for k in checkpoint
-            for r in strided
-            # one rank has no stride, and only Megatron's tensor groups can have one
-            if not (r and (t == 1 or u))
-        )
+        LayerStrategy(tp=t, ulysses=u, cp=c, zero3=z, checkpoint=k, strided=r)
+        for t, u, c, z, k, r in values
     )
 
 
@@ -441,7 +467,8 @@ def _vocab(
     zero3 = [
         z for z in (False, True) if not (z and (options.disable_sdp or preset.zero3 == (False,)))
     ]
-    return tuple(sorted(VocabStrategy(tp=t, ulysses=u, zero3=z) for t, u in pairs for z in zero3))
+    values = sorted((t, u, z) for t, u in pairs for z in zero3)
+    return tuple(VocabStrategy(tp=t, ulysses=u, zero3=z) for t, u, z in values)
 
 
 def _microbatches(options: SearchOptions, batch: int, stages: int) -> list[int]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,10 @@ class Command:
         normal, notices = normalise(arguments, self.rows, FAMILIES[self.family])
         for notice in notices:
             say(notice)
-        _check_words(self.rows, normal)
-        found = self._reader.main(args=normal, prog_name=self.name, standalone_mode=False)
-        given = given_options(self.rows, {row.name: found[row.key] for row in self.rows})
+        found = _taken(self.rows, normal)
+        given = given_options(self.rows, {row.name: found.get(row.name) for row in self.rows})
         _refuse_clashes(given)
         return given
-
-    @cached_property
-    def _reader(self) -> Any:
-        # milliseconds to make: programs and tests that read many command lines make it once
-        return _reader(self.name, self.rows)
 
 
 _WRITTEN = frozenset({"all", "json", "out", "output-config-path", "peers", "plot"})
@@ -358,64 +353,41 @@ def _is_truth(text: str) -> bool:
 _NO_ROW = Row("", "", "text", "", "")
 
 
-def _reader(program: str, rows: Sequence[Row]) -> Any:
-    """Return what reads normalised arguments: its `main` returns row key -> raw value.
+def _taken(rows: Sequence[Row], arguments: Sequence[str]) -> dict[str, Any]:
+    """Return option name -> text, bool or list of texts of normalised arguments.
 
-    Words that are missing or too many are said before, in our form; numbers are read by `convert`.
+    Nothing is left to read but names as the rows have them, and values behind them as words of
+    their own; a library that reads command lines takes longer to import than most searches take.
+    What an option or a flag says last is what it says, a word that repeats says all of it.
+
+    Raises
+    ------
+    OptionError: a word has no place, or a place has no word.
     """
-    import inspect
-
-    import typer
-    import typer.main
-
-    types_: dict[str, Any] = {"flag": bool, "switch": bool | None, "texts": list[str] | None}
-    parameters = []
-    for row in rows:
-        info: Any
-        if row.positional:
-            default = ... if row.default is MISSING else None
-            info = typer.Argument(default, metavar=row.metavar or row.name.upper())
-        else:
-            info = typer.Option(
-                False if row.kind == "flag" else None,
-                f"--{row.name}/--no-{row.name}" if row.kind == "switch" else f"--{row.name}",
-            )
-        hint = types_.get(row.kind, str | None)
-        parameters.append(
-            inspect.Parameter(
-                row.key, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=hint
-            )
-        )
-
-    def callback(**values: Any) -> dict[str, Any]:
-        return values
-
-    # typer reads the signature; made of the rows, an option is said once.
-    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    callback.__annotations__ = {one.name: one.annotation for one in parameters}
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name=program)(callback)
-    return typer.main.get_command(app)
-
-
-def _check_words(rows: Sequence[Row], arguments: Sequence[str]) -> None:
-    """Raise OptionError for a word that has no place, or a place that has no word."""
-    valued = {f"--{row.name}" for row in rows if not row.positional and not row.flaglike}
-    flags = {f"--{row.name}" for row in rows if row.flaglike}
-    flags |= {f"--no-{row.name}" for row in rows if row.kind == "switch"}
+    valued = {f"--{row.name}": row for row in rows if not row.positional and not row.flaglike}
+    flags = {f"--{row.name}": (row.name, True) for row in rows if row.flaglike}
+    flags |= {f"--no-{row.name}": (row.name, False) for row in rows if row.kind == "switch"}
+    found: dict[str, Any] = {}
     words: list[str] = []
-    queue, literal = list(arguments), False
+    queue, literal = deque(arguments), False
     while queue:
-        token = queue.pop(0)
+        token = queue.popleft()
         if literal or token == "-" or token[:1] != "-":
             words.append(token)
         elif token == "--":
             literal = True  # what follows is no option, whatever it begins with
         elif token in valued:
-            queue.pop(0)
-        elif token not in flags:
+            row = valued[token]
+            if row.kind == "texts":
+                found.setdefault(row.name, []).append(queue.popleft())
+            else:
+                found[row.name] = queue.popleft()
+        elif token in flags:
+            name, found[name] = flags[token][0], flags[token][1]
+        else:
             raise OptionError(f"{token}: this option is unknown; see --help")
     places = [row for row in rows if row.positional]
+    # a place that takes every word is the last one
     if len(words) > len(places) and not any(row.kind == "texts" for row in places):
         remedy = f"give one {places[-1].label}" if places else "options begin with --"
         extra = words[len(places)]
@@ -423,6 +395,9 @@ def _check_words(rows: Sequence[Row], arguments: Sequence[str]) -> None:
     for row in places[len(words) :]:
         if row.default is MISSING:
             raise missing(row)
+    for index, row in enumerate(places[: len(words)]):
+        found[row.name] = words[index:] if row.kind == "texts" else words[index]
+    return found
 
 
 # --- help -------------------------------------------------------------------------------------

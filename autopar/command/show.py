@@ -1,4 +1,4 @@
-"""How results are set: a console of at most 100 columns, headings, tables, numbers, pictures.
+"""How results are set: headings, sentences, tables, numbers, pictures.
 
 What is shown is the reports'; here is only how.
 """
@@ -9,22 +9,14 @@ import contextlib
 import importlib.util
 import io
 import json
-import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from autopar.command.run import reader_left, visible
+from autopar.command.console import WIDTH, Column, Console, Table, escape, make_console
 from autopar.documents.json import write_json
 from autopar.errors import InstallError, OptionError
 from autopar.output import write_files
@@ -134,50 +126,7 @@ def write_result(path: str, document: Mapping[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The console that every command shows its results on.
-
-
-WIDTH = 100
-"""Most columns of a result, and those of one that no terminal shows."""
-_LEAST = 70
-
-
-def make_console(stream: TextIO) -> Console:
-    """Return a console of at most 100 columns, plain when the stream is no terminal."""
-    if stream.isatty():
-        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-        return _Console(file=stream, width=max(width, _LEAST), highlight=False)
-    return _Console(file=cast("TextIO", _Trimmed(stream)), width=WIDTH, highlight=False)
-
-
-class _Console(Console):
-    """A console that shows what would steer it, and whose reader may leave, as `| head` does."""
-
-    def render_str(self, text: str, **others: Any) -> Text:
-        """Return a text without control characters: names of files and models may hold any."""
-        return super().render_str(visible(text), **others)
-
-    def on_broken_pipe(self) -> None:
-        """Print nothing more and go on, since files may come after; rich would end the process."""
-        self.quiet = True
-        reader_left()
-
-
-class _Trimmed:
-    """A stream without the blanks that tables leave at the end of lines."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(re.sub(r" +(?=\n|$)", "", text))
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
-
-
-# --------------------------------------------------------------------------------------------------
-# The console, and what is set on it.
+# What is set on the console that every command shows its results on.
 
 
 _LABEL = 14
@@ -241,17 +190,14 @@ def make_table(
     words_last : the last column is words, too.
     spaced : two blanks between columns instead of one, and what is too long is folded.
     """
-    padding = (0, 1) if spaced else (0, 1, 0, 0)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=False)
-    for index, name in enumerate(columns):
-        words = index < left or (words_last and index == len(columns) - 1)
-        table.add_column(
-            escape(name),
-            justify="left" if words else "right",
-            no_wrap=not words,
-            overflow="fold" if spaced else "ellipsis",
-        )
-    return table
+    last = len(columns) - 1 if words_last else left
+    return Table(
+        tuple(
+            Column(escape(name), index < left or (words_last and index == last))
+            for index, name in enumerate(columns)
+        ),
+        spaced=spaced,
+    )
 
 
 def print_table(

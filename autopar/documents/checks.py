@@ -119,8 +119,8 @@ class Value:
     expected: str
     """In words: `the value is 'yes', expected true or false`."""
     accepts: Callable[[Any], bool]
-    schema: Mapping[str, Any]
-    """The JSON Schema of the same."""
+    schema: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    """The JSON Schema of the same, or what returns it where it is long to make."""
     inside: bool = False
     """True where the annotated type checks what is inside, such as the items of a list."""
 
@@ -140,7 +140,8 @@ class Value:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**(handler(schema) if self.inside else {}), **self.schema}
+        own = self.schema() if callable(self.schema) else self.schema
+        return {**(handler(schema) if self.inside else {}), **own}
 
 
 FLAG = Value("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
@@ -270,6 +271,9 @@ class StrictObject(BaseModel):
         if not isinstance(data, dict):
             return data
         for key in data:
+            # of a file every key is one; of a dictionary from Python it may be anything
+            if not isinstance(key, str):
+                raise key_error(f"a key is {shorten(key)}, expected a string")
             if key not in cls.model_fields and not key.startswith("_"):
                 raise key_error(_unknown_key(key, list(cls.model_fields)), key)
         return {key: value for key, value in data.items() if not key.startswith("_")}

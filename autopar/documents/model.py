@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 from autopar.documents import catalog
 from autopar.documents.catalog import Content, locate, model_file_name
 from autopar.documents.checks import validate_document
-from autopar.documents.json import load_object, write_json
+from autopar.documents.json import JsonDocument, load_object, write_json
 from autopar.documents.memory import (
     MAKE_MEMORY,
     POSITIONS,
@@ -191,24 +190,25 @@ def _load(
     """Return the file of a model, and notes on how it was chosen."""
     remedy = MAKE_COMPUTATION if kind == "computation" else MAKE_MEMORY
     notes: tuple[str, ...] = ()
+    read: dict[Path, tuple[JsonDocument, _Document]] = {}
+
+    def content(path: Path) -> Content:
+        file = load_object(path)
+        read[path] = file, validate_document(model, path, file.data)
+        return _CONTENT[kind](read[path][1])
+
     if path.is_dir():
-        path, notes = locate(path, kind, precision, spec, _CONTENT[kind], remedy)
+        path, notes = locate(path, kind, precision, spec, content, remedy)
     else:
         expected = model_file_name(kind, precision, spec)
         remedy = f"{remedy}, documented name {expected}"
         notes = _precision_note(path, precision)
-    return load_with_sidecar(kind, path, model, remedy=remedy), notes
+    return load_with_sidecar(kind, path, model, remedy=remedy, read=read.get(path)), notes
 
 
-def _content_of(
-    model: type[_Document], judge: Callable[[_Document], Content], path: Path
-) -> Content:
-    return judge(validate_document(model, path, load_object(path).data))
-
-
-_CONTENT: dict[str, Callable[[Path], Content]] = {
-    "computation": partial(_content_of, ComputationDocument, computation_content),
-    "memory": partial(_content_of, MemoryDocument, memory_content),
+_CONTENT: dict[str, Callable[[Any], Content]] = {
+    "computation": computation_content,
+    "memory": memory_content,
 }
 
 

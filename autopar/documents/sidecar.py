@@ -25,7 +25,7 @@ from autopar.documents.checks import (
     validate_document,
     whole_number,
 )
-from autopar.documents.json import load_object, shorten, write_json
+from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
 from autopar.sources import Source
@@ -498,10 +498,19 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
     ------
     DocumentError: damaged, written by a newer version, or (with `kind`) of another document.
     """
+    found = _read_sidecar(document, kind)
+    return None if found is None else found[0]
+
+
+def _read_sidecar(
+    document: Path | str, kind: DocumentKind | None
+) -> tuple[Sidecar, JsonDocument] | None:
+    """Return a sidecar and its file, None if there is none."""
     path = sidecar_path(document)
     if not path.exists():
         return None
-    data = load_object(path).data
+    file = load_object(path)
+    data = file.data
     version = data.get("version")
     # type() and not isinstance: true is an int in Python; other kinds are refused below
     if type(version) is int and not 1 <= version <= SIDECAR_VERSION:
@@ -518,7 +527,7 @@ def read_sidecar(document: Path | str, kind: DocumentKind | None = None) -> Side
         raise DocumentError(
             path, f"the value is {sidecar.document!r}, expected {kind!r}", key="document"
         )
-    return sidecar
+    return sidecar, file
 
 
 _Document = TypeVar("_Document", bound=BaseModel)
@@ -536,18 +545,28 @@ class Loaded(Generic[_Document]):
 
 
 def load_with_sidecar(
-    kind: DocumentKind, path: Path, model: type[_Document], *, remedy: str
+    kind: DocumentKind,
+    path: Path,
+    model: type[_Document],
+    *,
+    remedy: str,
+    read: tuple[JsonDocument, _Document] | None = None,
 ) -> Loaded[_Document]:
-    """Return a documented file and its sidecar; raises DocumentError, `remedy` if it is missing."""
-    loaded = load_object(path, remedy=remedy)
-    document = validate_document(model, path, loaded.data)
-    sidecar = read_sidecar(path, kind)
-    source = Source(role=kind, path=str(path), sha256=loaded.sha256)
-    if sidecar is None:
+    """Return a documented file and its sidecar; raises DocumentError, `remedy` if it is missing.
+
+    read : the file and its document, where somebody has read them.
+    """
+    if read is None:
+        file = load_object(path, remedy=remedy)
+        read = file, validate_document(model, path, file.data)
+    file, document = read
+    found = _read_sidecar(path, kind)
+    source = Source(role=kind, path=str(path), sha256=file.sha256)
+    if found is None:
         return Loaded(path=path, document=document, sidecar=None, sources=(source,))
+    sidecar, meta = found
     # what a sidecar says of itself holds for its document
     source = replace(source, estimated=sidecar.estimated, synthetic=sidecar.synthetic)
-    meta = load_object(sidecar_path(path))
     own = replace(
         source,
         role=f"{kind} sidecar",

@@ -483,7 +483,7 @@ def _schema() -> dict[str, Any]:
 
 
 Strategy = Annotated[
-    dict[str, Any], Value("an object", lambda value: isinstance(value, Mapping), _schema())
+    dict[str, Any], Value("an object", lambda value: isinstance(value, Mapping), _schema)
 ]
 """The object of a strategy file as it is written; `parse_strategy` looks into it."""
 

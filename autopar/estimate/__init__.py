@@ -6,8 +6,11 @@ Nothing here was measured: every result has `estimated=True`, names its card as 
 
 from __future__ import annotations
 
-from autopar.estimate.card import Card, estimate_hardware, load_card, parse_hardware
-from autopar.estimate.model import activation_bytes, check_rates, estimate_model
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.estimate.card import Card, estimate_hardware, load_card, parse_hardware
+    from autopar.estimate.model import activation_bytes, check_rates, estimate_model
 
 __all__ = [
     "Card",
@@ -18,3 +21,14 @@ __all__ = [
     "load_card",
     "parse_hardware",
 ]
+_OF_CARDS = frozenset({"Card", "estimate_hardware", "load_card", "parse_hardware"})
+"""Names of the module of cards, which whoever counts bytes does not need."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from importlib import import_module
+
+        module = "card" if name in _OF_CARDS else "model"
+        return getattr(import_module(f"autopar.estimate.{module}"), name)
+    raise AttributeError(f"module 'autopar.estimate' has no attribute {name!r}")

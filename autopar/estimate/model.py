@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autopar.documents import catalog
 from autopar.errors import InputError
-from autopar.estimate.card import Card, load_card
 from autopar.hardware import HardwareProfile
 from autopar.model import (
     LayerMemory,
@@ -30,6 +29,9 @@ from autopar.plans import tensor_degrees
 from autopar.plausible import doubtful_rate, notes_of
 from autopar.sources import Source
 from autopar.units import MS
+
+if TYPE_CHECKING:
+    from autopar.estimate.card import Card
 
 __all__ = [
     "STATE_BYTES_PER_PARAMETER",
@@ -461,6 +463,8 @@ def check_rates(
     ------
     DocumentError: one is faster than twice the device's peak.
     """
+    from autopar.estimate.card import load_card
+
     cards = [load_card(name) for name in catalog.card_names()]
     named = [card for card in cards if hardware.name.startswith(f"{card.name}_")]
     # matrices of fp32 may be multiplied in TF32, at half the rate of bf16
@@ -586,6 +590,8 @@ def estimate_model(
     `kernels` says what the training code fuses. The backward is not estimated: readers take twice
     the forward. Raises InputError.
     """
+    from autopar.estimate.card import load_card  # the planner needs the counts alone
+
     device = load_card(card)
     _check_precision(device, precision)
     if not batches or min(batches) < 1 or (seq_lengths and min(seq_lengths) < 1):

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,20 @@ def solve_stage(
     transition_s: NDArray[np.float64],
     budget_bytes: float,
     transient_bytes: NDArray[np.float64] | None = None,
-) -> tuple[bool, list[int], int]: ...
+) -> tuple[bool, tuple[int, ...], float, float]: ...
+def replay(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_s: Sequence[float],
+    tail_s: Sequence[float],
+    num_microbatches: int,
+    gpipe: bool,
+    timeline: bool,
+) -> tuple[float, tuple[NDArray[Any], ...] | None]: ...
+def read_documents(
+    documents: list[Any],
+    fields: list[tuple[str, int, bool, dict[str, int] | None, int | None]],
+) -> NDArray[np.int64] | None: ...
 def search_plan(
     arrays: dict[str, NDArray[Any]],
     gpipe: bool,

@@ -1,7 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
+#include <cstddef>
 #include <string>
 
 #include "bindings/signals.hpp"
@@ -68,7 +68,9 @@ void register_stage(py::module_& m) {
         } catch (const autopar::Stopped&) {
           throw py::error_already_set();
         }
-        return py::make_tuple(answer.feasible, answer.choice, answer.states);
+        py::tuple choice(answer.choice.size());
+        for (std::size_t i = 0; i < answer.choice.size(); ++i) choice[i] = answer.choice[i];
+        return py::make_tuple(answer.feasible, choice, answer.total_s, answer.memory_bytes);
       },
       py::arg("time_s"), py::arg("memory_bytes"), py::arg("transition_s"), py::arg("budget_bytes"),
       py::arg("transient_bytes") = py::none());

@@ -7,6 +7,8 @@ namespace py = pybind11;
 
 void register_stage(py::module_& m);
 void register_planner(py::module_& m);
+void register_replay(py::module_& m);
+void register_documents(py::module_& m);
 void register_calculon(py::module_& m);
 void register_tensor2d(py::module_& m);
 
@@ -15,6 +17,8 @@ PYBIND11_MODULE(_autopar_core, m) {
   m.attr("ABI_VERSION") = autopar::kAbiVersion;
   register_stage(m);
   register_planner(m);
+  register_replay(m);
+  register_documents(m);
   register_calculon(m);
   register_tensor2d(m);
 }

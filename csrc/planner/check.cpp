@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <initializer_list>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -185,11 +186,18 @@ void check_stage(const StageArrays& in) {
            std::to_string(kMostStrategies));
   const int L = in.num_layers, S = in.num_strategies;
   const auto check = [](const char* name, const double* values, std::size_t size) {
-    for (std::size_t i = 0; i < size; ++i) {
-      if (values[i] >= 0 && (values[i] <= kLargestSeconds || std::isinf(values[i]))) continue;
-      refuse(std::string(name) + " contains " + text(values[i]) + ", expected numbers from 0 to " +
-             text(kLargestSeconds) + ", or infinity for what is not allowed");
-    }
+    const auto usable =
+        [](double value) {  // NaN is neither; no branches, for whole vectors at once
+          return static_cast<unsigned>(value >= 0) &
+                 (static_cast<unsigned>(value <= kLargestSeconds) |
+                  static_cast<unsigned>(value == std::numeric_limits<double>::infinity()));
+        };
+    unsigned all = 1;
+    for (std::size_t i = 0; i < size; ++i) all &= usable(values[i]);
+    if (all != 0) return;
+    const double* wrong = std::find_if(values, values + size, [&](double v) { return !usable(v); });
+    refuse(std::string(name) + " contains " + text(*wrong) + ", expected numbers from 0 to " +
+           text(kLargestSeconds) + ", or infinity for what is not allowed");
   };
   check("time_s", in.time_s, product({L, S}));
   check("memory_bytes", in.memory_bytes, product({L, S}));

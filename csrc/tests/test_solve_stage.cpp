@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "planner/stage/mix_of_three.hpp"
 #include "planner/stage/solve_stage.hpp"
 
 namespace {
@@ -71,6 +72,32 @@ struct Instance {
   }
 };
 
+// Layers that are all the same, with the same transition between any two of them.
+Instance equal_layers(std::mt19937& random) {
+  const auto below = [&random](int n) {
+    return static_cast<int>(random() % static_cast<unsigned>(n));
+  };
+  Instance x;
+  x.num_layers = 2 + below(6);
+  x.num_strategies = 2 + below(3);
+  std::vector<double> moves;
+  for (int k = 0; k < x.num_strategies * x.num_strategies; ++k)
+    moves.push_back(below(3) == 0 ? 0.0 : below(9) == 0 ? kInf : 0.25 * below(9));
+  for (int s = 0; s < x.num_strategies; ++s) {
+    x.time_s.push_back(1.0 + below(30));
+    x.memory_bytes.push_back(1.0 + below(30));
+    x.transient_bytes.push_back(below(2) * below(8));
+  }
+  for (int i = 0; i < x.num_layers; ++i)
+    x.transition_s.insert(x.transition_s.end(), moves.begin(), moves.end());
+  for (std::vector<double>* row : {&x.time_s, &x.memory_bytes, &x.transient_bytes}) {
+    const std::vector<double> once = *row;
+    for (int i = 1; i < x.num_layers; ++i) row->insert(row->end(), once.begin(), once.end());
+  }
+  x.budget_bytes = x.num_layers * (2 + below(24)) + below(5);
+  return x;
+}
+
 // Whole numbers of seconds and bytes, so that ties and exact fits are common.
 Instance random_instance(std::mt19937& random) {
   const auto below = [&random](int n) {
@@ -116,6 +143,63 @@ TEST_CASE("solve_stage finds what brute force finds") {
   }
   CHECK(feasible > 1000);
   CHECK(feasible < 2900);  // the mix has instances without an answer too
+}
+
+TEST_CASE("solve_stage finds what brute force finds where all layers are the same") {
+  std::mt19937 random(17);
+  for (int round = 0; round < 3000; ++round) {
+    const Instance x = equal_layers(random);
+    const double best = x.best_s();
+    const autopar::StageAnswer answer = autopar::solve_stage(x.arrays());
+    CAPTURE(round);
+    REQUIRE(answer.feasible == (best < kInf));
+    if (!answer.feasible) continue;
+    CHECK(x.total_s(answer.choice) == doctest::Approx(best).epsilon(1e-12));
+    CHECK(answer.total_s == doctest::Approx(best).epsilon(1e-12));
+    CHECK(answer.memory_bytes == x.bytes(answer.choice));
+    CHECK(answer.memory_bytes <= x.budget_bytes);
+  }
+}
+
+TEST_CASE("a mix of three strategies is the best one where changes are free, and exists") {
+  std::mt19937 random(23);
+  int cheaper = 0;
+  for (int round = 0; round < 500; ++round) {
+    Instance x = equal_layers(random);
+    x.num_strategies = 3;
+    const std::size_t n = static_cast<std::size_t>(x.num_layers);
+    autopar::StageProblem<1> problem;
+    problem.num_layouts = 1;
+    problem.layer_type.assign(n, 0);
+    problem.options.resize(1);
+    x.time_s.clear();
+    x.memory_bytes.clear();
+    x.transient_bytes.clear();
+    x.transition_s.assign(9 * n, 0.0);
+    for (int s = 0; s < 3; ++s) {
+      const auto bytes = static_cast<autopar::Bytes>(1 + random() % 30);
+      const auto ticks = static_cast<autopar::Ticks>(1 + random() % 30);
+      problem.options[0].push_back({s, 0, bytes, 0, 0, {ticks}});
+      for (std::size_t i = 0; i < n; ++i) {
+        x.time_s.resize(3 * n);
+        x.memory_bytes.resize(3 * n);
+        x.time_s[3 * i + static_cast<std::size_t>(s)] = static_cast<double>(ticks);
+        x.memory_bytes[3 * i + static_cast<std::size_t>(s)] = static_cast<double>(bytes);
+      }
+    }
+    problem.redistribute = {{{0}}};
+    problem.entry = {{0}};
+    problem.exit = {{0}};
+    problem.exit_allowed = {1};
+    problem.budget = static_cast<autopar::Bytes>(x.budget_bytes);
+    const double best = x.best_s();
+    const autopar::Ticks known = 31 * 8;
+    const autopar::Ticks found = autopar::mix_of_three(problem, known);
+    CAPTURE(round);
+    CHECK(static_cast<double>(found) == std::min(best, static_cast<double>(known)));
+    if (found < known) ++cheaper;
+  }
+  CHECK(cheaper > 200);
 }
 
 TEST_CASE("a budget that fits exactly is enough, one byte less is not") {

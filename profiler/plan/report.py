@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
+from autopar.command.console import Console, escape
 from autopar.command.show import print_heading, print_line, print_table
 from autopar.documents.plan import PeakSource, PlanDocument, StageEntry
 from autopar.documents.strategy import strategy_document

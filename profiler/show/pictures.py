@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.text import Text
 
+from autopar.command.console import Console
 from autopar.command.show import (
     COLOURS,
     GRID,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from autopar.command.console import Console
 from autopar.command.show import (
     OPERATION_NAMES,
     format_rate,

@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
+from autopar.command.console import Console, escape
 from autopar.command.fields import make, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import visible
@@ -65,6 +62,9 @@ from profiler.verify.folder import (
     start_process,
 )
 from profiler.verify.plans import SMALL_MODEL, Candidate, Lines, choose_plans, contrasts
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = [
     "COMMAND",
@@ -385,7 +385,7 @@ def show_verification(console: Console, found: Verification) -> None:
 
 def _table(plans: Sequence[ComparedPlan]) -> Table:
     columns = ("predicted", "measured", "", "error", "ranks", "MiB", "counted", "error")
-    table = make_table("plan", *columns, spaced=True)
+    table = make_table("plan", *columns, spaced=True).__rich__()  # it has a caption
     table.columns[0].min_width = 16  # a label is folded to words, not to letters
     for row in plans:
         low, high = row.interval_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -17,9 +18,11 @@ from autopar.errors import InputError, nearest
 from search.planner.core import core
 
 __all__ = [
+    "ABSENT",
     "GO_ON",
     "LARGEST",
     "OBJECTIVES",
+    "DocumentField",
     "Halt",
     "Objective",
     "Switches",
@@ -34,6 +37,7 @@ __all__ = [
     "integers",
     "interruptible",
     "packed_rows",
+    "plain_columns",
     "tensor2d",
 ]
 
@@ -104,6 +108,40 @@ def given_rows(
 def _fields(dtype: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
     """Return names and types without the padding, which `np.concatenate` drops."""
     return [(name, dtype[name]) for name in dtype.names or ()]
+
+
+ABSENT = -1
+"""In columns of documents, where one has no such key and needs none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentField:
+    """What a key of plain documents takes."""
+
+    largest: int
+    """Of integers from 0."""
+    flag: bool = False
+    """True and false are taken too."""
+    words: Mapping[str, int] | None = None
+    """Word -> code, of a key that takes words alone."""
+    default: int | None = None
+    """Of documents without this key; None where it has to be there."""
+
+
+def plain_columns(
+    documents: list[Any], fields: Mapping[str, DocumentField]
+) -> dict[str, NDArray[np.int64]] | None:
+    """Return the columns of documents that are dictionaries of just what these fields take.
+
+    None where one of them is anything else, right or wrong: then each is to be checked by itself,
+    which takes tens of microseconds where this takes one.
+    """
+    rows = [
+        (name, of.largest, of.flag, None if of.words is None else dict(of.words), of.default)
+        for name, of in fields.items()
+    ]
+    columns = core.read_documents(documents, rows)
+    return None if columns is None else dict(zip(fields, columns, strict=True))
 
 
 def packed_rows(

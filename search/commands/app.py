@@ -99,11 +99,12 @@ def write_results(
 
     refusal : what is raised where one of `files` cannot be written; of `--json` an OptionError.
     """
-    from autopar.documents.plan import document_text
     from autopar.output import write_files
 
     everything = dict(files)
     if json_path not in (None, "-"):
+        from autopar.documents.plan import document_text
+
         everything[Path(str(json_path))] = document_text(document)
     try:
         write_files(everything)

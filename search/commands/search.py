@@ -17,7 +17,6 @@ from search.options import PANELS
 from search.request import FILLS, Request, build_request
 
 if TYPE_CHECKING:
-    from autopar.documents.plan import ResultDocument
     from search.planner.prediction import SearchResult
     from search.question import Session
 
@@ -73,7 +72,6 @@ def _requested(raw: Mapping[str, object]) -> Request:
 
 def _execute(request: Request) -> int:
     from search.question import open_session
-    from search.report.files import result_document
 
     session = open_session(
         request.inputs,
@@ -87,7 +85,12 @@ def _execute(request: Request) -> int:
     if request.output.evaluate is not None:
         return _evaluate(request, session)
     result, frontier = working("searching", lambda: _solve(session, request.output.frontier))
-    document = result_document(result, frontier)
+    # the object of --json is made where it is asked for
+    document: dict[str, object] = {}
+    if request.output.json_path is not None:
+        from search.report.files import result_document
+
+        document = result_document(result, frontier).content()
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -168,13 +171,13 @@ def _evaluate(request: Request, session: Session) -> int:
         options=option_record(session.options, session.options.memory_constraint_bytes),
         request={**session.named, **request.given},
     )
-    _emit(request, document)
+    _emit(request, document.content())
     return 0
 
 
-def _emit(request: Request, document: ResultDocument) -> None:
+def _emit(request: Request, document: Mapping[str, object]) -> None:
     if request.output.json_path is not None:
-        emit(request.output.json_path, document.content())
+        emit(request.output.json_path, document)
 
 
 def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
@@ -183,10 +186,11 @@ def _paths(request: Request, session: Session) -> tuple[Path, Path] | None:
     Raises OptionError where an output is what is read, or two outputs are one file.
     """
     from autopar.output import refuse_clashes
-    from search.report.files import output_paths
 
     output, paths = request.output, None
     if output.config_path is not None and output.evaluate is None:
+        from search.report.files import output_paths
+
         paths = output_paths(
             spec=session.spec,
             options=session.options,
@@ -208,7 +212,7 @@ def _write(
     session: Session,
     result: SearchResult,
     paths: tuple[Path, Path] | None,
-    document: ResultDocument,
+    document: Mapping[str, object],
 ) -> None:
     files: dict[Path, str] = {}
     if paths is not None:
@@ -221,12 +225,9 @@ def _write(
         if files:
             for what in replaced(*paths, asked):
                 say(f"{_NAME}: replaced {what}")
-    content: dict[str, object] = {}
-    if request.output.json_path is not None:
-        content = document.content()
     if request.output.json_path == "-":
-        emit("-", content)
-    write_results(files, request.output.json_path, content, _unwritable)
+        emit("-", document)
+    write_results(files, request.output.json_path, document, _unwritable)
     for path in files:
         say(f"{_NAME}: wrote {path}")
     if paths is not None and files:

@@ -96,11 +96,9 @@ def calibrated_vocab(rows: VocabRows, options: SearchOptions) -> VocabRows:
     seconds = options.calibration.fixed_s.value
     if seconds == 0.0:
         return rows
-    # rows without a price hold zeros in every category
-    everywhere = np.broadcast_to(rows.priced[:, None, :], rows.activations.shape)
-    return dataclasses.replace(
-        rows, step={**rows.step, "fixed": np.where(everywhere, seconds, 0.0)}
-    )
+    forward, backward, step = rows.seconds
+    fixed = np.full(rows.at[0].shape, seconds)
+    return dataclasses.replace(rows, seconds=(forward, backward, {**step, "fixed": fixed}))
 
 
 def _more_bytes(rows: _Priced, options: SearchOptions, own: str) -> _Priced:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,7 @@ __all__ = [
     "fit_measured",
     "fit_other",
     "fit_other_time",
+    "has_percentiles",
     "layer_memory",
     "measured_cells",
     "other_cells",
@@ -439,8 +441,9 @@ def fit_other(
     A backward that cannot answer in the mode of the search is left out with a note; raises
     InputError when the documented forwards cannot.
     """
-    forward = fit_other_time(profile, seq_lengths, options, note)
-    cells = other_cells(profile.other_times).get("backward", [])
+    known = other_cells(profile.other_times)
+    forward = fit_measured(OTHER, known["forward"], seq_lengths, options, note, of_layer=False)
+    cells = known.get("backward", [])
     backward = None
     if cells:
         name = f"{OTHER}, backward"
@@ -619,14 +622,9 @@ class Draws(ABC):
     """Replicas of measured cells, and the fits of them, made when they are needed."""
 
     def __init__(self, place: int, cells: Mapping[_Key, Sequence[MeasuredTime]]) -> None:
-        """Draw the cells; `place` is where they stand in the profile."""
+        """Take the cells to draw; `place` is where they stand in the profile."""
+        self._place = place
         self._cells = cells
-        # seeded by place: draws of one layer type do not depend on the others
-        generator = np.random.default_rng((_SEED, place))
-        self._times: dict[_Key, F64] = {
-            key: np.stack([_draw(cell, generator) for cell in group])
-            for key, group in cells.items()
-        }
         self._fitted: dict[_Key, tuple[F64, F64]] = {}
 
     @abstractmethod
@@ -637,7 +635,17 @@ class Draws(ABC):
     def _name(self, key: _Key) -> str:
         """Return what the cells of a fit measure, in words."""
 
-    @property
+    @cached_property
+    def _times(self) -> Mapping[_Key, F64]:
+        """Replicas (cells, NUM_REPLICAS) of every fit's cells."""
+        # seeded by place: draws of one layer type do not depend on the others
+        generator = np.random.default_rng((_SEED, self._place))
+        return {
+            key: np.stack([_draw(cell, generator) for cell in group])
+            for key, group in self._cells.items()
+        }
+
+    @cached_property
     def has_spread(self) -> bool:
         """True when some cell is not the same in every replica."""
         return any(bool(np.ptp(times, axis=1).any()) for times in self._times.values())
@@ -708,6 +716,27 @@ class OtherDraws(Draws):
 
     def _name(self, key: _Key) -> str:
         return f"{key[0]} of {OTHER}"
+
+
+def has_percentiles(model: ModelProfile) -> bool:
+    """Return whether some time has a percentile: without any there is nothing to draw."""
+    ends = [(p.low_s, p.high_s) for layer in model.layers for p in layer.times]
+    ends += [
+        pair
+        for layer in model.layers
+        for p in layer.sharded_times
+        for pair in (
+            (p.forward_low_s, p.forward_high_s),
+            (p.backward_low_s, p.backward_high_s),
+            (p.recompute_low_s, p.recompute_high_s),
+        )
+    ]
+    ends += [
+        pair
+        for o in model.other_times
+        for pair in ((o.forward_low_s, o.forward_high_s), (o.backward_low_s, o.backward_high_s))
+    ]
+    return any(low is not None or high is not None for low, high in ends)
 
 
 def repeated(rows: Rows) -> Rows:

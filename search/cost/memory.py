@@ -34,6 +34,7 @@ __all__ = [
     "state_bytes",
     "tensor_bytes",
     "to_bytes",
+    "token_bytes",
     "ulysses_bytes",
     "zero_transient_bytes",
 ]
@@ -85,16 +86,20 @@ def prefetched_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
     return parameters * np.where(rows.zero3 & (rows.zero_size > 1.0), recipe.weight, 0.0)
 
 
-def gathered_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
+def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:
+    """Return the activation of a sample, S*h*e bytes."""
+    return float(spec.seq_length) * spec.hidden_size * recipe.element
+
+
+def gathered_bytes(rows: Rows, sample_bytes: F64 | float, pricing: Pricing) -> F64:
     """Return the input that Megatron TP gathers with SP, b*S*h*e/c bytes, else 0.
 
-    It lies in the shared buffer, or without `global_memory_buffer` in memory of its own for as
-    long as it is used.
+    sample_bytes : S*h*e. It lies in the shared buffer, or without `global_memory_buffer` in memory
+    of its own for as long as it is used.
     """
     # Ulysses exchanges heads, and one tensor rank has its whole input
     gathers = ~rows.ulysses & (rows.tensor > 1.0) & pricing.options.sequence_parallel
-    token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
-    return np.where(gathers, rows.batch * token_bytes / rows.context, 0.0)
+    return np.where(gathers, rows.batch * sample_bytes / rows.context, 0.0)
 
 
 def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
@@ -123,12 +128,11 @@ def layer_shared_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
     shared = communicator_bytes(rows, pricing)
     options = pricing.options
     if options.sequence_parallel and options.global_memory_buffer:
-        shared = gathered_bytes(rows, spec, pricing) + shared
+        shared = gathered_bytes(rows, token_bytes(spec, pricing.recipe), pricing) + shared
     elif not options.sequence_parallel:
         tensor_parallel = ~rows.ulysses & (rows.tensor > 1.0)
-        token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
         # X, the activation of a micro-batch fully sharded over its stage
-        base = rows.samples * token_bytes / rows.ranks
+        base = rows.samples * token_bytes(spec, pricing.recipe) / rows.ranks
         # a stage's fixed buffers hold one shard a side; t copies are t - 1 more on both sides
         replicated = tensor_parallel & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0) + shared
@@ -136,14 +140,14 @@ def layer_shared_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
 
 
 def stage_fixed_bytes(
-    stages: I64, samples: I64, token_bytes: float, hardware: HardwareProfile
+    stages: I64, samples: I64, sample_bytes: float, hardware: HardwareProfile
 ) -> I64:
     """Return (N, 4) bytes by stage kind: pipeline receive buffers and, estimated, communicators.
 
-    token_bytes : S*h*e of the widest layer type. An end stage receives from one side, a middle
+    sample_bytes : S*h*e of the widest layer type. An end stage receives from one side, a middle
     stage from two.
     """
-    base = samples * stages / hardware.world_size * token_bytes
+    base = samples * stages / hardware.world_size * sample_bytes
     fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0])
     if hardware.estimated:
         # one for the world, one more for the pipeline
@@ -202,30 +206,42 @@ def activation_bytes(
     backward = np.zeros(len(strategies))
     derived: dict[tuple[bool, int], str] = {}
     ruled: dict[tuple[bool, int], str] = {}
-    for k, s in enumerate(strategies):
-        # whether a rank keeps a share of the tokens, and so of a checkpoint
-        split = s.ulysses or sequence_parallel
-        if s.ulysses:
-            full, source = ulysses_bytes(memory, s.tp, spec, recipe)
+
+    def at_degree(ulysses: bool, degree: int) -> tuple[float, float] | None:
+        """Return what is kept and what the backward needs above it; None where not measured."""
+        if ulysses:
+            full, source = ulysses_bytes(memory, degree, spec, recipe)
         else:
             full, source = tensor_bytes(
-                memory, s.tp, spec, recipe, sequence_parallel=sequence_parallel
+                memory, degree, spec, recipe, sequence_parallel=sequence_parallel
             )
-        # nan marks a strategy that cannot be priced
         if full is None:
-            continue
-        name = "ulysses" if s.ulysses else "tp"
+            return None
+        name = "ulysses" if ulysses else "tp"
         if source:
-            derived[s.ulysses, s.tp] = f"activations at {name}={s.tp} are {source}"
-        kind: ShardKind = "ulysses" if s.ulysses else "sp" if sequence_parallel else "tp"
-        peak, rule = layer_backward_bytes(memory, s.tp, kind, spec, recipe, full)
+            derived[ulysses, degree] = f"activations at {name}={degree} are {source}"
+        kind: ShardKind = "ulysses" if ulysses else "sp" if sequence_parallel else "tp"
+        peak, rule = layer_backward_bytes(memory, degree, kind, spec, recipe, full)
         if rule:
-            ruled[s.ulysses, s.tp] = rule
+            ruled[ulysses, degree] = rule
+        return full, peak
+
+    known: dict[tuple[bool, int], tuple[float, float] | None] = {}
+    for k, s in enumerate(strategies):
+        if (s.ulysses, s.tp) not in known:
+            known[s.ulysses, s.tp] = at_degree(s.ulysses, s.tp)
+        found = known[s.ulysses, s.tp]
+        # nan marks a strategy that cannot be priced
+        if found is None:
+            continue
+        full, peak = found
         # context ranks have 1/c of the tokens, of whatever is kept
         backward[k] = peak / s.cp
         if not s.checkpoint:
             kept[k] = full / s.cp
         elif memory.checkpoint_bytes_per_sample is not None:
+            # whether a rank keeps a share of the tokens, and so of a checkpoint
+            split = s.ulysses or sequence_parallel
             # a checkpoint is the input of the layer, which tensor ranks without SP have whole
             kept[k] = memory.checkpoint_bytes_per_sample / ((s.tp if split else 1) * s.cp)
             # there for one layer at a time, so transient and not kept

@@ -7,18 +7,20 @@ the planner reads, and everything that was assumed is written down.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autopar.arrays import F64, I64, Bool
-from autopar.documents.calibration import Calibration
+from autopar.arrays import F64, Bool
 from autopar.errors import InputError
-from autopar.hardware import HardwareProfile, Speed, falling_times, partial_spread
-from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
+from autopar.hardware import HardwareProfile, Speed
+from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
-from autopar.units import GIB
+from search.cost.assumptions import Assumptions, LayerModel
 from search.cost.calibrated import (
     calibrated,
     calibrated_bytes,
@@ -26,11 +28,10 @@ from search.cost.calibrated import (
     calibrated_vocab,
     calibration_doubts,
 )
-from search.cost.communication import Groups, half_allreduces
+from search.cost.communication import Asking, Groups, together
 from search.cost.fits import (
     NUM_REPLICAS,
     OTHER,
-    PASSES,
     ComputeFit,
     ComputeFits,
     DrawnFits,
@@ -38,14 +39,13 @@ from search.cost.fits import (
     Draws,
     LayerDraws,
     OtherDraws,
-    OtherFits,
     attention_share,
     fit_computation,
     fit_other,
+    has_percentiles,
     layer_memory,
     other_memory,
     repeated,
-    shard_name,
 )
 from search.cost.memory import (
     ActivationBytes,
@@ -56,220 +56,72 @@ from search.cost.memory import (
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
+    token_bytes,
     zero_transient_bytes,
 )
 from search.cost.tables import (
     POSITIONS,
+    Grid,
     LayerRows,
     PlanTables,
     Pricing,
     Recipe,
     Rows,
+    build_grid,
     build_rows,
     sum_of,
     table_arrays,
 )
 from search.cost.time import (
     LayerTime,
-    OptimizerCurve,
     fit_optimizer,
     layer_time,
     layout_of,
-    redistribution_s,
+    redistribution,
     send_s,
 )
 from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
 from search.options import SearchOptions
 from search.space import Table
 
-__all__ = [
-    "Assumptions",
-    "CostModel",
-    "LayerModel",
-]
+__all__ = ["CostModel", "PricedTables"]
 
 
-# --------------------------------------------------------------------------------------------------
-# What a cost model assumed, in words: the defaults it used, and what it derived or left out.
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerModel:
-    """What was fitted of one layer type."""
+class PricedTables:
+    """The planner's arrays, and the rows by category that they are the sums of."""
 
-    spec: LayerSpec
-    fits: ComputeFits
-    memory: LayerMemory
-    attention_sample_s: float
-    """Attention part of one sample's unsharded forward; 0 when unknown."""
+    tables: PlanTables
+    layers: tuple[LayerRows, ...]
+    """By layer type."""
+    vocab: VocabRows
 
 
-class Assumptions:
-    """Two ordered sets of sentences, without repetitions."""
+class _Axes:
+    """What is priced for every layer type, and what types then have in common."""
 
-    def __init__(self) -> None:
-        self._defaults: dict[str, None] = {}
-        self._notes: dict[str, None] = {}
-
-    @property
-    def defaults(self) -> list[str]:
-        """What stands in for a measurement, or replaced such a stand-in, in order."""
-        return list(self._defaults)
-
-    @property
-    def notes(self) -> list[str]:
-        """Derived, extrapolated, scaled, left out or estimated values, in order."""
-        return list(self._notes)
-
-    def note(self, text: str) -> None:
-        """Take a note in, once."""
-        self._notes[text] = None
-
-    def note_batch(self, name: str, largest_batch: int) -> None:
-        """Note that something is priced beyond twice its largest measured batch."""
-        self.note(
-            f"extrapolated: {name} to more than twice the largest measured batch "
-            f"({largest_batch}), linearly"
-        )
-
-    def record(
+    def __init__(
         self,
-        spec: ModelSpec,
-        model: ModelProfile,
-        hardware: HardwareProfile,
-        options: SearchOptions,
-        fits: Sequence[ComputeFits],
-        other: OtherFits,
-        optimizer: OptimizerCurve | None,
-    ) -> None:
-        """Record what holds for every row; `fits` are those of the layer types."""
-        for text in _backward_defaults(fits, other):
-            self._default(text)
-        self._default(
-            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
-            f"+ {options.context_bytes / GIB:g} GiB"
-        )
-        if options.tp_overlap:
-            self._default(
-                f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
-            )
-        for text in half_allreduces(hardware):
-            self._default(text)
-        found = (falling_times(hardware), partial_spread(hardware))
-        for note in (*hardware.notes, *model.notes, *found):
-            if note is not None:
-                self.note(note)
-        if optimizer is not None:
-            self._default(
-                "optimizer step is measured on layers; it follows the parameters of a ZeRO shard, "
-                "of embedding and head too"
-            )
-        if hardware.memory_bytes_per_s is None and optimizer is None:
-            self._default("memory bandwidth is unknown: optimizer step and look-up cost 0")
-        elif hardware.memory_bytes_per_s is None:
-            self._default("memory bandwidth is unknown: look-up costs 0")
-        if any(layer.num_experts is not None for layer in spec.layers):
-            self._default("expert degree 1: experts are divided only by tp, pp and ZeRO")
-        if spec.tied_embeddings and spec.vocab_size is None:
-            self._default("vocabulary is unknown: tied weights are those of the first stage")
-        given = any(s.role == "memory" and not s.estimated for s in model.sources)
-        for documents, name in (
-            (hardware, f"hardware {hardware.name}"),
-            (model, f"{'times' if given else 'profile'} of {spec.name}"),
-        ):
-            if documents.estimated:
-                self.note(f"estimated: {name}")
-            if documents.synthetic:
-                self.note(f"synthetic: {name}")
-
-    def record_calibration(self, calibration: Calibration, doubts: Sequence[str]) -> None:
-        """Record what is multiplied and added, and what speaks against it."""
-        self._default(calibration.sentence)
-        for doubt in doubts:
-            self.note(doubt)
-
-    def record_layer(
-        self,
-        kind: int,
-        layer: LayerModel,
         strategies: Sequence[LayerStrategy],
-        measured: Bool,
-        derived: tuple[str, ...],
+        tables: Sequence[Table],
+        *,
+        price_illegal: bool,
+        unpriced_s: float = np.inf,
     ) -> None:
-        """Record what the strategies of one layer type need.
-
-        measured : (S,) whether memory was measured for a strategy; `derived` says of which degrees
-        the activations follow from those at another one.
-        """
-        spec, name = layer.spec, f"layer type {kind}"
-        degrees = {s.tp for s in strategies if s.tp > 1}
-        if degrees and spec.num_heads is None:
-            self._default(f"{name}: number of heads is unknown, divisibility is not checked")
-        if any(not s.ulysses and s.tp > 1 for s in strategies) and spec.ffn_hidden_size is None:
-            self._default(f"{name}: MLP width is unknown, divisibility is not checked")
-        if any(s.cp > 1 for s in strategies):
-            if layer.fits.whole.attention_s is None and layer.attention_sample_s > 0.0:
-                self._default(f"{name}: attention's share of the forward is taken from its FLOP")
-            elif layer.fits.whole.attention_s is None:
-                self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
-        self._record_shards(name, layer.fits, strategies)
-        for text in derived:
-            self._default(f"{name}: {text}")
-        for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):
-            self.note(
-                f"left out: strategies of {name} at degree {missing} whose activation or "
-                f"checkpoint entry was not measured"
-            )
-
-    def _record_shards(
-        self, name: str, fits: ComputeFits, strategies: Sequence[LayerStrategy]
-    ) -> None:
-        """Record which sharded times are measured and which follow from a smaller degree."""
-        degrees = sorted({(s.ulysses, s.tp) for s in strategies if s.tp > 1})
-        for what in PASSES:
-            if not any(w == what and d > 1 for w, _, d in fits.measured):
-                continue
-            for ulysses, degree in degrees:
-                found = fits.base(what, ulysses, degree)
-                if found is None:
-                    continue
-                wanted = shard_name(what, ulysses, degree)
-                if found[0] == degree:
-                    self._default(f"{name}: {wanted} is measured")
-                else:
-                    less = degree // found[0]
-                    whole = f"{what} of a whole layer"
-                    source = whole if found[0] == 1 else shard_name(what, ulysses, found[0])
-                    self._default(f"{name}: {wanted} is {source} over {less}, launch apart")
-
-    def _default(self, text: str) -> None:
-        self._defaults[text] = None
-
-
-def _backward_defaults(fits: Sequence[ComputeFits], other: OtherFits) -> list[str]:
-    """Return what has measured backward and recomputation, and what has not."""
-    layers = {f"layer type {k}": f.measured for k, f in enumerate(fits)}
-    known = {name: ("backward", False, 1) in found for name, found in layers.items()}
-    known[OTHER] = other.backward is not None
-    measured = [name for name, has in known.items() if has]
-    assumed = [name for name, has in known.items() if not has]
-    again = [name for name, found in layers.items() if ("recompute", False, 1) in found]
-    lines = []
-    if measured:
-        if assumed:
-            lines.append(f"backward of {', '.join(assumed)} is 2 x forward (not measured)")
-        lines.append(f"backward of {', '.join(measured)} is measured")
-    elif any(what == "backward" for f in fits for what, _, _ in f.measured):
-        lines.append(f"backward of whole layers, {OTHER} is 2 x forward (not measured)")
-    else:
-        lines.append("backward is 2 x forward (not measured)")
-    if again:
-        lines.append(f"recomputation of {', '.join(again)} is measured")
-    return lines
-
-
-# --------------------------------------------------------------------------------------------------
-# The model: fits once, then prices rows.
+        self.strategies = strategies
+        self.tables = tables
+        self.price_illegal = price_illegal
+        self.unpriced_s = unpriced_s
+        self.grids: dict[bytes, Grid] = {}
+        """By which strategies are measured."""
+        self.rows: dict[tuple[bytes, bytes], Rows] = {}
+        """By which are measured, and which are legal."""
+        self.kept: dict[int, ActivationBytes] = {}
+        """By the first layer type of a price, as `rows_of`."""
+        self.rows_of: dict[int, Rows] = {}
 
 
 class CostModel:
@@ -297,6 +149,8 @@ class CostModel:
     ) -> None:
         self.spec = spec
         self.options = options
+        # whose replicas a model for one plan takes
+        self._origin: CostModel | None = None
         self._said = Assumptions()
         # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
@@ -320,7 +174,9 @@ class CostModel:
                 f"{asked} it; choose matching tables or --sequence-parallel accordingly"
             )
         lengths = tuple(layer.seq_length for layer in spec.layers)
+        self._fitted: list[tuple[LayerProfile, int, ComputeFits, LayerMemory]] = []
         self._layers = [self._fit_layer(k, model) for k in range(len(spec.layers))]
+        self._alike = _first_alike(self._layers)
         positions = [name for name in POSITIONS if name in model.other_memory]
         self._optimizer = fit_optimizer(
             (profile, layer.memory.parameter_count)
@@ -351,6 +207,17 @@ class CostModel:
             self._said.record_calibration(
                 options.calibration, calibration_doubts(spec, model, hardware, options)
             )
+        # what holds for every row, where the sentences of a model for one plan begin
+        self._said_always = self._said.copy()
+
+    def for_one_plan(self) -> CostModel:
+        """Return the same model, with sentences only on what it will price itself."""
+        other = copy(self)
+        other._origin = self
+        other._said = said = self._said_always.copy()
+        other.groups = Groups(self.hardware, said.note, self.groups.documented)
+        other._pricing = replace(self._pricing, groups=other.groups)
+        return other
 
     @property
     def defaults_used(self) -> list[str]:
@@ -376,59 +243,90 @@ class CostModel:
         pipeline_type: PipelineType,
         *,
         price_illegal: bool = False,
+        unpriced_s: float = np.inf,
     ) -> PlanTables:
-        """Return the planner's arrays for these strategies, tables and candidates.
+        """Return the planner's arrays for these strategies, tables and candidates: see `priced`."""
+        return self.priced(
+            strategies,
+            vocab,
+            tables,
+            candidates,
+            pipeline_type,
+            price_illegal=price_illegal,
+            unpriced_s=unpriced_s,
+        ).tables
+
+    def priced(
+        self,
+        strategies: Sequence[LayerStrategy],
+        vocab: Sequence[VocabStrategy],
+        tables: Sequence[Table],
+        candidates: Sequence[tuple[int, int]],
+        pipeline_type: PipelineType,
+        *,
+        price_illegal: bool = False,
+        unpriced_s: float = np.inf,
+    ) -> PricedTables:
+        """Return the planner's arrays for these strategies, tables and candidates, and their rows.
 
         tables : (p, g, default dp type); candidates : (index of a table, m). Rows that are not
-        valid hold inf seconds; with `price_illegal` those that only break a divisibility rule
-        are priced all the same (and stay invalid), for plans that somebody else made.
+        valid hold `unpriced_s` seconds; with `price_illegal` those that only break a divisibility
+        rule are priced all the same (and stay invalid), for plans that somebody else made.
         """
         stages, samples, _ = table_arrays(tables)
         world = self.hardware.world_size
         sp = self.options.sequence_parallel
-        layer_layout = [layout_of(s, sequence_parallel=sp) for s in strategies]
-        vocab_layout = [layout_of(v.as_layer(), sequence_parallel=sp) for v in vocab]
+        # the same for all recomputation and ZeRO of a degree
+        layer_degrees = [(s.tp, s.ulysses, s.cp, s.strided) for s in strategies]
+        vocab_degrees = [(v.tp, v.ulysses, 1, False) for v in vocab]
+        layout = {
+            (tp, ulysses, cp, strided): layout_of(
+                LayerStrategy(tp=tp, ulysses=ulysses, cp=cp, strided=strided), sequence_parallel=sp
+            )
+            for tp, ulysses, cp, strided in dict.fromkeys((*layer_degrees, *vocab_degrees))
+        }
         # in a fixed order, so that equal inputs give equal tables
-        layouts = tuple(sorted(set(layer_layout) | set(vocab_layout)))
-        number = {layout: i for i, layout in enumerate(layouts)}
+        layouts = tuple(sorted(set(layout.values())))
+        number = {degrees: layouts.index(found) for degrees, found in layout.items()}
 
-        rows = [
-            self.layer_rows(k, strategies, tables, price_illegal=price_illegal)
-            for k in range(len(self._layers))
-        ]
-        vocab_costs = self.vocab_rows(vocab, tables, price_illegal=price_illegal)
-        # S*h*e of a sample, by layer type
-        token_bytes = (
-            np.array([float(x.seq_length) * x.hidden_size for x in self.spec.layers])
-            * self._pricing.recipe.element
-        )
-        vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
-        fixed = stage_fixed_bytes(stages, samples, float(token_bytes.max()), self.hardware)
+        axes = _Axes(strategies, tables, price_illegal=price_illegal, unpriced_s=unpriced_s)
+        layers = [self._layer_price(k, axes) for k in range(len(self._layers))]
+        # types of one shape, measured alike, have one price
+        first = {alike: i for i, alike in enumerate(dict.fromkeys(self._alike))}
+        sample_bytes = np.array([token_bytes(x, self._pricing.recipe) for x in self.spec.layers])
+        fixed = stage_fixed_bytes(stages, samples, float(sample_bytes.max()), self.hardware)
         # X, the activation of a micro-batch on a rank where all ranks of a stage share it
-        sharded_bytes = (samples * stages / world)[:, None] * token_bytes
-        change_forward, change_backward = redistribution_s(
-            layouts, sharded_bytes, stages, world, self.groups
+        sharded_bytes = (samples * stages / world)[:, None] * sample_bytes
+        vocab_costs: VocabRows
+        *distinct, vocab_costs, (change_forward, change_backward) = together(
+            self.groups,
+            *(layers[k] for k in first),
+            self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal),
+            redistribution(layouts, sharded_bytes, stages, world, self.groups),
         )
-        return PlanTables(
+        self._note_vocab(vocab_costs)
+        rows: list[LayerRows] = [distinct[first[alike]] for alike in self._alike]
+        vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
+        found = PlanTables(
             world_size=world,
             pipeline_type=pipeline_type,
             layer_type=np.array(self.spec.layer_types, dtype=np.int32),
             strategies=tuple(strategies),
             layouts=layouts,
-            strategy_layout=np.array([number[x] for x in layer_layout], dtype=np.int32),
+            strategy_layout=np.array([number[x] for x in layer_degrees], dtype=np.int32),
             vocab=tuple(vocab),
-            vocab_layout=np.array([number[x] for x in vocab_layout], dtype=np.int32),
+            vocab_layout=np.array([number[x] for x in vocab_degrees], dtype=np.int32),
             table_stages=stages.astype(np.int32),
             table_microbatch=samples,
             table_dp=tuple(kind for _, _, kind in tables),
-            valid=np.stack([r.valid for r in rows], axis=1),
-            forward_s=np.stack([r.forward_s for r in rows], axis=1),
-            backward_s=np.stack([r.backward_s for r in rows], axis=1),
-            tail_s=np.stack([r.tail_s for r in rows], axis=1),
-            static_bytes=np.stack([r.states for r in rows], axis=2),
-            activation_bytes=np.stack([r.activations for r in rows], axis=1),
-            transient_bytes=np.stack([r.transient for r in rows], axis=2),
-            shared_bytes=np.stack([r.shared for r in rows], axis=1),
+            valid=_by_type([r.valid for r in rows]),
+            forward_s=_by_type([r.forward_s for r in rows]),
+            backward_s=_by_type([r.backward_s for r in rows]),
+            tail_s=_by_type([r.tail_s for r in rows]),
+            static_bytes=_by_type([r.states for r in rows]),
+            activation_bytes=_by_type([r.activations for r in rows]),
+            transient_bytes=_by_type([r.transient for r in rows]),
+            shared_bytes=_by_type([r.shared for r in rows]),
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
             send_s=send_s(layouts, sharded_bytes, stages, self.groups),
@@ -444,6 +342,7 @@ class CostModel:
             candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
             candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
         )
+        return PricedTables(tables=found, layers=tuple(rows), vocab=vocab_costs)
 
     def layer_rows(
         self,
@@ -454,52 +353,63 @@ class CostModel:
         price_illegal: bool = False,
     ) -> LayerRows:
         """Return one layer type priced in every table with every strategy, by category."""
-        layer, options, pricing = self._layers[layer_type], self.options, self._pricing
-        kept = self._activations(layer, strategies)
+        axes = _Axes(strategies, tables, price_illegal=price_illegal)
+        found: LayerRows = together(self.groups, self._layer_price(layer_type, axes))[0]
+        return found
+
+    def _layer_price(self, layer_type: int, axes: _Axes) -> Asking[LayerRows]:
+        layer, alike = self._layers[layer_type], self._alike[layer_type]
+        if alike not in axes.kept:
+            axes.kept[alike] = self._activations(layer, axes.strategies)
+        kept = axes.kept[alike]
         measured = ~np.isnan(kept.kept)
-        self._said.record_layer(layer_type, layer, strategies, measured, kept.derived)
-        rows = self._rows(layer.spec, strategies, tables, measured, price_illegal=price_illegal)
-        self._note_batch(f"layer type {layer_type}", rows.batch.max(initial=0.0), layer.fits.whole)
-        for name, largest in layer.fits.extrapolated(rows):
-            self._said.note_batch(f"layer type {layer_type}, {name}", largest)
-        seconds = self._layer_time(layer, rows, layer.fits)
-        # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
-        parameters = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
-        prefetched = prefetched_bytes(parameters, rows, pricing.recipe)
+        self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
+        if alike not in axes.rows_of:
+            axes.rows_of[alike] = self._rows(layer.spec, axes, measured)
+        rows = axes.rows_of[alike]
+        self._note_layer_batches(layer_type, rows)
+        return self._priced(layer, rows, kept, axes.unpriced_s)
+
+    def _priced(
+        self, layer: LayerModel, rows: Rows, kept: ActivationBytes, unpriced_s: float
+    ) -> Asking[LayerRows]:
+        """Return the rows of a layer type with seconds and bytes."""
+        options, pricing, recipe = self.options, self._pricing, self._pricing.recipe
+        parameters = _parameters(layer, rows)
+        seconds = yield from self._layer_time(layer, rows, layer.fits)
+        prefetched = prefetched_bytes(parameters, rows, recipe)
+        peak = kept.backward[rows.strategy]
         # weights gathered early may lie beside another layer's peak: moved to the shared bytes
-        passing = rows.batch * (kept.recomputed + kept.backward)[rows.strategy] - prefetched
+        passing = rows.batch * (kept.recomputed[rows.strategy] + peak) - prefetched
         if not options.global_memory_buffer:
-            passing = passing + gathered_bytes(rows, layer.spec, pricing)
+            passing = passing + gathered_bytes(rows, token_bytes(layer.spec, recipe), pricing)
         states, transient = [], []
         # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
         for shard in (True, not options.async_grad_reduce):
-            args = (parameters, rows, pricing.recipe)
-            states.append(state_bytes(*args, shard_gradients=shard))
-            transient.append(passing + zero_transient_bytes(*args, shard_gradients=shard))
-
-        def full(num_bytes: F64) -> I64:
-            return rows.scatter(to_bytes(num_bytes))
-
-        # one infinite category of a sum is enough to keep a row from being chosen
-        base = {"forward", "backward", "tail"}
-        parts = [
-            {
-                name: rows.scatter(values, np.inf if name in base else 0.0)
-                for name, values in part.items()
-            }
-            for part in (seconds.forward, seconds.backward, seconds.step)
-        ]
+            states.append(state_bytes(parameters, rows, recipe, shard_gradients=shard))
+            transient.append(
+                passing + zero_transient_bytes(parameters, rows, recipe, shard_gradients=shard)
+            )
+        others = (
+            rows.batch * kept.kept[rows.strategy],
+            rows.batch * peak,
+            prefetched + layer_shared_bytes(rows, layer.spec, pricing),
+        )
+        num_bytes = rows.scatter(to_bytes(np.array((*states, *transient, *others))))
+        flags = rows.scatter(np.array((rows.valid, np.ones_like(rows.valid))))
         found = LayerRows(
-            valid=rows.scatter(rows.valid),
-            priced=rows.scatter(np.ones_like(rows.valid)),
-            forward=parts[0],
-            backward=parts[1],
-            step=parts[2],
-            states=np.stack([full(part) for part in states]),
-            activations=full(rows.batch * kept.kept[rows.strategy]),
-            transient=np.stack([full(part) for part in transient]),
-            backward_peak=full(rows.batch * kept.backward[rows.strategy]),
-            shared=full(prefetched + layer_shared_bytes(rows, layer.spec, pricing)),
+            at=rows.places,
+            shape=rows.shape,
+            seconds=(seconds.forward, seconds.backward, seconds.step),
+            unpriced_s=unpriced_s,
+            rows=rows,
+            valid=flags[0],
+            priced=flags[1],
+            states=num_bytes[0:2],
+            transient=num_bytes[2:4],
+            activations=num_bytes[4],
+            backward_peak=num_bytes[5],
+            shared=num_bytes[6],
         )
         return calibrated_layer(found, options)
 
@@ -511,21 +421,25 @@ class CostModel:
         price_illegal: bool = False,
     ) -> VocabRows:
         """Return embedding and head priced in every table with every strategy, by category."""
-        found = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
-        self._note_batch(OTHER, found.largest_batch, self._vocab.fits.forward)
-        if self._vocab.fits.backward is not None:
-            self._note_batch(f"{OTHER}, backward", found.largest_batch, self._vocab.fits.backward)
+        price = self._vocab_rows(self._vocab, vocab, tables, price_illegal=price_illegal)
+        found: VocabRows = together(self.groups, price)[0]
+        self._note_vocab(found)
+        return found
+
+    def _note_vocab(self, found: VocabRows) -> None:
+        self._note_vocab_batch(found.rows.batch.max(initial=0.0))
         if found.unmeasured:
             self._said.note(
                 "left out: embedding and head at degrees without an entry in the memory tables: "
                 + ", ".join(map(str, found.unmeasured))
             )
-        return found
 
-    @property
+    @cached_property
     def has_computation_spread(self) -> bool:
         """True when percentiles of computation were measured."""
-        return any(draws.has_spread for draws in self.all_draws)
+        if self._origin is not None:
+            return self._origin.has_computation_spread
+        return has_percentiles(self.model) and any(draws.has_spread for draws in self.all_draws)
 
     @property
     def all_draws(self) -> tuple[Draws, ...]:
@@ -535,12 +449,16 @@ class CostModel:
     @cached_property
     def other_draws(self) -> OtherDraws:
         """Replicas of the measured embedding, head and loss."""
+        if self._origin is not None:
+            return self._origin.other_draws
         lengths = tuple(layer.seq_length for layer in self.spec.layers)
         return OtherDraws(self.model.other_times, lengths, self.options)
 
     @cached_property
     def draws(self) -> tuple[LayerDraws, ...]:
         """Replicas of the measured computation, by layer type."""
+        if self._origin is not None:
+            return self._origin.draws
         return tuple(
             LayerDraws(k, profile, self.spec.layers[k].seq_length, self.options)
             for k, profile in enumerate(self.model.layers)
@@ -556,7 +474,7 @@ class CostModel:
         layer = self._layers[layer_type]
         measured = ~np.isnan(self._activations(layer, strategies).kept)
         # plans made elsewhere have an interval too
-        rows = self._rows(layer.spec, strategies, [table], measured, price_illegal=True)
+        rows = self._rows(layer.spec, _Axes(strategies, [table], price_illegal=True), measured)
         fits = DrawnFits(
             whole=layer.fits.whole,
             measured=layer.fits.measured,
@@ -564,7 +482,8 @@ class CostModel:
             # without a priced row nothing is divided by it
             rows_per_replica=max(1, len(rows.batch)),
         )
-        seconds = self._layer_time(layer, repeated(rows), fits)
+        price = self._layer_time(layer, repeated(rows), fits)
+        seconds: LayerTime = together(self.groups, price)[0]
         result = []
         for part in (seconds.forward, seconds.backward, seconds.step):
             full = np.full((NUM_REPLICAS, len(strategies)), np.inf)
@@ -585,9 +504,12 @@ class CostModel:
         fits = self._vocab.fits
         drawn = DrawnOtherFits(forward=fits.forward, backward=fits.backward, draws=self.other_draws)
         # one table per replica, whose number tells the fits the replica
-        found = self._vocab_rows(
-            replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
-        )
+        found: VocabRows = together(
+            self.groups,
+            self._vocab_rows(
+                replace(self._vocab, fits=drawn), vocab, [table] * NUM_REPLICAS, price_illegal=True
+            ),
+        )[0]
         return found.forward_s, found.backward_s, found.tail_s
 
     def _vocab_rows(
@@ -597,29 +519,32 @@ class CostModel:
         tables: Sequence[Table],
         *,
         price_illegal: bool,
-    ) -> VocabRows:
-        found = vocab_rows(model, vocab, tables, self._pricing, price_illegal=price_illegal)
+    ) -> Asking[VocabRows]:
+        found = yield from vocab_rows(
+            model, vocab, tables, self._pricing, price_illegal=price_illegal
+        )
         return calibrated_vocab(found, self.options)
 
-    def _rows(
-        self,
-        spec: LayerSpec,
-        strategies: Sequence[LayerStrategy],
-        tables: Sequence[Table],
-        measured: Bool,
-        *,
-        price_illegal: bool,
-    ) -> Rows:
+    def _rows(self, spec: LayerSpec, axes: _Axes, measured: Bool) -> Rows:
         sp = self.options.sequence_parallel
-        legal = [not any(layer_problems(spec, s, sequence_parallel=sp)) for s in strategies]
-        return build_rows(
-            strategies,
-            tables,
-            self._pricing,
-            legal=np.array(legal, dtype=np.bool_),
-            priceable=(measured, measured),
-            price_illegal=price_illegal,
-        )
+        # divisibility is one of degrees: recomputation and ZeRO do not matter to it
+        degrees = [(s.tp, s.ulysses, s.cp) for s in axes.strategies]
+        legal = {
+            key: not any(layer_problems(spec, s, sequence_parallel=sp))
+            for key, s in dict(zip(degrees, axes.strategies, strict=True)).items()
+        }
+        allowed = np.array([legal[key] for key in degrees], dtype=np.bool_)
+        # layer types that may have the same strategies share their rows
+        known = measured.tobytes()
+        if known not in axes.grids:
+            both = (measured, measured)
+            axes.grids[known] = build_grid(axes.strategies, axes.tables, self._pricing, both)
+        key = known, allowed.tobytes()
+        if key not in axes.rows:
+            axes.rows[key] = build_rows(
+                axes.grids[known], self._pricing, legal=allowed, price_illegal=axes.price_illegal
+            )
+        return axes.rows[key]
 
     def _activations(
         self, layer: LayerModel, strategies: Sequence[LayerStrategy]
@@ -632,20 +557,20 @@ class CostModel:
             sequence_parallel=self.options.sequence_parallel,
         )
 
-    def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> LayerTime:
+    def _layer_time(self, layer: LayerModel, rows: Rows, fits: ComputeFits) -> Asking[LayerTime]:
         return layer_time(
             rows,
             layer.spec,
             fits,
-            layer.memory.parameter_count,
+            _parameters(layer, rows),
             layer.attention_sample_s,
             self._pricing,
             self._optimizer,
         )
 
     def _fit_layer(self, kind: int, model: ModelProfile) -> LayerModel:
-        spec, profile, options = self.spec.layers[kind], model.layers[kind], self.options
-        fits = fit_computation(kind, profile, spec.seq_length, options, self._said.note)
+        spec, profile = self.spec.layers[kind], model.layers[kind]
+        fits, memory = self._fits(kind, profile, spec.seq_length)
         attention = fits.whole.attention_s
         if attention is None:
             share = attention_share(spec)
@@ -654,13 +579,93 @@ class CostModel:
         return LayerModel(
             spec=spec,
             fits=fits,
-            memory=layer_memory(kind, profile, spec.seq_length, options, self._said.note),
+            memory=memory,
             attention_sample_s=attention,
         )
+
+    def _fits(
+        self, kind: int, profile: LayerProfile, seq_length: int
+    ) -> tuple[ComputeFits, LayerMemory]:
+        """Return times and memory of a layer type; those of an equal profile where it has them."""
+        for known, length, fits, memory in self._fitted:
+            if length == seq_length and known == profile:
+                return fits, memory
+        notes: list[str] = []
+        fits = fit_computation(kind, profile, seq_length, self.options, notes.append)
+        memory = layer_memory(kind, profile, seq_length, self.options, notes.append)
+        # a note names its layer type, so that an equal one needs notes of its own
+        if not notes:
+            self._fitted.append((profile, seq_length, fits, memory))
+        for text in notes:
+            self._said.note(text)
+        return fits, memory
+
+    def note_plan(
+        self, priced: PricedTables, table: int, strategies: Sequence[int], vocab: int
+    ) -> bool:
+        """Note what rows of a plan need that were priced before; return whether that is all.
+
+        priced : of this model's documents, with notes on none of their groups; strategies : those
+        of the plan in its tables, any of which every layer type could have.
+        """
+        stages = priced.tables.table_stages[table]
+        row = priced.vocab.row(table, 0 if stages == 1 else 1, vocab)
+        found = [layer.row(table, s) for layer in priced.layers for s in strategies]
+        if row is None or None in found:
+            return False
+        chosen = [priced.tables.strategies[s] for s in strategies]
+        for k, (layer, rows) in enumerate(zip(self._layers, priced.layers, strict=True)):
+            kept = self._activations(layer, chosen)
+            self._said.record_layer(k, layer, chosen, ~np.isnan(kept.kept), kept.derived)
+            places = np.array([rows.row(table, s) for s in strategies], dtype=np.int64)
+            self._note_layer_batches(k, rows.rows.take(places))
+        self._note_vocab_batch(priced.vocab.rows.batch[row])
+        return True
+
+    def _note_layer_batches(self, kind: int, rows: Rows) -> None:
+        fits = self._layers[kind].fits
+        self._note_batch(f"layer type {kind}", rows.batch.max(initial=0.0), fits.whole)
+        for name, largest in fits.extrapolated(rows):
+            self._said.note_batch(f"layer type {kind}, {name}", largest)
+
+    def _note_vocab_batch(self, batch: float) -> None:
+        fits = self._vocab.fits
+        self._note_batch(OTHER, batch, fits.forward)
+        if fits.backward is not None:
+            self._note_batch(f"{OTHER}, backward", batch, fits.backward)
 
     def _note_batch(self, name: str, batch: float, fit: ComputeFit) -> None:
         if batch > 2 * fit.largest_batch:
             self._said.note_batch(name, fit.largest_batch)
+
+
+def _parameters(layer: LayerModel, rows: Rows) -> F64:
+    """Return the parameters of a layer on a rank, (n,)."""
+    # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
+    count: F64 = layer.memory.parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
+    return count
+
+
+def _by_type(arrays: Sequence[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    """Return arrays (..., N, S) of layer types as one, (..., N, K, S)."""
+    # of one type nothing has to be copied
+    return arrays[0][..., None, :] if len(arrays) == 1 else np.stack(arrays, axis=-2)
+
+
+def _first_alike(layers: Sequence[LayerModel]) -> list[int]:
+    """Return for every layer type the first one that has its price."""
+    known: list[tuple[int, tuple[object, ...]]] = []
+    found = []
+    for k, layer in enumerate(layers):
+        # what is priced is one layer, of however many
+        spec = replace(layer.spec, num_layers=1)
+        fits = layer.fits
+        mine = (spec, fits.whole, fits.measured, layer.memory, layer.attention_sample_s)
+        first = next((number for number, other in known if other == mine), k)
+        if first == k:
+            known.append((k, mine))
+        found.append(first)
+    return found
 
 
 def _logits_peak_bytes(model: ModelProfile, seq_length: int) -> float:

@@ -6,12 +6,15 @@ of `search.cost.tables`. Plain float64 and int64, so it is the yardstick for eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autopar.arrays import F64
 from autopar.plans import PipelineType
 from search.cost.tables import PlanTables
 
@@ -22,6 +25,7 @@ __all__ = [
     "evaluate",
     "in_flight",
     "replay",
+    "replica_step_times",
     "stage_kind",
     "vocab_position",
 ]
@@ -30,12 +34,12 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 # Event-level replay of one training step: only what depends on what, no formula.
 #
-# It is printed beside the step time T of the search as a check. A stage runs its micro-batches in
-# the order of its schedule; an activation or gradient leaves when its computation ends, transfers
-# do not occupy the stages, and each direction of a link carries one of them at a time.
+# It is printed beside the step time T of the search as a check. The rules of the schedules are in
+# csrc/planner/step/replay.cpp, and once more in plain Python in tests/oracles/replay.py.
 
 
-_FORWARD, _BACKWARD = 0, 1
+_WORK: tuple[Literal["forward", "backward", "tail"], ...] = ("forward", "backward", "tail")
+"""In the order of the compiled codes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +54,8 @@ class Event:
     end_s: float
 
 
-_MOST_EVENTS = 1 << 18
-"""Of a step, forwards and backwards that are replayed one by one; each takes about 100 bytes."""
+_MOST_MICROBATCHES = 1 << 21
+"""Of all stages together, that are replayed one by one: some 10 ms of work."""
 _RHYTHM = 840
 """Micro-batches over which growth is taken: every rhythm of up to 8 of them divides it."""
 
@@ -79,7 +83,8 @@ def replay(
 ) -> ReplayResult:
     """Return the time of one step of p stages and m micro-batches, in O(p*m).
 
-    Without a timeline steps of many micro-batches are replayed in part, see `_long_step`.
+    Without a timeline, steps of more than 2^21 micro-batches over all stages are replayed in part,
+    see `_long_step`. Ctrl-C is answered meanwhile.
 
     `forward_s`, `backward_s`: seconds per micro-batch, `tail_s`: per step, one entry per stage.
     `send_s[j]`: transfer between stages j and j+1, the same both ways; p - 1 entries, and a p-th
@@ -94,91 +99,51 @@ def replay(
         )
     if m < 1:
         raise ValueError(f"a step has at least one micro-batch, not {m}")
-    replayed = max(_MOST_EVENTS // p, 4 * p) + _RHYTHM
-    if m > replayed and not timeline:
-        shares = (forward_s, backward_s, send_s, tail_s)
-        return _long_step(shares, m, replayed, pipeline_type)
-    orders = [_order(j, p, m, pipeline_type) for j in range(p)]
-    arrival = [[[0.0] * m, [0.0] * m] for _ in range(p)]  # stage, direction, micro-batch
-    # micro-batches come in order, so a count says which are there; the ends wait for nobody
-    arrived = [[m if j == 0 else 0, m if j == p - 1 else 0] for j in range(p)]
-    link_free = [[0.0, 0.0] for _ in range(p)]  # of the sender, by direction
-    clock = [0.0] * p
-    position = [0] * p
-    duration = (forward_s, backward_s)
-    events: list[Event] = []
-    # the first stage is popped first
-    waiting = list(range(p - 1, -1, -1))
-    while waiting:
-        j = waiting.pop()
-        order = orders[j]
-        while position[j] < len(order):
-            kind, i = order[position[j]]
-            if arrived[j][kind] <= i:
-                break  # woken when it arrives
-            start = max(clock[j], arrival[j][kind][i])
-            end = start + duration[kind][j]
-            clock[j] = end
-            position[j] += 1
-            if timeline:
-                name: Literal["forward", "backward"] = "backward" if kind else "forward"
-                events.append(Event(stage=j, kind=name, microbatch=i, start_s=start, end_s=end))
-            to = j - 1 if kind else j + 1
-            if 0 <= to < p:
-                # one message at a time in each direction: it waits for the one before
-                link_free[j][kind] = max(end, link_free[j][kind]) + send_s[min(j, to)]
-                arrival[to][kind][i] = link_free[j][kind]
-                arrived[to][kind] = i + 1
-                waiting.append(to)
-    assert all(position[j] == 2 * m for j in range(p)), "the schedule waits for itself"
-    step = max(c + t for c, t in zip(clock, tail_s, strict=True))
-    if timeline:
-        events += [
-            Event(stage=j, kind="tail", microbatch=-1, start_s=clock[j], end_s=clock[j] + tail_s[j])
-            for j in range(p)
-        ]
-        events.sort(key=lambda e: (e.start_s, e.stage))
+    shares = (forward_s, backward_s, send_s, tail_s)
+    # the pipeline is full long before the part that is left out
+    most = max(_MOST_MICROBATCHES // p, 4 * p) + _RHYTHM
+    events: tuple[Event, ...] | None = None
+    if m > most and not timeline:
+        step = _long_step(shares, m, most, pipeline_type)
+    else:
+        step, columns = _whole_step(shares, m, pipeline_type, timeline=timeline)
+        if columns is not None:
+            rows = zip(*(column.tolist() for column in columns), strict=True)
+            events = tuple(
+                Event(stage=stage, kind=_WORK[code], microbatch=i, start_s=start, end_s=end)
+                for stage, code, i, start, end in rows
+            )
     busy = (m * (f + g) + t for f, g, t in zip(forward_s, backward_s, tail_s, strict=True))
     return ReplayResult(
-        step_time_s=step,
-        idle_s=tuple(max(0.0, step - b) for b in busy),
-        timeline=tuple(events) if timeline else None,
+        step_time_s=step, idle_s=tuple(max(0.0, step - b) for b in busy), timeline=events
     )
 
 
+_Shares = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
+"""Forwards, backwards, transfers and tails."""
+
+
+def _whole_step(
+    shares: _Shares, num_microbatches: int, pipeline_type: PipelineType, *, timeline: bool = False
+) -> tuple[float, tuple[NDArray[Any], ...] | None]:
+    """Return the seconds of a step, and its events as columns where they are asked for."""
+    # imported here: commands that replay nothing start without the compiled core
+    from search.planner.core import core
+
+    return core.replay(*shares, num_microbatches, pipeline_type == "gpipe", timeline)
+
+
 def _long_step(
-    shares: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
-    num_microbatches: int,
-    replayed: int,
-    pipeline_type: PipelineType,
-) -> ReplayResult:
-    """Return a step of which `replayed` micro-batches are replayed and the others follow.
+    shares: _Shares, num_microbatches: int, replayed: int, pipeline_type: PipelineType
+) -> float:
+    """Return the seconds of a step of which `replayed` micro-batches are replayed, others follow.
 
     Once the pipeline is full, the slowest stage or link sets a rhythm that repeats: the recurrence
     of starts is linear in (max, +), so that steps grow by the same time every few micro-batches.
     """
-    forward_s, backward_s, _, tail_s = shares
-    whole = replay(*shares, replayed, pipeline_type).step_time_s
-    part = replay(*shares, replayed - _RHYTHM, pipeline_type).step_time_s
-    step = whole + (num_microbatches - replayed) * ((whole - part) / _RHYTHM)
-    each = zip(forward_s, backward_s, tail_s, strict=True)
-    return ReplayResult(
-        step_time_s=step,
-        idle_s=tuple(max(0.0, step - (num_microbatches * (f + g) + t)) for f, g, t in each),
-        timeline=None,
-    )
-
-
-def _order(j: int, p: int, m: int, pipeline_type: PipelineType) -> list[tuple[int, int]]:
-    """Return the (direction, micro-batch) sequence of stage j of p."""
-    if pipeline_type == "gpipe":
-        return [(kind, i) for kind in (_FORWARD, _BACKWARD) for i in range(m)]
-    # as many forwards as stages follow, so that a gradient meets its micro-batch without waiting
-    warm_up = min(m, p - 1 - j)
-    order = [(_FORWARD, i) for i in range(warm_up)]
-    for i in range(m - warm_up):
-        order += [(_FORWARD, warm_up + i), (_BACKWARD, i)]
-    return order + [(_BACKWARD, i) for i in range(m - warm_up, m)]
+    whole, _ = _whole_step(shares, replayed, pipeline_type)
+    part, _ = _whole_step(shares, replayed - _RHYTHM, pipeline_type)
+    return whole + (num_microbatches - replayed) * ((whole - part) / _RHYTHM)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -333,32 +298,87 @@ def evaluate(
     )
 
 
+def replica_step_times(
+    tables: PlanTables,
+    drawn: tuple[F64, F64, F64],
+    vocab: tuple[F64, F64, F64] | None,
+    *,
+    num_microbatches: int,
+    stage_sizes: Sequence[int],
+    strategy_index: Sequence[int],
+) -> F64:
+    """Return T of a plan for replicas of its computation, (R,) seconds, as `evaluate` does.
+
+    tables : of one table and one vocabulary strategy; drawn : (R, K, S) forward, backward and tail
+    in the place of those of the tables, vocab : (R, 3, 1) the same, None where the tables hold
+    them. Redistribution, transfers and memory are those of the tables.
+    """
+    seen = evaluate(
+        tables,
+        table=0,
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+        vocab_index=0,
+    )
+    chosen = np.asarray(strategy_index, dtype=np.int64)
+    layers = [values[:, tables.layer_type, chosen] for values in drawn]
+    if vocab is None:
+        vocab = (tables.vocab_forward_s, tables.vocab_backward_s, tables.vocab_tail_s)
+    sums: tuple[list[F64], list[F64], list[F64]] = ([], [], [])
+    start = 0
+    for j, size in enumerate(stage_sizes):
+        run = slice(start, start + size)
+        start += size
+        position = vocab_position(j, len(stage_sizes))
+        for stages, of_layers, of_vocab in zip(sums, layers, vocab, strict=True):
+            seconds: F64 = of_layers[:, run].sum(axis=1)
+            stages.append(seconds if position is None else seconds + of_vocab[:, position, 0])
+    forward, backward, tail = sums
+    parts = _step_parts(
+        tables.pipeline_type,
+        num_microbatches,
+        [f + change for f, change in zip(forward, seen.redistribute_forward_s, strict=True)],
+        [g + change for g, change in zip(backward, seen.redistribute_backward_s, strict=True)],
+        list(seen.send_s),
+        tail,
+        lambda values: reduce(np.maximum, values),
+    )
+    times: F64 = sum(parts.values(), np.zeros(len(drawn[0])))
+    return times
+
+
+_Seconds = TypeVar("_Seconds", float, F64)
+
+
 def _step_parts(
     pipeline_type: str,
     m: int,
-    forward: list[float],
-    backward: list[float],
+    forward: list[_Seconds],
+    backward: list[_Seconds],
     send: list[float],
-    tail: list[float],
-) -> dict[str, float]:
+    tail: list[_Seconds],
+    most: Callable[[list[Any]], Any] = max,
+) -> dict[str, _Seconds]:
     """1F1B: T = sum s_j + (m-1)*max s_j + max tail_j with s_j = f_j + g_j + 2*cbar*(p-1)/p.
 
     GPipe: T = sum (f_j+g_j) + (m-1)*(max(f_j, c_j) + max(g_j, c_j)) + 2*sum c_j + max tail_j,
-    the maxima over all stages and links: a link slower than every stage is the bottleneck.
+    the maxima over all stages and links: a link slower than every stage is the bottleneck. `most`
+    is the largest of several seconds, which may be arrays.
     """
     p = len(forward)
     stage = [f + g for f, g in zip(forward, backward, strict=True)]
     if pipeline_type == "gpipe":
-        slowest = max(*forward, *send, 0.0) + max(*backward, *send, 0.0)
+        slowest = most([*forward, *send, 0.0]) + most([*backward, *send, 0.0])
         # an activation there and a gradient back, on every link
         transfer = 2.0 * sum(send)
     else:
-        slowest = max(stage)
+        slowest = most(stage)
         # 2*cbar*(p-1)/p of every s_j: p times in the sum, m - 1 times in the maximum
         transfer = (p + m - 1) * (2.0 * max(send) * (p - 1) / p)
     return {
         "first_microbatch": sum(stage),
         "steady": (m - 1) * slowest,
         "transfer": transfer,
-        "tail": max(tail),
+        "tail": most(tail),
     }

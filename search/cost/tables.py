@@ -33,8 +33,10 @@ first layer the type of the first layer, between last layer and head that of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,12 +53,14 @@ __all__ = [
     "POSITIONS",
     "STAGE_KINDS",
     "ActivationLayout",
+    "Grid",
     "LayerRows",
     "PlanTables",
     "PricedRows",
     "Pricing",
     "Recipe",
     "Rows",
+    "build_grid",
     "build_rows",
     "sum_of",
     "table_arrays",
@@ -162,18 +166,25 @@ class PlanTables:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PricedRows:
-    """Seconds and bytes of (table, strategy), split by category."""
+    """Seconds and bytes of (table, strategy), split by category.
 
+    Seconds are kept for the priced rows alone: a search needs their sums, and only what is shown
+    of one plan needs them by category.
+    """
+
+    at: tuple[I64, ...]
+    """Places of the priced rows, (n,) for every axis of `shape`."""
+    shape: tuple[int, ...]
+    seconds: tuple[Mapping[str, F64], Mapping[str, F64], Mapping[str, F64]]
+    """(n,) by category: a micro-batch's forward, its backward, and once per step."""
+    unpriced_s: float
+    """What `forward`, `backward` and `tail` are where no row is priced; all others are 0."""
+    rows: Rows
+    """What the n rows are."""
     valid: Bool
     """(N tables, strategies)"""
     priced: Bool
     """The same; also true where only a divisibility rule is broken, when those were asked for."""
-    forward: dict[str, F64]
-    """Seconds of a micro-batch's forward."""
-    backward: dict[str, F64]
-    """Seconds of a micro-batch's backward."""
-    step: dict[str, F64]
-    """Seconds once per step."""
     states: I64
     """The leading axis of two of `PlanTables`, as that of `transient`."""
     activations: I64
@@ -181,20 +192,69 @@ class PricedRows:
     transient: I64
     shared: I64
 
+    @cached_property
+    def forward(self) -> dict[str, F64]:
+        """Seconds of a micro-batch's forward."""
+        return self._placed(self.seconds[0])
+
+    @cached_property
+    def backward(self) -> dict[str, F64]:
+        """Seconds of a micro-batch's backward."""
+        return self._placed(self.seconds[1])
+
+    @cached_property
+    def step(self) -> dict[str, F64]:
+        """Seconds once per step."""
+        return self._placed(self.seconds[2])
+
+    @cached_property
+    def sums_s(self) -> F64:
+        """(3, ...) sums of `forward`, `backward` and `step`."""
+        full = np.full((3, *self.shape), self.unpriced_s)
+        for whole, part in zip(full, self.seconds, strict=True):
+            whole[self.at] = sum_of(part)
+        return full
+
     @property
     def forward_s(self) -> F64:
         """Sum of `forward`."""
-        return sum_of(self.forward)
+        sums: F64 = self.sums_s[0]
+        return sums
 
     @property
     def backward_s(self) -> F64:
         """Sum of `backward`."""
-        return sum_of(self.backward)
+        sums: F64 = self.sums_s[1]
+        return sums
 
     @property
     def tail_s(self) -> F64:
         """Sum of `step`."""
-        return sum_of(self.step)
+        sums: F64 = self.sums_s[2]
+        return sums
+
+    def row(self, *place: int) -> int | None:
+        """Return the number of the row at a place of the axes, None where none is priced."""
+        number = int(self._numbers[place])
+        return None if number < 0 else number
+
+    @cached_property
+    def _numbers(self) -> I64:
+        numbers = np.full(self.shape, -1, dtype=np.int64)
+        numbers[self.at] = np.arange(len(self.at[0]))
+        return numbers
+
+    def _placed(self, part: Mapping[str, F64]) -> dict[str, F64]:
+        """Return the categories in the shape of tables."""
+        found = {}
+        for name, values in part.items():
+            found[name] = np.full(self.shape, self._unpriced_s(name))
+            found[name][self.at] = values
+        return found
+
+    def _unpriced_s(self, name: str) -> float:
+        # one infinite category of a sum is enough to keep a row from being chosen
+        return self.unpriced_s if name in ("forward", "backward", "tail") else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,14 +271,16 @@ class LayerRows(PricedRows):
 
     def time_s(self, table: int, strategy: int) -> dict[str, float]:
         """Return the seconds of one row by category, per micro-batch and per step."""
+        row = self.row(table, strategy)
         result: dict[str, float] = {}
-        for part in (self.forward, self.backward, self.step):
+        for part in self.seconds:
             for name, values in part.items():
-                result[name] = result.get(name, 0.0) + float(values[table, strategy])
+                value = self._unpriced_s(name) if row is None else float(values[row])
+                result[name] = result.get(name, 0.0) + value
         return result
 
 
-def sum_of(parts: dict[str, F64]) -> F64:
+def sum_of(parts: Mapping[str, F64]) -> F64:
     """Return the sum of the categories, in their order."""
     values = iter(parts.values())
     total = next(values).copy()
@@ -307,13 +369,18 @@ class Rows:
     context_group: I64
     zero_group: I64
 
-    def scatter(self, values: NDArray[_Scalar], fill: float = 0) -> NDArray[_Scalar]:
-        """Return (tables, strategies) with `values` (n,) in the priced places, else `fill`."""
-        full = np.full(self.shape, fill, dtype=values.dtype)
-        full[self.table, self.strategy] = values
+    @property
+    def places(self) -> tuple[I64, I64]:
+        """Of the rows in an array of `shape`."""
+        return self.table, self.strategy
+
+    def scatter(self, values: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """Return (..., tables, strategies) with `values` (..., n) in the priced places, else 0."""
+        full = np.zeros((*values.shape[:-1], *self.shape), dtype=values.dtype)
+        full[..., self.table, self.strategy] = values
         return full
 
-    @property
+    @cached_property
     def sharded(self) -> Bool:
         """(n,) whether ZeRO shards anything."""
         return self.zero3 | self.zero2
@@ -333,85 +400,145 @@ def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
     return stages, samples, zero2
 
 
-def build_rows(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid:
+    """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples."""
+
+    tables: Sequence[Table]
+    strategies: Sequence[LayerStrategy]
+    stages: I64
+    """(N,) p, as `samples` and `zero2` those of `table_arrays`"""
+    samples: I64
+    zero2: Bool
+    at: I64
+    """(N,) number of the table's p among the distinct ones, D in all"""
+    fits: Bool
+    """(D, S) whether the ranks of a stage divide and all bandwidths are known"""
+    data: I64
+    """(D, S) d, 1 where nothing fits"""
+    zero_size: I64
+    group: I64
+    """(3, D, S) tensor, context and ZeRO group"""
+    tensor: I64
+    """(S,) as all below"""
+    context: I64
+    ulysses: Bool
+    zero3: Bool
+    checkpoint: Bool
+
+
+def build_grid(
     strategies: Sequence[LayerStrategy],
     tables: Sequence[Table],
     pricing: Pricing,
-    *,
-    legal: Bool,
     priceable: tuple[Bool, Bool],
-    price_illegal: bool = False,
-) -> Rows:
-    """Return the rows of one layer type, or of embedding and head.
+) -> Grid:
+    """Return the grid of tables and strategies.
 
-    legal : (S,) whether the model allows the strategy, by the rules of `autopar.plans`; those of
-    ranks and samples are added here. priceable : (S,) each, whether it has the measurements for it
-    on a single stage, and on several. With `price_illegal` rows that only break divisibility rules
-    are priced too (with a fractional b), still marked as not valid.
+    priceable : (S,) each, whether a strategy has the measurements for it on a single stage, and on
+    several.
     """
     stages, samples, zero2 = table_arrays(tables)
     world_size, groups = pricing.hardware.world_size, pricing.groups
-    tensor = np.array([s.tp for s in strategies], dtype=np.int64)
-    context = np.array([s.cp for s in strategies], dtype=np.int64)
-    ulysses = np.array([s.ulysses for s in strategies], dtype=np.bool_)
-    zero3 = np.array([s.zero3 for s in strategies], dtype=np.bool_)
-    checkpoint = np.array([s.checkpoint for s in strategies], dtype=np.bool_)
     # groups depend on p alone, so tables of other batches share them
-    distinct, stage_index = np.unique(stages, return_inverse=True)
-
-    size = (len(distinct), len(strategies))
-    fits = np.zeros(size, dtype=np.bool_)
+    distinct = sorted(set(stages.tolist()))
+    number = {p: i for i, p in enumerate(distinct)}
+    # and are the same for all recomputation and ZeRO of a degree
+    degrees = list(map(attrgetter("tp", "cp", "ulysses", "strided"), strategies))
+    wanted = [
+        dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
+        for flags in priceable
+    ]
+    shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
     # rows that do not fit keep degrees of 1: no remainder divides by 0
-    data = np.ones(size, dtype=np.int64)
-    zero_size = np.ones(size, dtype=np.int64)
-    group = np.zeros((3, *size), dtype=np.int64)
-    for i, num_stages in enumerate(distinct.tolist()):
-        for k, s in enumerate(strategies):
-            d = data_degree(world_size, num_stages, s.tp * s.cp)
-            if not d or not priceable[num_stages > 1][k]:
+    nothing = (0, 1, 1, 0, 0, 0)
+    cells = [[nothing] * len(shapes) for _ in distinct]
+    for row, p in zip(cells, distinct, strict=True):
+        for key in wanted[p > 1]:
+            tp, cp, ulysses, strided = key
+            d = data_degree(world_size, p, tp * cp)
+            if not d:
                 continue
             # context and Ulysses ranks have the weights of data ranks: they reduce together
-            z = d * s.cp * (s.tp if s.ulysses else 1)
-            # neighbours first: tensor, context, data; strided: context, data, tensor
-            group[0, i, k] = groups.index(s.tp, d * s.cp if s.strided else 1)
-            group[1, i, k] = groups.index(s.cp, 1 if s.strided else s.tp)
-            group[2, i, k] = groups.index(z, 1 if s.ulysses or s.strided else s.tp)
-            fits[i, k], data[i, k], zero_size[i, k] = True, d, z
-    # without a bandwidth a row has no price
-    fits &= groups.known(group).all(axis=0)
+            z = d * cp * (tp if ulysses else 1)
+            row[shapes[key]] = (
+                1,
+                d,
+                z,
+                # neighbours first: tensor, context, data; strided: context, data, tensor
+                groups.index(tp, d * cp if strided else 1),
+                groups.index(cp, 1 if strided else tp),
+                groups.index(z, 1 if ulysses or strided else tp),
+            )
+    of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
+    shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
+    fits, data, zero_size, *group = of_shape[:, shape].transpose(2, 0, 1)
+    columns = map(attrgetter("tp", "cp", "ulysses", "zero3", "checkpoint"), strategies)
+    of_strategy = np.array(list(columns), dtype=np.int64).reshape(len(strategies), 5)
+    tensor, context, ulysses_of, zero3, checkpoint = of_strategy.T
+    numbers = np.array(group)
+    has = np.array(priceable)[[int(p > 1) for p in distinct]]
+    return Grid(
+        tables=tables,
+        strategies=strategies,
+        stages=stages,
+        samples=samples,
+        zero2=zero2,
+        at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
+        # without a bandwidth a row has no price
+        fits=(fits == 1) & has & groups.known(numbers).all(axis=0),
+        data=data,
+        zero_size=zero_size,
+        group=numbers,
+        tensor=tensor,
+        context=context,
+        ulysses=ulysses_of == 1,
+        zero3=zero3 == 1,
+        checkpoint=checkpoint == 1,
+    )
 
-    priced = fits[stage_index]
-    data = data[stage_index]
+
+def build_rows(grid: Grid, pricing: Pricing, *, legal: Bool, price_illegal: bool = False) -> Rows:
+    """Return the rows of one layer type, or of embedding and head.
+
+    legal : (S,) whether the model allows the strategy, by the rules of `autopar.plans`; those of
+    ranks and samples are added here. With `price_illegal` rows that only break divisibility rules
+    are priced too (with a fractional b), still marked as not valid.
+    """
+    at = grid.at
+    data, sharded = grid.data[at], grid.zero_size[at]
     # b is a whole number of samples, never rounded: the rule of `violations`, for all rows at once
-    whole = samples[:, None] % data == 0
-    sharded = zero_size[stage_index]
+    whole = grid.samples[:, None] % data == 0
     # ZeRO-3 of one rank shards nothing: a second name for the plan without it
-    allowed = whole & (~zero3 | (sharded > 1)) & legal
+    allowed = whole & (~grid.zero3 | (sharded > 1)) & legal
+    priced = grid.fits[at]
     if not price_illegal:
         priced = priced & allowed
-    table, strategy = np.nonzero(priced)
-    t, c = tensor[strategy].astype(np.float64), context[strategy].astype(np.float64)
-    p = stages[table]
-    at = stage_index[table]
+    table, strategy = priced.nonzero()
+    t = grid.tensor[strategy].astype(np.float64)
+    c = grid.context[strategy].astype(np.float64)
+    p = grid.stages[table]
+    samples, zero3 = grid.samples[table], grid.zero3[strategy]
+    groups = grid.group[:, at[table], strategy]
     return Rows(
-        shape=(len(tables), len(strategies)),
+        shape=priced.shape,
         table=table,
         strategy=strategy,
         valid=allowed[table, strategy],
         stages=p.astype(np.float64),
-        ranks=(world_size // p).astype(np.float64),
-        samples=samples[table].astype(np.float64),
+        ranks=(pricing.hardware.world_size // p).astype(np.float64),
+        samples=samples.astype(np.float64),
         tensor=t,
         context=c,
         shards=t * c,
-        batch=samples[table] / data[table, strategy],
+        batch=samples / data[table, strategy],
         zero_size=sharded[table, strategy].astype(np.float64),
-        ulysses=ulysses[strategy],
-        zero3=zero3[strategy],
+        ulysses=grid.ulysses[strategy],
+        zero3=zero3,
         # the default is of layers that ZeRO-3 does not shard already
-        zero2=zero2[table] & ~zero3[strategy],
-        checkpoint=checkpoint[strategy],
-        tensor_group=group[0][at, strategy],
-        context_group=group[1][at, strategy],
-        zero_group=group[2][at, strategy],
+        zero2=grid.zero2[table] & ~zero3,
+        checkpoint=grid.checkpoint[strategy],
+        tensor_group=groups[0],
+        context_group=groups[1],
+        zero_group=groups[2],
     )

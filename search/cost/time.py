@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from autopar.arrays import F64, I64
 from autopar.model import LayerProfile, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.statistics import latency_bandwidth_fit, rising_fit
-from search.cost.communication import Groups
+from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import ComputeFits
 from search.cost.tables import ActivationLayout, Pricing, Rows
 
@@ -25,21 +26,21 @@ __all__ = [
     "Exchange",
     "LayerTime",
     "OptimizerCurve",
-    "TensorParallelTime",
     "Way",
     "fit_optimizer",
-    "gradient_sync_s",
+    "gradient_messages",
     "layer_time",
     "layout_of",
     "optimizer_s",
     "overlap_s",
     "overlapped_backward_s",
     "plan_exchange",
+    "redistribution",
     "redistribution_s",
     "ring_s",
     "send_s",
-    "tensor_parallel_s",
-    "ulysses_s",
+    "tensor_parallel_messages",
+    "ulysses_messages",
 ]
 
 
@@ -231,13 +232,13 @@ def _all_to_all(first: int, second: int, stride: int, multiple: int) -> Exchange
     return Exchange(operation="all2all", size=size, stride=stride, multiple=multiple)
 
 
-def redistribution_s(
+def redistribution(
     layouts: Sequence[ActivationLayout],
     sharded_bytes: F64,
     stages: I64,
     world_size: int,
     groups: Groups,
-) -> tuple[F64, F64]:
+) -> Asking[tuple[F64, F64]]:
     """Return forward and backward redistribution, each (N, K, Y, Y) seconds.
 
     sharded_bytes : (N, K) X of every table and layer type; stages : (N,) p. Where the rank order
@@ -246,24 +247,26 @@ def redistribution_s(
     Layouts that no stage of this world can hold together cost nothing here, their rows are not
     valid.
     """
-    count = len(layouts)
-    plans = [[plan_exchange(a, b) for b in layouts] for a in layouts]
-    # many pairs of layouts share one way: each is priced once
-    ways: dict[Way, int] = {(): 0}
-    index = np.zeros((2, count, count), dtype=np.int64)
-    for i, row in enumerate(plans):
-        for j, pair in enumerate(row):
-            for k, way in enumerate(pair):
-                index[k, i, j] = ways.setdefault(way, len(ways))
-
+    exchanges, ways, index = _ways(tuple(layouts))
     flat = sharded_bytes.ravel()
+    # nothing where the world has not so many ranks
+    possible = {i: e for i, e in enumerate(exchanges) if e.size <= world_size}
+    seconds = yield [
+        Message(
+            operation=e.operation,
+            num_bytes=flat * e.multiple,
+            group=np.full(flat.shape, groups.index(e.size, e.stride), dtype=np.int64),
+        )
+        for e in possible.values()
+    ]
+    known = [np.zeros_like(flat)] * len(exchanges)
+    for i, found in zip(possible, seconds, strict=True):
+        known[i] = found
     cost = np.zeros((flat.size, len(ways)))
-    known: dict[Exchange, F64] = {}
-    for way, number in ways.items():
+    for number, way in enumerate(ways):
         # collectives follow one another, and members of one run at once until the slowest ends
         for slowest in way:
-            times = [_exchange_s(e, flat, world_size, groups, known) for e in slowest]
-            cost[:, number] += np.maximum.reduce(times)
+            cost[:, number] += np.maximum.reduce([known[i] for i in slowest])
     cost = cost.reshape(*sharded_bytes.shape, len(ways))
     forward, backward = cost.take(index[0], axis=-1), cost.take(index[1], axis=-1)
     if any(layout.strided for layout in layouts):
@@ -271,6 +274,43 @@ def redistribution_s(
         # changing the order moves every sample and carries the ordinary exchange with it
         forward, backward = np.maximum(forward, across), np.maximum(backward, across)
     return forward, backward
+
+
+def redistribution_s(
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    world_size: int,
+    groups: Groups,
+) -> tuple[F64, F64]:
+    """Return `redistribution` alone."""
+    price = redistribution(layouts, sharded_bytes, stages, world_size, groups)
+    forward, backward = together(groups, price)[0]
+    return forward, backward
+
+
+@lru_cache(maxsize=256)
+def _ways(
+    layouts: tuple[ActivationLayout, ...],
+) -> tuple[tuple[Exchange, ...], tuple[tuple[tuple[int, ...], ...], ...], I64]:
+    """Return the exchanges between layouts, the ways as numbers of them, and those of all pairs.
+
+    The last are (2, Y, Y) numbers of ways. Of few layouts, which plans and searches have in common:
+    remembered.
+    """
+    # many pairs of layouts share one way: each is priced once
+    ways: dict[Way, int] = {(): 0}
+    numbers = [
+        [ways.setdefault(way, len(ways)) for way in plan_exchange(a, b)]
+        for a in layouts
+        for b in layouts
+    ]
+    index = np.array(numbers, dtype=np.int64).T.reshape(2, len(layouts), len(layouts))
+    exchanges = list(dict.fromkeys(e for way in ways for slowest in way for e in slowest))
+    numbered = tuple(
+        tuple(tuple(exchanges.index(e) for e in slowest) for slowest in way) for way in ways
+    )
+    return tuple(exchanges), numbered, index
 
 
 def _reorder_s(
@@ -309,26 +349,6 @@ def _reorder_s(
     return result
 
 
-def _exchange_s(
-    exchange: Exchange,
-    sharded_bytes: F64,
-    world_size: int,
-    groups: Groups,
-    known: dict[Exchange, F64],
-) -> F64:
-    if exchange not in known:
-        if exchange.size > world_size:
-            known[exchange] = np.zeros_like(sharded_bytes)
-        else:
-            group = np.full(
-                sharded_bytes.shape, groups.index(exchange.size, exchange.stride), dtype=np.int64
-            )
-            known[exchange] = groups.seconds(
-                exchange.operation, sharded_bytes * exchange.multiple, group
-            )
-    return known[exchange]
-
-
 def send_s(
     layouts: Sequence[ActivationLayout], sharded_bytes: F64, stages: I64, groups: Groups
 ) -> F64:
@@ -337,11 +357,7 @@ def send_s(
     X * replicas from every rank of a stage at once, in the time of a message between p stages.
     """
     replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
-    result = np.zeros((*sharded_bytes.shape, len(layouts)))
-    for p in sorted(set(stages.tolist()) - {1}):
-        rows = stages == p
-        result[rows] = groups.point_to_point_s(p, sharded_bytes[rows][:, :, None], replicas)
-    return result
+    return groups.transfers_s(stages, sharded_bytes, replicas)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,109 +380,69 @@ class LayerTime:
     """tail (exposed reduction and ZeRO-2 gather), optimizer"""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TensorParallelTime:
-    """Communication of Megatron tensor parallelism, each (n,) seconds."""
+def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
+    """Return the messages of a block of Megatron tensor parallelism, V = b*S*h*e/c bytes each.
 
-    forward_s: F64
-    exposed_backward_s: F64
-    input_gradient_s: F64
-    """Hides under the input-gradient GEMMs of the column-parallel linears."""
-    weight_gradient_s: F64
-
-
-def tensor_parallel_s(rows: Rows, spec: LayerSpec, pricing: Pricing) -> TensorParallelTime:
-    """Return the messages of Megatron tensor parallelism, V = b*S*h*e/c bytes each, in seconds.
-
-    With SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the input-gradient
-    and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR beside the
-    weight-gradient GEMMs. A layer with cross attention has three such blocks instead of two.
+    With SP an all-gather and a reduce-scatter, else an all-reduce; none where no row has any.
     """
-    groups, recipe = pricing.groups, pricing.recipe
-    # attention and MLP are a block each, and so is cross attention
-    blocks = 3.0 if spec.cross_attention else 2.0
     # one tensor rank exchanges nothing, and Ulysses exchanges heads
-    megatron = np.flatnonzero(~rows.ulysses & (rows.tensor > 1.0))
-    count = np.zeros_like(rows.batch)
-    zero = np.zeros_like(count)
-    if not megatron.size:
-        return TensorParallelTime(
-            forward_s=zero, exposed_backward_s=zero, input_gradient_s=zero, weight_gradient_s=zero
-        )
+    megatron = ~rows.ulysses & (rows.tensor > 1.0)
+    if not megatron.any():
+        return []
     # V: the group's b samples, of whose tokens a context rank has 1/c
-    token_bytes = float(spec.seq_length) * spec.hidden_size * recipe.element
-    message = (rows.batch[megatron] / rows.context[megatron]) * token_bytes
-    group = rows.tensor_group[megatron]
+    token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
+    message = (rows.batch / rows.context) * token_bytes
+    group = np.where(megatron, rows.tensor_group, 0)
     if not pricing.options.sequence_parallel:
-        reduce = count
-        # a row-parallel product is a partial sum that every tensor rank needs whole
-        reduce[megatron] = blocks * groups.seconds("allreduce", message, group)
-        return TensorParallelTime(
-            forward_s=reduce,
-            exposed_backward_s=zero,
-            input_gradient_s=zero,
-            # gradients of the inputs are partial sums too; weight gradients do not wait for them
-            weight_gradient_s=reduce,
-        )
-    gather, scatter = count, np.zeros_like(count)
-    # before the column-parallel product tokens are gathered, behind the row-parallel one scattered
-    gather[megatron] = blocks * groups.seconds("allgather", message, group, sequence=True)
-    scatter[megatron] = blocks * groups.seconds("reducescatter", message, group, sequence=True)
-    return TensorParallelTime(
-        forward_s=gather + scatter,
-        # the gradient of a block's output is gathered before anything is computed with it
-        exposed_backward_s=gather,
-        # inputs are kept scattered, and gathered again for the backward
-        input_gradient_s=gather,
-        # what the forward gathered is scattered in the backward
-        weight_gradient_s=scatter,
-    )
+        return [Message(operation="allreduce", num_bytes=message, group=group)]
+    return [
+        Message(operation=operation, num_bytes=message, group=group, sequence=True)
+        for operation in ("allgather", "reducescatter")
+    ]
 
 
-def ulysses_s(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
-    """Return the all-to-alls of Ulysses in one direction, in seconds.
+def ulysses_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
+    """Return the all-to-alls of an attention with Ulysses in one direction: of q, of k or v.
 
     q and the output move b*(S/c)*heads*head_dim*e/t each (h where heads are unknown), k and v are
-    scaled by max(kv_heads, t)/heads.
+    scaled by max(kv_heads, t)/heads. None where no row has any.
     """
-    groups, recipe = pricing.groups, pricing.recipe
-    result = np.zeros_like(rows.batch)
-    at = np.flatnonzero(rows.ulysses & (rows.tensor > 1.0))
-    if at.size:
-        attentions = 2.0 if spec.cross_attention else 1.0
-        heads = spec.num_heads
-        width = spec.hidden_size
-        if heads is not None:
-            # heads times their width may differ from the hidden size
-            width = heads * head_dim(spec)
-        token_bytes = float(spec.seq_length) * width * recipe.element
-        # the message of an all-to-all is the tensor of one rank, 1/(t*c) of the group's
-        query = rows.batch[at] * token_bytes / rows.shards[at]
-        key_value = query
-        if heads is not None:
-            # a rank computes with whole heads: below t heads of k and v are copied to t
-            key_value = query * (np.maximum(spec.num_kv_heads or heads, rows.tensor[at]) / heads)
-        group = rows.tensor_group[at]
-        # q and the output have one size, k and v the other
-        result[at] = (2.0 * attentions) * (
-            groups.seconds("all2all", query, group) + groups.seconds("all2all", key_value, group)
-        )
-    return result
+    exchanges = rows.ulysses & (rows.tensor > 1.0)
+    if not exchanges.any():
+        return []
+    heads = spec.num_heads
+    width = spec.hidden_size
+    if heads is not None:
+        # heads times their width may differ from the hidden size
+        width = heads * head_dim(spec)
+    token_bytes = float(spec.seq_length) * width * pricing.recipe.element
+    # the message of an all-to-all is the tensor of one rank, 1/(t*c) of the group's
+    query = rows.batch * token_bytes / rows.shards
+    key_value = query
+    if heads is not None:
+        # a rank computes with whole heads: below t heads of k and v are copied to t
+        key_value = query * (np.maximum(spec.num_kv_heads or heads, rows.tensor) / heads)
+    group = np.where(exchanges, rows.tensor_group, 0)
+    return [
+        Message(operation="all2all", num_bytes=num_bytes, group=group)
+        for num_bytes in (query, key_value)
+    ]
 
 
 def ring_s(
     rows: Rows, spec: LayerSpec, attention_sample_s: float, pricing: Pricing
-) -> tuple[F64, F64]:
+) -> tuple[F64, F64] | None:
     """Return the exposed ring exchanges of context parallelism, forward and backward, in seconds.
 
     An exchange moves K and V, 2*b*(S/c)*(kv_heads*head_dim/t)*e bytes. Forward: c-1 of them, one
     beside each attention step; backward: in c-1 steps K,V and dK,dV, in the last dK,dV alone.
+    None where no row has any.
     """
     groups, coefficient = pricing.groups, pricing.hardware.overlap_coefficient
-    forward, backward = np.zeros_like(rows.batch), np.zeros_like(rows.batch)
-    at = np.flatnonzero(rows.context > 1.0)
+    at = (rows.context > 1.0).nonzero()[0]
     if not at.size:
-        return forward, backward
+        return None
+    forward, backward = np.zeros_like(rows.batch), np.zeros_like(rows.batch)
     t, c, b = rows.tensor[at], rows.context[at], rows.batch[at]
     width = np.full_like(t, float(spec.hidden_size)) / t
     if spec.num_heads is not None:
@@ -491,25 +467,21 @@ def ring_s(
     return forward, backward
 
 
-def gradient_sync_s(parameters: F64, rows: Rows, pricing: Pricing) -> tuple[F64, F64]:
-    """Return gradient reduction and parameter gathering of a layer, in seconds.
+def gradient_messages(parameters: F64, rows: Rows, pricing: Pricing) -> list[Message]:
+    """Return the messages of gradients and parameters: reduce-scatter, all-gather, all-reduce.
 
-    ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g). The gathering AG(w*N) is 0 without ZeRO.
+    ddp: AR(N*e_g); sharded by ZeRO: RS(N*e_g), and AG(w*N) of the parameters. ZeRO-3 gathers
+    before each use and ZeRO-2 once behind the optimizer: the message is the same.
     """
-    groups, recipe, group = pricing.groups, pricing.recipe, rows.zero_group
+    recipe, sharded = pricing.recipe, rows.sharded
     gradients = parameters * recipe.gradient
     # a shard of the optimizer needs its share of the sum only, a whole one needs all of it
-    reduce = np.zeros_like(parameters)
-    # ZeRO-3 gathers before each use and ZeRO-2 once behind the optimizer: the message is the same
-    gather = np.zeros_like(parameters)
-    yes, no = np.flatnonzero(rows.sharded), np.flatnonzero(~rows.sharded)
-    if yes.size:
-        reduce[yes] = groups.seconds("reducescatter", gradients[yes], group[yes])
-        weights = parameters[yes] * recipe.weight
-        gather[yes] = groups.seconds("allgather", weights, group[yes])
-    if no.size:
-        reduce[no] = groups.seconds("allreduce", gradients[no], group[no])
-    return reduce, gather
+    shards, whole = np.where(sharded, rows.zero_group, 0), np.where(sharded, 0, rows.zero_group)
+    return [
+        Message(operation="reducescatter", num_bytes=gradients, group=shards),
+        Message(operation="allgather", num_bytes=parameters * recipe.weight, group=shards),
+        Message(operation="allreduce", num_bytes=gradients, group=whole),
+    ]
 
 
 def optimizer_s(
@@ -534,71 +506,100 @@ def layer_time(
     rows: Rows,
     spec: LayerSpec,
     fits: ComputeFits,
-    parameter_count: float,
+    parameters: F64,
     attention_sample_s: float,
     pricing: Pricing,
     optimizer: OptimizerCurve | None,
-) -> LayerTime:
+) -> Asking[LayerTime]:
     """Return the time of every row by category, in seconds.
 
-    attention_sample_s : attention part of one sample's unsharded forward, the ring's window;
-    optimizer : its measured step, if there is one.
+    parameters : (n,) of the layer on a rank; attention_sample_s : attention part of one sample's
+    unsharded forward, the ring's window; optimizer : its measured step, if there is one.
+
+    Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the
+    input-gradient and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR
+    beside the weight-gradient GEMMs. A layer with cross attention has three such blocks.
     """
     options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
     backward = fits.seconds("backward", rows, BACKWARD_FACTOR * compute)
     # a checkpointed layer runs its forward again, exposed messages included
-    again = np.where(rows.checkpoint, 1.0, 0.0)
+    again = rows.checkpoint.astype(np.float64)
     recompute = again * fits.seconds("recompute", rows, compute)
-    tensor = tensor_parallel_s(rows, spec, pricing)
-    ulysses = ulysses_s(rows, spec, pricing)
-    ring_forward, ring_backward = ring_s(rows, spec, attention_sample_s, pricing)
-    # tensor ranks share a layer's parameters, ranks of Ulysses have all of them
-    parameters = parameter_count / np.where(rows.ulysses, 1.0, rows.tensor)
-    reduce, gather = gradient_sync_s(parameters, rows, pricing)
+    tensor = tensor_parallel_messages(rows, spec, pricing)
+    heads = ulysses_messages(rows, spec, pricing)
+    sync = gradient_messages(parameters, rows, pricing)
+    seconds = iter((yield [*tensor, *heads, *sync]))
+    nothing = np.zeros_like(rows.batch)
+
+    # attention and MLP are a block each, and so is cross attention
+    blocks = 3.0 if spec.cross_attention else 2.0
+    tensor_s = [blocks * next(seconds) for _ in tensor]
+    exposed = input_gradient = nothing
+    if not tensor_s:
+        tensor_forward = weight_gradient = nothing
+    elif options.sequence_parallel:
+        # Before the column-parallel product tokens are gathered, behind the row-parallel one
+        # scattered. The gradient of a block's output is gathered before anything is computed with
+        # it, and inputs are kept scattered, so that the backward gathers them again.
+        exposed = input_gradient = tensor_s[0]
+        # what the forward gathered is scattered in the backward
+        weight_gradient = tensor_s[1]
+        tensor_forward = tensor_s[0] + tensor_s[1]
+    else:
+        # A row-parallel product is a partial sum that every tensor rank needs whole. Gradients of
+        # the inputs are partial sums too; weight gradients do not wait for them.
+        tensor_forward = weight_gradient = tensor_s[0]
+    # q and the output have one size, k and v the other
+    attentions = 2.0 if spec.cross_attention else 1.0
+    ulysses = (2.0 * attentions) * (next(seconds) + next(seconds)) if heads else nothing
+    ring = ring_s(rows, spec, attention_sample_s, pricing)
+    ring_forward, ring_backward = ring or (nothing, nothing)
+    scattered, gather, reduced = seconds
+    reduce = scattered + reduced
     # ZeRO-3 drops what it gathered after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
     # Exposed part of what the windows hide, then of the parameters, then of the reduction.
-    exposed = tensor.exposed_backward_s
     windows: tuple[tuple[F64, F64], ...] = ()
     if options.tp_overlap:
         # input and weight gradients are half of it each, windows their column-parallel parts
         window = backward / 2.0 * options.column_parallel_share
-        windows = ((window, tensor.input_gradient_s), (window, tensor.weight_gradient_s))
+        windows = ((window, input_gradient), (window, weight_gradient))
     else:
-        exposed = exposed + tensor.input_gradient_s + tensor.weight_gradient_s
+        exposed = exposed + input_gradient + weight_gradient
     busy = backward + recompute
-    nothing = np.zeros_like(busy)
     # with one message more each time, so that a category is what its message adds
-    with_tensor = overlapped_backward_s(busy, windows, nothing, coefficient)
-    with_gather = overlapped_backward_s(busy, windows, gather3, coefficient)
-    with_reduce = overlapped_backward_s(busy, windows, gather3 + reduce, coefficient)
-    sync = np.maximum(with_reduce - with_gather, 0.0)
+    others = np.array((nothing, gather3, gather3 + reduce))
+    with_tensor, with_gather, with_reduce = overlapped_backward_s(
+        busy, windows, others, coefficient
+    )
+    unhidden = np.maximum(with_reduce - with_gather, 0.0)
     # gathered behind the optimizer, ZeRO-2's weights hide only under the next step's forward
-    gather_tail = np.where(rows.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
+    gathering = overlap_s(compute, np.array((gather3, gather)), coefficient) - compute
+    gather_tail = np.where(rows.zero2, gathering[1], 0.0)
 
     backward_parts = {
         "backward": backward,
         "recompute": recompute,
-        "tp": exposed + again * tensor.forward_s + (with_tensor - busy),
-        "ulysses": ulysses * (1.0 + again),
-        "cp": ring_backward + again * ring_forward,
+        "tp": exposed + again * tensor_forward + (with_tensor - busy),
+        "ulysses": ulysses * (1.0 + again) if heads else nothing,
+        "cp": ring_backward + again * ring_forward if ring else nothing,
         "zero3": with_gather - with_tensor,
         # asynchronous reduction runs in the last micro-batch only: then it is part of the tail
-        "sync": nothing if options.async_grad_reduce else sync,
+        "sync": nothing if options.async_grad_reduce else unhidden,
     }
     return LayerTime(
         forward={
             "forward": compute,
-            "tp": tensor.forward_s,
+            "tp": tensor_forward,
             "ulysses": ulysses,
             "cp": ring_forward,
-            "zero3": overlap_s(compute, gather3, coefficient) - compute,
+            "zero3": gathering[0],
         },
         backward=backward_parts,
         step={
-            "tail": (sync if options.async_grad_reduce else nothing) + gather_tail,
+            "tail": unhidden + gather_tail if options.async_grad_reduce else gather_tail,
             "optimizer": optimizer_s(parameters, rows, pricing, optimizer),
         },
     )

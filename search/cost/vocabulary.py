@@ -6,27 +6,31 @@ layer, the head that of the last. A single stage holds both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
+from search.cost.communication import Asking, Message
 from search.cost.fits import OtherFits
 from search.cost.memory import (
     communicator_bytes,
     gathered_bytes,
     state_bytes,
     to_bytes,
+    token_bytes,
     zero_transient_bytes,
 )
-from search.cost.tables import POSITIONS, PricedRows, Pricing, Rows, build_rows
+from search.cost.tables import POSITIONS, PricedRows, Pricing, Rows, build_grid, build_rows
 from search.cost.time import (
     BACKWARD_FACTOR,
+    LayerTime,
     OptimizerCurve,
-    gradient_sync_s,
+    gradient_messages,
     optimizer_s,
     overlap_s,
 )
@@ -63,8 +67,6 @@ class VocabRows(PricedRows):
 
     unmeasured: tuple[int, ...]
     """Degrees that fit some table but have no entry in the memory tables."""
-    largest_batch: float
-    """Most samples that a priced vocabulary group processes together, 0 without any."""
     loss: I64
     """What head and loss have beside it, which is gone when the backward of a layer begins."""
 
@@ -103,31 +105,70 @@ def vocab_rows(
     pricing: Pricing,
     *,
     price_illegal: bool = False,
-) -> VocabRows:
+) -> Asking[VocabRows]:
     """Return every (table, embedding strategy) priced at each position.
 
     Positions a table does not have (first and last for p == 1, only for p > 1) and rows that are
     not `priced` hold zeros.
     """
-    options, spec = pricing.options, model.spec
+    options, spec, recipe = pricing.options, model.spec, pricing.recipe
     sp = options.sequence_parallel
     states, activations = _measured(model, vocab)
     has = ~np.isnan(states) & ~np.isnan(activations)
     # a pipeline needs the tables of both its ends, a single stage one of its own
     measured = (has[0], has[1] & has[2])
-    world = pricing.hardware.world_size
+    legal = [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab]
     every = build_rows(
-        [v.as_layer() for v in vocab],
-        tables,
+        build_grid([v.as_layer() for v in vocab], tables, pricing, measured),
         pricing,
-        legal=np.array(
-            [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab], dtype=np.bool_
-        ),
-        priceable=measured,
+        legal=np.array(legal, dtype=np.bool_),
         price_illegal=price_illegal,
     )
+    # one stage has position `only`, several have `first` and `last`: rows of each, in this order
+    single = every.stages == 1.0
+    alone, ends = single.nonzero()[0], (~single).nonzero()[0]
+    rows = every.take(np.concatenate((alone, ends, ends)))
+    counts = (len(alone), len(ends), len(ends))
+    at = _Positions(
+        number=np.repeat(np.arange(len(POSITIONS)), counts),
+        rows=[slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)],
+    )
+    which = (at.number, rows.strategy)
+    # the file counts states of 16 bytes a parameter, whatever recipe is planned
+    parameters = states[which] / _STATE_BYTES_DOCUMENTED
+    gathered = _at_once(states, model)[which] / _STATE_BYTES_DOCUMENTED
+    times = yield from _time(at, rows, parameters, model, vocab, pricing)
+    # what SP with vtp > 1 gathers, in the shared buffer or on its own
+    first, last = (token_bytes(layer, recipe) for layer in (spec.layers[0], spec.layers[-1]))
+    buffer = gathered_bytes(rows, np.where(at.number == _FIRST, first, last), pricing)
+    # logits are where the loss is: of the columns of the vocabulary, or with Ulysses of the tokens,
+    # a rank has 1/vtp
+    logits = rows.batch * model.logits_peak_bytes_per_sample / rows.tensor
+    logits[at.rows[_FIRST]] = 0.0
+    kept, passing = [], []
+    # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
+    for shard in (True, not options.async_grad_reduce):
+        kept.append(state_bytes(parameters, rows, recipe, shard_gradients=shard))
+        peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard) + logits
+        passing.append(peak if options.global_memory_buffer else peak + buffer)
+    shared = communicator_bytes(rows, pricing)
+    kept.append(rows.batch * _staying(activations)[which])
+    kept.append(rows.batch * activations[which])
+    passing.append(buffer + shared if options.global_memory_buffer else shared)
+    num_bytes = to_bytes(np.array((*kept, *passing)))
+    # what does not stay beside the layers belongs to the loss
+    num_bytes[3] -= num_bytes[2]
     shape = (len(tables), len(POSITIONS), len(vocab))
-    out = VocabRows(
+    places = (rows.table, *which)
+    full = np.zeros((len(num_bytes), *shape), dtype=np.int64)
+    full[(slice(None), *places)] = num_bytes
+    world = pricing.hardware.world_size
+    return VocabRows(
+        at=places,
+        shape=shape,
+        seconds=(times.forward, times.backward, times.step),
+        unpriced_s=0.0,
+        rows=rows,
         valid=every.scatter(every.valid),
         priced=every.scatter(np.ones_like(every.valid)),
         unmeasured=tuple(
@@ -135,85 +176,54 @@ def vocab_rows(
                 {
                     v.tp
                     for p in {p for p, _, _ in tables}
-                    for k, v in enumerate(vocab)
-                    if data_degree(world, p, v.tp) and not measured[p > 1][k]
+                    for v, known in zip(vocab, measured[p > 1].tolist(), strict=True)
+                    if not known and data_degree(world, p, v.tp)
                 }
             )
         ),
-        largest_batch=float(every.batch.max(initial=0.0)),
-        forward={name: np.zeros(shape) for name in ("forward", "tp", "zero3")},
-        backward={name: np.zeros(shape) for name in ("backward", "tp", "zero3", "sync")},
-        step={name: np.zeros(shape) for name in ("tail", "optimizer", "tied")},
-        states=np.zeros((2, *shape), dtype=np.int64),
-        activations=np.zeros(shape, dtype=np.int64),
-        loss=np.zeros(shape, dtype=np.int64),
-        transient=np.zeros((2, *shape), dtype=np.int64),
-        shared=np.zeros(shape, dtype=np.int64),
+        states=full[0:2],
+        activations=full[2],
+        loss=full[3],
+        transient=full[4:6],
+        shared=full[6],
     )
-    for number, position in enumerate(POSITIONS):
-        # one stage has position `only`, several have `first` and `last`
-        rows = every.take(np.flatnonzero((every.stages > 1.0) == (number > 0)))
-        if not rows.table.size:
-            continue
-        which = rows.strategy
-        at = (rows.table, np.full_like(rows.table, number), which)
-        # the file counts states of 16 bytes a parameter, whatever recipe is planned
-        parameters = states[number][which] / _STATE_BYTES_DOCUMENTED
-        gathered = _at_once(position, states, model)[which] / _STATE_BYTES_DOCUMENTED
-        _time(out, at, position, rows, parameters, model, pricing)
-        # what SP with vtp > 1 gathers, in the shared buffer or on its own
-        buffer = gathered_bytes(rows, spec.layers[0 if position == "first" else -1], pricing)
-        # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
-        for now, shard in enumerate((True, not options.async_grad_reduce)):
-            recipe = pricing.recipe
-            peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard)
-            # logits are where the loss is
-            if position != "first":
-                logits = model.logits_peak_bytes_per_sample
-                # of the columns of the vocabulary, or with Ulysses of the tokens, a rank has 1/vtp
-                peak = peak + rows.batch * logits / rows.tensor
-            if not options.global_memory_buffer:
-                peak = peak + buffer
-            kept = state_bytes(parameters, rows, recipe, shard_gradients=shard)
-            out.states[now][at], out.transient[now][at] = to_bytes(kept), to_bytes(peak)
-        stays = rows.batch * _staying(position, activations)[which]
-        out.activations[at] = to_bytes(stays)
-        # what does not stay beside the layers belongs to the loss
-        out.loss[at] = to_bytes(rows.batch * activations[number][which]) - out.activations[at]
-        shared = communicator_bytes(rows, pricing)
-        out.shared[at] = to_bytes(buffer + shared if options.global_memory_buffer else shared)
-    if spec.tied_embeddings:
-        _tie(out, model, vocab, tables, pricing)
-    return out
 
 
-def _at_once(position: str, states: F64, model: VocabModel) -> F64:
-    """(E,) documented state bytes of what ZeRO gathers and reduces at one moment.
+_ONLY, _FIRST, _LAST = range(len(POSITIONS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Positions:
+    """Where the rows of positions are, one position after the other."""
+
+    number: I64
+    """(n,) index into POSITIONS"""
+    rows: Sequence[slice]
+    """Of every position."""
+
+
+def _at_once(states: F64, model: VocabModel) -> F64:
+    """(3, E) documented state bytes of what ZeRO gathers and reduces at one moment.
 
     On the only stage embedding and head are two units, at work at opposite ends of a micro-batch,
     unless they share their table.
     """
+    if model.spec.tied_embeddings:
+        return states
     only, first, last = states
-    if position != "only" or model.spec.tied_embeddings:
-        whole: F64 = states[POSITIONS.index(position)]
-        return whole
     # fmin and fmax pass over nan: an end that was not measured says nothing
-    larger: F64 = np.fmin(only, np.fmax(first, last))
-    return larger
+    return np.array((np.fmin(only, np.fmax(first, last)), first, last))
 
 
-def _staying(position: str, activations: F64) -> F64:
-    """(E,) bytes per sample of a position that are there while layers run backward.
+def _staying(activations: F64) -> F64:
+    """(3, E) bytes per sample that are there while layers run backward.
 
     Head and loss are done by then. On the only stage what the first of several keeps stays, all
     where that was not measured.
     """
     only, first, last = activations
-    if position == "last":
-        return np.zeros_like(last)
     # fmin passes over nan: without a first stage's table all stays
-    stays: F64 = first if position == "first" else np.fmin(first, only)
-    return stays
+    return np.array((np.fmin(first, only), first, np.zeros_like(last)))
 
 
 def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F64]:
@@ -237,15 +247,14 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
 
 
 def _time(
-    out: VocabRows,
-    at: tuple[I64, I64, I64],
-    position: str,
+    at: _Positions,
     rows: Rows,
     parameters: F64,
     model: VocabModel,
+    vocab: Sequence[VocabStrategy],
     pricing: Pricing,
-) -> None:
-    """Fill the times of one position.
+) -> Asking[LayerTime]:
+    """Return the times of all rows by category, in seconds.
 
     `other`(b)/vtp belongs to the last (or only) stage, except the look-up on the first. Backward
     is 2x, or the measured one, of which the look-up takes 2x as well.
@@ -253,120 +262,161 @@ def _time(
     coefficient, rate = pricing.hardware.overlap_coefficient, pricing.hardware.memory_bytes_per_s
     total = model.fits.seconds("forward", rows.batch, rows.table)
     assert total is not None, "forwards are always measured"
-    total = total / rows.tensor
+    compute = total / rows.tensor
     measured = model.fits.seconds("backward", rows.batch, rows.table)
+    nothing = np.zeros_like(rows.batch)
+    look_up = nothing
+    if rate is not None:
+        first_bytes = 3.0 * token_bytes(model.spec.layers[0], pricing.recipe)
+        look_up = rows.batch * first_bytes / rate
     # the part of the last stage's measurement that runs on the first
-    shared = np.zeros_like(total)
-    if position == "only":
-        compute = total
-    else:
-        first = model.spec.layers[0]
-        look_up = np.zeros_like(total)
-        if rate is not None:
-            token_bytes = 3.0 * first.seq_length * first.hidden_size * pricing.recipe.element
-            look_up = rows.batch * token_bytes / rate
-        shared = look_up / rows.tensor
-        # The measured total contains the unsharded look-up; without vocabulary parallelism of
-        # the sequence every rank of a vocabulary group looks up all tokens.
-        compute = (
-            np.where(rows.ulysses, shared, look_up)
-            if position == "first"
-            else np.maximum(total - shared, 0.0)
-        )
+    shared = look_up / rows.tensor
+    _, first, last = at.rows
+    shared[at.rows[_ONLY]] = 0.0
+    # The measured total contains the unsharded look-up; without vocabulary parallelism of
+    # the sequence every rank of a vocabulary group looks up all tokens.
+    compute[first] = np.where(rows.ulysses[first], shared[first], look_up[first])
+    compute[last] = np.maximum(compute[last] - shared[last], 0.0)
     backward = BACKWARD_FACTOR * compute
-    if measured is not None and position != "first":
+    if measured is not None:
         # measured with the look-up's backward, which runs on the first stage; 0 on the only one
-        backward = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
-    tp_forward, tp_backward = _communication(position, rows, model, pricing)
+        rest = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
+        backward = np.where(at.number == _FIRST, backward, rest)
+    messages = _communication(at, rows, model, pricing)
+    # in the order of positions, each with what it exchanges and what it shards
+    sync = gradient_messages(parameters, rows, pricing)
+    asked = [
+        m for part, own in zip(at.rows, messages, strict=True) for m in (*own, *_cut(sync, part))
+    ]
+    # both ends of a pipeline wait for the sum of tied weights
+    ends = (at.number != _ONLY).nonzero()[0]
+    stages = sorted(set(rows.stages[ends].tolist())) if model.spec.tied_embeddings else []
+    seconds = iter((yield [*asked, *_tied(stages, model, vocab, pricing)]))
+    tp_forward, tp_backward = nothing.copy(), nothing.copy()
+    reduce, gather = nothing.copy(), nothing.copy()
+    for number, part in enumerate(at.rows):
+        if messages[number]:
+            _exchanged_s(number, seconds, tp_forward[part], tp_backward[part], pricing)
+        scattered, gather[part], reduced = (next(seconds) for _ in sync)
+        reduce[part] = scattered + reduced
 
-    reduce, gather = gradient_sync_s(parameters, rows, pricing)
+    tied = nothing
+    if stages:
+        by_stages = np.array([next(seconds) for _ in stages])
+        tied = nothing.copy()
+        tied[ends] = by_stages[np.searchsorted(stages, rows.stages[ends]), rows.strategy[ends]]
     # ZeRO-3 gathers in both passes
     gather3 = np.where(rows.zero3, gather, 0.0)
-    with_gather = overlap_s(backward, gather3, coefficient)
+    with_gather, with_both, with_tail, with_gather3 = overlap_s(
+        np.array((backward, backward, compute, compute)),
+        np.array((gather3, gather3 + reduce, gather, gather3)),
+        coefficient,
+    )
     # what the reduction takes beside the gather
-    sync = np.maximum(overlap_s(backward, gather3 + reduce, coefficient) - with_gather, 0.0)
+    unhidden = np.maximum(with_both - with_gather, 0.0)
     # behind the optimizer ZeRO-2's gather hides only under the next forward
-    tail = np.where(rows.zero2, overlap_s(compute, gather, coefficient) - compute, 0.0)
-    if pricing.options.async_grad_reduce:
-        tail = tail + sync
-    else:
-        out.backward["sync"][at] = sync
-    out.forward["forward"][at] = compute
-    out.forward["tp"][at] = tp_forward
-    out.forward["zero3"][at] = overlap_s(compute, gather3, coefficient) - compute
-    out.backward["backward"][at] = backward
-    out.backward["tp"][at] = tp_backward
-    out.backward["zero3"][at] = with_gather - backward
-    out.step["tail"][at] = tail
-    out.step["optimizer"][at] = optimizer_s(parameters, rows, pricing, model.optimizer)
+    tail = np.where(rows.zero2, with_tail - compute, 0.0)
+    late = pricing.options.async_grad_reduce
+    return LayerTime(
+        forward={"forward": compute, "tp": tp_forward, "zero3": with_gather3 - compute},
+        backward={
+            "backward": backward,
+            "tp": tp_backward,
+            "zero3": with_gather - backward,
+            "sync": nothing if late else unhidden,
+        },
+        step={
+            "tail": tail + unhidden if late else tail,
+            "optimizer": optimizer_s(parameters, rows, pricing, model.optimizer),
+            "tied": tied,
+        },
+    )
+
+
+def _cut(messages: Sequence[Message], part: slice) -> list[Message]:
+    return [
+        Message(
+            operation=m.operation,
+            num_bytes=m.num_bytes[part],
+            group=m.group[part],
+            sequence=m.sequence,
+        )
+        for m in messages
+    ]
 
 
 def _communication(
-    position: str, every: Rows, model: VocabModel, pricing: Pricing
-) -> tuple[F64, F64]:
-    """Vocabulary-parallel messages of one position, forward and backward, all exposed.
+    at: _Positions, rows: Rows, model: VocabModel, pricing: Pricing
+) -> tuple[list[Message], ...]:
+    """Return the vocabulary-parallel messages of every position, in the order of `_exchanged_s`.
 
-    Embedding: forward RS (SP) or AR of b*S*h*e, backward the transposed AG (SP) or nothing.
-    Head: forward AG (SP) or nothing, backward RS + re-gather AG (SP) or AR. Cross-entropy: 3 AR
-    of 4*b*S bytes forward.
+    Embedding: RS (SP) or AR of b*S*h*e, and with SP the transposed AG. Head: AG and RS (SP) or AR.
+    Cross-entropy: AR of 4*b*S bytes. None where no row has any.
     """
-    groups, sequence_parallel = pricing.groups, pricing.options.sequence_parallel
-    forward, backward = np.zeros_like(every.batch), np.zeros_like(every.batch)
     # with Ulysses a rank has the whole table, and tokens of its own
-    rows = np.flatnonzero(~every.ulysses & (every.tensor > 1.0))
-    if not rows.size:
-        return forward, backward
-    batch, group = every.batch[rows], every.tensor_group[rows]
+    split = ~rows.ulysses & (rows.tensor > 1.0)
+    if not split.any():
+        return ([],) * len(POSITIONS)
+    group = np.where(split, rows.tensor_group, 0)
+    sequence_parallel = pricing.options.sequence_parallel
 
-    def message(layer: LayerSpec) -> F64:
-        return batch * (float(layer.seq_length) * layer.hidden_size * pricing.recipe.element)
+    def messages(number: int, part: slice) -> Iterator[Message]:
+        mine, batch = group[part], rows.batch[part]
 
-    if position != "last":
-        size = message(model.spec.layers[0])
+        def of(layer: LayerSpec, *operations: str) -> Iterator[Message]:
+            size = batch * token_bytes(layer, pricing.recipe)
+            for name in operations if sequence_parallel else ("allreduce",):
+                yield Message(
+                    operation=name, num_bytes=size, group=mine, sequence=sequence_parallel
+                )
+
+        if number != _LAST:
+            yield from of(model.spec.layers[0], "reducescatter", "allgather")
+        if number != _FIRST:
+            last = model.spec.layers[-1]
+            yield from of(last, "allgather", "reducescatter")
+            # 4 bytes a token: the largest logit, the sum of exponentials, the target's logit
+            per_token = 4.0 * batch * last.seq_length
+            yield Message(operation="allreduce", num_bytes=per_token, group=mine)
+
+    return tuple(list(messages(number, part)) for number, part in enumerate(at.rows))
+
+
+def _exchanged_s(
+    number: int, seconds: Iterator[F64], forward: F64, backward: F64, pricing: Pricing
+) -> None:
+    """Add the messages of one position to its forward and backward, all exposed."""
+    sequence_parallel = pricing.options.sequence_parallel
+    if number != _LAST:
         # a rank looks up its own words, others are 0 there: partial sums
+        forward += next(seconds)
+        # without SP backward is free: every rank has the whole gradient of the sum
         if sequence_parallel:
-            forward[rows] += groups.seconds("reducescatter", size, group, sequence=True)
-            backward[rows] += groups.seconds("allgather", size, group, sequence=True)
-        else:
-            # backward is free: every rank has the whole gradient of the sum
-            forward[rows] += groups.seconds("allreduce", size, group)
-    if position != "first":
-        last = model.spec.layers[-1]
-        size = message(last)
+            backward += next(seconds)
+    if number != _FIRST:
         if sequence_parallel:
             # columns of a rank need all tokens, again in the backward since they are kept scattered
-            gather = groups.seconds("allgather", size, group, sequence=True)
-            scatter = groups.seconds("reducescatter", size, group, sequence=True)
-            forward[rows] += gather
-            backward[rows] += gather + scatter
+            gather, scatter = next(seconds), next(seconds)
+            forward += gather
+            backward += gather + scatter
         else:
             # every rank has the whole input; its gradient is a partial sum over columns
-            backward[rows] += groups.seconds("allreduce", size, group)
-        # 4 bytes a token: the largest logit, the sum of exponentials, the logit of the target
-        per_token = 4.0 * batch * last.seq_length
-        forward[rows] += 3.0 * groups.seconds("allreduce", per_token, group)
-    return forward, backward
+            backward += next(seconds)
+        # cross-entropy reduces three numbers a token
+        forward += 3.0 * next(seconds)
 
 
-def _tie(
-    out: VocabRows,
-    model: VocabModel,
-    vocab: Sequence[VocabStrategy],
-    tables: Sequence[Table],
-    pricing: Pricing,
-) -> None:
-    """Add the exposed all-reduce of tied weights between first and last stage, to both."""
+def _tied(
+    stages: Sequence[float], model: VocabModel, vocab: Sequence[VocabStrategy], pricing: Pricing
+) -> list[Message]:
+    """Return the all-reduces (E,) of tied weights between first and last stage, for every p."""
+    if not stages:
+        return []
     world, groups = pricing.hardware.world_size, pricing.groups
-    stages = np.array([p for p, _, _ in tables], dtype=np.int64)
-    for p in sorted(set(stages.tolist()) - {1}):
-        if world % p:
-            continue
+    gradients = np.array([tied_parameters(model, v) * pricing.recipe.gradient for v in vocab])
+    messages = []
+    for p in map(int, stages):
         # a rank of the first stage and its peer on the last are p - 1 stages of W/p ranks apart
-        group = np.array([groups.index(2, world - world // p)], dtype=np.int64)
-        mine = np.flatnonzero(stages == p)
-        for k, v in enumerate(vocab):
-            gradients = np.array([tied_parameters(model, v) * pricing.recipe.gradient])
-            time_s = float(groups.seconds("allreduce", gradients, group)[0])
-            # both ends wait for the sum
-            for number in (1, 2):
-                out.step["tied"][mine, number, k] = np.where(out.priced[mine, k], time_s, 0.0)
+        group = np.full(len(vocab), groups.index(2, world - world // p), dtype=np.int64)
+        messages.append(Message(operation="allreduce", num_bytes=gradients, group=group))
+    return messages

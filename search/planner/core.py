@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import InputError, InstallError
-from search.cost.tables import PlanTables
+
+if TYPE_CHECKING:
+    from search.cost.tables import PlanTables
 
 __all__ = [
     "ABI_VERSION",
@@ -37,7 +40,8 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 # History of the interface between Python and C++; both sides carry the number.
 #   1  the planner
 #   2  the closed-form engines
-ABI_VERSION = 3
+#   4  the event replay; sums of a stage's answer
+ABI_VERSION = 4
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ core has interface version {core.ABI_VERSION}, this package needs "
@@ -103,7 +107,7 @@ class TableSolution:
 def _floats(name: str, value: ArrayLike) -> NDArray[np.float64]:
     try:
         return np.ascontiguousarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{name} is not an array of real numbers ({error})") from None
 
 
@@ -137,18 +141,38 @@ def solve_stage(
     InputError : an array has the wrong shape, or contains NaN or a negative number.
     """
     times = _floats("time_s", time_s)
-    if times.ndim != 2 or 0 in times.shape:
-        raise InputError(f"time_s has shape {times.shape}, expected (layers, strategies)")
-    layers, strategies = times.shape
-    times = _matrix("time_s", times, (layers, strategies))
-    memory = _matrix("memory_bytes", memory_bytes, (layers, strategies))
-    # a copy, since its first row is overwritten below
-    moves = _matrix("transition_s", transition_s, (layers, strategies, strategies)).copy()
+    shape = times.shape
+    if len(shape) != 2 or 0 in shape:
+        raise InputError(f"time_s has shape {shape}, expected (layers, strategies)")
+    memory = _matrix("memory_bytes", memory_bytes, shape)
+    moves = _matrix("transition_s", transition_s, (*shape, shape[1]))
     transient = None
     if transient_bytes is not None:
-        transient = _matrix("transient_bytes", transient_bytes, (layers, strategies))
-    named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
-    for name, array in {**named, "transition_s": moves[1:]}.items():
+        transient = _matrix("transient_bytes", transient_bytes, shape)
+    # values are checked by the core, which reads them anyway; what it refuses is said here
+    try:
+        feasible, choice, total, kept = core.solve_stage(
+            times, memory, moves, float(budget_bytes), transient
+        )
+    except (OverflowError, TypeError, ValueError) as error:
+        named = {"time_s": times, "memory_bytes": memory, "transient_bytes": transient}
+        # the first transition is not charged, so it may hold anything
+        _check_values({**named, "transition_s": moves[1:]})
+        _check_budget(budget_bytes)
+        raise InputError(str(error)) from None
+    if not feasible:
+        infinite = float("inf")
+        return StageSolution(
+            status="infeasible", total_s=infinite, choice=(), memory_bytes=0.0, bound_s=infinite
+        )
+    return StageSolution(
+        status="optimal", total_s=total, choice=choice, memory_bytes=kept, bound_s=total
+    )
+
+
+def _check_values(arrays: Mapping[str, NDArray[np.float64] | None]) -> None:
+    """Raise InputError for the first array whose numbers a stage cannot have."""
+    for name, array in arrays.items():
         if array is None:
             continue
         if np.isnan(array).any():
@@ -157,33 +181,19 @@ def solve_stage(
             raise InputError(f"{name} contains a negative number ({array.min()})")
         if array[np.isfinite(array)].max(initial=0.0) > _LARGEST:
             raise InputError(f"{name} contains a number above {_LARGEST:g}")
+
+
+def _check_budget(budget_bytes: object) -> None:
     try:
-        budget = float(budget_bytes)
+        budget = float(budget_bytes)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise InputError(f"budget_bytes is {budget_bytes!r}, expected a number") from None
+    except OverflowError:  # of a whole number that may be too long to be written out
+        raise InputError(
+            f"budget_bytes has over 308 digits, expected a number of bytes up to {_LARGEST:g}"
+        ) from None
     if np.isnan(budget):
         raise InputError("budget_bytes is NaN; expected a number of bytes")
-    # not charged and not checked, so it may hold anything
-    moves[0] = 0.0
-    try:
-        feasible, choice, _ = core.solve_stage(times, memory, moves, budget, transient)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    if not feasible:
-        infinite = float("inf")
-        return StageSolution(
-            status="infeasible", total_s=infinite, choice=(), memory_bytes=0.0, bound_s=infinite
-        )
-    # the core sums ticks: the answer is summed again from the seconds that were given
-    rows = np.arange(layers)
-    total = float(times[rows, choice].sum())
-    total += float(moves[rows[1:], choice[:-1], choice[1:]].sum())
-    kept = float(memory[rows, choice].sum())
-    if transient is not None:
-        kept += float(transient[rows, choice].max())
-    return StageSolution(
-        status="optimal", total_s=total, choice=tuple(choice), memory_bytes=kept, bound_s=total
-    )
 
 
 _GROUPS = {"ddp": 0, "zero2": 1}

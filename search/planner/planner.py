@@ -21,7 +21,7 @@ from autopar.plans import Plan, Prediction
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
-from search.cost.model import CostModel
+from search.cost.model import CostModel, PricedTables
 from search.cost.tables import PlanTables
 from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
@@ -29,6 +29,7 @@ from search.planner.core import StageSolution, TableChoice, TableSolution, solve
 from search.planner.prediction import (
     Alternative,
     Infeasibility,
+    Searched,
     SearchResult,
     SearchStats,
     allocation_budget,
@@ -63,7 +64,11 @@ def stage_mask(tables: PlanTables, rules: Rules) -> NDArray[np.bool_] | None:
     if not rules.has_stage_rules:
         return None
     stages = int(tables.table_stages.max())
-    return np.array([[rules.allows_stage(j, s) for s in tables.strategies] for j in range(stages)])
+    allowed = np.ones((stages, len(tables.strategies)), dtype=np.bool_)
+    for j in rules.stages:
+        if j < stages:
+            allowed[j] = [rules.allows_stage(j, s) for s in tables.strategies]
+    return allowed
 
 
 def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables:
@@ -80,8 +85,10 @@ def restrict(tables: PlanTables, space: SearchSpace, rules: Rules) -> PlanTables
     # the core knows restrictions by type only, so layers with other rules become other types
     masks: dict[tuple[int, tuple[bool, ...]], int] = {}
     types = []
-    for layer, kind in enumerate(tables.layer_type.tolist()):
-        mask = tuple(rules.allows_layer(layer, s) for s in space.strategies)
+    kinds = tables.layer_type.tolist()
+    for kind, mask in zip(
+        kinds, rules.layer_masks(range(len(kinds)), space.strategies), strict=True
+    ):
         types.append(masks.setdefault((kind, mask), len(masks)))
     source = np.array([kind for kind, _ in masks], dtype=np.int64)
     allowed = np.array([mask for _, mask in masks], dtype=np.bool_)
@@ -133,6 +140,8 @@ class _Built:
     """The search space of some batch sizes, priced."""
 
     space: SearchSpace
+    priced: PricedTables | None
+    """None where keeping the categories of all rows would take too much memory."""
     tables: PlanTables
     stage_allowed: NDArray[np.bool_] | None
 
@@ -211,7 +220,7 @@ class Planner:
         asked = {"memory_constraint_bytes": memory, "top": top}
         changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
         # made for their checks, which are the same as of the command line
-        options = replace(self.options, **changes)
+        options = replace(self.options, **changes) if changes else self.options
         for batch in global_batch_sizes or ():
             SearchOptions(settle_bsz=batch)
         batches = tuple(global_batch_sizes or global_batches(self.options))
@@ -269,7 +278,7 @@ class Planner:
 
     def _fresh_cost(self) -> CostModel:
         """Return a cost model whose notes will be about one plan only."""
-        return CostModel(self.spec, self.profile, self.hardware, self.options)
+        return self._cost.for_one_plan()
 
     def _tables(self, batches: tuple[int, ...]) -> _Built:
         if batches not in self._built:
@@ -285,16 +294,23 @@ class Planner:
             rules=self.rules,
         )
         _check_size(space, self.spec)
-        tables = self._cost.tables(
+        priced = self._cost.priced(
             space.strategies,
             space.vocab,
             space.tables,
             space.candidates,
             self.options.pipeline_type,
+            # the core reads valid rows only, and takes no infinite time in others
+            unpriced_s=0.0,
         )
-        tables = restrict(tables, space, self.rules)
+        tables = priced.tables
+        if space.only_data_degree_1 or self.rules.rules:
+            tables = finite(restrict(tables, space, self.rules))
         return _Built(
-            space=space, tables=finite(tables), stage_allowed=stage_mask(tables, self.rules)
+            space=space,
+            priced=priced if tables.valid.size <= _MOST_KEPT_ROWS else None,
+            tables=tables,
+            stage_allowed=stage_mask(tables, self.rules),
         )
 
     def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
@@ -323,7 +339,7 @@ class Planner:
         bound = 0.0
         if solution.candidate >= 0:
             best = self._plan(built, solution)
-            prediction = predict(cost, best, memory)
+            prediction = predict(cost, best, memory, self._searched(built, solution))
             bound = prediction.samples_per_s
             # of a search that was stopped, nothing is faster than the lowest bound that is left
             if solution.status != "optimal":
@@ -355,6 +371,18 @@ class Planner:
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
             ),
+        )
+
+    def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
+        """Return the plan in the rows of its search, None where these cannot tell its notes."""
+        # what is noted of a group or a message says not of which rows
+        if built.priced is None or not self._cost.groups.silent:
+            return None
+        return Searched(
+            priced=built.priced,
+            table=int(built.tables.candidate_table[solution.candidate]),
+            strategy_index=solution.strategy_index,
+            vocab_index=solution.vocab_index,
         )
 
     def _alternatives(
@@ -432,6 +460,8 @@ class Planner:
 
 
 _RELAXED_S = 1.0
+_MOST_KEPT_ROWS = 1 << 16
+"""Of which the categories are kept for the plan's prediction; about 300 bytes each."""
 
 
 _MOST_STRATEGIES = 1024

@@ -19,6 +19,7 @@ from autopar.arrays import F64
 from autopar.errors import InputError
 from autopar.plans import (
     LayerRun,
+    LayerStrategy,
     Plan,
     Prediction,
     StagePrediction,
@@ -27,10 +28,15 @@ from autopar.plans import (
 )
 from autopar.sources import Source
 from autopar.units import format_bytes
-from search.cost.fits import NUM_REPLICAS
 from search.cost.memory import reserved_bytes
-from search.cost.model import CostModel
-from search.cost.pipeline import Evaluation, evaluate, replay, vocab_position
+from search.cost.model import CostModel, PricedTables
+from search.cost.pipeline import (
+    Evaluation,
+    evaluate,
+    replay,
+    replica_step_times,
+    vocab_position,
+)
 from search.cost.tables import LayerRows, PlanTables
 from search.cost.vocabulary import VocabRows
 from search.options import SearchOptions
@@ -40,6 +46,7 @@ __all__ = [
     "Infeasibility",
     "SearchResult",
     "SearchStats",
+    "Searched",
     "Status",
     "allocation_budget",
     "drawn_step_times",
@@ -151,30 +158,16 @@ def drawn_step_times(
         )
     ]
     forward, backward, tail = drawn
-    vocab = cost.drawn_vocab_s(tables.vocab, table)
-    times = np.empty(NUM_REPLICAS)
-    for r in range(NUM_REPLICAS):
-        # only computation is drawn: redistribution, transfers and memory are those of the medians
-        replica = replace(
-            tables, forward_s=forward[r][None], backward_s=backward[r][None], tail_s=tail[r][None]
-        )
+    # only computation is drawn: redistribution, transfers and memory are those of the medians
+    return replica_step_times(
+        tables,
+        (forward, backward, tail),
         # without spread the tables hold what every replica would
-        if vocab is not None:
-            replica = replace(
-                replica,
-                vocab_forward_s=vocab[0][r][None],
-                vocab_backward_s=vocab[1][r][None],
-                vocab_tail_s=vocab[2][r][None],
-            )
-        times[r] = evaluate(
-            replica,
-            table=0,
-            num_microbatches=num_microbatches,
-            stage_sizes=stage_sizes,
-            strategy_index=strategy_index,
-            vocab_index=0,
-        ).step_time_s
-    return times
+        cost.drawn_vocab_s(tables.vocab, table),
+        num_microbatches=num_microbatches,
+        stage_sizes=stage_sizes,
+        strategy_index=strategy_index,
+    )
 
 
 def interval_s(
@@ -227,21 +220,36 @@ def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Searched:
+    """A plan as the search found it, in the tables that were priced for the search."""
+
+    priced: PricedTables
+    table: int
+    strategy_index: tuple[int, ...]
+    vocab_index: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Priced:
-    """A plan as indices into tables that hold exactly its own strategies."""
+    """A plan as indices into tables that hold its strategies."""
 
     tables: PlanTables
+    table: int
     layers: tuple[LayerRows, ...]
     vocab: VocabRows
+    vocab_index: int
     strategy_index: tuple[int, ...]
     evaluation: Evaluation
 
 
-def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
+def predict(
+    cost: CostModel, plan: Plan, memory_bytes: float, searched: Searched | None = None
+) -> Prediction:
     """Return the prediction of any plan for the cost model's cluster, legal or not.
 
     `memory_bytes` is the memory constraint per GPU. An illegal plan is priced as far as its
-    shape allows; its time is infinite where it does not.
+    shape allows; its time is infinite where it does not. `searched` are rows of the same model
+    that hold the plan, so that it is not priced again; figures and notes are the same.
 
     Raises
     ------
@@ -261,7 +269,9 @@ def predict(cost: CostModel, plan: Plan, memory_bytes: float) -> Prediction:
         )
     sp = cost.options.sequence_parallel
     problems = list(violations(plan, cost.spec, sequence_parallel=sp))
-    priced = _price(cost, plan, problems)
+    priced = None if searched is None else _looked_up(cost, plan, searched)
+    if priced is None:
+        priced = _price(cost, plan, problems)
     if priced is None:
         return Prediction(
             step_time_s=float("inf"),
@@ -359,6 +369,33 @@ def probabilities_faster(
     )
 
 
+def _looked_up(cost: CostModel, plan: Plan, searched: Searched) -> _Priced | None:
+    """Return the plan in the rows of its search, None where these do not say all of it."""
+    # replicas are drawn for a table of the plan's own, and both ends of a spread priced anew
+    if cost.has_computation_spread or cost.hardware.has_spread:
+        return None
+    used = sorted(set(searched.strategy_index))
+    if not cost.note_plan(searched.priced, searched.table, used, searched.vocab_index):
+        return None
+    seen = evaluate(
+        searched.priced.tables,
+        table=searched.table,
+        num_microbatches=plan.num_microbatches,
+        stage_sizes=plan.stage_sizes,
+        strategy_index=searched.strategy_index,
+        vocab_index=searched.vocab_index,
+    )
+    return _Priced(
+        tables=searched.priced.tables,
+        table=searched.table,
+        layers=searched.priced.layers,
+        vocab=searched.priced.vocab,
+        vocab_index=searched.vocab_index,
+        strategy_index=searched.strategy_index,
+        evaluation=seen,
+    )
+
+
 def _without_idle_zero3(plan: Plan) -> Plan:
     """Return the plan with ZeRO-3 taken from groups of one rank, where it shards nothing."""
     ranks = plan.world_size // plan.num_stages
@@ -367,11 +404,21 @@ def _without_idle_zero3(plan: Plan) -> Plan:
         # tensor ranks share no ZeRO states, ranks of Ulysses do
         return ranks == (1 if ulysses else tp)
 
-    layers = tuple(replace(s, zero3=s.zero3 and not idle(s.tp, s.ulysses)) for s in plan.layers)
-    vocab = replace(
-        plan.vocab, zero3=plan.vocab.zero3 and not idle(plan.vocab.tp, plan.vocab.ulysses)
-    )
-    return replace(plan, layers=layers, vocab=vocab)
+    changed = {
+        key: replace(s, zero3=False)
+        for key, s in _by_id(plan.layers).items()
+        if s.zero3 and idle(s.tp, s.ulysses)
+    }
+    if changed:
+        plan = replace(plan, layers=tuple(changed.get(id(s), s) for s in plan.layers))
+    if plan.vocab.zero3 and idle(plan.vocab.tp, plan.vocab.ulysses):
+        plan = replace(plan, vocab=replace(plan.vocab, zero3=False))
+    return plan
+
+
+def _by_id(layers: Sequence[LayerStrategy]) -> dict[int, LayerStrategy]:
+    """Return the strategies of layers by identity: few objects, which many layers share."""
+    return {id(s): s for s in layers}
 
 
 def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
@@ -385,17 +432,16 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
     samples = -(-plan.global_batch // m)
     # rows have no ZeRO-3 of one rank, which is what the plan without it is
     plan = _without_idle_zero3(plan)
-    strategies = tuple(sorted(set(plan.layers)))
+    known = _by_id(plan.layers)
+    strategies = tuple(sorted(set(known.values())))
     table = (p, samples, plan.default_dp_type)
-    tables = cost.tables(
+    priced = cost.priced(
         strategies, [plan.vocab], [table], [(0, m)], plan.pipeline_type, price_illegal=True
     )
-    layers = tuple(
-        cost.layer_rows(k, strategies, [table], price_illegal=True)
-        for k in range(len(cost.spec.layers))
-    )
-    vocab = cost.vocab_rows([plan.vocab], [table], price_illegal=True)
-    index = tuple(strategies.index(s) for s in plan.layers)
+    tables, layers, vocab = priced.tables, priced.layers, priced.vocab
+    number = {s: i for i, s in enumerate(strategies)}
+    numbers = {key: number[s] for key, s in known.items()}
+    index = tuple(numbers[id(s)] for s in plan.layers)
     kinds = cost.spec.layer_types
     for k, s in sorted(set(zip(kinds, index, strict=True))):
         if not layers[k].valid[0, s]:
@@ -426,7 +472,15 @@ def _price(cost: CostModel, plan: Plan, problems: list[str]) -> _Priced | None:
         if not problems:
             problems.append("the plan has no price: some layer has no measured or derivable row")
         return None
-    return _Priced(tables=tables, layers=layers, vocab=vocab, strategy_index=index, evaluation=seen)
+    return _Priced(
+        tables=tables,
+        table=0,
+        layers=layers,
+        vocab=vocab,
+        vocab_index=0,
+        strategy_index=index,
+        evaluation=seen,
+    )
 
 
 def _stages(
@@ -448,9 +502,9 @@ def _stages(
         # embedding and head are in no run of layers
         position = vocab_position(j, plan.num_stages)
         if position is not None:
+            at = (priced.table, position, priced.vocab_index)
             time_s["vocab"] = float(
-                priced.tables.vocab_forward_s[0, position, 0]
-                + priced.tables.vocab_backward_s[0, position, 0]
+                priced.tables.vocab_forward_s[at] + priced.tables.vocab_backward_s[at]
             )
         time_s["redistribution"] = seen.redistribute_forward_s[j] + seen.redistribute_backward_s[j]
         stages.append(
@@ -475,26 +529,27 @@ def _stages(
 def _runs(
     cost: CostModel, plan: Plan, priced: _Priced, stage: int, layers: range
 ) -> Sequence[LayerRun]:
-    kinds, index, tables = cost.spec.layer_types, priced.strategy_index, priced.tables
+    kinds, index = cost.spec.layer_types, priced.strategy_index
+    tables, n = priced.tables, priced.table
     now = 0 if plan.num_microbatches == 1 else 1
     flight = priced.evaluation.in_flight[stage]
     runs = []
     for (k, s), group in groupby(layers, key=lambda at: (kinds[at], index[at])):
         members = list(group)
         rows = priced.layers[k]
-        time_s = {name: value * len(members) for name, value in rows.time_s(0, s).items()}
+        time_s = {name: value * len(members) for name, value in rows.time_s(n, s).items()}
         here = int(tables.strategy_layout[s])
         before = members[0] - 1
         source = (
-            int(tables.vocab_layout[0])
+            int(tables.vocab_layout[priced.vocab_index])
             if before < 0
             else int(tables.strategy_layout[index[before]])
         )
         producer = kinds[max(before, 0)]
         # within a run the layout stays, so only its first layer pays
         time_s["redistribution"] = float(
-            tables.redistribute_forward_s[0, producer, source, here]
-            + tables.redistribute_backward_s[0, producer, source, here]
+            tables.redistribute_forward_s[n, producer, source, here]
+            + tables.redistribute_backward_s[n, producer, source, here]
         )
         runs.append(
             LayerRun(
@@ -506,12 +561,12 @@ def _runs(
                 ),
                 time_s={name: value for name, value in time_s.items() if value},
                 memory_bytes={
-                    "states": float(rows.states[now, 0, s]) * len(members),
-                    "activations": float(rows.activations[0, s]) * len(members) * flight,
-                    "backward": float(rows.backward_peak[0, s]),
+                    "states": float(rows.states[now, n, s]) * len(members),
+                    "activations": float(rows.activations[n, s]) * len(members) * flight,
+                    "backward": float(rows.backward_peak[n, s]),
                     # shown apart, and a part of the transient bytes
-                    "transient": float(rows.transient[now, 0, s] - rows.backward_peak[0, s]),
-                    "shared": float(rows.shared[0, s]),
+                    "transient": float(rows.transient[now, n, s] - rows.backward_peak[n, s]),
+                    "shared": float(rows.shared[n, s]),
                 },
             )
         )
@@ -534,11 +589,15 @@ def _waterfall(
     last = max(stages, key=lambda s: s.tail_s)
     optimizer = sum(run.time_s.get("optimizer", 0.0) for run in last.runs)
     position = vocab_position(last.stage, plan.num_stages)
-    if position is not None and "optimizer" in priced.vocab.step:
-        optimizer += float(priced.vocab.step["optimizer"][0, position, 0])
     fixed = 0.0
-    if position is not None and "fixed" in priced.vocab.step:
-        fixed = float(priced.vocab.step["fixed"][0, position, 0])
+    if position is not None:
+        row = priced.vocab.row(priced.table, position, priced.vocab_index)
+        assert row is not None, "embedding and head of a plan with a price have one"
+        step = priced.vocab.seconds[2]
+        optimizer += float(step["optimizer"][row])
+        # of a calibration
+        if "fixed" in step:
+            fixed = float(step["fixed"][row])
     parts["optimizer"] = optimizer
     parts["fixed"] = fixed
     # the rest of the tail: reduction, ZeRO-2's gather, tied weights

@@ -8,19 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from autopar.command.console import Console
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.units import format_bytes, format_count, format_seconds
 from search.closed_form import calculon, tensor2d
-from search.closed_form.files import Known
-from search.closed_form.native import Objective
 from search.closed_form.questions import (
-    Answer,
-    Part,
-    Point,
     calculon_memory,
     calculon_time,
     degrees_of,
@@ -28,9 +22,14 @@ from search.closed_form.questions import (
     tensor2d_memory,
     tensor2d_time,
 )
-from search.closed_form.tuners import TuningResult
-from search.closed_form.validation import SOURCE, Check, errors_of
 from search.report.plan import print_heading
+
+if TYPE_CHECKING:
+    from search.closed_form.files import Known
+    from search.closed_form.native import Objective
+    from search.closed_form.questions import Answer, Part, Point
+    from search.closed_form.tuners import TuningResult
+    from search.closed_form.validation import Check
 
 __all__ = [
     "WIDTH",
@@ -687,6 +686,8 @@ def show_validation(
 
     Errors are signed: above 0 where a model says more than was published.
     """
+    from search.closed_form.validation import SOURCE, errors_of
+
     print_plain(console, f"published figures of {SOURCE}, and the model on {system}", style="bold")
     print_item(console, "table 5: measured step times, A100 80 GB")
     print_item(console, "figures 1 and 7: that paper's own counts of bytes, not measurements")

@@ -16,8 +16,7 @@ from autopar.units import GB, GIB, format_seconds
 from search.planner.prediction import SearchResult
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from autopar.command.console import Console
     from autopar.plans import Plan
     from search.question import Session
 

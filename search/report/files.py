@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from autopar import __version__
 from autopar.documents.plan import (
     AlternativeEntry,
     FrontierEntry,
@@ -297,8 +297,4 @@ def _versions() -> VersionsEntry:
     # Loads the compiled core, which no reader of results needs.
     from search.planner.core import ABI_VERSION
 
-    try:
-        release = metadata.version("autopar")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        release = "unknown"
-    return VersionsEntry(autopar=release, core_interface=ABI_VERSION)
+    return VersionsEntry(autopar=__version__, core_interface=ABI_VERSION)

@@ -9,16 +9,17 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-
-from rich.console import Console
-from rich.markup import escape
+from typing import TYPE_CHECKING
 
 from autopar.command import show
+from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_item, print_plain
-from autopar.plans import LayerStrategy, Plan, Prediction
-from autopar.sources import Source
 from autopar.units import GIB, format_bytes, format_seconds
-from search.planner.prediction import Infeasibility, SearchResult
+
+if TYPE_CHECKING:
+    from autopar.plans import LayerStrategy, Plan, Prediction
+    from autopar.sources import Source
+    from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
     "infeasible_sentence",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,16 +68,8 @@ def sentence(ask: Ask) -> Callable[..., str]:
     return call
 
 
-def test_help_is_fast() -> None:
-    """Under half a second, the best of three because machines are busy."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        text = run("--help").stdout
-        times.append(time.perf_counter() - start)
-
-    assert min(times) < 0.5
-    assert "regressions" in text
+def test_help_says_what_is_shown() -> None:
+    assert "regressions" in run("--help").stdout
 
 
 def test_shows_without_torch() -> None:

@@ -28,7 +28,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autopar.command.options import Command
 from autopar.entry import SUBCOMMANDS
 from tests.property.hostile import CANARY, Run, make
 from tests.warm import Warm, context
@@ -114,10 +113,7 @@ def serve(connection: Connection) -> None:
     """Start a copy of this process for each job that comes, and answer how it ended."""
     for name, (_, module, _) in SUBCOMMANDS.items():
         if name != "profile hardware":
-            found = import_module(module)
-            # what reads a command line is made once
-            for command in {one for one in vars(found).values() if isinstance(one, Command)}:
-                _ = command._reader
+            import_module(module)
     for module in _USED:
         import_module(module)
     gc.collect()

@@ -10,7 +10,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from autopar.plans import PipelineType
 from search.cost import pipeline
 from search.cost.pipeline import replay
+from tests.oracles import replay as oracle
 from tests.oracles.reference import pipeline_time
 
 EPS = 1e-9
@@ -192,6 +193,23 @@ def test_formula_is_within_a_few_per_cent_for_balanced_stages(
     assert max(excess) <= most
 
 
+@settings(max_examples=300)
+@given(
+    times=st.lists(st.tuples(*[st.floats(0.0, 1e9) for _ in range(4)]), min_size=1, max_size=9),
+    m=st.integers(1, 24),
+    kind=st.sampled_from(["1f1b", "gpipe"]),
+)
+def test_the_compiled_replay_is_the_plain_one(
+    times: list[tuple[float, ...]], m: int, kind: PipelineType
+) -> None:
+    """To the last bit, event by event: fewer micro-batches than stages and free work included."""
+    forward, backward, send, tail = (list(column) for column in zip(*times, strict=True))
+    plain = oracle.replay(forward, backward, send, tail, m, kind)
+
+    assert replay(forward, backward, send, tail, m, kind, timeline=True) == plain
+    assert replay(forward, backward, send, tail, m, kind) == replace(plain, timeline=None)
+
+
 @settings(max_examples=60)
 @given(
     times=st.lists(
@@ -208,7 +226,7 @@ def test_a_long_step_follows_from_a_part_of_it(
     """As if every micro-batch were replayed, which a step of millions has no room for."""
     columns = [list(column) for column in zip(*times, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_MOST_EVENTS", 0)
+        patch.setattr(pipeline, "_MOST_MICROBATCHES", 0)
         num = 4 * len(times) + 840 + extra
         short = replay(*columns, num, pipeline_type)
     whole = replay(*columns, num, pipeline_type)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from autopar.documents.checks import validate_document
+from autopar.documents.sidecar import Sidecar
 from autopar.errors import DocumentError
 from tests.unit.documents_support import DOCUMENTS, SIDECAR, read, write_all
 
@@ -282,3 +284,19 @@ def test_bad_sidecars(tmp_path: Path, change: dict[str, Any], message: str) -> N
     text = one_sentence(error.value)
     assert text.startswith(str(paths["sidecar"]))
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({1: 2}, "a key is 1, expected a string"),
+        ({None: 2}, "a key is null, expected a string"),
+        ({"runs": [{(1, 2): 3}]}, "key 'runs.0': a key is (1, 2), expected a string"),
+    ],
+)
+def test_keys_that_are_no_text_are_refused(change: dict[Any, Any], sentence: str) -> None:
+    """Dictionaries of Python may have any keys, files of JSON have none but text."""
+    with pytest.raises(DocumentError) as caught:
+        validate_document(Sidecar, "sidecar", {**content("sidecar"), **change})
+
+    assert str(caught.value) == f"sidecar: {sentence}"

@@ -261,3 +261,24 @@ def test_vocabulary_degrees_without_an_entry_are_named_once() -> None:
     (note,) = (note for note in cost.notes if "embedding and head at degrees" in note)
     assert note.startswith("left out")
     assert note.endswith(": 2, 4")
+
+
+def test_layer_types_alike_have_one_price_and_notes_of_their_own() -> None:
+    """Types of one shape and profile, and one that is wider: two prices, three names."""
+    shape = toy_spec().layers[0]
+    layers = (shape, replace(shape, hidden_size=1024), replace(shape, num_layers=2))
+    spec = replace(toy_spec(), layers=layers)
+    cost = CostModel(
+        spec, toy_model(kinds=3), toy_hardware(), SearchOptions(time_profile_mode="batch")
+    )
+
+    found = cost.priced(STRATEGIES, VOCAB, [(1, 8 * 17, "ddp")], [(0, 1)], "1f1b")
+
+    assert found.layers[0] is found.layers[2]
+    for k in range(3):
+        alone = cost.layer_rows(k, STRATEGIES, [(1, 8 * 17, "ddp")])
+        np.testing.assert_array_equal(found.tables.forward_s[:, k], alone.forward_s)
+        np.testing.assert_array_equal(found.tables.transient_bytes[:, :, k], alone.transient)
+        assert any(note.startswith(f"extrapolated: layer type {k} ") for note in cost.notes)
+    # the wider one sends more
+    assert found.layers[1].forward["tp"].max() > found.layers[0].forward["tp"].max()

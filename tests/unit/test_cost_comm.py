@@ -9,7 +9,7 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.hardware import Curve, HardwareProfile
-from search.cost.communication import Groups, curve_s
+from search.cost.communication import CurveTable, Groups, Message, curve_s
 from search.cost.time import overlap_s, overlapped_backward_s
 from tests.cost_cases import toy_hardware
 
@@ -204,3 +204,63 @@ def test_windows_hold_only_their_own_message() -> None:
 
     assert one[0] == 13.0  # 3 of 4 exposed
     assert crowded[0] == 24.0  # all communications are longer than all compute
+
+
+def test_curves_of_one_table_are_looked_up_as_each_alone() -> None:
+    """Messages of many curves at once have the bits of an interpolation in log-log of each."""
+    rng = np.random.default_rng(7)
+    table, curves, messages = CurveTable(), [], []
+    for number in range(12):
+        sizes = np.sort(rng.uniform(1e3, 1e9, number + 1))
+        times = np.sort(rng.uniform(1e-6, 1.0, number + 1))
+        curves.append(Curve(sizes_bytes=sizes, times_s=times))
+        assert table.add(curves[-1], 0.5 if number % 2 else 1.0) == number
+        # below, inside, above, and at every measured size
+        messages.append(np.concatenate((np.exp(rng.uniform(1.0, 24.0, 40)), sizes)))
+    which = np.concatenate([np.full(len(m), n) for n, m in enumerate(messages)])
+
+    found = np.split(
+        table.seconds(which, np.concatenate(messages)), np.cumsum([len(m) for m in messages])[:-1]
+    )
+
+    for number, (curve, sent, got) in enumerate(zip(curves, messages, found, strict=True)):
+        sizes, times = curve.sizes_bytes, curve.times_s
+        inside = (sent >= sizes[0]) & (sent <= sizes[-1])
+        logs = np.interp(np.log(sent), np.log(sizes), np.log(times))
+        np.testing.assert_array_equal(
+            got[inside], ((0.5 if number % 2 else 1.0) * np.exp(logs))[inside]
+        )
+        np.testing.assert_array_equal(got, (0.5 if number % 2 else 1.0) * curve_s(curve, sent))
+
+
+def test_messages_of_many_kinds_cost_what_each_alone_costs() -> None:
+    """Looked up together or one by one: the same seconds, and the same note once."""
+    hardware = toy_hardware(
+        curves={("allreduce", 4): CURVE, ("all2all", 2): CURVE}, memory_bytes_per_s=None
+    )
+    groups, notes = groups_of(hardware)
+    group = np.array([groups.index(4, 1), groups.index(2, 1), groups.index(1, 1)])
+    sent = np.array([3e6, 9e7, 1e6])
+    asked = [
+        Message(operation="allgather", num_bytes=sent, group=group, sequence=True),
+        Message(operation="all2all", num_bytes=sent, group=group),
+        Message(operation="allreduce", num_bytes=sent, group=group),
+    ]
+    assert groups.silent
+
+    together = groups.seconds_of(asked)
+
+    assert notes == [
+        (
+            "extrapolated: all2all_size_2 messages larger than the largest measured size, "
+            "at constant bandwidth"
+        )
+    ]
+    assert not groups.silent
+    for message, got in zip(asked, together, strict=True):
+        alone = groups.seconds(
+            message.operation, message.num_bytes, message.group, sequence=message.sequence
+        )
+        np.testing.assert_array_equal(got, alone)
+    assert len(set(notes)) == 1
+    assert groups.seconds_of([]) == []

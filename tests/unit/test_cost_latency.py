@@ -41,7 +41,8 @@ def seconds(groups: Groups, operation: str, num_bytes: float, size: int, stride:
 
 def transfer(groups: Groups, stages: int, num_bytes: float) -> float:
     """Return the time of one message between stages."""
-    return float(groups.point_to_point_s(stages, np.array([num_bytes]), np.array([1.0]))[0])
+    sent = np.array([[num_bytes]])
+    return float(groups.transfers_s(np.array([stages]), sent, np.array([1.0]))[0, 0, 0])
 
 
 def test_small_messages_meet_the_fitted_latency() -> None:

@@ -63,3 +63,62 @@ def test_ctrl_c_while_modules_are_imported(command: str) -> None:
     """It is one sentence and 130, not a traceback."""
     done = run(command, INTERRUPTED)
     assert (done.returncode, done.stderr) == (130, f"{command}: interrupted\n")
+
+
+UNUSED = (
+    *("rich", "typer", "torch", "yaml", "profiler", "asyncio"),
+    *("autopar.estimate.card", "autopar.documents.calibration", "search.closed_form"),
+)
+"""What the default question has no part in, where stdout is no terminal."""
+HEAVY = ("numpy", "pydantic", "rich", "typer", "torch", "yaml", "_autopar_core")
+"""What a help has no part in: it is there at once."""
+EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1x8-tp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "unused"),
+    [
+        ("search", ["--help"], HEAVY),
+        ("show", ["--help"], HEAVY),
+        ("search", ["--output-config-path", "none"], (*UNUSED, "autopar.documents.plan")),
+        ("search", ["--output-config-path", "."], UNUSED),
+        (
+            "search",
+            ["--json", "-", "--output-config-path", "none"],
+            (*UNUSED, "search.report.plan"),
+        ),
+        (
+            "estimate",
+            ["calculon", *EXECUTION],
+            ("rich", "typer", "torch", "yaml", "profiler", "search.cost", "search.planner.planner"),
+        ),
+    ],
+)
+def test_commands_import_what_they_need(
+    name: str, arguments: list[str], unused: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Start-up is most of the time that a small question takes: see benchmarks/bench_startup.py."""
+    script = (
+        "import atexit, sys\n"
+        "from autopar import entry\n"
+        f"unused = {unused}\n"
+        "atexit.register(lambda: sys.stderr.write(\n"
+        "    str([m for m in unused if m in sys.modules]) + '\\n'))\n"
+        f"entry.{name}()"
+    )
+    done = new_interpreter(script, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_planner_starts_no_threads_of_numpy(tmp_path: Path) -> None:
+    """They spin without work, in CPU seconds; a number that somebody set stays."""
+    script = (
+        "import atexit, os\n"
+        "from autopar import entry\n"
+        "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))\n"
+        "entry.search()"
+    )
+    arguments = ("--output-config-path", "none")
+    done = new_interpreter(script, *arguments, cwd=tmp_path, OPENBLAS_NUM_THREADS="2")
+    assert done.stdout.splitlines()[-1] == "2"

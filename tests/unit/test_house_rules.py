@@ -316,9 +316,8 @@ def test_planning_imports_no_torch() -> None:
 
 
 SLOWER_HELP = {
-    "autopar-export": ["numpy", "pydantic", "rich"],
-    "autopar-profile-estimate": ["numpy", "pydantic"],
-    "autopar-verify": ["numpy", "pydantic", "rich"],
+    "autopar-export": ["pydantic"],
+    "autopar-verify": ["numpy", "pydantic"],
 }
 """Commands whose options stand in modules that import more."""
 

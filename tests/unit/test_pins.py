@@ -137,3 +137,16 @@ def test_any_text_is_a_rule_or_one_sentence(text: str) -> None:
         assert rules.rules
 
     assert "\n" not in message
+
+
+def test_masks_of_all_layers_are_what_each_layer_allows() -> None:
+    """Pinned and forbidden ranges that overlap, asked of all layers at once and one by one."""
+    pins, forbidden = ["layers 2-5:ckpt=1", "layers 4-9:tp=8"], ["tp=4,ckpt=0", "stage 1:tp=8"]
+    rules = parse_rules(pins, forbidden)
+    strategies = [TP4, TP8, TP8_CKPT, LayerStrategy()]
+
+    masks = rules.layer_masks(range(12), strategies)
+
+    assert masks == [tuple(rules.allows_layer(i, s) for s in strategies) for i in range(12)]
+    assert len(set(masks)) == 3
+    assert rules.stages == (1,)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from search.cost.model import CostModel
+from search.cost.pipeline import evaluate, replica_step_times
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.prediction import allocation_budget
+from search.planner.prediction import allocation_budget, predict
 
 
 def planner(model: str = "llama2-7b") -> Planner:
@@ -135,3 +140,51 @@ def test_alternating_rank_orders_costs_more_than_either() -> None:
         ).step_time_s
 
     assert step_s((near, far) * 16) > 1.001 * max(step_s((near,) * 32), step_s((far,) * 32))
+
+
+@pytest.mark.parametrize("batch", [16, 512])
+def test_a_searched_plan_has_the_figures_and_notes_of_one_that_is_given(batch: int) -> None:
+    """Its rows are those of the search, or priced again: neither is seen in the answer."""
+    session = planner()
+    found = session.solve(global_batch_sizes=[batch])
+    assert found.plan is not None
+    # a model that has priced nothing else
+    cost = CostModel(session.spec, session.profile, session.hardware, session.options)
+
+    alone = predict(cost, found.plan, session.options.memory_constraint_bytes)
+
+    assert alone == found.prediction
+    assert tuple(cost.notes) == found.notes
+    assert tuple(cost.defaults_used) == found.defaults_used
+
+
+def test_every_replica_of_a_plan_is_its_step_with_the_times_of_the_replica() -> None:
+    """All replicas at once cost what the plan costs on tables of each, one after the other."""
+    session = planner()
+    found = session.solve(global_batch_sizes=[32])
+    assert found.plan is not None
+    plan = replace(
+        found.plan,
+        num_stages=4,
+        stage_sizes=(7, 9, 8, 8),
+        num_microbatches=4,
+        layers=(LayerStrategy(tp=2), LayerStrategy(checkpoint=True)) * 16,
+    )
+    strategies = tuple(sorted(set(plan.layers)))
+    index = [strategies.index(s) for s in plan.layers]
+    rng = np.random.default_rng(3)
+    for pipeline in ("1f1b", "gpipe"):
+        tables = session._cost.tables(
+            strategies, [plan.vocab], [(4, 8, "ddp")], [(0, 4)], pipeline, price_illegal=True
+        )
+        names = ("forward_s", "backward_s", "tail_s")
+        drawn = [rng.uniform(0.5, 2.0, (5, 1, 1)) * getattr(tables, name) for name in names]
+        shape = {"num_microbatches": 4, "stage_sizes": plan.stage_sizes, "strategy_index": index}
+
+        together = replica_step_times(tables, tuple(drawn), None, **shape)
+
+        for r, time_s in enumerate(together):
+            times = {name: part[r : r + 1] for name, part in zip(names, drawn, strict=True)}
+            one = evaluate(replace(tables, **times), table=0, vocab_index=0, **shape)
+            # sums of several Pythons differ in their last bit
+            assert time_s == pytest.approx(one.step_time_s, rel=1e-14)

@@ -88,6 +88,66 @@ def test_solve_stage_refuses_what_is_not_numbers() -> None:
         search.solve_stage([[1.0]], [[1.0]], [[[0.0]]], "x")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("time_s", [1.0], "time_s has shape (1,), expected (layers, strategies)"),
+        ("time_s", [[], []], "time_s has shape (2, 0), expected (layers, strategies)"),
+        ("memory_bytes", [[1.0, 2.0]], "memory_bytes has shape (1, 2), expected (2, 2)"),
+        ("transition_s", [[0.0]], "transition_s has shape (1, 1), expected (2, 2, 2)"),
+        ("transient_bytes", [[0.0]], "transient_bytes has shape (1, 1), expected (2, 2)"),
+        ("time_s", [[1.0, np.nan]] * 2, "time_s contains NaN; use infinity for what is not "),
+        ("memory_bytes", [[1.0, -0.25]] * 2, "memory_bytes contains a negative number (-0.25)"),
+        ("transient_bytes", [[0.0, -np.inf]] * 2, "transient_bytes contains a negative number (-i"),
+        ("transition_s", [[[2e150] * 2] * 2] * 2, "transition_s contains a number above 1e+150"),
+        ("budget_bytes", None, "budget_bytes is None, expected a number"),
+        ("budget_bytes", np.nan, "budget_bytes is NaN; expected a number of bytes"),
+        ("budget_bytes", 1e200, "budget_bytes is 1e+200, expected a number of bytes up to 1e+150"),
+        # whole numbers that no float holds; those of over 4300 digits have no text either
+        *(
+            pytest.param(
+                "budget_bytes", 10**digits, "budget_bytes has over 308 dig", id=f"{digits}"
+            )
+            for digits in (400, 5000)
+        ),
+        ("time_s", [[1.0, 10**400]] * 2, "time_s is not an array of real numbers (int too large"),
+    ],
+)
+def test_solve_stage_names_what_it_refuses(name: str, value: Any, sentence: str) -> None:
+    """By array, and by the first number that is wrong in it."""
+    arguments: dict[str, Any] = {
+        "time_s": [[1.0, 2.0]] * 2,
+        "memory_bytes": [[1.0, 1.0]] * 2,
+        "transition_s": np.zeros((2, 2, 2)),
+        "transient_bytes": np.zeros((2, 2)),
+        "budget_bytes": 8.0,
+    }
+    with pytest.raises(InputError) as caught:
+        search.solve_stage(**{**arguments, name: value})
+
+    assert str(caught.value).startswith(sentence)
+
+
+def test_an_array_is_refused_before_the_budget_is() -> None:
+    """The first argument that is wrong is named, in their order."""
+    with pytest.raises(InputError, match="time_s contains NaN"):
+        search.solve_stage([[np.nan]], [[-1.0]], [[[0.0]]], "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 8, 9, 31, 129, 300])
+def test_sums_of_a_stage_are_those_of_its_arrays(layers: int) -> None:
+    """To the last bit, as a caller adds them up with NumPy."""
+    random = np.random.default_rng(layers)
+    times, memory, transient = random.uniform(0.1, 1.0, (3, layers, 2))
+    moves = random.uniform(0.0, 0.1, (layers, 2, 2))
+    found = search.solve_stage(times, memory, moves, np.inf, transient)
+    rows, choice = np.arange(layers), list(found.choice)
+
+    total = times[rows, choice].sum() + moves[rows[1:], choice[:-1], choice[1:]].sum()
+    assert found.total_s == found.bound_s == total
+    assert found.memory_bytes == memory[rows, choice].sum() + transient[rows, choice].max()
+
+
 def test_solve_stage_does_not_read_the_first_transition() -> None:
     """Nothing precedes the first layer, so anything may stand there."""
     solution = search.solve_stage([[1.0]], [[1.0]], [[[float("nan")]]], 1.0)

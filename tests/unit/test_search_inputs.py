@@ -179,3 +179,22 @@ def test_two_models_of_a_folder_have_two_names(tmp_path: Path) -> None:
     named = config(folder / "c.json", _name_or_path="org/llama-x/")
     assert load_spec(str(named)).name == "llama-x"
     assert load_spec(str(config(folder / "d.json", _name_or_path="./"))).name == "d"
+
+
+def test_every_file_is_read_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is judged, parsed and hashed in several readings could change between them."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        opened.append(path.resolve())
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+    session = open_session(InputSpec(), SearchOptions())
+
+    assert len(set(opened)) >= len(session.sources) > 6
+    assert {path.name for path in opened if opened.count(path) > 1} == set()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from types import FrameType
+
 import pytest
 
 from search.cost.pipeline import replay
+from search.planner.core import core
 from tests.oracles.reference import pipeline_time
 
 
@@ -96,6 +100,22 @@ def test_impossible_pipelines_are_refused(
     """Lists that do not belong together are named."""
     with pytest.raises(ValueError, match=message):
         replay(forward, backward, send, tail, m, "1f1b")
+
+
+def test_a_replay_can_be_interrupted() -> None:
+    """An exception of a signal handler ends the compiled part, which would run for hours."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            core.replay([1.0] * 4, [1.0] * 4, [0.0] * 3, [0.0] * 4, 1 << 60, False, False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

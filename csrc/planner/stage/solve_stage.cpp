@@ -1,6 +1,7 @@
 #include "planner/stage/solve_stage.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "planner/check.hpp"
+#include "planner/stage/mix_of_three.hpp"
 #include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
@@ -219,6 +221,7 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
         }
     if (done[type]) continue;
     done[type] = 1;
+    problem.options[type].reserve(S);
     for (std::size_t s = 0; s < S; ++s) {
       const std::size_t at = idx(i) * S + s;
       if (!allowed.choice[at]) continue;
@@ -235,10 +238,10 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
   problem.exit.assign(Y, Cost<1>{0});
   problem.exit_allowed.assign(Y, 1);
   problem.budget = bytes.budget(in.budget_bytes);
-  problem.bound.incumbent = 0x1p57;  // TickScale keeps every valid total below it
+  Ticks known = Ticks{1} << 57;  // TickScale keeps every valid total below it
   if (const auto quick = quick_point<1>(problem))
-    problem.bound.incumbent =
-        std::min(problem.bound.incumbent, static_cast<double>(quick->cost[0]));
+    known = mix_of_three(problem, std::min(known, quick->cost[0]));
+  problem.bound.incumbent = static_cast<double>(known);
   const auto points = solve_stage_frontier<1>(problem, answer.states);
   const StagePoint<1>* best = nullptr;
   for (const auto& point : points)
@@ -251,10 +254,50 @@ StageAnswer solve_allowed(const StageArrays& in, const Allowed& allowed, bool ge
   return answer;
 }
 
-}  // namespace
+// Adds up like NumPy, so that a caller who does the same with the arrays gets the same number:
+// eight sums side by side, and halves of long rows apart.
+double sum_of(const double* values, std::size_t n) {
+  constexpr std::size_t kLanes = 8, kBlock = 128;
+  double sum = 0.0;
+  if (n < kLanes) {
+    for (std::size_t i = 0; i < n; ++i) sum += values[i];
+    return sum;
+  }
+  if (n > kBlock) {
+    const std::size_t half = n / 2 - n / 2 % kLanes;
+    return sum_of(values, half) + sum_of(values + half, n - half);
+  }
+  std::array<double, kLanes> r;
+  std::copy_n(values, kLanes, r.begin());
+  std::size_t i = kLanes;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) r[lane] += values[i + lane];
+  sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+  for (; i < n; ++i) sum += values[i];
+  return sum;
+}
 
-StageAnswer solve_stage(const StageArrays& in) {
-  check_stage(in);
+void add_up(const StageArrays& in, StageAnswer& answer) {
+  const std::size_t S = idx(in.num_strategies), L = answer.choice.size();
+  std::vector<double> room(3 * L);
+  double* times = room.data();
+  double* kept = times + L;
+  double* moves = kept + L;
+  double transient = 0.0;
+  for (std::size_t i = 0; i < L; ++i) {
+    const std::size_t at = i * S + idx(answer.choice[i]);
+    times[i] = in.time_s[at];
+    kept[i] = in.memory_bytes[at];
+    transient = std::max(transient, transient_of(in, at));
+    if (i > 0)
+      moves[i] = in.transition_s[(i * S + idx(answer.choice[i - 1])) * S + idx(answer.choice[i])];
+  }
+  answer.total_s = sum_of(times, L);
+  if (L > 1) answer.total_s += sum_of(moves + 1, L - 1);
+  answer.memory_bytes = sum_of(kept, L) + transient;
+}
+
+StageAnswer fastest_choice(const StageArrays& in) {
   const std::size_t cells = idx(in.num_layers) * idx(in.num_strategies);
   StageAnswer answer;
   if (in.budget_bytes < 0) return answer;
@@ -294,6 +337,15 @@ StageAnswer solve_stage(const StageArrays& in) {
       }
     if (!narrowed) return answer;
   }
+}
+
+}  // namespace
+
+StageAnswer solve_stage(const StageArrays& arrays) {
+  check_stage(arrays);
+  StageAnswer answer = fastest_choice(arrays);
+  if (answer.feasible) add_up(arrays, answer);
+  return answer;
 }
 
 }  // namespace autopar

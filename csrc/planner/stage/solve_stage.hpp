@@ -23,6 +23,9 @@ struct StageArrays {
 struct StageAnswer {
   bool feasible = false;
   std::vector<int> choice;
+  // Of the choice, from the numbers that were given: the search itself counts in ticks and units.
+  double total_s = 0.0;
+  double memory_bytes = 0.0;  // the sum of what is kept, and the largest transient
   std::int64_t states = 0;
 };
 

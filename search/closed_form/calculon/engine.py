@@ -24,7 +24,9 @@ from search.closed_form.calculon.documents import (
     System,
 )
 from search.closed_form.native import (
+    ABSENT,
     LARGEST,
+    DocumentField,
     Switches,
     array_of,
     check_names,
@@ -33,6 +35,7 @@ from search.closed_form.native import (
     integers,
     interruptible,
     packed_rows,
+    plain_columns,
 )
 
 __all__ = [
@@ -285,6 +288,26 @@ _DEFAULTS: dict[str, Any] = {"training": True, "structure_type": "gpt"}
 _NAMES: tuple[str, ...] = EXECUTION.names or ()
 _NO_CODE = 255
 """Of a word that its field does not have."""
+_DEGREES = ("tensor_par", "pipeline_par", "data_par")
+_CODES = {name: {word: code for code, word in enumerate(words)} for name, words in CHOICES.items()}
+
+
+def _field_of(name: str) -> DocumentField:
+    """Return what a key of an execution takes, as `Execution` and `_column` say it together."""
+    default = _DEFAULTS.get(name)
+    if name in CHOICES:
+        words = _CODES[name]
+        code = None if default is None else words[default]
+        return DocumentField(largest=len(words) - 1, words=words, default=code)
+    if EXECUTION[name] == np.uint8:
+        return DocumentField(
+            largest=1, flag=True, default=None if default is None else int(default)
+        )
+    # the product of the degrees follows where it is not given
+    return DocumentField(largest=LARGEST, default=ABSENT if name == "num_procs" else None)
+
+
+_FIELDS = {name: _field_of(name) for name in _NAMES}
 
 
 def open_model(application: Application, system: System, compat: bool | Quirks) -> Any:
@@ -462,8 +485,27 @@ def pack_executions(
         return given_rows("executions", executions, EXECUTION, expected)
     if isinstance(executions, Mapping):
         return _pack_columns(executions)
-    documents = [load_document(Execution, x) for x in executions]
-    return _pack_columns({name: [getattr(x, name) for x in documents] for name in _NAMES})
+    given = list(executions)
+    columns = _plain_columns([x.__dict__ if type(x) is Execution else x for x in given])
+    if columns is None:
+        documents = [load_document(Execution, x) for x in given]
+        columns = {name: [getattr(x, name) for x in documents] for name in _NAMES}
+    return _pack_columns(columns)
+
+
+def _plain_columns(documents: list[Any]) -> Mapping[str, Any] | None:
+    """Return the columns of documents that `Execution` takes as they are; None of any others."""
+    columns = plain_columns(documents, _FIELDS)
+    if columns is None:
+        return None
+    absent = columns["num_procs"] == ABSENT
+    if absent.any():
+        # of floats, since a product of integers would wrap
+        product = np.prod([columns[name].astype(np.float64) for name in _DEGREES], axis=0)
+        if (product[absent] > LARGEST).any():
+            return None
+        columns["num_procs"][absent] = product[absent]
+    return columns
 
 
 def _pack_one(execution: Execution) -> NDArray[Any]:
@@ -494,10 +536,9 @@ def unpack_execution(row: np.void) -> dict[str, Any]:
 
 def _pack_columns(columns: Mapping[str, Any]) -> NDArray[Any]:
     given: dict[str, Any] = {**_DEFAULTS, **columns}
-    degrees = [f"{name}_par" for name in ("tensor", "pipeline", "data")]
     # three degrees say the processors, as they do in a document
-    if "num_procs" not in given and all(name in given for name in degrees):
-        t, p, d = (_column(name, given[name]).astype(np.float64) for name in degrees)
+    if "num_procs" not in given and all(name in given for name in _DEGREES):
+        t, p, d = (_column(name, given[name]).astype(np.float64) for name in _DEGREES)
         try:
             # of floats, since a product of integers would wrap
             product = t * p * d
@@ -519,7 +560,7 @@ def _column(name: str, values: Any) -> NDArray[Any]:
     array = array_of(f"executions.{name}", values)
     kind = EXECUTION[name]
     if name in CHOICES and array.dtype.kind in "UO":
-        codes = {word: code for code, word in enumerate(CHOICES[name])}
+        codes = _CODES[name]
         wrong = [word for word in array.ravel().tolist() if word not in codes]
         if wrong:
             raise InputError(

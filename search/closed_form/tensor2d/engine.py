@@ -19,7 +19,9 @@ from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
 from search.closed_form import native
 from search.closed_form.native import (
+    ABSENT,
     LARGEST,
+    DocumentField,
     Switches,
     check_choice,
     check_count,
@@ -29,6 +31,7 @@ from search.closed_form.native import (
     integers,
     interruptible,
     packed_rows,
+    plain_columns,
 )
 from search.closed_form.tensor2d.documents import (
     ATTENTIONS,
@@ -498,6 +501,9 @@ def pack_candidates(
     if isinstance(candidates, Mapping):
         return _pack_columns(strategy, known, candidates)
     rows = list(candidates)
+    plain = _plain_columns(strategy, known, rows)
+    if plain is not None:
+        return _pack_columns(strategy, known, plain)
     for n, row in enumerate(rows):
         for name in known:
             if name not in row:
@@ -510,6 +516,24 @@ def pack_candidates(
         {name: [row[name] for row in rows] for name in known}
         | {name: [row.get(name, 0) for row in rows] for name in names},
     )
+
+
+def _plain_columns(
+    strategy: Strategy, known: Mapping[str, str], rows: list[Any]
+) -> Mapping[str, Any] | None:
+    """Return the columns of dictionaries of known names and plain integers; None of any others."""
+    fields = dict.fromkeys(known, DocumentField(largest=LARGEST))
+    if strategy != "1d":
+        fields["tp"] = DocumentField(largest=LARGEST, default=ABSENT)
+    columns = plain_columns(rows, fields)
+    if columns is None or strategy == "1d":
+        return columns
+    absent = columns["tp"] == ABSENT
+    if absent.all():
+        del columns["tp"]
+    elif absent.any():
+        return None
+    return columns
 
 
 def unpack_candidate(strategy: Strategy, row: np.void) -> tuple[dict[str, int], dict[str, int]]:
