@@ -38,13 +38,24 @@ inline void lower_hull(std::vector<HullPoint>& points) {
 class RelaxedLayers {
  public:
   void assign(const std::vector<std::vector<HullPoint>>& hulls) {
+    std::vector<const std::vector<HullPoint>*> all;
+    for (const auto& hull : hulls) all.push_back(&hull);
+    assign(all);
+  }
+  // Null and empty: the type has no option.
+  void assign(const std::vector<const std::vector<HullPoint>*>& hulls) {
     segments_.clear();
     first_.clear();
     for (std::size_t k = 0; k < hulls.size(); ++k) {
-      first_.push_back(hulls[k].empty() ? HullPoint{-1.0, 0.0} : hulls[k].front());
-      for (std::size_t i = 1; i < hulls[k].size(); ++i) {
-        const double bytes = hulls[k][i].bytes - hulls[k][i - 1].bytes;
-        const double cost = hulls[k][i].cost - hulls[k][i - 1].cost;
+      if (hulls[k] == nullptr || hulls[k]->empty()) {
+        first_.push_back({-1.0, 0.0});
+        continue;
+      }
+      const std::vector<HullPoint>& hull = *hulls[k];
+      first_.push_back(hull.front());
+      for (std::size_t i = 1; i < hull.size(); ++i) {
+        const double bytes = hull[i].bytes - hull[i - 1].bytes;
+        const double cost = hull[i].cost - hull[i - 1].cost;
         segments_.push_back({static_cast<int>(k), bytes, cost, cost / bytes});
       }
     }

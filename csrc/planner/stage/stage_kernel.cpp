@@ -2,13 +2,22 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
+#include <queue>
+#include <string>
 
 #include "planner/hull.hpp"
+#include "planner/stage/chain_bound.hpp"
+#include "planner/stage/option_lists.hpp"
 
 namespace autopar {
 namespace {
 
 constexpr std::int32_t kNone = -1;
+// So many pairs of caps are simply solved one after the other; more are searched by their bounds.
+constexpr std::size_t kFewCaps = 64;
+// From so many labels on, bounds that know redistribution are worth making.
+constexpr std::int64_t kManyLabels = 4096;
 
 std::size_t idx(int i) { return static_cast<std::size_t>(i); }
 
@@ -109,12 +118,15 @@ class Kernel {
   std::vector<StagePoint<D>> run() {
     prepare_counts();
     prepare_deltas();
-    const std::vector<Bytes> transients =
-        distinct(p_.base_transient, [](const auto& o) { return o.transient; });
-    const std::vector<Bytes> shareds =
-        distinct(p_.base_shared, [](const auto& o) { return o.shared; });
-    for (const Bytes transient : transients)
-      for (const Bytes shared : shareds) solve_with_caps(transient, shared);
+    lists_.emplace(p_, prefix_count_[idx(n_)]);
+    transients_ = lists_->transients();
+    shareds_ = lists_->shareds();
+    if (transients_.size() * shareds_.size() > kFewCaps) {
+      search_caps();
+    } else {
+      for (const Bytes transient : transients_)
+        for (const Bytes shared : shareds_) solve_with_caps(transient, shared);
+    }
     return pareto();
   }
 
@@ -125,11 +137,17 @@ class Kernel {
   const int n_;
   std::int64_t& states_;
   std::int64_t own_states_ = 0;
+  std::size_t kept_labels_ = 0;  // of the present caps
   StepBound<D> bound_;
   std::vector<std::vector<int>> prefix_count_;  // layers 0..i-1 by type
   std::vector<std::vector<Cost<D>>> delta_;     // by layer
   std::vector<int> delta_of_layer_;
-  std::vector<Options> options_;  // allowed under the caps, Pareto-pruned
+  std::optional<OptionLists<D>> lists_;
+  std::vector<Bytes> transients_, shareds_;  // all caps
+  std::vector<Options> options_;             // allowed under the caps, Pareto-pruned
+  std::optional<ChainBound> chain_;          // with one dimension, once it pays
+  double price_ = 0.0;                       // per byte: where its search begins
+  RelaxedLayers relaxed_;
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
   std::vector<std::vector<Label<D>>> labels_;                // by layer
   struct Key {
@@ -171,25 +189,120 @@ class Kernel {
     }
   }
 
-  template <class Get>
-  std::vector<Bytes> distinct(Bytes base, Get get) const {
-    std::vector<Bytes> values{base};
-    for (std::size_t k = 0; k < p_.options.size(); ++k) {
-      if (prefix_count_[idx(n_)][k] == 0) continue;
-      for (const auto& o : p_.options[k]) values.push_back(std::max(base, get(o)));
+  // All pairs of caps between two of transient and two of shared bytes, by index.
+  struct Caps {
+    std::size_t transient_low, transient_high, shared_low, shared_high;
+    double bound = 0.0;
+    double price = 0.0;
+    std::size_t size() const { return transient_high - transient_low + shared_high - shared_low; }
+    bool operator<(const Caps& other) const {  // of a heap: what is popped first is largest
+      if (bound != other.bound) return bound > other.bound;
+      if (size() != other.size()) return size() > other.size();
+      if (transient_low != other.transient_low) return transient_low > other.transient_low;
+      return shared_low > other.shared_low;
     }
-    std::sort(values.begin(), values.end());
-    values.erase(std::unique(values.begin(), values.end()), values.end());
-    return values;
+  };
+
+  // Many types have so many pairs of caps that they are halved, the best bound first: what the
+  // largest caps of a part admit, in the bytes that its smallest leave, bounds all of the part.
+  void search_caps() {
+    if constexpr (D == 1) chain_.emplace(p_);
+    std::priority_queue<Caps> open;
+    const auto push = [&](Caps caps) {
+      poll();
+      if (bound_caps(caps)) open.push(caps);
+    };
+    push({0, transients_.size() - 1, 0, shareds_.size() - 1});
+    while (!open.empty()) {
+      Caps caps = open.top();
+      open.pop();
+      if (D == 1 && prunes(caps.bound)) return;  // and so do all others
+      const std::size_t transients = caps.transient_high - caps.transient_low;
+      const std::size_t shareds = caps.shared_high - caps.shared_low;
+      if (transients + shareds == 0) {
+        price_ = caps.price;
+        solve_with_caps(transients_[caps.transient_low], shareds_[caps.shared_low]);
+        continue;
+      }
+      Caps rest = caps;
+      if (transients >= shareds) {
+        caps.transient_high = caps.transient_low + transients / 2;
+        rest.transient_low = caps.transient_high + 1;
+      } else {
+        caps.shared_high = caps.shared_low + shareds / 2;
+        rest.shared_low = caps.shared_high + 1;
+      }
+      push(caps);
+      push(rest);
+    }
+  }
+
+  // With one dimension only: may a plan of this cost be dropped?
+  bool prunes(double cost) const {
+    typename StepBound<D>::Vector total{};
+    total[0] = cost;
+    return bound_.prunes(total);
+  }
+  // One stage: what a plan costs is the objective, and this much can be had.
+  void tighten(Ticks cost) {
+    typename StepBound<D>::Vector total{};
+    total[0] = static_cast<double>(cost);
+    if (!bound_.prunes(total)) bound_.incumbent = std::min(bound_.incumbent, bound_.least(total));
+  }
+
+  // Bounds a part of the caps; false when it holds nothing of interest.
+  bool bound_caps(Caps& caps) {
+    const Bytes transient = transients_[caps.transient_high], shared = shareds_[caps.shared_high];
+    const Bytes most = p_.budget - transients_[caps.transient_low] - shareds_[caps.shared_low];
+    if (most < 0) return false;
+    if constexpr (D == 1) {
+      if (!chain_->allow(*lists_, transient, shared)) return false;
+      const ChainBound::Answer answer = chain_->bound(most, caps.price, bound_.incumbent);
+      if (answer.cost < kInfTicks) tighten(answer.cost);
+      caps.bound = std::max(caps.bound, answer.bound);
+      caps.price = answer.price;
+      return !prunes(caps.bound);
+    } else {
+      typename StepBound<D>::Vector total{};
+      for (std::size_t d = 0; d < kBounds; ++d) {
+        std::vector<const std::vector<HullPoint>*> hulls(p_.options.size(), nullptr);
+        for (const std::size_t k : lists_->used()) {
+          auto& list = lists_->under(k, transient, shared);
+          if (list.kept.empty()) return false;
+          hulls[k] = &hull_of(list, k, d);
+        }
+        relaxed_.assign(hulls);
+        const double rest = relaxed_.minimum(prefix_count_[idx(n_)], static_cast<double>(most));
+        if (rest < 0) return false;
+        total[d] = bound_.entry(p_.base, d) + rest;
+      }
+      return !bound_.prunes(total);
+    }
+  }
+
+  const std::vector<HullPoint>& hull_of(typename OptionLists<D>::List& list, std::size_t k,
+                                        std::size_t d) const {
+    list.hulls.resize(kBounds);
+    auto& hull = list.hulls[d];
+    if (hull.empty()) {
+      for (const std::int32_t o : list.kept) {
+        const StageOption<D>& option = p_.options[k][idx(o)];
+        hull.push_back({static_cast<double>(option.bytes), bound_.entry(option.cost, d)});
+      }
+      lower_hull(hull);
+    }
+    return hull;
   }
 
   void solve_with_caps(Bytes transient_cap, Bytes shared_cap) {
     const Bytes budget = p_.budget - transient_cap - shared_cap;
     if (budget < 0 || !restrict_options(transient_cap, shared_cap)) return;
-    if (!prepare_bounds(budget)) return;
+    if (!prepare_bounds(budget, transient_cap, shared_cap)) return;
     const std::size_t last = idx(n_ - 1);
     labels_.resize(idx(n_));
     for (auto& layer : labels_) layer.clear();
+    kept_labels_ = 0;
+    const std::int64_t first_state = own_states_;
     std::vector<Label<D>> created;
     const Options& final_options = options_[idx(p_.layer_type[last])];
     for (std::size_t o = 0; o < final_options.size(); ++o) {
@@ -204,43 +317,49 @@ class Kernel {
     keep_undominated(n_ - 1, created);
     for (int i = n_ - 2; i >= 0; --i) {
       if (labels_[idx(i) + 1].empty()) return;
+      if (D == 1 && own_states_ - first_state > kManyLabels && !bound_by_chain())
+        prepare_chain(budget, transient_cap, shared_cap);
       extend(i, budget, created);
       keep_undominated(i, created);
     }
     collect(transient_cap + shared_cap);
   }
 
+  bool bound_by_chain() const { return chain_ && chain_->prepared(); }
+
+  bool prepare_chain(Bytes budget, Bytes transient_cap, Bytes shared_cap) {
+    if constexpr (D == 1) {
+      if (!chain_) chain_.emplace(p_);
+      if (!chain_->allow(*lists_, transient_cap, shared_cap)) return false;
+      Ticks found = kInfTicks;
+      const double least = chain_->prepare(budget, price_, found);
+      if (found < kInfTicks) tighten(found);
+      return !prunes(least);
+    }
+    return true;
+  }
+
   // Options allowed under the caps, dominated ones inside a layout dropped. False when these caps
-  // admit nothing that smaller caps do not.
+  // admit nothing that smaller caps do not: where no type keeps an option that needs just as much,
+  // all that is kept is allowed under smaller caps, which leave more bytes; and what is dropped
+  // here can be replaced by what is kept.
   bool restrict_options(Bytes transient_cap, Bytes shared_cap) {
     bool transient_used = transient_cap == p_.base_transient;
     bool shared_used = shared_cap == p_.base_shared;
-    options_.assign(p_.options.size(), {});
-    for (std::size_t k = 0; k < p_.options.size(); ++k) {
-      if (prefix_count_[idx(n_)][k] == 0) continue;
-      Options& kept = options_[k];
-      for (const auto& o : p_.options[k]) {
-        if (o.transient > transient_cap || o.shared > shared_cap) continue;
-        transient_used |= o.transient == transient_cap;
-        shared_used |= o.shared == shared_cap;
-        kept.push_back(o);
-      }
-      if (kept.empty()) return false;
-      std::vector<std::uint8_t> drop(kept.size(), 0);
-      for (std::size_t a = 0; a < kept.size(); ++a)
-        for (std::size_t b = 0; b < kept.size(); ++b) {
-          if (a == b || drop[a] || drop[b] || kept[a].layout != kept[b].layout) continue;
-          if (kept[a].bytes > kept[b].bytes || !dominates<D>(kept[a].cost, Cost<D>{}, kept[b].cost))
-            continue;
-          const bool equal = kept[a].bytes == kept[b].bytes && kept[a].cost == kept[b].cost;
-          if (!equal || a < b) drop[b] = 1;
-        }
-      std::size_t size = 0;
-      for (std::size_t a = 0; a < kept.size(); ++a)
-        if (!drop[a]) kept[size++] = kept[a];
-      kept.resize(size);
+    for (const std::size_t k : lists_->used()) {
+      const auto& list = lists_->under(k, transient_cap, shared_cap);
+      if (list.kept.empty()) return false;
+      transient_used |= list.transient == transient_cap;
+      shared_used |= list.shared == shared_cap;
     }
-    return transient_used && shared_used;
+    if (!transient_used || !shared_used) return false;
+    options_.resize(p_.options.size());
+    for (const std::size_t k : lists_->used()) {
+      options_[k].clear();
+      for (const std::int32_t o : lists_->under(k, transient_cap, shared_cap).kept)
+        options_[k].push_back(p_.options[k][idx(o)]);
+    }
+    return true;
   }
 
   static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
@@ -256,20 +375,21 @@ class Kernel {
     return total;
   }
 
-  bool prepare_bounds(Bytes budget) {
+  bool prepare_bounds(Bytes budget, Bytes transient_cap, Bytes shared_cap) {
+    if (chain_) {
+      chain_->forget();
+      if (transients_.size() * shareds_.size() > kFewCaps)
+        return prepare_chain(budget, transient_cap, shared_cap);
+    }
     for (std::size_t d = 0; d < kBounds; ++d) {
-      std::vector<std::vector<HullPoint>> hulls(options_.size());
-      for (std::size_t k = 0; k < options_.size(); ++k) {
-        for (const auto& o : options_[k])
-          hulls[k].push_back({static_cast<double>(o.bytes), bound_.entry(o.cost, d)});
-        lower_hull(hulls[k]);
-      }
-      RelaxedLayers relaxed;
-      relaxed.assign(hulls);
+      std::vector<const std::vector<HullPoint>*> hulls(p_.options.size(), nullptr);
+      for (const std::size_t k : lists_->used())
+        hulls[k] = &hull_of(lists_->under(k, transient_cap, shared_cap), k, d);
+      relaxed_.assign(hulls);
       prefix_bound_[d].resize(idx(n_) + 1);
       for (int i = 0; i <= n_; ++i) {
         poll();
-        if (!relaxed.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+        if (!relaxed_.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
       }
     }
     bool fits = true;
@@ -278,10 +398,32 @@ class Kernel {
   }
 
   // May the label (whose layers are first..n-1) still lead to a point within budget and bound?
-  bool admits(const Label<D>& label, int first, Bytes budget) const {
+  bool admits(const Label<D>& label, int first, Bytes budget) {
+    if constexpr (D == 1)
+      if (bound_by_chain()) return admits_by_chain(label, first, budget);
     bool fits = true;
     const auto total = bounded(label.cost, first, static_cast<double>(budget - label.bytes), fits);
     return fits && !bound_.prunes(total);
+  }
+
+  // The same where the layers before are bounded together with their redistribution. The cheapest
+  // ones that fit complete the label to a plan: no worse one is needed any more.
+  bool admits_by_chain(const Label<D>& label, int first, Bytes budget) {
+    if (label.bytes > budget) return false;
+    if (first == 0) return !prunes(static_cast<double>(label.cost[0]));
+    Ticks found = kInfTicks;
+    const double rest = chain_->rest(first, label.layout, budget - label.bytes, found);
+    if (found < kInfTicks) tighten(label.cost[0] + found);
+    return !prunes(static_cast<double>(label.cost[0]) + rest);
+  }
+
+  // Labels of one call may take kMostLabelBytes.
+  void check_memory(const std::vector<Label<D>>& created) const {
+    const std::size_t bytes = (kept_labels_ + created.size()) * sizeof(Label<D>) +
+                              std::max(created.size(), order_.capacity()) * sizeof(Key);
+    if (bytes > kMostLabelBytes)
+      throw TooManyLabels("the exact search of a stage of " + std::to_string(n_) +
+                          " layers needs more than 1 GiB of partial plans");
   }
 
   void extend(int i, Bytes budget, std::vector<Label<D>>& created) {
@@ -293,6 +435,8 @@ class Kernel {
     const auto& following = labels_[idx(i) + 1];
     for (std::size_t l = 0; l < following.size(); ++l) {
       const Label<D>& next = following[l];
+      check_memory(created);
+      if (bound_by_chain() && !admits(next, i + 1, budget)) continue;  // the incumbent has fallen
       for (std::size_t o = 0; o < options.size(); ++o) {
         poll();
         const auto& option = options[o];
@@ -367,6 +511,7 @@ class Kernel {
       used[at] = 1;
       kept.push_back(label);
     }
+    kept_labels_ += kept.size();
   }
 
   void collect(Bytes caps) {
@@ -383,9 +528,7 @@ class Kernel {
         if (i + 1 < n_) label = &labels_[idx(i) + 1][idx(label->next)];
       }
       point.exit_layout = label->layout;
-      if constexpr (D == 1)  // one stage: its cost is the objective
-        bound_.incumbent = std::min(
-            bound_.incumbent, bound_.least({static_cast<double>(point.cost[0]), 0.0, 0.0, 0.0}));
+      if constexpr (D == 1) tighten(point.cost[0]);
       points_.push_back(std::move(point));
     }
   }

@@ -4,15 +4,18 @@
 // Three things keep them few, none of which can lose an optimum:
 //   * dominance, also across layouts (a label is dropped when another one is no larger and no
 //     slower even after the worst difference in redistribution);
-//   * the convex-hull (linear programming) bound of the layers still to come;
+//   * the convex-hull (linear programming) bound of the layers still to come; with one dimension
+//     and many labels one that knows their redistribution, see ChainBound;
 //   * equal neighbouring layers in one layout are ordered by strategy, because swapping them
 //     changes nothing.
-// The two "maximum" memory terms (transient and shared bytes) are enumerated outside.
+// The two "maximum" memory terms (transient and shared bytes) are enumerated outside; where many
+// layer types make many pairs of them, by branch and bound.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "planner/common.hpp"
@@ -120,6 +123,13 @@ struct StageProblem {
 // There were more labels than the problem allows.
 struct TooManyStates {};
 
+// What the labels of one call may take, whatever the problem allows; beyond, it ends by
+// TooManyLabels.
+inline constexpr std::size_t kMostLabelBytes = std::size_t{1} << 30;
+struct TooManyLabels : std::length_error {
+  using std::length_error::length_error;
+};
+
 template <int D>
 struct StagePoint {
   Cost<D> cost{};   // base, entry and exit included
@@ -132,7 +142,7 @@ struct StagePoint {
 // Pareto-minimal points per (first layout, exit layout); empty when nothing fits in budget and
 // bound. With one dimension only the optimum counts: exits are not kept apart, and the incumbent
 // tightens as points are found. `states` is increased by the number of labels created. Throws
-// what the problem's watch throws.
+// what the problem's watch throws, TooManyStates and TooManyLabels.
 template <int D>
 std::vector<StagePoint<D>> solve_stage_frontier(const StageProblem<D>& problem,
                                                 std::int64_t& states);
