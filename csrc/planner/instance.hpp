@@ -30,7 +30,7 @@ struct Item {
 
 struct ItemPlan {
   Ticks step = kInfTicks;
-  bool exact = true;    // false: the best one known when the deadline passed
+  bool exact = true;   // false: the best one known when the deadline passed
   double bound = 0.0;  // and nothing in the item is faster than this
   std::vector<int> stage_sizes;
   std::vector<int> strategies;
@@ -46,7 +46,8 @@ class Instance {
   std::vector<int> count;   // layers by type
   std::vector<int> prefix;  // (L+1, K) layers of each type before layer l
 
-  // The first layer from which on n layers are like those from l on, and the layer before them, too.
+  // The first layer from which on n layers are like those from l on, and the layer before them,
+  // too.
   int same_layers(int l, int n) const {
     if (t.num_types == 1) return std::min(l, 1);
     for (const auto& [first, most] : same_[static_cast<std::size_t>(l)])
@@ -116,7 +117,7 @@ ItemPlan solve_item(const Instance& instance, const Item& item, double limit, Wa
 Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage,
                       const Watch& watch);
 
-// A plan that fits if the item has any, whatever its time: the one that needs least memory.
-ItemPlan smallest_plan(const Instance& instance, const Item& item, const Watch& watch);
+// A plan that fits if the item has any, found quickly, whatever its time.
+ItemPlan quick_plan(const Instance& instance, const Item& item, const Watch& watch);
 
 }  // namespace autopar
