@@ -603,9 +603,15 @@ class Search {
 }  // namespace
 
 Outcome search_plan(const Tables& tables, const SearchSettings& settings) {
+  const Monitor::Clock::time_point start = Monitor::Clock::now();
   check_tables(tables);
   check_settings(settings);
-  return Search(tables, settings).run();
+  SearchSettings left = settings;
+  if (settings.time_limit_s > 0) {  // large tables take a while to check
+    const std::chrono::duration<double> taken = Monitor::Clock::now() - start;
+    left.time_limit_s = std::max(settings.time_limit_s - taken.count(), 1e-6);
+  }
+  return Search(tables, left).run();
 }
 
 }  // namespace autopar

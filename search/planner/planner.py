@@ -511,7 +511,7 @@ def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
 _ROWS_AT_ONCE = 1 << 12
 """So many take a tenth of a second at most; a time limit is looked at between such parts."""
 _SLICE_S = 0.05
-_PRICED_SHARE = 0.7
+_PRICED_SHARE = 0.6
 """Of a time limit, for pricing."""
 _GOLDEN = (5**0.5 - 1) / 2
 
