@@ -75,6 +75,8 @@ def describe_failure(error: BaseException, *, interrupted: str = "interrupted") 
         raise error
     if isinstance(error, AutoparError):
         return Failure(fitted(one_line(str(error))), error.exit_code)
+    if isinstance(error, MemoryError):
+        return Failure("there is not enough memory for that; ask for less, or free some", 2)
     if isinstance(error, OSError) and error.errno in _STDOUT_LOST and error.filename is None:
         # the interpreter would try to write the rest once more, and complain
         reader_left()

@@ -157,6 +157,7 @@ void register_planner(py::module_& m) {
         py::list alternatives_list;
         for (const auto& a : outcome.alternatives) alternatives_list.append(choice_dict(a));
         d["alternatives"] = alternatives_list;
+        d["alternatives_complete"] = outcome.alternatives_complete;
         d["smallest_budget"] = outcome.smallest_budget;
         d["binding_candidate"] = outcome.binding_candidate;
         d["binding_stage"] = outcome.binding_stage;

@@ -56,12 +56,27 @@ class Monitor {
     interrupted_ = std::move(interrupted);
     if (time_limit_s <= 0) return;
     limited_ = true;
-    const std::chrono::duration<double> limit(std::min(time_limit_s, 1e9));
-    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit);
+    deadline_ = Clock::now() + in_clock(std::min(time_limit_s, 1e9));
   }
   bool passed() const { return limited_ && Clock::now() > deadline_; }
-  // From here on only a stop counts: what is left is short, and better finished.
-  void lift_deadline() { limited_ = false; }
+  bool limited() const { return limited_; }
+  // Another deadline, so many seconds from now, while a guard of the old one is kept.
+  class Period {
+   public:
+    Period(Monitor& monitor, double seconds) : monitor_(monitor), before_(monitor.deadline_) {
+      monitor.deadline_ = Clock::now() + in_clock(seconds);
+    }
+    ~Period() { monitor_.deadline_ = before_; }
+    Period(const Period&) = delete;
+    Period& operator=(const Period&) = delete;
+
+   private:
+    Monitor& monitor_;
+    const Clock::time_point before_;
+  };
+  double seconds_left() const {
+    return std::chrono::duration<double>(deadline_ - Clock::now()).count();
+  }
   void stop() { stop_.store(true, std::memory_order_relaxed); }
   void resume() { stop_.store(false, std::memory_order_relaxed); }
   bool was_interrupted() const { return was_interrupted_; }
@@ -83,6 +98,9 @@ class Monitor {
 
  private:
   static constexpr std::chrono::milliseconds kAskEvery{50};
+  static Clock::duration in_clock(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
 
   void of_caller(Clock::time_point now) {
     if (interrupted_ && now - asked_ > kAskEvery) {

@@ -140,7 +140,9 @@ double Instance::simple_bound(const Item& item) const {
     if (count[idx(k)] == 0) continue;
     Ticks least = kInfTicks, least_tail = kInfTicks;
     double least_both = std::numeric_limits<double>::infinity();
-    for (int s = 0; s < t.num_strategies; ++s) {
+    const int first = std::max(item.only_strategy, 0);
+    const int behind = item.only_strategy < 0 ? t.num_strategies : first + 1;
+    for (int s = first; s < behind; ++s) {
       const std::size_t r = row(n, k, s);
       if (t.valid[r] == 0 || !allowed(item, t.num_stage_rules, s)) continue;
       const Ticks time = forward[r] + backward[r];

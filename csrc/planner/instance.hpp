@@ -117,7 +117,7 @@ ItemPlan solve_item(const Instance& instance, const Item& item, double limit, Wa
 Bytes smallest_budget(const Instance& instance, const Item& item, Bytes limit, int& stage,
                       const Watch& watch);
 
-// A plan that fits if the item has any, whatever its time: the one that needs least memory.
-ItemPlan smallest_plan(const Instance& instance, const Item& item, const Watch& watch);
+// A plan that fits if the item has any, found quickly, whatever its time.
+ItemPlan quick_plan(const Instance& instance, const Item& item, const Watch& watch);
 
 }  // namespace autopar

@@ -17,6 +17,7 @@
 
 #include "planner/check.hpp"
 #include "planner/subproblem.hpp"
+#include "planner/subproblem_memory.hpp"
 
 namespace autopar {
 
@@ -42,8 +43,9 @@ std::vector<Ticks> send_caps(const Instance& in, const Item& item) {
 }
 
 template <class Visit>
-void for_each_subproblem(const Instance& in, const Item& item, Visit visit) {
+void for_each_subproblem(const Instance& in, const Item& item, const Watch& watch, Visit visit) {
   for (const Ticks cap : send_caps(in, item)) {
+    watch.poll();
     if (in.stages(item) == 1) {
       Subproblem<1> s(in, item, cap);
       visit(s);
@@ -61,8 +63,9 @@ void for_each_subproblem(const Instance& in, const Item& item, Visit visit) {
 
 double relaxed_bound(const Instance& in, const Item& item, double limit, const Watch& watch) {
   double best = std::numeric_limits<double>::infinity();
-  for_each_subproblem(
-      in, item, [&](auto& s) { best = std::min(best, s.bound(std::min(limit, best), watch)); });
+  for_each_subproblem(in, item, watch, [&](auto& s) {
+    best = std::min(best, s.bound(std::min(limit, best), watch));
+  });
   return best;
 }
 
@@ -70,16 +73,30 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
                     std::int64_t& states) {
   ItemPlan best;
   bool exact = true;
-  for_each_subproblem(in, item, [&](auto& s) {
-    const double known = static_cast<double>(best.step);
-    ItemPlan plan = s.solve(std::min(limit, known), watch, states);
-    exact = exact && plan.exact;
-    const bool better = plan.step < best.step || (plan.step == best.step && plan.step < kInfTicks &&
-                                                  std::tie(plan.stage_sizes, plan.strategies) <
-                                                      std::tie(best.stage_sizes, best.strategies));
-    if (better) best = std::move(plan);
-  });
+  double bound = std::numeric_limits<double>::infinity();  // of what was not solved
+  try {
+    // within memory may be no plan though bounds do not see it, which is long to find out otherwise
+    if (!LeastMemory(in, item, watch).fits(in.budget)) return {};
+    for_each_subproblem(in, item, watch, [&](auto& s) {
+      const double known = static_cast<double>(best.step);
+      ItemPlan plan = s.solve(std::min(limit, known), watch, states);
+      if (!plan.exact) {
+        exact = false;
+        bound = std::min(bound, plan.bound);
+      }
+      const bool better =
+          plan.step < best.step || (plan.step == best.step && plan.step < kInfTicks &&
+                                    std::tie(plan.stage_sizes, plan.strategies) <
+                                        std::tie(best.stage_sizes, best.strategies));
+      if (better) best = std::move(plan);
+      watch.set_working(0.0);  // that was of this cap
+    });
+  } catch (const DeadlinePassed&) {  // before the sub-problem of another cap was begun
+    exact = false;
+    bound = 0.0;
+  }
   best.exact = exact;
+  best.bound = std::min({bound, static_cast<double>(best.step), limit, watch.limit()});
   // when the limit fell below it meanwhile, better plans of later caps were not looked for
   if (exact && static_cast<double>(best.step) * (1.0 - kBoundSlack) > watch.limit()) return {};
   return best;
@@ -87,26 +104,29 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
 
 Bytes smallest_budget(const Instance& in, const Item& item, Bytes limit, int& stage,
                       const Watch& watch) {
-  // transfers cost no memory: any cap that admits every layout will do
-  const std::vector<Ticks> caps = send_caps(in, item);
-  const Ticks cap = caps.empty() ? kNoCap : caps.back();
-  if (in.stages(item) == 1)
-    return Subproblem<1>(in, item, cap).smallest_budget(limit, stage, watch);
-  return Subproblem<2>(in, item, cap).smallest_budget(limit, stage, watch);
+  return LeastMemory(in, item, watch).smallest_budget(limit, stage);
 }
 
-ItemPlan smallest_plan(const Instance& in, const Item& item, const Watch& watch) {
-  const std::vector<Ticks> caps = send_caps(in, item);
-  const Ticks cap = caps.empty() ? kNoCap : caps.back();
-  if (in.stages(item) == 1) return Subproblem<1>(in, item, cap).smallest_plan(watch);
-  if (!in.t.gpipe) return Subproblem<2>(in, item, cap).smallest_plan(watch);
-  return Subproblem<3>(in, item, cap).smallest_plan(watch);
+ItemPlan quick_plan(const Instance& in, const Item& item, const Watch& watch) {
+  LeastMemory memory(in, item, watch);
+  const std::vector<int> sizes = memory.division(in.budget);
+  if (sizes.empty()) return {};
+  const std::vector<int> strategies = memory.strategies(sizes);
+  // transfers cost no memory: the cap that admits every layout
+  const Ticks cap = send_caps(in, item).back();
+  if (in.stages(item) == 1) return Subproblem<1>(in, item, cap).plan_near(sizes, strategies, watch);
+  if (!in.t.gpipe) return Subproblem<2>(in, item, cap).plan_near(sizes, strategies, watch);
+  return Subproblem<3>(in, item, cap).plan_near(sizes, strategies, watch);
 }
 
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kMostThreads = 256;
+// After the deadline, for a plan where none is known, or for why there is none.
+constexpr double kGraceS = 0.1;
+// Of a time limit, for a plan before the search: it must be there whatever the search meets.
+constexpr double kFirstPlanShare = 0.1;
 __extension__ typedef __int128 Wide;  // products of ticks and batch sizes
 
 struct Entry {
@@ -121,9 +141,9 @@ struct Entry {
 class Search {
  public:
   Search(const Tables& tables, const SearchSettings& settings)
-      : in_(tables, settings),
-        settings_(settings),
-        monitor_(settings.time_limit_s, settings.interrupted) {}
+      : monitor_(settings.time_limit_s, settings.interrupted),
+        in_(tables, settings),
+        settings_(settings) {}
 
   Outcome run() {
     try {
@@ -144,14 +164,15 @@ class Search {
 
   using Key = std::tuple<double, int, std::size_t>;  // bound, exact last, index
 
+  Monitor monitor_;  // first: its time runs while the others are made
   Instance in_;
   SearchSettings settings_;
-  Monitor monitor_;
   Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
   std::deque<Entry> entries_;  // grows while threads work on some of them
   Outcome outcome_;
   double lowest_ = kInf;
   bool timed_out_ = false;
+  bool entered_ = false;             // whether entries_ holds all sub-problems
   std::atomic<double> limit_{kInf};  // ticks per sample of the best plan of this round
 
   // of a round; everything below and above is read and written under the mutex
@@ -166,36 +187,55 @@ class Search {
   std::vector<std::thread> helpers_;
 
   void search() {
-    make_entries();
     try {
+      make_entries();
       monitor_.poll();  // also when there is nothing to search
+      if (monitor_.limited()) {
+        const Monitor::Period period(monitor_, kFirstPlanShare * monitor_.seconds_left());
+        find_any();
+        if (!has_fallback()) return explain_infeasible();
+      }
     } catch (const DeadlinePassed&) {
+      timed_out_ = !entered_;
     }
+    if (!entered_) return stop_without_plan();  // of what was not looked at, nothing is known
     for (int round = 0; round <= settings_.alternatives; ++round) {
       const std::int64_t found = best_outside();
       const Entry* best = found < 0 ? nullptr : &entries_[static_cast<std::size_t>(found)];
+      if (timed_out_ && settings_.alternatives > 0) outcome_.alternatives_complete = false;
       if (round > 0) {
         if (best == nullptr || timed_out_) return;
         outcome_.alternatives.push_back(choice(*best));
         excluded_.push_back(class_of(*best));
         continue;
       }
-      if (timed_out_ && best == nullptr && fallback_.plan.step >= kInfTicks) find_any();
-      if (timed_out_ && fallback_.plan.step < kInfTicks &&
-          (best == nullptr || faster(fallback_, *best)))
+      if (timed_out_ && best == nullptr && !has_fallback() && !find_in_grace())
+        return stop_without_plan();
+      if (timed_out_ && has_fallback() && (best == nullptr || faster(fallback_, *best)))
         best = &fallback_;
       if (best == nullptr) {  // also out of time: find_any() has looked at everything
         explain_infeasible();
         return;
       }
-      outcome_.bound_s_per_sample = in_.scale.seconds(1) * lowest_;
       outcome_.found = true;
       outcome_.status = timed_out_ ? Status::kTimeLimit : Status::kOptimal;
       outcome_.best = choice(*best);
-      if (timed_out_) return;
-      outcome_.bound_s_per_sample = outcome_.best.step_time_s / static_cast<double>(best->batch);
+      const double s_per_sample = outcome_.best.step_time_s / static_cast<double>(best->batch);
+      outcome_.bound_s_per_sample = s_per_sample;
+      if (timed_out_) {
+        outcome_.bound_s_per_sample = std::min(s_per_sample, in_.scale.seconds(1) * lowest_);
+        return;
+      }
       excluded_.push_back(class_of(*best));
     }
+  }
+
+  bool has_fallback() const { return fallback_.plan.step < kInfTicks; }
+
+  void stop_without_plan() {
+    outcome_.status = Status::kTimeLimit;
+    outcome_.bound_s_per_sample = entered_ && lowest_ < kInf ? in_.scale.seconds(1) * lowest_ : 0.0;
+    outcome_.alternatives_complete = settings_.alternatives == 0;
   }
 
   int table(const Item& item) const { return in_.t.candidate_table[item.candidate]; }
@@ -204,12 +244,14 @@ class Search {
     outcome_.items = static_cast<std::int64_t>(in_.t.num_candidates) * in_.t.num_vocab *
                      (settings_.uniform ? in_.t.num_strategies : 1);
     for (int q = 0; q < in_.t.num_candidates; ++q) {
+      if (q % 64 == 63) monitor_.poll();
       if (!settings_.uniform) {
         add({q, kAnyVocab, ~std::uint64_t{0}, -1}, 0.0);
         continue;
       }
       for (int s = 0; s < in_.t.num_strategies; ++s) add({q, kAnyVocab, ~std::uint64_t{0}, s}, 0.0);
     }
+    entered_ = true;
   }
 
   void add(const Item& item, double at_least) {
@@ -280,6 +322,8 @@ class Search {
     if (error_) std::rethrow_exception(error_);
     if (monitor_.was_interrupted()) throw Stopped{};
     monitor_.resume();
+    // what threads were about is back, with what they have learnt
+    if (timed_out_) lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
     if (best_ >= 0 && !timed_out_) {
       lowest_ = limit_;
       settle_ties();
@@ -423,10 +467,9 @@ class Search {
     }
   }
 
-  // Out of time and nothing is known: the plan that needs least memory of the first entry that has
-  // one. That is quick, whatever the sub-problems are like, and decides whether there is any plan.
+  // A plan of the first entry, by their bounds, that has one. That is quick, whatever the
+  // sub-problems are like; without one and without a deadline, nothing fits.
   void find_any() {
-    monitor_.lift_deadline();
     const Watch watch(monitor_);
     std::vector<std::pair<double, std::size_t>> order;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -434,15 +477,28 @@ class Search {
     std::sort(order.begin(), order.end());
     for (const auto& [bound, i] : order) {
       Entry entry = entries_[i];
+      // the least of all embedding strategies together: mostly one question instead of many
       const std::vector<int> vocabs = in_.vocabs(entry.item);
+      if (vocabs.size() > 1 && !LeastMemory(in_, entry.item, watch).fits(in_.budget)) continue;
       for (const int e : vocabs) {
         entry.item.vocab = e;
-        entry.plan = smallest_plan(in_, entry.item, watch);
+        entry.plan = quick_plan(in_, entry.item, watch);
         if (entry.plan.step >= kInfTicks) continue;
-        if (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)) fallback_ = entry;
+        if (!has_fallback() || faster(entry, fallback_)) fallback_ = entry;
       }
-      if (fallback_.plan.step < kInfTicks) return;
+      if (has_fallback()) return;
     }
+  }
+
+  // False when even that takes too long; nothing fits when there is no plan all the same.
+  bool find_in_grace() {
+    const Monitor::Period period(monitor_, kGraceS);
+    try {
+      find_any();
+    } catch (const DeadlinePassed&) {
+      return has_fallback();
+    }
+    return true;
   }
 
   // Replaces entry i, a bound for all embedding strategies, by one entry for each of them.
@@ -489,9 +545,10 @@ class Search {
     ++outcome_.opened;
     entry.plan = std::move(plan);
     if (!entry.plan.exact) {
-      if (entry.plan.step < kInfTicks &&
-          (fallback_.plan.step >= kInfTicks || faster(entry, fallback_)))
+      if (entry.plan.step < kInfTicks && (!has_fallback() || faster(entry, fallback_)))
         fallback_ = entry;
+      entry.bound = std::max(
+          entry.bound, entry.plan.bound * (1.0 - kBoundSlack) / static_cast<double>(entry.batch));
       entry.plan = ItemPlan{};
     } else if (entry.plan.step >= kInfTicks) {
       raise(entry);
@@ -502,35 +559,59 @@ class Search {
   }
 
   void explain_infeasible() {
-    monitor_.lift_deadline();  // that nothing fits is known, why is found quickly
+    const Monitor::Period period(monitor_, std::max(kGraceS, monitor_.seconds_left()));
+    try {
+      find_smallest_budget();
+    } catch (const DeadlinePassed&) {
+      outcome_.smallest_budget = 0;
+      outcome_.binding_candidate = outcome_.binding_stage = -1;
+      stop_without_plan();
+    }
+  }
+
+  void find_smallest_budget() {
     const Watch watch(monitor_);
     SearchSettings unlimited = settings_;
     unlimited.budget = kInfBytes / 2;
     const Instance free(in_.t, unlimited);
     Bytes best = kInfBytes / 4;
-    for (int q = 0; q < in_.t.num_candidates; ++q)
-      for (int e = 0; e < in_.t.num_vocab; ++e)
-        for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
-             ++s) {
-          const Item item{q, e, ~std::uint64_t{0}, s};
-          if (free.simple_bound(item) == kInf) continue;
+    for (int q = 0; q < in_.t.num_candidates; ++q) {
+      std::vector<int> left;  // strategies of uniform plans, or -1
+      for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
+           ++s) {
+        // the least of all embedding strategies together: mostly one question instead of many
+        const Item any{q, kAnyVocab, ~std::uint64_t{0}, s};
+        if (free.simple_bound(any) < kInf && LeastMemory(free, any, watch).fits(best - 1))
+          left.push_back(s);
+      }
+      if (left.empty()) continue;
+      for (const int e : free.vocabs({q, kAnyVocab, ~std::uint64_t{0}, -1}))
+        for (const int s : left) {
           int stage = -1;
-          const Bytes need = smallest_budget(free, item, best, stage, watch);
+          const Bytes need =
+              smallest_budget(free, {q, e, ~std::uint64_t{0}, s}, best, stage, watch);
           if (need >= best) continue;
           best = need;
           outcome_.smallest_budget = need;
           outcome_.binding_candidate = q;
           outcome_.binding_stage = stage;
         }
+    }
   }
 };
 
 }  // namespace
 
 Outcome search_plan(const Tables& tables, const SearchSettings& settings) {
+  const Monitor::Clock::time_point start = Monitor::Clock::now();
   check_tables(tables);
   check_settings(settings);
-  return Search(tables, settings).run();
+  SearchSettings left = settings;
+  if (settings.time_limit_s > 0) {  // large tables take a while to check
+    const std::chrono::duration<double> taken = Monitor::Clock::now() - start;
+    left.time_limit_s = std::max(settings.time_limit_s - taken.count(), 1e-6);
+  }
+  return Search(tables, left).run();
 }
 
 }  // namespace autopar

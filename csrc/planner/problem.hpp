@@ -82,8 +82,10 @@ struct Outcome {
   Status status = Status::kInfeasible;
   Choice best;  // valid unless infeasible (or nothing found in time)
   bool found = false;
-  double bound_s_per_sample = 0.0;   // no plan is faster than this; 0 when infeasible
-  std::vector<Choice> alternatives;  // each optimal in its class
+  // no plan is faster than this; 0 when infeasible, or when the time was over at once
+  double bound_s_per_sample = 0.0;
+  std::vector<Choice> alternatives;   // each optimal in its class
+  bool alternatives_complete = true;  // false: the time limit kept some from being looked for
   // when infeasible: the smallest budget that works (0: none), and where it binds
   Bytes smallest_budget = 0;
   int binding_candidate = -1;

@@ -46,10 +46,10 @@ class Subproblem {
   // The optimum if at most `limit` and the watch's limit (step == kInfTicks otherwise). When the
   // deadline passes, the best plan met so far, not exact, and a bound of what is left.
   ItemPlan solve(double limit, Watch& watch, std::int64_t& states);
-  // Smallest budget with a plan, if below `limit`.
-  Bytes smallest_budget(Bytes limit, int& binding_stage, const Watch& watch);
-  // A plan that fits if there is any: the one that needs least memory, whatever its time.
-  ItemPlan smallest_plan(const Watch& watch);
+  // The plan of these layers per stage and strategies, which must fit, or a faster one that is found
+  // quickly in this division.
+  ItemPlan plan_near(const std::vector<int>& sizes, const std::vector<int>& strategies,
+                     const Watch& watch);
 
  private:
   // Plans are looked for up to this share above the lower bound first, then up to kGrowth times it:
@@ -154,11 +154,6 @@ class Subproblem {
     Limits largest{};  // at least, of all stages
     bool exact = true;
   };
-  struct Caps {  // of transient and shared bytes
-    Bytes maxima;
-    std::vector<Bytes> least;                   // kept bytes, by type
-    std::vector<const StageOption<D>*> option;  // that needs no more
-  };
   struct Total {  // of one known point per stage
     Ticks sum = 0;
     Cost<D> largest{};
@@ -218,10 +213,6 @@ class Subproblem {
   Ticks times(std::size_t d) const { return d + 1 == D ? 1 : microbatches_ - 1; }
   void remember(const std::vector<const StagePoint<D>*>& points, const std::vector<int>& sizes,
                 Ticks step);
-  std::vector<std::vector<Caps>> least_bytes() const;
-  Bytes need(const Caps& caps, int l, int n) const;
-  std::vector<std::vector<std::uint8_t>> starts(const std::vector<std::vector<Caps>>& caps,
-                                                Bytes budget, const Watch& watch) const;
   void build_stage(int j);
   Cost<D> cost(Ticks forward, Ticks backward, Ticks tail) const;
   Ticks send_of(int type, int layout) const {

@@ -62,6 +62,7 @@ __all__ = [
     "Rows",
     "build_grid",
     "build_rows",
+    "joined",
     "sum_of",
     "table_arrays",
 ]
@@ -158,6 +159,41 @@ class PlanTables:
     def num_bytes(self) -> int:
         """Return the memory of all arrays, in bytes."""
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+
+_SECOND_AXIS = ("static_bytes", "transient_bytes", "vocab_static_bytes", "vocab_transient_bytes")
+"""Of these arrays that of the tables; of all others it is the first."""
+
+
+def joined(
+    parts: Sequence[tuple[I64, PlanTables]], candidates: Sequence[tuple[int, int]]
+) -> PlanTables:
+    """Return tables that were priced in parts as one, with these candidates.
+
+    parts : numbers of the tables in each part, which become their order; candidates : (index of a
+    table in that order, m). All parts are of the same strategies.
+    """
+    first = parts[0][1]
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+    all_dp = [kind for _, part in parts for kind in part.table_dp]
+    arrays: dict[str, Any] = {}
+    for name, array in vars(first).items():
+        if isinstance(array, np.ndarray) and name not in _OF_ALL_TABLES:
+            axis = int(name in _SECOND_AXIS)
+            whole = np.concatenate([getattr(part, name) for _, part in parts], axis=axis)
+            arrays[name] = whole.take(order, axis=axis)
+    return dataclasses.replace(
+        first,
+        table_dp=tuple(all_dp[i] for i in order.tolist()),
+        candidate_table=np.array([n for n, _ in candidates], dtype=np.int32),
+        candidate_microbatches=np.array([m for _, m in candidates], dtype=np.int32),
+        **arrays,
+    )
+
+
+_OF_ALL_TABLES = (
+    "layer_type", "strategy_layout", "vocab_layout", "candidate_table", "candidate_microbatches",
+)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ class TableSolution:
     """Lower bound of the step time of this candidate's global batch that any plan implies."""
     bound_s_per_sample: float
     alternatives: tuple[TableChoice, ...]
+    alternatives_complete: bool
+    """False when the time limit kept some from being looked for."""
     smallest_budget_bytes: int
     """When infeasible: the smallest budget that works (0: no budget does)."""
     binding_candidate: int
@@ -331,6 +333,7 @@ def solve_tables(
             )
             for a in answer["alternatives"]
         ),
+        alternatives_complete=answer["alternatives_complete"],
         smallest_budget_bytes=answer["smallest_budget"],
         binding_candidate=answer["binding_candidate"],
         binding_stage=answer["binding_stage"],

@@ -22,7 +22,7 @@ from autopar.sources import Source
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel, PricedTables
-from search.cost.tables import PlanTables
+from search.cost.tables import PlanTables, joined
 from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
 from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
@@ -36,7 +36,7 @@ from search.planner.prediction import (
     predict,
     probabilities_faster,
 )
-from search.space import Rules, SearchSpace, build_space, global_batches, parse_rules
+from search.space import Rules, SearchSpace, Table, build_space, global_batches, parse_rules
 
 __all__ = [
     "FRONTIER_STEPS",
@@ -144,6 +144,8 @@ class _Built:
     """None where keeping the categories of all rows would take too much memory."""
     tables: PlanTables
     stage_allowed: NDArray[np.bool_] | None
+    unpriced: int = 0
+    """So many tables of the space were not priced before the time limit."""
 
 
 class Planner:
@@ -228,22 +230,35 @@ class Planner:
 
     def _solve(self, memory: float, batches: tuple[int, ...], top: int) -> SearchResult:
         wall, cpu = time.perf_counter(), time.process_time()
-        built = self._tables(batches)
-        solution = self._solution(built, memory, top)
+        until = self._until(wall)
+        built = self._tables(batches, until)
+        solution = self._solution(built, memory, top, until)
         return self._result(built, solution, memory, wall, cpu)
 
-    def _solution(self, built: _Built, memory: float, top: int) -> TableSolution:
-        return solve_tables(
+    def _until(self, start: float) -> float | None:
+        """Return when the time limit ends that begins at `start`, None without one."""
+        limit = self.options.time_limit_s
+        return None if limit is None else start + limit
+
+    def _solution(
+        self, built: _Built, memory: float, top: int, until: float | None
+    ) -> TableSolution:
+        solution = solve_tables(
             built.tables,
             # the constraint is on what is reserved, tables hold what is allocated
             max(0, allocation_budget(memory, self.options)),
             threads=self.options.threads,
             alternatives=top,
-            time_limit_s=self.options.time_limit_s,
+            # what is left of it; 0 would be none
+            time_limit_s=None if until is None else max(until - time.perf_counter(), 1e-3),
             uniform=built.space.uniform,
             division=self.options.pp_division or (),
             stage_allowed=built.stage_allowed,
         )
+        if not built.unpriced:
+            return solution
+        # the best of what was priced, of which nothing follows for the rest
+        return replace(solution, status="time_limit", bound_s_per_sample=0.0, bound_step_time_s=0.0)
 
     def evaluate(self, plan: Plan, memory_constraint_bytes: float | None = None) -> Prediction:
         """Return the prediction of any plan, legal or not, fitting or not."""
@@ -280,12 +295,16 @@ class Planner:
         """Return a cost model whose notes will be about one plan only."""
         return self._cost.for_one_plan()
 
-    def _tables(self, batches: tuple[int, ...]) -> _Built:
-        if batches not in self._built:
-            self._built[batches] = self._build(batches)
-        return self._built[batches]
+    def _tables(self, batches: tuple[int, ...], until: float | None) -> _Built:
+        built = self._built.get(batches)
+        if built is None:
+            built = self._build(batches, until)
+            # what a limit cut short is priced again, maybe with more time
+            if not built.unpriced:
+                self._built[batches] = built
+        return built
 
-    def _build(self, batches: tuple[int, ...]) -> _Built:
+    def _build(self, batches: tuple[int, ...], until: float | None) -> _Built:
         space = build_space(
             self.options,
             world_size=self.hardware.world_size,
@@ -294,24 +313,62 @@ class Planner:
             rules=self.rules,
         )
         _check_size(space, self.spec)
-        priced = self._cost.priced(
-            space.strategies,
-            space.vocab,
-            space.tables,
-            space.candidates,
-            self.options.pipeline_type,
-            # the core reads valid rows only, and takes no infinite time in others
-            unpriced_s=0.0,
-        )
-        tables = priced.tables
-        if space.only_data_degree_1 or self.rules.rules:
+        unpriced = 0
+        priced: PricedTables | None = None
+        if until is None or _num_rows(space, self.spec) <= _ROWS_AT_ONCE:
+            priced = self._cost.priced(
+                space.strategies,
+                space.vocab,
+                space.tables,
+                space.candidates,
+                self.options.pipeline_type,
+                # the core reads valid rows only, and takes no infinite time in others
+                unpriced_s=0.0,
+            )
+            tables = priced.tables
+            if space.only_data_degree_1 or self.rules.rules:
+                tables = finite(restrict(tables, space, self.rules))
+        else:
+            # some of the time is the search's
+            now = time.perf_counter()
+            tables, unpriced = self._price_until(space, now + _PRICED_SHARE * (until - now))
             tables = finite(restrict(tables, space, self.rules))
+        kept = priced is not None and tables.valid.size <= _MOST_KEPT_ROWS
         return _Built(
             space=space,
-            priced=priced if tables.valid.size <= _MOST_KEPT_ROWS else None,
+            priced=priced if kept else None,
             tables=tables,
             stage_allowed=stage_mask(tables, self.rules),
+            unpriced=unpriced,
         )
+
+    def _price(
+        self, space: SearchSpace, tables: Sequence[Table], candidates: Sequence[tuple[int, int]]
+    ) -> PlanTables:
+        return self._cost.tables(
+            space.strategies, space.vocab, tables, candidates, self.options.pipeline_type
+        )
+
+    def _price_until(self, space: SearchSpace, until: float) -> tuple[PlanTables, int]:
+        """Return the tables that are priced in time, one at least, and how many are not."""
+        # scattered by the golden ratio: of all numbers of stages and sizes of micro-batches, some
+        # are priced early
+        order = sorted(range(len(space.tables)), key=lambda i: (i * _GOLDEN) % 1.0)
+        parts: list[tuple[NDArray[np.int64], PlanTables]] = []
+        done, size = 0, 1
+        while done < len(order) and (done == 0 or time.perf_counter() < until):
+            start = time.perf_counter()
+            numbers = order[done : done + size]
+            parts.append(
+                (np.array(numbers), self._price(space, [space.tables[i] for i in numbers], ()))
+            )
+            done += len(numbers)
+            # as many as take a slice's time, by the last one, and no leap
+            took = max(time.perf_counter() - start, 1e-6)
+            size = max(1, min(2 * len(numbers), int(len(numbers) * _SLICE_S / took)))
+        place = {n: i for i, n in enumerate(sorted(order[:done]))}
+        candidates = [(place[n], m) for n, m in space.candidates if n in place]
+        return joined(parts, candidates), len(order) - done
 
     def _plan(self, built: _Built, choice: TableChoice | TableSolution) -> Plan:
         tables = built.tables
@@ -364,6 +421,7 @@ class Planner:
             sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
             estimated=self.hardware.estimated or self.profile.estimated,
             synthetic=self.hardware.synthetic or self.profile.synthetic,
+            unfinished=tuple(_unfinished(built, solution)),
             stats=SearchStats(
                 states=solution.states,
                 candidates=solution.items,
@@ -451,7 +509,8 @@ class Planner:
             options = replace(self.options, **changes)
             try:
                 other = Planner.from_documents(self.spec, self.profile, self.hardware, options)
-                found = other._solution(other._tables(batches), float(1 << 60), 0)
+                until = other._until(time.perf_counter())
+                found = other._solution(other._tables(batches, until), float(1 << 60), 0, until)
             except InputError:
                 continue
             if found.candidate >= 0:
@@ -478,12 +537,37 @@ def _check_size(space: SearchSpace, spec: ModelSpec) -> None:
             f"{strategies:,} strategies of a layer are more than {_MOST_STRATEGIES:,}; lower "
             "--max-tp-deg, --max-sp-deg or --max-cp-deg, or leave --strided-tp out"
         )
-    rows = strategies * tables * len(spec.layers)
-    if rows > _MOST_ROWS:
+    if _num_rows(space, spec) > _MOST_ROWS:
         raise OptionError(
             f"{strategies:,} strategies in {tables:,} sizes of micro-batches and numbers of stages "
             f"are more than {_MOST_ROWS:,} to price; lower --max-bsz, --max-pp-deg or the largest "
             "degrees, or take a larger --bsz-scale"
+        )
+
+
+_ROWS_AT_ONCE = 1 << 12
+"""So many take a tenth of a second at most; a time limit is looked at between such parts."""
+_SLICE_S = 0.05
+_PRICED_SHARE = 0.6
+"""Of a time limit, for pricing."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
+    return len(space.strategies) * len(space.tables) * len(spec.layers)
+
+
+def _unfinished(built: _Built, solution: TableSolution) -> Iterator[str]:
+    """Yield what the time limit kept from being searched."""
+    if built.unpriced:
+        yield (
+            f"{built.unpriced:,} of {len(built.space.tables):,} sizes of micro-batches and numbers "
+            "of stages were not priced"
+        )
+    if not solution.alternatives_complete and solution.candidate >= 0:
+        found = len(solution.alternatives)
+        yield (
+            f"only {found} alternatives were found" if found else "no alternatives were looked for"
         )
 
 

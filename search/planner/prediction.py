@@ -106,14 +106,14 @@ class SearchStats:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """Answer of one search; `plan` is None exactly when `status` is `infeasible`."""
+    """Answer of one search; `plan` is None when it is `infeasible`, or none was found in time."""
 
     status: Status
     plan: Plan | None
     prediction: Prediction | None
     bound_samples_per_s: float
     gap: float
-    """(bound - found) / found throughput; 0 when optimal."""
+    """(bound - found) / found throughput; 0 when optimal, infinite when no bound is known."""
     alternatives: tuple[Alternative, ...]
     infeasibility: Infeasibility | None
     defaults_used: tuple[str, ...]
@@ -123,6 +123,8 @@ class SearchResult:
     sources: tuple[Source, ...]
     estimated: bool
     stats: SearchStats
+    unfinished: tuple[str, ...] = ()
+    """What the time limit kept from being searched, in words."""
     synthetic: bool = False
     """True when some input exercises the code and describes no machine."""
 

@@ -395,6 +395,10 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
     print_plain(console, _speed(prediction), style="bold")
     _spread(console, prediction)
+    if not math.isfinite(result.gap):
+        print_plain(console, "stopped at the time limit: how far below the best is not known")
+        _unfinished(console, result)
+        return
     if result.status == "time_limit":
         text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
     elif result.gap > 0:
@@ -405,6 +409,12 @@ def _headline(console: Console, result: SearchResult, prediction: Prediction) ->
         console,
         f"{text}: bound {result.bound_samples_per_s:.6g} samples/s, gap {result.gap * 100:.3g} %",
     )
+    _unfinished(console, result)
+
+
+def _unfinished(console: Console, result: SearchResult) -> None:
+    for text in result.unfinished:
+        print_plain(console, f"the time limit ended the search early: {text}")
 
 
 def _speed(prediction: Prediction) -> str:

@@ -40,6 +40,14 @@ def test_other_errors_are_the_programs() -> None:
     assert (failure.exit_code, failure.internal) == (1, True)
 
 
+def test_a_lack_of_memory_is_no_mistake_of_the_program() -> None:
+    """Whoever asked can ask for less."""
+    failure = describe_failure(MemoryError("std::bad_alloc"))
+
+    assert failure.text.startswith("there is not enough memory for that")
+    assert (failure.exit_code, failure.internal) == (2, False)
+
+
 def test_interrupts_and_exits() -> None:
     """Ctrl-C is 130 with the command's own words; what ends the interpreter goes on."""
     assert describe_failure(KeyboardInterrupt(), interrupted="stopped") == ("stopped", 130, False)
