@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -166,7 +167,9 @@ class Warm:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            # its parent, which is not this process, may have seen it end already
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the process at once."""

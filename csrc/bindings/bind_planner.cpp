@@ -161,6 +161,7 @@ void register_planner(py::module_& m) {
         d["smallest_budget"] = outcome.smallest_budget;
         d["binding_candidate"] = outcome.binding_candidate;
         d["binding_stage"] = outcome.binding_stage;
+        d["too_large"] = outcome.too_large;
         d["states"] = outcome.states;
         d["items"] = outcome.items;
         d["opened"] = outcome.opened;

@@ -30,8 +30,9 @@ struct Item {
 
 struct ItemPlan {
   Ticks step = kInfTicks;
-  bool exact = true;   // false: the best one known when the deadline passed
-  double bound = 0.0;  // and nothing in the item is faster than this
+  bool exact = true;       // false: the best one known when the deadline passed
+  bool too_large = false;  // not exact because a stage took too many labels
+  double bound = 0.0;      // and nothing in the item is faster than this
   std::vector<int> stage_sizes;
   std::vector<int> strategies;
 };

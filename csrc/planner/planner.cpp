@@ -72,7 +72,7 @@ double relaxed_bound(const Instance& in, const Item& item, double limit, const W
 ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& watch,
                     std::int64_t& states) {
   ItemPlan best;
-  bool exact = true;
+  bool exact = true, too_large = false;
   double bound = std::numeric_limits<double>::infinity();  // of what was not solved
   try {
     // within memory may be no plan though bounds do not see it, which is long to find out otherwise
@@ -82,6 +82,7 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
       ItemPlan plan = s.solve(std::min(limit, known), watch, states);
       if (!plan.exact) {
         exact = false;
+        too_large = too_large || plan.too_large;
         bound = std::min(bound, plan.bound);
       }
       const bool better =
@@ -96,6 +97,7 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
     bound = 0.0;
   }
   best.exact = exact;
+  best.too_large = too_large;
   best.bound = std::min({bound, static_cast<double>(best.step), limit, watch.limit()});
   // when the limit fell below it meanwhile, better plans of later caps were not looked for
   if (exact && static_cast<double>(best.step) * (1.0 - kBoundSlack) > watch.limit()) return {};
@@ -545,6 +547,10 @@ class Search {
     ++outcome_.opened;
     entry.plan = std::move(plan);
     if (!entry.plan.exact) {
+      if (entry.plan.too_large) {  // the proof is out of reach: what is known is the answer
+        outcome_.too_large = timed_out_ = true;
+        finish();
+      }
       if (entry.plan.step < kInfTicks && (!has_fallback() || faster(entry, fallback_)))
         fallback_ = entry;
       entry.bound = std::max(

@@ -90,6 +90,7 @@ struct Outcome {
   Bytes smallest_budget = 0;
   int binding_candidate = -1;
   int binding_stage = -1;
+  bool too_large = false;  // ended because a stage took more labels than memory is meant for
   std::int64_t states = 0;
   std::int64_t items = 0;
   std::int64_t opened = 0;

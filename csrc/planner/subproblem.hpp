@@ -46,8 +46,8 @@ class Subproblem {
   // The optimum if at most `limit` and the watch's limit (step == kInfTicks otherwise). When the
   // deadline passes, the best plan met so far, not exact, and a bound of what is left.
   ItemPlan solve(double limit, Watch& watch, std::int64_t& states);
-  // The plan of these layers per stage and strategies, which must fit, or a faster one that is found
-  // quickly in this division.
+  // The plan of these layers per stage and strategies, which must fit, or a faster one that is
+  // found quickly in this division.
   ItemPlan plan_near(const std::vector<int>& sizes, const std::vector<int>& strategies,
                      const Watch& watch);
 

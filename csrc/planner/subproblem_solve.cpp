@@ -151,6 +151,11 @@ ItemPlan Subproblem<D>::solve(double limit, Watch& watch, std::int64_t& states) 
     if (!feasible_ || !search(watch, states)) return ItemPlan{};
   } catch (const Narrowed&) {
     return ItemPlan{};  // another thread's plan is better than all that is left here
+  } catch (const TooManyLabels&) {
+    known_.exact = false;
+    known_.too_large = true;
+    known_.bound = static_cast<double>(std::min(lower_, known_.step));
+    return known_;
   } catch (const DeadlinePassed&) {
     known_.exact = false;
     known_.bound = static_cast<double>(std::min(lower_, known_.step));

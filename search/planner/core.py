@@ -95,6 +95,8 @@ class TableSolution:
     """Lower bound of the step time of this candidate's global batch that any plan implies."""
     bound_s_per_sample: float
     alternatives: tuple[TableChoice, ...]
+    too_large: bool
+    """One stage has more partial plans worth keeping than memory is meant for."""
     alternatives_complete: bool
     """False when the time limit kept some from being looked for."""
     smallest_budget_bytes: int
@@ -333,6 +335,7 @@ def solve_tables(
             )
             for a in answer["alternatives"]
         ),
+        too_large=answer["too_large"],
         alternatives_complete=answer["alternatives_complete"],
         smallest_budget_bytes=answer["smallest_budget"],
         binding_candidate=answer["binding_candidate"],

@@ -421,6 +421,7 @@ class Planner:
             sources=self.hardware.sources + self.profile.sources + _calibrated(self.options),
             estimated=self.hardware.estimated or self.profile.estimated,
             synthetic=self.hardware.synthetic or self.profile.synthetic,
+            too_large=solution.too_large,
             unfinished=tuple(_unfinished(built, solution)),
             stats=SearchStats(
                 states=solution.states,
@@ -558,15 +559,18 @@ def _num_rows(space: SearchSpace, spec: ModelSpec) -> int:
 
 
 def _unfinished(built: _Built, solution: TableSolution) -> Iterator[str]:
-    """Yield what the time limit kept from being searched."""
+    """Yield what ended the search early, and what it kept from being searched."""
+    early = "the time limit ended the search early: "
+    if solution.too_large:
+        yield "the search ended early: one stage has more than 1 GiB of partial plans worth keeping"
     if built.unpriced:
         yield (
-            f"{built.unpriced:,} of {len(built.space.tables):,} sizes of micro-batches and numbers "
-            "of stages were not priced"
+            f"{early}{built.unpriced:,} of {len(built.space.tables):,} sizes of micro-batches and "
+            "numbers of stages were not priced"
         )
     if not solution.alternatives_complete and solution.candidate >= 0:
         found = len(solution.alternatives)
-        yield (
+        yield early + (
             f"only {found} alternatives were found" if found else "no alternatives were looked for"
         )
 

@@ -123,6 +123,8 @@ class SearchResult:
     sources: tuple[Source, ...]
     estimated: bool
     stats: SearchStats
+    too_large: bool = False
+    """One stage has more partial plans worth keeping than memory is meant for."""
     unfinished: tuple[str, ...] = ()
     """What the time limit kept from being searched, in words."""
     synthetic: bool = False

@@ -395,12 +395,14 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
     print_plain(console, _speed(prediction), style="bold")
     _spread(console, prediction)
+    # one stage that is too large to be searched ends a search without any limit of time
+    early = "stopped early" if result.too_large else "stopped at the time limit"
     if not math.isfinite(result.gap):
-        print_plain(console, "stopped at the time limit: how far below the best is not known")
+        print_plain(console, f"{early}: how far below the best is not known")
         _unfinished(console, result)
         return
     if result.status == "time_limit":
-        text = f"stopped at the time limit: at most {result.gap * 100:.3g} % below the best"
+        text = f"{early}: at most {result.gap * 100:.3g} % below the best"
     elif result.gap > 0:
         text = f"at most {result.gap * 100:.3g} % below the best"
     else:
@@ -414,7 +416,7 @@ def _headline(console: Console, result: SearchResult, prediction: Prediction) ->
 
 def _unfinished(console: Console, result: SearchResult) -> None:
     for text in result.unfinished:
-        print_plain(console, f"the time limit ended the search early: {text}")
+        print_plain(console, text)
 
 
 def _speed(prediction: Prediction) -> str:

@@ -25,7 +25,7 @@ from tests.oracles.dump import (
     wild_problem,
 )
 
-EFFORT = {"states", "items", "opened"}
+EFFORT = {"states", "items", "opened", "alternatives_complete", "too_large"}
 """What an answer tells about the work, which is not dumped."""
 
 
