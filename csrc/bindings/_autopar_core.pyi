@@ -35,6 +35,10 @@ def read_documents(
     documents: list[Any],
     fields: list[tuple[str, int, bool, dict[str, int] | None, int | None]],
 ) -> NDArray[np.int64] | None: ...
+
+class Knowledge:
+    def __init__(self) -> None: ...
+
 def search_plan(
     arrays: dict[str, NDArray[Any]],
     gpipe: bool,
@@ -44,4 +48,5 @@ def search_plan(
     time_limit_s: float,
     alternatives: int,
     uniform: bool,
+    known: Knowledge | None = None,
 ) -> dict[str, Any]: ...

@@ -9,6 +9,7 @@
 
 #include "bindings/signals.hpp"
 #include "planner/problem.hpp"
+#include "planner/search/knowledge.hpp"
 
 namespace py = pybind11;
 
@@ -128,10 +129,12 @@ py::dict choice_dict(const autopar::Choice& c) {
 }  // namespace
 
 void register_planner(py::module_& m) {
+  py::class_<autopar::Knowledge>(m, "Knowledge").def(py::init<>());
   m.def(
       "search_plan",
       [](const py::dict& arrays, bool gpipe, const std::vector<int>& division, std::int64_t budget,
-         int threads, double time_limit_s, int alternatives, bool uniform) {
+         int threads, double time_limit_s, int alternatives, bool uniform,
+         autopar::Knowledge* known) {
         TablesHolder holder(arrays);
         holder.tables.gpipe = gpipe;
         holder.tables.division = division;
@@ -141,6 +144,7 @@ void register_planner(py::module_& m) {
         settings.time_limit_s = time_limit_s;
         settings.alternatives = alternatives;
         settings.uniform = uniform;
+        settings.known = known;
         settings.interrupted = autopar::signalled;
         autopar::Outcome outcome;
         {
@@ -168,5 +172,6 @@ void register_planner(py::module_& m) {
         return d;
       },
       py::arg("arrays"), py::arg("gpipe"), py::arg("division"), py::arg("budget"),
-      py::arg("threads"), py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"));
+      py::arg("threads"), py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"),
+      py::arg("known") = nullptr);
 }

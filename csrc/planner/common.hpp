@@ -16,7 +16,7 @@
 
 namespace autopar {
 
-inline constexpr int kAbiVersion = 4;
+inline constexpr int kAbiVersion = 5;
 
 using Ticks = std::int64_t;
 using Bytes = std::int64_t;

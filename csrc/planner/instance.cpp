@@ -127,6 +127,34 @@ VocabCost Instance::vocab_cost(const Item& item, int position, std::size_t once)
   return least;
 }
 
+Bytes Instance::needs(const Item& item, const std::vector<int>& sizes,
+                      const std::vector<int>& strategies) const {
+  const int n = t.candidate_table[item.candidate];
+  const std::size_t once = microbatches(item) == 1 ? 0 : 1;
+  const int p = static_cast<int>(sizes.size());
+  Bytes most = 0;
+  int l = 0;
+  for (int j = 0; j < p; ++j) {
+    const Bytes in_flight = p == 1 ? 1 : t.gpipe ? microbatches(item) : p - j;
+    const int kind = p == 1 ? 0 : j == 0 ? 1 : j == p - 1 ? 3 : 2;
+    Bytes kept = t.stage_fixed_bytes[n * 4 + kind], transient = 0, shared = 0;
+    if (kind != 2) {
+      const VocabCost vocab = vocab_cost(item, kind == 0 ? 0 : kind == 1 ? 1 : 2, once);
+      kept += vocab.fixed + vocab.activation * in_flight;
+      transient = vocab.transient;
+      shared = vocab.shared;
+    }
+    for (const int end = l + sizes[idx(j)]; l < end; ++l) {
+      const std::size_t r = row(n, t.layer_type[l], strategies[idx(l)]);
+      kept += t.static_bytes[once * num_rows() + r] + t.activation_bytes[r] * in_flight;
+      transient = std::max(transient, t.transient_bytes[once * num_rows() + r]);
+      shared = std::max(shared, t.shared_bytes[r]);
+    }
+    most = std::max(most, kept + transient + shared);
+  }
+  return most;
+}
+
 double Instance::simple_bound(const Item& item) const {
   const int n = t.candidate_table[item.candidate];
   const int p = t.table_stages[n];

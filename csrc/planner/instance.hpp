@@ -14,6 +14,7 @@ namespace autopar {
 // kAnyVocab, for bounds that hold for all of them), with the layouts (and, for uniform plans, the
 // one strategy) that it may use.
 inline constexpr int kAnyVocab = -1;
+inline constexpr std::uint64_t kAllLayouts = ~std::uint64_t{0};
 
 // Cost of embedding and head on one stage in ticks and bytes.
 struct VocabCost {
@@ -24,7 +25,7 @@ struct VocabCost {
 struct Item {
   int candidate = 0;
   int vocab = 0;
-  std::uint64_t layouts = ~std::uint64_t{0};
+  std::uint64_t layouts = kAllLayouts;
   int only_strategy = -1;
 };
 
@@ -95,6 +96,11 @@ class Instance {
   std::vector<int> vocabs(const Item& item) const;
   // Their least cost at a position, component by component; `once`: 0 for one micro-batch.
   VocabCost vocab_cost(const Item& item, int position, std::size_t once) const;
+
+  // What the fullest stage of a plan needs: what its layers keep, the largest transient and the
+  // largest shared bytes.
+  Bytes needs(const Item& item, const std::vector<int>& sizes,
+              const std::vector<int>& strategies) const;
 
   // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
   double simple_bound(const Item& item) const;

@@ -58,12 +58,16 @@ struct Tables {
   std::vector<int> division;                    // required layers per stage; empty: free
 };
 
+class Knowledge;  // planner/search/knowledge.hpp
+
 struct SearchSettings {
   Bytes budget = 0;
   int threads = 1;
   double time_limit_s = 0.0;  // 0: none
   int alternatives = 0;
   bool uniform = false;  // one strategy for all layers
+  // Of searches of the same tables at other budgets, and added to by this one.
+  Knowledge* known = nullptr;
   // Asked now and then by the calling thread: true ends the search.
   std::function<bool()> interrupted;
 };
@@ -96,8 +100,9 @@ struct Outcome {
   std::int64_t opened = 0;
 };
 
-// Best first over (G, m, p, embedding), exact for T; see planner.cpp. Throws std::invalid_argument
-// for what check.hpp refuses; exceptions of any thread, such as std::bad_alloc, in the calling one.
+// Best first over (G, m, p, embedding), exact for T; see search/planner.cpp. Throws
+// std::invalid_argument for what check.hpp refuses; exceptions of any thread, such as
+// std::bad_alloc, in the calling one.
 Outcome search_plan(const Tables& tables, const SearchSettings& settings);
 
 }  // namespace autopar

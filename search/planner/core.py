@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from autopar.errors import InputError, InstallError
 
 if TYPE_CHECKING:
+    from _autopar_core import Knowledge
+
     from search.cost.tables import PlanTables
 
 __all__ = [
@@ -41,7 +43,8 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 #   1  the planner
 #   2  the closed-form engines
 #   4  the event replay; sums of a stage's answer
-ABI_VERSION = 4
+#   5  what is kept from one search of tables to the next
+ABI_VERSION = 5
 if core.ABI_VERSION != ABI_VERSION:  # pragma: no cover - depends on the installation
     raise InstallError(
         f"the C++ core has interface version {core.ABI_VERSION}, this package needs "
@@ -282,12 +285,15 @@ def solve_tables(
     uniform: bool = False,
     division: tuple[int, ...] = (),
     stage_allowed: NDArray[np.bool_] | None = None,
+    known: Knowledge | None = None,
 ) -> TableSolution:
     """Return the plan with the highest throughput G/T whose stages fit in `budget_bytes`.
 
     `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
     `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
     best plan known is returned; Ctrl-C is answered meanwhile. Threads do not change the answer.
+    `known` is what earlier searches of the same tables have proven at other budgets: it makes this
+    one faster, is added to, and does not change the answer either.
 
     Raises
     ------
@@ -308,6 +314,7 @@ def solve_tables(
             0.0 if time_limit_s is None else float(time_limit_s),
             alternatives,
             uniform,
+            known,
         )
     except ValueError as error:
         raise InputError(str(error)) from None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,14 @@ from search.cost.model import CostModel, PricedTables
 from search.cost.tables import PlanTables, joined
 from search.interface import open_documents, search_options
 from search.options import SearchOptions, option_record
-from search.planner.core import StageSolution, TableChoice, TableSolution, solve_stage, solve_tables
+from search.planner.core import (
+    StageSolution,
+    TableChoice,
+    TableSolution,
+    core,
+    solve_stage,
+    solve_tables,
+)
 from search.planner.prediction import (
     Alternative,
     Infeasibility,
@@ -37,6 +44,9 @@ from search.planner.prediction import (
     probabilities_faster,
 )
 from search.space import Rules, SearchSpace, Table, build_space, global_batches, parse_rules
+
+if TYPE_CHECKING:
+    from _autopar_core import Knowledge
 
 __all__ = [
     "FRONTIER_STEPS",
@@ -146,6 +156,8 @@ class _Built:
     stage_allowed: NDArray[np.bool_] | None
     unpriced: int = 0
     """So many tables of the space were not priced before the time limit."""
+    known: Knowledge = field(default_factory=core.Knowledge)
+    """What searches at other memory constraints have proven."""
 
 
 class Planner:
@@ -254,6 +266,7 @@ class Planner:
             uniform=built.space.uniform,
             division=self.options.pp_division or (),
             stage_allowed=built.stage_allowed,
+            known=built.known,
         )
         if not built.unpriced:
             return solution
@@ -504,9 +517,9 @@ class Planner:
         batches = tuple(
             sorted({int(b) for b in _batches(built.tables)}) or global_batches(self.options)
         )
-        for field, value, words in _relaxations(self.options, self.hardware.world_size):
+        for name, value, words in _relaxations(self.options, self.hardware.world_size):
             # one plan is enough, and a limit keeps the answer to a refusal from being a search
-            changes: dict[str, Any] = {field: value, "time_limit_s": _RELAXED_S}
+            changes: dict[str, Any] = {name: value, "time_limit_s": _RELAXED_S}
             options = replace(self.options, **changes)
             try:
                 other = Planner.from_documents(self.spec, self.profile, self.hardware, options)
@@ -602,14 +615,14 @@ def _relaxations(options: SearchOptions, world: int) -> Iterator[tuple[str, Any,
     disabled = [field for field in rows if field.startswith("disable_")]
     # Degrees before kinds: a rule such as tp=4 may be met by another kind of the degree. What
     # somebody chose comes before what is so by default.
-    for field in sorted([*widest, *disabled], key=lambda f: getattr(options, f) == rows[f].default):
-        row, value = rows[field], getattr(options, field)
-        if field in disabled and value:
-            yield field, False, f"--{row.name}"
-        elif field in widest and value != widest[field]:
+    for name in sorted([*widest, *disabled], key=lambda f: getattr(options, f) == rows[f].default):
+        row, value = rows[name], getattr(options, name)
+        if name in disabled and value:
+            yield name, False, f"--{row.name}"
+        elif name in widest and value != widest[name]:
             default = ", its default," if value == row.default else ""
             words = f"--{row.name} {_words(written(row, value))}{default}"
-            yield field, widest[field], words
+            yield name, widest[name], words
 
 
 def _words(value: object) -> str:

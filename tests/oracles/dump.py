@@ -111,7 +111,7 @@ def _captured(name: str, call: Callable[[], object]) -> tuple[dict[str, Any], di
     original = core.search_plan
 
     def record(*given: Any) -> dict[str, Any]:
-        arrays, gpipe, division, budget, _, time_limit_s, alternatives, uniform = given
+        arrays, gpipe, division, budget, _, time_limit_s, alternatives, uniform, _ = given
         assert time_limit_s == 0.0, f"{name}: what a time limit leaves differs from run to run"
         answer: dict[str, Any] = original(*given)
         fields = {

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "planner/check.hpp"
+#include "planner/search/knowledge.hpp"
 #include "planner/subproblem.hpp"
 #include "planner/subproblem_memory.hpp"
 
@@ -133,9 +134,10 @@ __extension__ typedef __int128 Wide;  // products of ticks and batch sizes
 
 struct Entry {
   Item item;
-  double bound = 0.0;    // ticks per sample, a valid lower bound
-  int level = 0;         // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
-  bool settled = false;  // of its equally fast plans, the plan is the one to be reported
+  double bound = 0.0;     // ticks per sample, a valid lower bound
+  int level = 0;          // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
+  bool settled = false;   // of its equally fast plans, the plan is the one to be reported
+  bool replaced = false;  // by other entries: its bound says nothing any more
   ItemPlan plan;
   std::int64_t batch = 1;
 };
@@ -145,7 +147,10 @@ class Search {
   Search(const Tables& tables, const SearchSettings& settings)
       : monitor_(settings.time_limit_s, settings.interrupted),
         in_(tables, settings),
-        settings_(settings) {}
+        settings_(settings),
+        known_(settings.known != nullptr ? *settings.known : own_) {
+    known_.open(in_);
+  }
 
   Outcome run() {
     try {
@@ -154,6 +159,7 @@ class Search {
       outcome_ = Outcome{};
       outcome_.status = Status::kInterrupted;
     }
+    learn();
     return std::move(outcome_);
   }
 
@@ -169,6 +175,9 @@ class Search {
   Monitor monitor_;  // first: its time runs while the others are made
   Instance in_;
   SearchSettings settings_;
+  Knowledge own_;  // of this search alone, where the caller keeps none
+  Knowledge& known_;
+  std::vector<Entry> incumbents_;  // plans of earlier searches that fit
   Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
   std::deque<Entry> entries_;  // grows while threads work on some of them
   Outcome outcome_;
@@ -190,9 +199,10 @@ class Search {
 
   void search() {
     try {
+      remember();
       make_entries();
       monitor_.poll();  // also when there is nothing to search
-      if (monitor_.limited()) {
+      if (monitor_.limited() && !has_fallback()) {
         const Monitor::Period period(monitor_, kFirstPlanShare * monitor_.seconds_left());
         find_any();
         if (!has_fallback()) return explain_infeasible();
@@ -247,11 +257,17 @@ class Search {
                      (settings_.uniform ? in_.t.num_strategies : 1);
     for (int q = 0; q < in_.t.num_candidates; ++q) {
       if (q % 64 == 63) monitor_.poll();
-      if (!settings_.uniform) {
-        add({q, kAnyVocab, ~std::uint64_t{0}, -1}, 0.0);
-        continue;
+      for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
+           ++s) {
+        const Item item{q, kAnyVocab, kAllLayouts, s};
+        // what an earlier search looked at by embedding strategies has tighter bounds there
+        if (!known_.divided(item)) {
+          add(item, 0.0);
+          continue;
+        }
+        const double bound = known_.about(item, settings_.budget).bound;
+        for (const int e : in_.vocabs(item)) add({q, e, kAllLayouts, s}, bound);
       }
-      for (int s = 0; s < in_.t.num_strategies; ++s) add({q, kAnyVocab, ~std::uint64_t{0}, s}, 0.0);
     }
     entered_ = true;
   }
@@ -261,9 +277,51 @@ class Search {
     entry.item = item;
     entry.batch = in_.batch(item);
     const double bound = in_.simple_bound(item) / static_cast<double>(entry.batch);
-    if (bound == kInf) return;
     entry.bound = std::max(bound, at_least);
+    if (item.layouts == kAllLayouts) {
+      Knowledge::Answer known = known_.about(item, settings_.budget);
+      entry.bound = std::max(entry.bound, known.bound);
+      if (known.exact) {
+        entry.level = 2;
+        entry.plan = std::move(*known.plan);
+        entry.bound = exact_bound(entry);
+      } else if (known.relaxed) {
+        entry.level = 1;
+      }
+    }
+    if (entry.bound == kInf) return;
     entries_.push_back(std::move(entry));
+  }
+
+  // Takes the plans of earlier searches that fit for a start: nothing slower need be looked for.
+  void remember() {
+    for (auto& [item, plan] : known_.plans(settings_.budget)) {
+      if (settings_.uniform != (item.only_strategy >= 0)) continue;
+      Entry entry;
+      entry.item = item;
+      entry.item.layouts = layouts_of(plan);
+      entry.batch = in_.batch(item);
+      entry.plan = std::move(plan);
+      if (!has_fallback() || faster(entry, fallback_)) fallback_ = entry;
+      incumbents_.push_back(std::move(entry));
+    }
+  }
+
+  // Leaves what was found out to later searches.
+  void learn() {
+    for (const Entry& e : entries_)
+      if (!e.replaced) learn(e);
+    if (has_fallback()) known_.learn_plan(fallback_.item, needs(fallback_), fallback_.plan);
+  }
+  void learn(const Entry& e) {
+    if (e.item.layouts != kAllLayouts || e.level == 0) return;  // nothing new
+    if (e.level == 1)
+      known_.learn_bound(e.item, settings_.budget, e.bound, true);
+    else
+      known_.learn_exact(e.item, settings_.budget, e.bound, needs(e), e.plan);
+  }
+  Bytes needs(const Entry& e) const {
+    return in_.needs(e.item, e.plan.stage_sizes, e.plan.strategies);
   }
 
   Choice choice(const Entry& entry) const {
@@ -276,12 +334,14 @@ class Search {
     return c;
   }
 
+  std::uint64_t layouts_of(const ItemPlan& plan) const {
+    std::uint64_t layouts = 0;
+    for (const int s : plan.strategies) layouts |= std::uint64_t{1} << in_.t.strategy_layout[s];
+    return layouts;
+  }
   Class class_of(const Entry& entry) const {
     const int n = table(entry.item);
-    Class c{in_.t.table_stages[n], in_.t.table_group[n], entry.item.vocab, 0};
-    for (const int s : entry.plan.strategies)
-      c.layouts |= std::uint64_t{1} << in_.t.strategy_layout[s];
-    return c;
+    return {in_.t.table_stages[n], in_.t.table_group[n], entry.item.vocab, layouts_of(entry.plan)};
   }
 
   // The layouts of an excluded class that the item could still reproduce; 0 when there is none.
@@ -315,6 +375,8 @@ class Search {
     done_ = false;
     limit_ = kInf;
     monitor_.resume();
+    for (const Entry& e : incumbents_)
+      if (conflict(e.item) == 0) limit_ = std::min(limit_.load(), limit_of(e));
     for (std::size_t i = 0; i < entries_.size(); ++i) enqueue(i);
     if (settings_.threads > 1) monitor_.start_later([this] { start_helpers(); });
     work();
@@ -339,10 +401,14 @@ class Search {
     if (e.level == 2 && conflict(e.item) == 0 &&
         (best_ < 0 || faster(e, entries_[static_cast<std::size_t>(best_)]))) {
       best_ = static_cast<std::int64_t>(i);
-      limit_ =
-          static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
+      limit_ = std::min(limit_.load(), limit_of(e));
     }
     queue_.insert({e.bound, e.level, i});
+  }
+
+  // Nothing slower than the plan matters, in ticks per sample.
+  double limit_of(const Entry& e) const {
+    return static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
   }
 
   // Takes entries in the order of their bounds until none is left that matters. A thread may take
@@ -503,11 +569,20 @@ class Search {
     return true;
   }
 
+  // Takes entry i out, for others in its place, and returns its bound.
+  double replace(std::size_t i) {
+    Entry& entry = entries_[i];
+    learn(entry);
+    if (entry.item.vocab == kAnyVocab && entry.item.layouts == kAllLayouts)
+      known_.learn_divided(entry.item);
+    entry.replaced = true;
+    return std::exchange(entry.bound, kInf);
+  }
+
   // Replaces entry i, a bound for all embedding strategies, by one entry for each of them.
   void each_vocab(std::size_t i) {
     const Item item = entries_[i].item;
-    const double bound = entries_[i].bound;
-    entries_[i].bound = kInf;
+    const double bound = replace(i);
     for (const int e : in_.vocabs(item)) {
       Item child = item;
       child.vocab = e;
@@ -521,8 +596,7 @@ class Search {
   // Replaces entry i by entries that leave out one of these layouts each.
   void split(std::size_t i, std::uint64_t layouts) {
     const Item item = entries_[i].item;
-    const double bound = entries_[i].bound;
-    entries_[i].bound = kInf;
+    const double bound = replace(i);
     for (int y = 0; y < in_.t.num_layouts; ++y) {
       const std::uint64_t bit = std::uint64_t{1} << y;
       if ((layouts & bit) == 0) continue;
@@ -560,8 +634,11 @@ class Search {
       raise(entry);
     } else {
       entry.level = 2;
-      entry.bound = static_cast<double>(entry.plan.step) / static_cast<double>(entry.batch);
+      entry.bound = exact_bound(entry);
     }
+  }
+  static double exact_bound(const Entry& e) {
+    return static_cast<double>(e.plan.step) / static_cast<double>(e.batch);
   }
 
   void explain_infeasible() {
@@ -586,16 +663,15 @@ class Search {
       for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
            ++s) {
         // the least of all embedding strategies together: mostly one question instead of many
-        const Item any{q, kAnyVocab, ~std::uint64_t{0}, s};
+        const Item any{q, kAnyVocab, kAllLayouts, s};
         if (free.simple_bound(any) < kInf && LeastMemory(free, any, watch).fits(best - 1))
           left.push_back(s);
       }
       if (left.empty()) continue;
-      for (const int e : free.vocabs({q, kAnyVocab, ~std::uint64_t{0}, -1}))
+      for (const int e : free.vocabs({q, kAnyVocab, kAllLayouts, -1}))
         for (const int s : left) {
           int stage = -1;
-          const Bytes need =
-              smallest_budget(free, {q, e, ~std::uint64_t{0}, s}, best, stage, watch);
+          const Bytes need = smallest_budget(free, {q, e, kAllLayouts, s}, best, stage, watch);
           if (need >= best) continue;
           best = need;
           outcome_.smallest_budget = need;
