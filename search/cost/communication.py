@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -401,10 +401,11 @@ class Groups:
     ) -> None:
         self.documented = Documented(hardware) if documented is None else documented
         self._hardware = hardware
-        self._tell = note
-        self.silent = True
-        """Whether nothing was derived or extrapolated yet."""
+        self._note = note
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
+        """Of the groups that were asked for, in the order in which they were."""
+        self._numbers: dict[tuple[int, int], int] = {}
+        """Of those that another user of the same numbers knows."""
         # infinite bandwidth and slope 0: messages of a single rank are free without a branch
         nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
         self._groups = [
@@ -413,9 +414,13 @@ class Groups:
         self._arrays: tuple[F64, I64] | None = None
         self._bus: F64 | None = None
 
-    def _note(self, text: str) -> None:
-        self.silent = False
-        self._tell(text)
+    def anew(self, note: Callable[[str], None]) -> Groups:
+        """Return the same groups under the same numbers, of which nothing was noted yet."""
+        other = Groups(self._hardware, note, self.documented)
+        other._numbers = self._numbers | self._index
+        other._groups = self._groups.copy()
+        other._arrays, other._bus = self._arrays, self._bus
+        return other
 
     def index(self, size: int, stride: int) -> int:
         """Return the number of the group of `size` ranks with this stride."""
@@ -449,18 +454,8 @@ class Groups:
         # of many rows one message is enough at a time: more would only take memory
         if len(messages) > 1 and sum(len(m.num_bytes) for m in messages) > _MOST_TOGETHER:
             return [self.seconds_of([message])[0] for message in messages]
-        if self._arrays is None:
-            slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
-            curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
-            self._arrays = slopes.ravel(), curves.ravel()
-        slopes, curves = self._arrays
-        count = len(self._groups)
-        # a row of the arrays is a kind of message, a column a group
-        places = [m.group + count * _KIND[m.operation, m.sequence] for m in messages]
-        place = np.concatenate(places) if len(places) > 1 else places[0]
-        sizes = [m.num_bytes for m in messages]
-        ends = list(accumulate(map(len, sizes)))
-        num_bytes = np.concatenate(sizes) if len(sizes) > 1 else sizes[0]
+        place, num_bytes, ends = self._laid_out(messages)
+        slopes, curves = self._arrays or self._made()
         # stays where there is no curve
         result: F64 = num_bytes * slopes[place]
         number = curves[place]
@@ -468,17 +463,48 @@ class Groups:
         if rows.size:
             measured, asked = number[rows], num_bytes[rows]
             result[rows] = self.documented.curves.seconds(measured, asked)
-            large = self.documented.curves.exceeded(measured, asked).nonzero()[0]
-            if large.size:
-                self._note_large(np.searchsorted(ends, rows[large], side="right"), measured[large])
-        return [result[end - len(size) : end] for size, end in zip(sizes, ends, strict=True)]
+            self._note_large(rows, measured, asked, ends)
+        return [result[start:end] for start, end in pairwise((0, *ends))]
 
-    def _note_large(self, message: I64, curve: I64) -> None:
+    def note_messages(self, messages: Sequence[Message]) -> None:
+        """Note what `seconds_of` would; messages of groups that were asked for by `index`."""
+        if not messages:
+            return
+        place, num_bytes, ends = self._laid_out(messages)
+        _, curves = self._arrays or self._made()
+        number = curves[place]
+        rows = (number >= 0).nonzero()[0]
+        if rows.size:
+            self._note_large(rows, number[rows], num_bytes[rows], ends)
+
+    def _made(self) -> tuple[F64, I64]:
+        """Slopes and curves of all groups, one kind of message after the other."""
+        slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
+        curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
+        self._arrays = slopes.ravel(), curves.ravel()
+        return self._arrays
+
+    def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
+        """Return places in the arrays and sizes of messages end to end, and where each ends."""
+        count = len(self._groups)
+        # a row of the arrays is a kind of message, a column a group
+        places = [m.group + count * _KIND[m.operation, m.sequence] for m in messages]
+        place = np.concatenate(places) if len(places) > 1 else places[0]
+        sizes = [m.num_bytes for m in messages]
+        ends = list(accumulate(map(len, sizes)))
+        return place, np.concatenate(sizes) if len(sizes) > 1 else sizes[0], ends
+
+    def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
         """Note the curves (n,) that messages exceed, by message and in the order they were met."""
-        met = list(dict.fromkeys(n for found in self._groups for n in found.curve if n >= 0))
+        large = self.documented.curves.exceeded(curve, num_bytes).nonzero()[0]
+        if not large.size:
+            return
+        message = np.searchsorted(ends, row[large], side="right")
+        used = (self._groups[number] for number in self._index.values())
+        met = list(dict.fromkeys(n for found in used for n in found.curve if n >= 0))
         rank = np.zeros(max(met) + 1, dtype=np.int64)
         rank[met] = np.arange(len(met))
-        for key in np.unique(message * len(met) + rank[curve]).tolist():
+        for key in np.unique(message * len(met) + rank[curve[large]]).tolist():
             self._note_above(met[key % len(met)])
 
     def _note_above(self, curve: int) -> None:
@@ -536,12 +562,14 @@ class Groups:
         return stand_in
 
     def _add(self, size: int, stride: int) -> int:
-        number = len(self._groups)
-        self._index[(size, stride)] = number
-        found = self.documented.group(size, stride)
-        self._groups.append(found)
-        # arrays were made for fewer groups
-        self._arrays, self._bus = None, None
-        for text in found.notes:
+        key = (size, stride)
+        number = self._numbers.get(key)
+        if number is None:
+            number = len(self._groups)
+            self._groups.append(self.documented.group(size, stride))
+            # arrays were made for fewer groups
+            self._arrays, self._bus = None, None
+        self._index[key] = number
+        for text in self._groups[number].notes:
             self._note(text)
         return number

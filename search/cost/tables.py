@@ -33,7 +33,7 @@ first layer the type of the first layer, between last layer and head that of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -63,6 +63,7 @@ __all__ = [
     "build_grid",
     "build_rows",
     "joined",
+    "note_groups",
     "sum_of",
     "table_arrays",
 ]
@@ -463,6 +464,11 @@ class Grid:
     checkpoint: Bool
 
 
+_DEGREES: Callable[[LayerStrategy], tuple[int, int, bool, bool]] = attrgetter(
+    "tp", "cp", "ulysses", "strided"
+)
+
+
 def build_grid(
     strategies: Sequence[LayerStrategy],
     tables: Sequence[Table],
@@ -480,7 +486,7 @@ def build_grid(
     distinct = sorted(set(stages.tolist()))
     number = {p: i for i, p in enumerate(distinct)}
     # and are the same for all recomputation and ZeRO of a degree
-    degrees = list(map(attrgetter("tp", "cp", "ulysses", "strided"), strategies))
+    degrees = list(map(_DEGREES, strategies))
     wanted = [
         dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
         for flags in priceable
@@ -491,21 +497,9 @@ def build_grid(
     cells = [[nothing] * len(shapes) for _ in distinct]
     for row, p in zip(cells, distinct, strict=True):
         for key in wanted[p > 1]:
-            tp, cp, ulysses, strided = key
-            d = data_degree(world_size, p, tp * cp)
-            if not d:
-                continue
-            # context and Ulysses ranks have the weights of data ranks: they reduce together
-            z = d * cp * (tp if ulysses else 1)
-            row[shapes[key]] = (
-                1,
-                d,
-                z,
-                # neighbours first: tensor, context, data; strided: context, data, tensor
-                groups.index(tp, d * cp if strided else 1),
-                groups.index(cp, 1 if strided else tp),
-                groups.index(z, 1 if ulysses or strided else tp),
-            )
+            found = _on_stage(world_size, p, key, groups)
+            if found is not None:
+                row[shapes[key]] = (1, *found)
     of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
     shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
     fits, data, zero_size, *group = of_shape[:, shape].transpose(2, 0, 1)
@@ -532,6 +526,40 @@ def build_grid(
         zero3=zero3 == 1,
         checkpoint=checkpoint == 1,
     )
+
+
+def _on_stage(
+    world_size: int,
+    num_stages: int,
+    degrees: tuple[int, int, bool, bool],
+    groups: Groups,
+) -> tuple[int, int, int, int, int] | None:
+    """Return d, over how many ranks ZeRO shards, and the tensor, context and ZeRO group.
+
+    degrees : `_DEGREES` of a strategy. None where the ranks of a stage do not divide.
+    """
+    tp, cp, ulysses, strided = degrees
+    d = data_degree(world_size, num_stages, tp * cp)
+    if not d:
+        return None
+    # context and Ulysses ranks have the weights of data ranks: they reduce together
+    z = d * cp * (tp if ulysses else 1)
+    return (
+        d,
+        z,
+        # neighbours first: tensor, context, data; strided: context, data, tensor
+        groups.index(tp, d * cp if strided else 1),
+        groups.index(cp, 1 if strided else tp),
+        groups.index(z, 1 if ulysses or strided else tp),
+    )
+
+
+def note_groups(
+    strategies: Sequence[LayerStrategy], num_stages: int, world_size: int, groups: Groups
+) -> None:
+    """Have the groups noted that rows of these strategies use, as `build_grid` does."""
+    for degrees in map(_DEGREES, strategies):
+        _on_stage(world_size, num_stages, degrees, groups)
 
 
 def build_rows(grid: Grid, pricing: Pricing, *, legal: Bool, price_illegal: bool = False) -> Rows:

@@ -36,7 +36,7 @@ from search.cost.time import (
 )
 from search.space import Table
 
-__all__ = ["VocabModel", "VocabRows", "tied_parameters", "vocab_rows"]
+__all__ = ["VocabModel", "VocabRows", "plan_messages", "tied_parameters", "vocab_rows"]
 
 
 _STATE_BYTES_DOCUMENTED = 16.0
@@ -282,29 +282,24 @@ def _time(
         # measured with the look-up's backward, which runs on the first stage; 0 on the only one
         rest = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
         backward = np.where(at.number == _FIRST, backward, rest)
-    messages = _communication(at, rows, model, pricing)
-    # in the order of positions, each with what it exchanges and what it shards
-    sync = gradient_messages(parameters, rows, pricing)
-    asked = [
-        m for part, own in zip(at.rows, messages, strict=True) for m in (*own, *_cut(sync, part))
-    ]
-    # both ends of a pipeline wait for the sum of tied weights
-    ends = (at.number != _ONLY).nonzero()[0]
-    stages = sorted(set(rows.stages[ends].tolist())) if model.spec.tied_embeddings else []
-    seconds = iter((yield [*asked, *_tied(stages, model, vocab, pricing)]))
+    asked = _messages(at, rows, parameters, model, vocab, pricing)
+    seconds = iter((yield [*asked.of_positions, *asked.tied]))
     tp_forward, tp_backward = nothing.copy(), nothing.copy()
     reduce, gather = nothing.copy(), nothing.copy()
     for number, part in enumerate(at.rows):
-        if messages[number]:
+        if asked.exchanged:
             _exchanged_s(number, seconds, tp_forward[part], tp_backward[part], pricing)
-        scattered, gather[part], reduced = (next(seconds) for _ in sync)
+        # those of `gradient_messages`
+        scattered, gather[part], reduced = next(seconds), next(seconds), next(seconds)
         reduce[part] = scattered + reduced
 
     tied = nothing
-    if stages:
-        by_stages = np.array([next(seconds) for _ in stages])
+    if asked.tied:
+        ends = (at.number != _ONLY).nonzero()[0]
+        by_stages = np.array(list(seconds))
+        of_stages = np.searchsorted(asked.stages, rows.stages[ends])
         tied = nothing.copy()
-        tied[ends] = by_stages[np.searchsorted(stages, rows.stages[ends]), rows.strategy[ends]]
+        tied[ends] = by_stages[of_stages, rows.strategy[ends]]
     # ZeRO-3 gathers in both passes
     gather3 = np.where(rows.zero3, gather, 0.0)
     with_gather, with_both, with_tail, with_gather3 = overlap_s(
@@ -331,6 +326,63 @@ def _time(
             "tied": tied,
         },
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Messages:
+    """What the rows of all positions send."""
+
+    of_positions: list[Message]
+    """In the order of positions, each with what it exchanges and what it shards."""
+    exchanged: bool
+    """Whether rows exchange anything, by `_communication`."""
+    stages: Sequence[float]
+    """Numbers of stages of which both ends share tied weights."""
+    tied: list[Message]
+    """One for each of them."""
+
+
+def _messages(
+    at: _Positions,
+    rows: Rows,
+    parameters: F64,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    pricing: Pricing,
+) -> _Messages:
+    exchanged = _communication(at, rows, model, pricing)
+    sync = gradient_messages(parameters, rows, pricing)
+    stages = []
+    # both ends of a pipeline wait for the sum of tied weights
+    if model.spec.tied_embeddings:
+        stages = sorted(set(rows.stages[at.number != _ONLY].tolist()))
+    return _Messages(
+        of_positions=[
+            message
+            for part, own in zip(at.rows, exchanged, strict=True)
+            for message in (*own, *_cut(sync, part))
+        ],
+        exchanged=any(exchanged),
+        stages=stages,
+        tied=_tied(stages, model, vocab, pricing),
+    )
+
+
+def plan_messages(
+    model: VocabModel, vocab: VocabStrategy, found: Rows, pricing: Pricing
+) -> list[Message]:
+    """Return what embedding and head of one plan send, in the order of `vocab_rows`.
+
+    found : the row of a single stage, or those of the first and the last of several.
+    """
+    number = np.array([_ONLY] if len(found.batch) == 1 else [_FIRST, _LAST], dtype=np.int64)
+    at = _Positions(
+        number=number,
+        rows=[slice(*np.searchsorted(number, (i, i + 1))) for i in range(len(POSITIONS))],
+    )
+    parameters = _measured(model, [vocab])[0][number, 0] / _STATE_BYTES_DOCUMENTED
+    asked = _messages(at, found, parameters, model, [vocab], pricing)
+    return [*asked.of_positions, *asked.tied]
 
 
 def _cut(messages: Sequence[Message], part: slice) -> list[Message]:
