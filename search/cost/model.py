@@ -542,7 +542,7 @@ class CostModel:
         key = known, allowed.tobytes()
         if key not in axes.rows:
             axes.rows[key] = build_rows(
-                axes.grids[known], self._pricing, legal=allowed, price_illegal=axes.price_illegal
+                axes.grids[known], legal=allowed, price_illegal=axes.price_illegal
             )
         return axes.rows[key]
 

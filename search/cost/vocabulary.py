@@ -25,7 +25,15 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
-from search.cost.tables import POSITIONS, PricedRows, Pricing, Rows, build_grid, build_rows
+from search.cost.tables import (
+    POSITIONS,
+    PricedRows,
+    Pricing,
+    Rows,
+    build_grid,
+    rows_at,
+    which_rows,
+)
 from search.cost.time import (
     BACKWARD_FACTOR,
     LayerTime,
@@ -118,16 +126,16 @@ def vocab_rows(
     # a pipeline needs the tables of both its ends, a single stage one of its own
     measured = (has[0], has[1] & has[2])
     legal = [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab]
-    every = build_rows(
-        build_grid([v.as_layer() for v in vocab], tables, pricing, measured),
-        pricing,
-        legal=np.array(legal, dtype=np.bool_),
-        price_illegal=price_illegal,
+    grid = build_grid([v.as_layer() for v in vocab], tables, pricing, measured)
+    allowed, priced = which_rows(
+        grid, legal=np.array(legal, dtype=np.bool_), price_illegal=price_illegal
     )
+    table, strategy = priced.nonzero()
     # one stage has position `only`, several have `first` and `last`: rows of each, in this order
-    single = every.stages == 1.0
+    single = grid.stages[table] == 1
     alone, ends = single.nonzero()[0], (~single).nonzero()[0]
-    rows = every.take(np.concatenate((alone, ends, ends)))
+    order = np.concatenate((alone, ends, ends))
+    rows = rows_at(grid, allowed, table[order], strategy[order])
     counts = (len(alone), len(ends), len(ends))
     at = _Positions(
         number=np.repeat(np.arange(len(POSITIONS)), counts),
@@ -169,8 +177,8 @@ def vocab_rows(
         seconds=(times.forward, times.backward, times.step),
         unpriced_s=0.0,
         rows=rows,
-        valid=every.scatter(every.valid),
-        priced=every.scatter(np.ones_like(every.valid)),
+        valid=allowed & priced,
+        priced=priced,
         unmeasured=tuple(
             sorted(
                 {
