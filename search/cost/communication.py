@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class CurveTable:
         logs = np.log(num_bytes)
         # the last measured size that is not above the message, the first one below all of them
         # (points, n), so that what is added up lies side by side
-        at: I64 = (log_sizes.take(number, axis=1) <= logs).sum(axis=0) - 1
+        at: I64 = np.add.reduce(log_sizes.take(number, axis=1) <= logs, axis=0) - 1
         np.maximum(at, 0, out=at)
         # one index of points and curves is looked up faster than two
         at *= log_sizes.shape[1]
@@ -100,17 +100,24 @@ class CurveTable:
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
         """Logs of sizes and times and slopes between them, (most points, C); (6, C) the ends."""
-        count, most = len(self._curves), max(len(c.sizes_bytes) for c in self._curves)
-        sizes, times = np.empty((count, most)), np.empty((count, most))
-        for i, curve in enumerate(self._curves):
-            n = len(curve.sizes_bytes)
-            sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
-            # flat behind the last size, where only a message of just that size is looked up
-            sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
-            times[i, n:] = curve.times_s[-1]
+        counts = [len(c.sizes_bytes) for c in self._curves]
+        most = max(counts)
+        # curves of equal lengths, which most clusters have, need no room behind the last size
+        if min(counts) == most:
+            sizes = np.array([c.sizes_bytes for c in self._curves])
+            times = np.array([c.times_s for c in self._curves])
+        else:
+            sizes, times = np.empty((len(counts), most)), np.empty((len(counts), most))
+            for i, (curve, n) in enumerate(zip(self._curves, counts, strict=True)):
+                sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
+                # flat there, where only a message of just that size is looked up
+                sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
+                times[i, n:] = curve.times_s[-1]
         log_sizes, log_times = np.log(sizes), np.log(times)
         rises = np.zeros_like(log_sizes)
-        rises[:, :-1] = np.diff(log_times) / np.diff(log_sizes)
+        rises[:, :-1] = (log_times[:, 1:] - log_times[:, :-1]) / (
+            log_sizes[:, 1:] - log_sizes[:, :-1]
+        )
         empty = np.array([curve.empty_s for curve in self._curves])
         first = sizes[:, 0]
         last = np.array([curve.sizes_bytes[-1] for curve in self._curves])
@@ -191,8 +198,7 @@ _KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Message:
+class Message(NamedTuple):
     """Equal operations of `num_bytes` each, in groups of the same shape (n,)."""
 
     operation: str
@@ -401,7 +407,9 @@ class Groups:
     ) -> None:
         self.documented = Documented(hardware) if documented is None else documented
         self._hardware = hardware
-        self._note = note
+        self._tell = note
+        self.silent = True
+        """Whether nothing was derived or extrapolated yet."""
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
         """Of the groups that were asked for, in the order in which they were."""
         self._numbers: dict[tuple[int, int], int] = {}
@@ -422,6 +430,10 @@ class Groups:
         other._arrays, other._bus = self._arrays, self._bus
         return other
 
+    def _note(self, text: str) -> None:
+        self.silent = False
+        self._tell(text)
+
     def index(self, size: int, stride: int) -> int:
         """Return the number of the group of `size` ranks with this stride."""
         # a group of one rank has no stride
@@ -429,9 +441,9 @@ class Groups:
         found = self._index.get(key)
         return self._add(size, stride) if found is None else found
 
-    def known(self, group: I64) -> Bool:
-        """Return for each group whether its bandwidth is measured or can be derived."""
-        return ~np.isnan(self.bus_bytes_per_s(group))
+    def has(self, group: int) -> bool:
+        """Return whether a group's bandwidth is measured or can be derived."""
+        return not math.isnan(self._groups[group].bus_bytes_per_s)
 
     def bus_bytes_per_s(self, group: I64) -> F64:
         """Return the bus bandwidth of each group (inf for a single rank, nan when unknown)."""
@@ -487,12 +499,12 @@ class Groups:
     def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
         """Return places in the arrays and sizes of messages end to end, and where each ends."""
         count = len(self._groups)
+        lengths = [len(m.num_bytes) for m in messages]
         # a row of the arrays is a kind of message, a column a group
-        places = [m.group + count * _KIND[m.operation, m.sequence] for m in messages]
-        place = np.concatenate(places) if len(places) > 1 else places[0]
-        sizes = [m.num_bytes for m in messages]
-        ends = list(accumulate(map(len, sizes)))
-        return place, np.concatenate(sizes) if len(sizes) > 1 else sizes[0], ends
+        place = np.repeat([count * _KIND[m.operation, m.sequence] for m in messages], lengths)
+        place += np.concatenate([m.group for m in messages])
+        num_bytes = np.concatenate([m.num_bytes for m in messages])
+        return place, num_bytes, list(accumulate(lengths))
 
     def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
         """Note the curves (n,) that messages exceed, by message and in the order they were met."""

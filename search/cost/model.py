@@ -613,8 +613,11 @@ class CostModel:
         ends = [priced.vocab.row(table, at, vocab) for at in ((0,) if p == 1 else (1, 2))]
         places = [[layer.row(table, s) for s in strategies] for layer in priced.layers]
         chosen = [priced.tables.strategies[s] for s in strategies]
+        # the model that searched has noted nothing of any group or message
+        silent = self._origin is not None and self._origin.groups.silent
         # between strided and other ranks more is sent than is asked for here
-        if None in ends or any(None in at for at in places) or any(s.strided for s in chosen):
+        strided = any(s.strided for s in chosen) and not silent
+        if None in ends or any(None in at for at in places) or strided:
             return False
         world, groups, sp = self.hardware.world_size, self.groups, self.options.sequence_parallel
         messages: list[Message] = []
@@ -624,11 +627,14 @@ class CostModel:
             note_groups(chosen, p, world, groups)
             mine = rows.rows.take(np.array(places[k], dtype=np.int64))
             self._note_layer_batches(k, mine)
-            if self._alike[k] == k:
+            if self._alike[k] == k and not silent:
                 messages += next(self._layer_time(layer, mine, layer.fits))
         head = priced.tables.vocab[vocab]
         note_groups([head.as_layer()], p, world, groups)
         rows_of_vocab = priced.vocab.rows.take(np.array(ends, dtype=np.int64))
+        if silent:
+            self._note_vocab_batch(rows_of_vocab.batch.max())
+            return True
         messages += plan_messages(self._vocab, head, rows_of_vocab, self._pricing)
         used = {layout_of(s, sequence_parallel=sp) for s in (*chosen, head.as_layer())}
         layouts, stages, sent = tuple(sorted(used)), np.array([p]), self._sent(np.array([g * p]))

@@ -456,6 +456,8 @@ class Grid:
     """(N,) number of the table's p among the distinct ones"""
     of_table: F64
     """(3, N) p, ranks of a stage, g"""
+    shapes: int
+    """H"""
     degrees: I64
     """(S,) number of a strategy's degrees among the different ones"""
     data: I64
@@ -465,9 +467,9 @@ class Grid:
     named: Bool
     """(D, S) whether no other strategy says the same"""
     numbers: F64
-    """(5, D*S) t, c, t*c, d, and over how many ranks ZeRO shards"""
+    """(5, D*H) t, c, t*c, d, and over how many ranks ZeRO shards"""
     groups: I64
-    """(3, D*S) tensor, context and ZeRO group"""
+    """(3, D*H) tensor, context and ZeRO group"""
     flags: Bool
     """(3, S) ulysses, zero3, checkpoint"""
 
@@ -501,43 +503,37 @@ def build_grid(
         for flags in priceable
     ]
     shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
-    # rows that do not fit keep degrees of 1: no remainder divides by 0
-    nothing = (0, 1, 1, 0, 0, 0)
-    cells = [[nothing] * len(shapes) for _ in distinct]
-    for row, p in zip(cells, distinct, strict=True):
-        for key in wanted[p > 1]:
-            found = _on_stage(world_size, p, key, groups)
-            if found is not None:
-                row[shapes[key]] = (1, *found)
-    of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
-    fits, data, zero_size = of_shape[..., :3].transpose(2, 0, 1)
-    group = of_shape[..., 3:].transpose(2, 0, 1)
-    tensor, context = np.array([key[:2] for key in shapes], dtype=np.int64).reshape(-1, 2).T
-    numbers = np.empty((5, len(distinct), len(shapes)))
-    for values, found in zip(
-        numbers, (tensor, context, tensor * context, data, zero_size), strict=True
-    ):
-        values[:] = found
+    # (p, degrees) that do not fit have a d of 1: no remainder divides by 0
+    cells = [
+        _on_stage(world_size, p, key, groups) if key in wanted[p > 1] else _NOWHERE
+        for p in distinct
+        for key in shapes
+    ]
+    numbers = np.array(cells, dtype=np.float64).T
+    data, zero_size = numbers[3:5].reshape(2, len(distinct), len(shapes))
     shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
     flags = np.array(list(map(_FLAGS, strategies)), dtype=np.bool_).reshape(-1, 3).T
-    # without a bandwidth a row has no price
-    fits_shape = (fits == 1) & np.logical_and.reduce(groups.known(group))
-    at = [number[p] for p, _, _ in tables]
+    has = np.array(priceable)[[int(p > 1) for p in distinct]]
     return Grid(
         stages=stages,
         samples=samples,
         zero2=zero2,
-        at=np.array(at, dtype=np.int64),
+        at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
         of_table=np.array((stages, world_size // stages, samples), dtype=np.float64),
+        shapes=len(shapes),
         degrees=shape,
-        data=data,
-        fits=fits_shape.take(shape, axis=1) & np.array(priceable)[[int(p > 1) for p in distinct]],
+        data=data.astype(np.int64),
+        fits=(numbers[8] > 0.0).reshape(data.shape).take(shape, axis=1) & has,
         # ZeRO-3 of one rank shards nothing: a second name for the plan without it
-        named=(zero_size > 1).take(shape, axis=1) | ~flags[1],
-        numbers=numbers.take(shape, axis=2).reshape(5, -1),
-        groups=group.take(shape, axis=2).reshape(3, -1),
+        named=(zero_size > 1.0).take(shape, axis=1) | ~flags[1],
+        numbers=numbers[:5],
+        groups=numbers[5:8].astype(np.int64),
         flags=flags,
     )
+
+
+_Cell = tuple[float, float, float, float, float, float, float, float, float]
+_NOWHERE: _Cell = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _on_stage(
@@ -545,25 +541,25 @@ def _on_stage(
     num_stages: int,
     degrees: tuple[int, int, bool, bool],
     groups: Groups,
-) -> tuple[int, int, int, int, int] | None:
-    """Return d, over how many ranks ZeRO shards, and the tensor, context and ZeRO group.
+) -> _Cell:
+    """Return t, c, t*c, d, over how many ranks ZeRO shards, three groups, and 1 where it fits.
 
-    degrees : `_DEGREES` of a strategy. None where the ranks of a stage do not divide.
+    degrees : `_DEGREES` of a strategy. The groups are those of tensor, context and ZeRO ranks.
     """
     tp, cp, ulysses, strided = degrees
     d = data_degree(world_size, num_stages, tp * cp)
     if not d:
-        return None
+        return _NOWHERE
     # context and Ulysses ranks have the weights of data ranks: they reduce together
     z = d * cp * (tp if ulysses else 1)
-    return (
-        d,
-        z,
-        # neighbours first: tensor, context, data; strided: context, data, tensor
-        groups.index(tp, d * cp if strided else 1),
-        groups.index(cp, 1 if strided else tp),
-        groups.index(z, 1 if ulysses or strided else tp),
-    )
+    # neighbours first: tensor, context, data; strided: context, data, tensor
+    tensor = groups.index(tp, d * cp if strided else 1)
+    context = groups.index(cp, 1 if strided else tp)
+    zero = groups.index(z, 1 if ulysses or strided else tp)
+    # without a bandwidth a row has no price
+    if not (groups.has(tensor) and groups.has(context) and groups.has(zero)):
+        return _NOWHERE
+    return tp, cp, tp * cp, d, z, tensor, context, zero, 1.0
 
 
 def note_groups(
@@ -596,7 +592,7 @@ def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple
 
 def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
     """Return the rows (n,) of these tables and strategies; allowed : (N, S) as `which_rows`."""
-    cell = grid.at[table] * len(grid.degrees) + strategy
+    cell = grid.at.take(table) * grid.shapes + grid.degrees.take(strategy)
     tensor, context, shards, data, zero_size = grid.numbers.take(cell, axis=1)
     stages, ranks, samples = grid.of_table.take(table, axis=1)
     ulysses, zero3, checkpoint = grid.flags.take(strategy, axis=1)

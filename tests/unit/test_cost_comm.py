@@ -167,7 +167,7 @@ def test_unknown_bandwidth_is_left_out() -> None:
     groups, notes = groups_of(toy_hardware(num_nodes=2, allreduce_bytes_per_s={(8, True): 150e9}))
     index = np.array([groups.index(16, 1), groups.index(8, 1)])
 
-    assert groups.known(index).tolist() == [False, True]
+    assert [groups.has(number) for number in index.tolist()] == [False, True]
     assert "allreduce_size_16_consec_1" in notes[0]
 
 
@@ -246,6 +246,7 @@ def test_messages_of_many_kinds_cost_what_each_alone_costs() -> None:
         Message(operation="all2all", num_bytes=sent, group=group),
         Message(operation="allreduce", num_bytes=sent, group=group),
     ]
+    assert groups.silent
 
     together = groups.seconds_of(asked)
 
@@ -255,6 +256,7 @@ def test_messages_of_many_kinds_cost_what_each_alone_costs() -> None:
             "at constant bandwidth"
         )
     ]
+    assert not groups.silent
     again: list[str] = []
     other = groups.anew(again.append)
     assert [other.index(size, 1) for size in (4, 2, 1)] == group.tolist()
