@@ -419,10 +419,32 @@ class Rows:
         full[..., self.table, self.strategy] = values
         return full
 
+    # asked for by many formulas, and by every layer type that has these rows
+
     @cached_property
     def sharded(self) -> Bool:
         """(n,) whether ZeRO shards anything."""
         return self.zero3 | self.zero2
+
+    @cached_property
+    def several(self) -> Bool:
+        """(n,) whether there is another rank to reduce with."""
+        return self.zero_size > 1.0
+
+    @cached_property
+    def optimizer_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards the optimizer, and gradients where it does."""
+        return np.where(self.sharded, self.zero_size, 1.0)
+
+    @cached_property
+    def weight_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards weights."""
+        return np.where(self.zero3, self.zero_size, 1.0)
+
+    @cached_property
+    def megatron(self) -> Bool:
+        """(n,) whether tensor ranks share products, as those of Ulysses do not."""
+        return ~self.ulysses & (self.tensor > 1.0)
 
     def take(self, places: I64) -> Rows:
         """Return the rows at these places, in their order and as often as they are named."""

@@ -414,10 +414,9 @@ def _communication(
     Cross-entropy: AR of 4*b*S bytes. None where no row has any.
     """
     # with Ulysses a rank has the whole table, and tokens of its own
-    split = ~rows.ulysses & (rows.tensor > 1.0)
-    if not split.any():
+    if not rows.megatron.any():
         return ([],) * len(POSITIONS)
-    group = np.where(split, rows.tensor_group, 0)
+    group = np.where(rows.megatron, rows.tensor_group, 0)
     sequence_parallel = pricing.options.sequence_parallel
 
     def messages(number: int, part: slice) -> Iterator[Message]:
