@@ -531,7 +531,7 @@ def build_grid(
         for p in distinct
         for key in shapes
     ]
-    numbers = np.array(cells, dtype=np.float64).T
+    numbers = np.array(cells, dtype=np.float64).reshape(-1, len(_NOWHERE)).T
     data, zero_size = numbers[3:5].reshape(2, len(distinct), len(shapes))
     shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
     flags = np.array(list(map(_FLAGS, strategies)), dtype=np.bool_).reshape(-1, 3).T
