@@ -82,7 +82,7 @@ def tables(repeats: int) -> dict[int, Timed]:
         def build(batches: tuple[int, ...] = batches) -> int:
             documents = session.spec, session.profile, session.hardware
             planner = Planner.from_documents(*documents, LARGE)
-            return len(planner._build(batches).space.candidates)
+            return len(planner._build(batches, None).space.candidates)
 
         candidates, found[count] = timed(build, repeats)
         assert candidates >= count

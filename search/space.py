@@ -145,6 +145,8 @@ class Rules:
 
     def allows_vocab(self, strategy: VocabStrategy) -> bool:
         """Return whether embedding and head may have a strategy."""
+        if not self.rules:
+            return True
         values = {key: get(strategy) for key, get in _VOCAB.items()}
         return self._allows("vocab", values)
 

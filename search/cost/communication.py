@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class CurveTable:
         logs = np.log(num_bytes)
         # the last measured size that is not above the message, the first one below all of them
         # (points, n), so that what is added up lies side by side
-        at: I64 = (log_sizes.take(number, axis=1) <= logs).sum(axis=0) - 1
+        at: I64 = np.add.reduce(log_sizes.take(number, axis=1) <= logs, axis=0) - 1
         np.maximum(at, 0, out=at)
         # one index of points and curves is looked up faster than two
         at *= log_sizes.shape[1]
@@ -100,17 +100,24 @@ class CurveTable:
 
     def _made(self) -> tuple[F64, F64, F64, F64]:
         """Logs of sizes and times and slopes between them, (most points, C); (6, C) the ends."""
-        count, most = len(self._curves), max(len(c.sizes_bytes) for c in self._curves)
-        sizes, times = np.empty((count, most)), np.empty((count, most))
-        for i, curve in enumerate(self._curves):
-            n = len(curve.sizes_bytes)
-            sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
-            # flat behind the last size, where only a message of just that size is looked up
-            sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
-            times[i, n:] = curve.times_s[-1]
+        counts = [len(c.sizes_bytes) for c in self._curves]
+        most = max(counts)
+        # curves of equal lengths, which most clusters have, need no room behind the last size
+        if min(counts) == most:
+            sizes = np.array([c.sizes_bytes for c in self._curves])
+            times = np.array([c.times_s for c in self._curves])
+        else:
+            sizes, times = np.empty((len(counts), most)), np.empty((len(counts), most))
+            for i, (curve, n) in enumerate(zip(self._curves, counts, strict=True)):
+                sizes[i, :n], times[i, :n] = curve.sizes_bytes, curve.times_s
+                # flat there, where only a message of just that size is looked up
+                sizes[i, n:] = curve.sizes_bytes[-1] * np.arange(2.0, most - n + 2.0)
+                times[i, n:] = curve.times_s[-1]
         log_sizes, log_times = np.log(sizes), np.log(times)
         rises = np.zeros_like(log_sizes)
-        rises[:, :-1] = np.diff(log_times) / np.diff(log_sizes)
+        rises[:, :-1] = (log_times[:, 1:] - log_times[:, :-1]) / (
+            log_sizes[:, 1:] - log_sizes[:, :-1]
+        )
         empty = np.array([curve.empty_s for curve in self._curves])
         first = sizes[:, 0]
         last = np.array([curve.sizes_bytes[-1] for curve in self._curves])
@@ -191,8 +198,7 @@ _KINDS = tuple((op, sequence) for op in COLLECTIVES for sequence in (False, True
 _KIND = {kind: number for number, kind in enumerate(_KINDS)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Message:
+class Message(NamedTuple):
     """Equal operations of `num_bytes` each, in groups of the same shape (n,)."""
 
     operation: str
@@ -405,6 +411,9 @@ class Groups:
         self.silent = True
         """Whether nothing was derived or extrapolated yet."""
         self._index: dict[tuple[int, int], int] = {(1, 1): 0}
+        """Of the groups that were asked for, in the order in which they were."""
+        self._numbers: dict[tuple[int, int], int] = {}
+        """Of those that another user of the same numbers knows."""
         # infinite bandwidth and slope 0: messages of a single rank are free without a branch
         nothing = (0.0,) * len(_KINDS), (-1,) * len(_KINDS)
         self._groups = [
@@ -412,6 +421,14 @@ class Groups:
         ]
         self._arrays: tuple[F64, I64] | None = None
         self._bus: F64 | None = None
+
+    def anew(self, note: Callable[[str], None]) -> Groups:
+        """Return the same groups under the same numbers, of which nothing was noted yet."""
+        other = Groups(self._hardware, note, self.documented)
+        other._numbers = self._numbers | self._index
+        other._groups = self._groups.copy()
+        other._arrays, other._bus = self._arrays, self._bus
+        return other
 
     def _note(self, text: str) -> None:
         self.silent = False
@@ -424,9 +441,9 @@ class Groups:
         found = self._index.get(key)
         return self._add(size, stride) if found is None else found
 
-    def known(self, group: I64) -> Bool:
-        """Return for each group whether its bandwidth is measured or can be derived."""
-        return ~np.isnan(self.bus_bytes_per_s(group))
+    def has(self, group: int) -> bool:
+        """Return whether a group's bandwidth is measured or can be derived."""
+        return not math.isnan(self._groups[group].bus_bytes_per_s)
 
     def bus_bytes_per_s(self, group: I64) -> F64:
         """Return the bus bandwidth of each group (inf for a single rank, nan when unknown)."""
@@ -449,18 +466,8 @@ class Groups:
         # of many rows one message is enough at a time: more would only take memory
         if len(messages) > 1 and sum(len(m.num_bytes) for m in messages) > _MOST_TOGETHER:
             return [self.seconds_of([message])[0] for message in messages]
-        if self._arrays is None:
-            slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
-            curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
-            self._arrays = slopes.ravel(), curves.ravel()
-        slopes, curves = self._arrays
-        count = len(self._groups)
-        # a row of the arrays is a kind of message, a column a group
-        places = [m.group + count * _KIND[m.operation, m.sequence] for m in messages]
-        place = np.concatenate(places) if len(places) > 1 else places[0]
-        sizes = [m.num_bytes for m in messages]
-        ends = list(accumulate(map(len, sizes)))
-        num_bytes = np.concatenate(sizes) if len(sizes) > 1 else sizes[0]
+        place, num_bytes, ends = self._laid_out(messages)
+        slopes, curves = self._arrays or self._made()
         # stays where there is no curve
         result: F64 = num_bytes * slopes[place]
         number = curves[place]
@@ -468,17 +475,48 @@ class Groups:
         if rows.size:
             measured, asked = number[rows], num_bytes[rows]
             result[rows] = self.documented.curves.seconds(measured, asked)
-            large = self.documented.curves.exceeded(measured, asked).nonzero()[0]
-            if large.size:
-                self._note_large(np.searchsorted(ends, rows[large], side="right"), measured[large])
-        return [result[end - len(size) : end] for size, end in zip(sizes, ends, strict=True)]
+            self._note_large(rows, measured, asked, ends)
+        return [result[start:end] for start, end in pairwise((0, *ends))]
 
-    def _note_large(self, message: I64, curve: I64) -> None:
+    def note_messages(self, messages: Sequence[Message]) -> None:
+        """Note what `seconds_of` would; messages of groups that were asked for by `index`."""
+        if not messages:
+            return
+        place, num_bytes, ends = self._laid_out(messages)
+        _, curves = self._arrays or self._made()
+        number = curves[place]
+        rows = (number >= 0).nonzero()[0]
+        if rows.size:
+            self._note_large(rows, number[rows], num_bytes[rows], ends)
+
+    def _made(self) -> tuple[F64, I64]:
+        """Slopes and curves of all groups, one kind of message after the other."""
+        slopes = np.array([found.slope_s_per_byte for found in self._groups]).T
+        curves = np.array([found.curve for found in self._groups], dtype=np.int64).T
+        self._arrays = slopes.ravel(), curves.ravel()
+        return self._arrays
+
+    def _laid_out(self, messages: Sequence[Message]) -> tuple[I64, F64, list[int]]:
+        """Return places in the arrays and sizes of messages end to end, and where each ends."""
+        count = len(self._groups)
+        lengths = [len(m.num_bytes) for m in messages]
+        # a row of the arrays is a kind of message, a column a group
+        place = np.repeat([count * _KIND[m.operation, m.sequence] for m in messages], lengths)
+        place += np.concatenate([m.group for m in messages])
+        num_bytes = np.concatenate([m.num_bytes for m in messages])
+        return place, num_bytes, list(accumulate(lengths))
+
+    def _note_large(self, row: I64, curve: I64, num_bytes: F64, ends: Sequence[int]) -> None:
         """Note the curves (n,) that messages exceed, by message and in the order they were met."""
-        met = list(dict.fromkeys(n for found in self._groups for n in found.curve if n >= 0))
+        large = self.documented.curves.exceeded(curve, num_bytes).nonzero()[0]
+        if not large.size:
+            return
+        message = np.searchsorted(ends, row[large], side="right")
+        used = (self._groups[number] for number in self._index.values())
+        met = list(dict.fromkeys(n for found in used for n in found.curve if n >= 0))
         rank = np.zeros(max(met) + 1, dtype=np.int64)
         rank[met] = np.arange(len(met))
-        for key in np.unique(message * len(met) + rank[curve]).tolist():
+        for key in np.unique(message * len(met) + rank[curve[large]]).tolist():
             self._note_above(met[key % len(met)])
 
     def _note_above(self, curve: int) -> None:
@@ -536,12 +574,14 @@ class Groups:
         return stand_in
 
     def _add(self, size: int, stride: int) -> int:
-        number = len(self._groups)
-        self._index[(size, stride)] = number
-        found = self.documented.group(size, stride)
-        self._groups.append(found)
-        # arrays were made for fewer groups
-        self._arrays, self._bus = None, None
-        for text in found.notes:
+        key = (size, stride)
+        number = self._numbers.get(key)
+        if number is None:
+            number = len(self._groups)
+            self._groups.append(self.documented.group(size, stride))
+            # arrays were made for fewer groups
+            self._arrays, self._bus = None, None
+        self._index[key] = number
+        for text in self._groups[number].notes:
             self._note(text)
         return number

@@ -55,11 +55,10 @@ def state_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients:
     ZeRO-2 shards the optimizer and gradients, ZeRO-3 weights too; with one reduction per step
     (`shard_gradients` False) full gradients are kept until then.
     """
-    sharded = np.where(rows.sharded, rows.zero_size, 1.0)
-    weights = recipe.weight / np.where(rows.zero3, rows.zero_size, 1.0)
+    weights = recipe.weight / rows.weight_shards
     # sums over several micro-batches stay whole until the one reduction of a step
-    gradients = recipe.gradient / (sharded if shard_gradients else 1.0)
-    return parameters * (weights + gradients + recipe.optimizer / sharded)
+    gradients = recipe.gradient / (rows.optimizer_shards if shard_gradients else 1.0)
+    return parameters * (weights + gradients + recipe.optimizer / rows.optimizer_shards)
 
 
 def zero_transient_bytes(
@@ -71,10 +70,10 @@ def zero_transient_bytes(
     sharded at once, one layer's unsharded gradients (N*e_g).
     """
     # a group of one gathers and scatters nothing
-    several = rows.zero_size > 1.0
-    gathered = np.where(rows.zero3 & several, 2.0 * recipe.weight + recipe.gradient, 0.0)
-    whole = np.where(rows.sharded & several, recipe.gradient if shard_gradients else 0.0, 0.0)
-    result: F64 = parameters * (gathered + whole)
+    held = np.where(rows.zero3 & rows.several, 2.0 * recipe.weight + recipe.gradient, 0.0)
+    if shard_gradients:
+        held += np.where(rows.sharded & rows.several, recipe.gradient, 0.0)
+    result: F64 = parameters * held
     return result
 
 
@@ -83,7 +82,7 @@ def prefetched_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
 
     They may be there while another layer, or the loss, has its own peak: shared bytes.
     """
-    return parameters * np.where(rows.zero3 & (rows.zero_size > 1.0), recipe.weight, 0.0)
+    return parameters * np.where(rows.zero3 & rows.several, recipe.weight, 0.0)
 
 
 def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:
@@ -97,9 +96,10 @@ def gathered_bytes(rows: Rows, sample_bytes: F64 | float, pricing: Pricing) -> F
     sample_bytes : S*h*e. It lies in the shared buffer, or without `global_memory_buffer` in memory
     of its own for as long as it is used.
     """
+    if not pricing.options.sequence_parallel:
+        return np.zeros_like(rows.batch)
     # Ulysses exchanges heads, and one tensor rank has its whole input
-    gathers = ~rows.ulysses & (rows.tensor > 1.0) & pricing.options.sequence_parallel
-    return np.where(gathers, rows.batch * sample_bytes / rows.context, 0.0)
+    return np.where(rows.megatron, rows.batch * sample_bytes / rows.context, 0.0)
 
 
 def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
@@ -109,11 +109,7 @@ def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
         return np.zeros_like(rows.batch)
     # all ranks of a stage are one group then, which needs one communicator
     same = rows.ulysses & (rows.zero_size == rows.tensor)
-    count = (
-        (rows.tensor > 1.0).astype(np.float64)
-        + (rows.context > 1.0)
-        + ((rows.zero_size > 1.0) & ~same)
-    )
+    count = (rows.tensor > 1.0).astype(np.float64) + (rows.context > 1.0) + (rows.several & ~same)
     result: F64 = count * COMMUNICATOR_BYTES
     return result
 
@@ -130,11 +126,10 @@ def layer_shared_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
     if options.sequence_parallel and options.global_memory_buffer:
         shared = gathered_bytes(rows, token_bytes(spec, pricing.recipe), pricing) + shared
     elif not options.sequence_parallel:
-        tensor_parallel = ~rows.ulysses & (rows.tensor > 1.0)
         # X, the activation of a micro-batch fully sharded over its stage
         base = rows.samples * token_bytes(spec, pricing.recipe) / rows.ranks
         # a stage's fixed buffers hold one shard a side; t copies are t - 1 more on both sides
-        replicated = tensor_parallel & (rows.stages > 1.0)
+        replicated = rows.megatron & (rows.stages > 1.0)
         shared = np.where(replicated, 2.0 * (rows.tensor - 1.0) * base, 0.0) + shared
     return shared
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.arrays import F64, Bool
+from autopar.arrays import F64, I64, Bool
 from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec
@@ -28,7 +28,7 @@ from search.cost.calibrated import (
     calibrated_vocab,
     calibration_doubts,
 )
-from search.cost.communication import Asking, Groups, together
+from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import (
     NUM_REPLICAS,
     OTHER,
@@ -69,6 +69,7 @@ from search.cost.tables import (
     Rows,
     build_grid,
     build_rows,
+    note_groups,
     sum_of,
     table_arrays,
 )
@@ -80,7 +81,7 @@ from search.cost.time import (
     redistribution,
     send_s,
 )
-from search.cost.vocabulary import VocabModel, VocabRows, vocab_rows
+from search.cost.vocabulary import VocabModel, VocabRows, plan_messages, vocab_rows
 from search.options import SearchOptions
 from search.space import Table
 
@@ -215,7 +216,7 @@ class CostModel:
         other = copy(self)
         other._origin = self
         other._said = said = self._said_always.copy()
-        other.groups = Groups(self.hardware, said.note, self.groups.documented)
+        other.groups = self.groups.anew(said.note)
         other._pricing = replace(self._pricing, groups=other.groups)
         return other
 
@@ -293,10 +294,9 @@ class CostModel:
         layers = [self._layer_price(k, axes) for k in range(len(self._layers))]
         # types of one shape, measured alike, have one price
         first = {alike: i for i, alike in enumerate(dict.fromkeys(self._alike))}
-        sample_bytes = np.array([token_bytes(x, self._pricing.recipe) for x in self.spec.layers])
-        fixed = stage_fixed_bytes(stages, samples, float(sample_bytes.max()), self.hardware)
-        # X, the activation of a micro-batch on a rank where all ranks of a stage share it
-        sharded_bytes = (samples * stages / world)[:, None] * sample_bytes
+        widest = max(token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers)
+        fixed = stage_fixed_bytes(stages, samples, widest, self.hardware)
+        sharded_bytes = self._sent(samples * stages)
         vocab_costs: VocabRows
         *distinct, vocab_costs, (change_forward, change_backward) = together(
             self.groups,
@@ -542,7 +542,7 @@ class CostModel:
         key = known, allowed.tobytes()
         if key not in axes.rows:
             axes.rows[key] = build_rows(
-                axes.grids[known], self._pricing, legal=allowed, price_illegal=axes.price_illegal
+                axes.grids[known], legal=allowed, price_illegal=axes.price_illegal
             )
         return axes.rows[key]
 
@@ -605,22 +605,52 @@ class CostModel:
     ) -> bool:
         """Note what rows of a plan need that were priced before; return whether that is all.
 
-        priced : of this model's documents, with notes on none of their groups; strategies : those
-        of the plan in its tables, any of which every layer type could have.
+        priced : by a model of which this one is `for_one_plan`; strategies : those of the plan in
+        its tables, any of which every layer type could have. Sentences and their order are those
+        of pricing the plan alone.
         """
-        stages = priced.tables.table_stages[table]
-        row = priced.vocab.row(table, 0 if stages == 1 else 1, vocab)
-        found = [layer.row(table, s) for layer in priced.layers for s in strategies]
-        if row is None or None in found:
-            return False
+        p, g = int(priced.tables.table_stages[table]), int(priced.tables.table_microbatch[table])
+        ends = [priced.vocab.row(table, at, vocab) for at in ((0,) if p == 1 else (1, 2))]
+        places = [[layer.row(table, s) for s in strategies] for layer in priced.layers]
         chosen = [priced.tables.strategies[s] for s in strategies]
+        # the model that searched has noted nothing of any group or message
+        silent = self._origin is not None and self._origin.groups.silent
+        # between strided and other ranks more is sent than is asked for here
+        strided = any(s.strided for s in chosen) and not silent
+        if None in ends or any(None in at for at in places) or strided:
+            return False
+        world, groups, sp = self.hardware.world_size, self.groups, self.options.sequence_parallel
+        messages: list[Message] = []
         for k, (layer, rows) in enumerate(zip(self._layers, priced.layers, strict=True)):
             kept = self._activations(layer, chosen)
             self._said.record_layer(k, layer, chosen, ~np.isnan(kept.kept), kept.derived)
-            places = np.array([rows.row(table, s) for s in strategies], dtype=np.int64)
-            self._note_layer_batches(k, rows.rows.take(places))
-        self._note_vocab_batch(priced.vocab.rows.batch[row])
+            note_groups(chosen, p, world, groups)
+            mine = rows.rows.take(np.array(places[k], dtype=np.int64))
+            self._note_layer_batches(k, mine)
+            if self._alike[k] == k and not silent:
+                messages += next(self._layer_time(layer, mine, layer.fits))
+        head = priced.tables.vocab[vocab]
+        note_groups([head.as_layer()], p, world, groups)
+        rows_of_vocab = priced.vocab.rows.take(np.array(ends, dtype=np.int64))
+        if silent:
+            self._note_vocab_batch(rows_of_vocab.batch.max())
+            return True
+        messages += plan_messages(self._vocab, head, rows_of_vocab, self._pricing)
+        used = {layout_of(s, sequence_parallel=sp) for s in (*chosen, head.as_layer())}
+        layouts, stages, sent = tuple(sorted(used)), np.array([p]), self._sent(np.array([g * p]))
+        messages += next(redistribution(layouts, sent, stages, world, groups))
+        groups.note_messages(messages)
+        self._note_vocab_batch(rows_of_vocab.batch.max())
+        if p > 1:
+            send_s(layouts, sent, stages, groups)
         return True
+
+    def _sent(self, ranks_samples: I64) -> F64:
+        """Return X of every table and layer type, (N, K) bytes; ranks_samples : (N,) g*p."""
+        sample_bytes = [token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers]
+        # the activation of a micro-batch on a rank where all ranks of a stage share it
+        sent: F64 = (ranks_samples / self.hardware.world_size)[:, None] * np.array(sample_bytes)
+        return sent
 
     def _note_layer_batches(self, kind: int, rows: Rows) -> None:
         fits = self._layers[kind].fits

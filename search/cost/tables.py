@@ -33,7 +33,7 @@ first layer the type of the first layer, between last layer and head that of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -63,8 +63,11 @@ __all__ = [
     "build_grid",
     "build_rows",
     "joined",
+    "note_groups",
+    "rows_at",
     "sum_of",
     "table_arrays",
+    "which_rows",
 ]
 
 POSITIONS = ("only", "first", "last")
@@ -416,15 +419,37 @@ class Rows:
         full[..., self.table, self.strategy] = values
         return full
 
+    # asked for by many formulas, and by every layer type that has these rows
+
     @cached_property
     def sharded(self) -> Bool:
         """(n,) whether ZeRO shards anything."""
         return self.zero3 | self.zero2
 
+    @cached_property
+    def several(self) -> Bool:
+        """(n,) whether there is another rank to reduce with."""
+        return self.zero_size > 1.0
+
+    @cached_property
+    def optimizer_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards the optimizer, and gradients where it does."""
+        return np.where(self.sharded, self.zero_size, 1.0)
+
+    @cached_property
+    def weight_shards(self) -> F64:
+        """(n,) over how many ranks ZeRO shards weights."""
+        return np.where(self.zero3, self.zero_size, 1.0)
+
+    @cached_property
+    def megatron(self) -> Bool:
+        """(n,) whether tensor ranks share products, as those of Ulysses do not."""
+        return ~self.ulysses & (self.tensor > 1.0)
+
     def take(self, places: I64) -> Rows:
         """Return the rows at these places, in their order and as often as they are named."""
         names = (field.name for field in dataclasses.fields(self) if field.name != "shape")
-        taken: dict[str, Any] = {name: getattr(self, name)[places] for name in names}
+        taken: dict[str, Any] = {name: getattr(self, name).take(places) for name in names}
         return dataclasses.replace(self, **taken)
 
 
@@ -438,29 +463,43 @@ def table_arrays(tables: Sequence[Table]) -> tuple[I64, I64, Bool]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples."""
+    """What rows of (table, strategy) are, whatever is priced: degrees, groups and samples.
 
-    tables: Sequence[Table]
-    strategies: Sequence[LayerStrategy]
+    Axes beside N and S: D distinct numbers of stages, H different degrees of strategies.
+    """
+
     stages: I64
-    """(N,) p, as `samples` and `zero2` those of `table_arrays`"""
+    """(N,) p"""
     samples: I64
+    """(N,) g"""
     zero2: Bool
+    """(N,) whether the default is ZeRO-2"""
     at: I64
-    """(N,) number of the table's p among the distinct ones, D in all"""
+    """(N,) number of the table's p among the distinct ones"""
+    of_table: F64
+    """(3, N) p, ranks of a stage, g"""
+    shapes: int
+    """H"""
+    degrees: I64
+    """(S,) number of a strategy's degrees among the different ones"""
+    data: I64
+    """(D, H) d, 1 where nothing fits"""
     fits: Bool
     """(D, S) whether the ranks of a stage divide and all bandwidths are known"""
-    data: I64
-    """(D, S) d, 1 where nothing fits"""
-    zero_size: I64
-    group: I64
-    """(3, D, S) tensor, context and ZeRO group"""
-    tensor: I64
-    """(S,) as all below"""
-    context: I64
-    ulysses: Bool
-    zero3: Bool
-    checkpoint: Bool
+    named: Bool
+    """(D, S) whether no other strategy says the same"""
+    numbers: F64
+    """(5, D*H) t, c, t*c, d, and over how many ranks ZeRO shards"""
+    groups: I64
+    """(3, D*H) tensor, context and ZeRO group"""
+    flags: Bool
+    """(3, S) ulysses, zero3, checkpoint"""
+
+
+_DEGREES: Callable[[LayerStrategy], tuple[int, int, bool, bool]] = attrgetter(
+    "tp", "cp", "ulysses", "strided"
+)
+_FLAGS = attrgetter("ulysses", "zero3", "checkpoint")
 
 
 def build_grid(
@@ -480,101 +519,125 @@ def build_grid(
     distinct = sorted(set(stages.tolist()))
     number = {p: i for i, p in enumerate(distinct)}
     # and are the same for all recomputation and ZeRO of a degree
-    degrees = list(map(attrgetter("tp", "cp", "ulysses", "strided"), strategies))
+    degrees = list(map(_DEGREES, strategies))
     wanted = [
         dict.fromkeys(key for key, has in zip(degrees, flags.tolist(), strict=True) if has)
         for flags in priceable
     ]
     shapes = {key: i for i, key in enumerate(dict.fromkeys(degrees))}
-    # rows that do not fit keep degrees of 1: no remainder divides by 0
-    nothing = (0, 1, 1, 0, 0, 0)
-    cells = [[nothing] * len(shapes) for _ in distinct]
-    for row, p in zip(cells, distinct, strict=True):
-        for key in wanted[p > 1]:
-            tp, cp, ulysses, strided = key
-            d = data_degree(world_size, p, tp * cp)
-            if not d:
-                continue
-            # context and Ulysses ranks have the weights of data ranks: they reduce together
-            z = d * cp * (tp if ulysses else 1)
-            row[shapes[key]] = (
-                1,
-                d,
-                z,
-                # neighbours first: tensor, context, data; strided: context, data, tensor
-                groups.index(tp, d * cp if strided else 1),
-                groups.index(cp, 1 if strided else tp),
-                groups.index(z, 1 if ulysses or strided else tp),
-            )
-    of_shape = np.array(cells, dtype=np.int64).reshape(len(distinct), len(shapes), len(nothing))
+    # (p, degrees) that do not fit have a d of 1: no remainder divides by 0
+    cells = [
+        _on_stage(world_size, p, key, groups) if key in wanted[p > 1] else _NOWHERE
+        for p in distinct
+        for key in shapes
+    ]
+    numbers = np.array(cells, dtype=np.float64).reshape(-1, len(_NOWHERE)).T
+    data, zero_size = numbers[3:5].reshape(2, len(distinct), len(shapes))
     shape = np.array([shapes[key] for key in degrees], dtype=np.int64)
-    fits, data, zero_size, *group = of_shape[:, shape].transpose(2, 0, 1)
-    columns = map(attrgetter("tp", "cp", "ulysses", "zero3", "checkpoint"), strategies)
-    of_strategy = np.array(list(columns), dtype=np.int64).reshape(len(strategies), 5)
-    tensor, context, ulysses_of, zero3, checkpoint = of_strategy.T
-    numbers = np.array(group)
+    flags = np.array(list(map(_FLAGS, strategies)), dtype=np.bool_).reshape(-1, 3).T
     has = np.array(priceable)[[int(p > 1) for p in distinct]]
     return Grid(
-        tables=tables,
-        strategies=strategies,
         stages=stages,
         samples=samples,
         zero2=zero2,
         at=np.array([number[p] for p, _, _ in tables], dtype=np.int64),
-        # without a bandwidth a row has no price
-        fits=(fits == 1) & has & groups.known(numbers).all(axis=0),
-        data=data,
-        zero_size=zero_size,
-        group=numbers,
-        tensor=tensor,
-        context=context,
-        ulysses=ulysses_of == 1,
-        zero3=zero3 == 1,
-        checkpoint=checkpoint == 1,
+        of_table=np.array((stages, world_size // stages, samples), dtype=np.float64),
+        shapes=len(shapes),
+        degrees=shape,
+        data=data.astype(np.int64),
+        fits=(numbers[8] > 0.0).reshape(data.shape).take(shape, axis=1) & has,
+        # ZeRO-3 of one rank shards nothing: a second name for the plan without it
+        named=(zero_size > 1.0).take(shape, axis=1) | ~flags[1],
+        numbers=numbers[:5],
+        groups=numbers[5:8].astype(np.int64),
+        flags=flags,
     )
 
 
-def build_rows(grid: Grid, pricing: Pricing, *, legal: Bool, price_illegal: bool = False) -> Rows:
+_Cell = tuple[float, float, float, float, float, float, float, float, float]
+_NOWHERE: _Cell = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _on_stage(
+    world_size: int,
+    num_stages: int,
+    degrees: tuple[int, int, bool, bool],
+    groups: Groups,
+) -> _Cell:
+    """Return t, c, t*c, d, over how many ranks ZeRO shards, three groups, and 1 where it fits.
+
+    degrees : `_DEGREES` of a strategy. The groups are those of tensor, context and ZeRO ranks.
+    """
+    tp, cp, ulysses, strided = degrees
+    d = data_degree(world_size, num_stages, tp * cp)
+    if not d:
+        return _NOWHERE
+    # context and Ulysses ranks have the weights of data ranks: they reduce together
+    z = d * cp * (tp if ulysses else 1)
+    # neighbours first: tensor, context, data; strided: context, data, tensor
+    tensor = groups.index(tp, d * cp if strided else 1)
+    context = groups.index(cp, 1 if strided else tp)
+    zero = groups.index(z, 1 if ulysses or strided else tp)
+    # without a bandwidth a row has no price
+    if not (groups.has(tensor) and groups.has(context) and groups.has(zero)):
+        return _NOWHERE
+    return tp, cp, tp * cp, d, z, tensor, context, zero, 1.0
+
+
+def note_groups(
+    strategies: Sequence[LayerStrategy], num_stages: int, world_size: int, groups: Groups
+) -> None:
+    """Have the groups noted that rows of these strategies use, as `build_grid` does."""
+    for degrees in map(_DEGREES, strategies):
+        _on_stage(world_size, num_stages, degrees, groups)
+
+
+def build_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> Rows:
     """Return the rows of one layer type, or of embedding and head.
 
     legal : (S,) whether the model allows the strategy, by the rules of `autopar.plans`; those of
     ranks and samples are added here. With `price_illegal` rows that only break divisibility rules
     are priced too (with a fractional b), still marked as not valid.
     """
-    at = grid.at
-    data, sharded = grid.data[at], grid.zero_size[at]
+    allowed, priced = which_rows(grid, legal=legal, price_illegal=price_illegal)
+    return rows_at(grid, allowed, *priced.nonzero())
+
+
+def which_rows(grid: Grid, *, legal: Bool, price_illegal: bool = False) -> tuple[Bool, Bool]:
+    """Return which rows are legal, and which are priced, (N, S) each; as `build_rows` says."""
     # b is a whole number of samples, never rounded: the rule of `violations`, for all rows at once
-    whole = grid.samples[:, None] % data == 0
-    # ZeRO-3 of one rank shards nothing: a second name for the plan without it
-    allowed = whole & (~grid.zero3 | (sharded > 1)) & legal
-    priced = grid.fits[at]
-    if not price_illegal:
-        priced = priced & allowed
-    table, strategy = priced.nonzero()
-    t = grid.tensor[strategy].astype(np.float64)
-    c = grid.context[strategy].astype(np.float64)
-    p = grid.stages[table]
-    samples, zero3 = grid.samples[table], grid.zero3[strategy]
-    groups = grid.group[:, at[table], strategy]
+    whole = grid.samples[:, None] % grid.data[grid.at] == 0
+    allowed = whole.take(grid.degrees, axis=1) & (grid.named & legal)[grid.at]
+    priced = grid.fits[grid.at]
+    return allowed, priced if price_illegal else priced & allowed
+
+
+def rows_at(grid: Grid, allowed: Bool, table: I64, strategy: I64) -> Rows:
+    """Return the rows (n,) of these tables and strategies; allowed : (N, S) as `which_rows`."""
+    cell = grid.at.take(table) * grid.shapes + grid.degrees.take(strategy)
+    tensor, context, shards, data, zero_size = grid.numbers.take(cell, axis=1)
+    stages, ranks, samples = grid.of_table.take(table, axis=1)
+    ulysses, zero3, checkpoint = grid.flags.take(strategy, axis=1)
+    tensor_group, context_group, zero_group = grid.groups.take(cell, axis=1)
     return Rows(
-        shape=priced.shape,
+        shape=allowed.shape,
         table=table,
         strategy=strategy,
         valid=allowed[table, strategy],
-        stages=p.astype(np.float64),
-        ranks=(pricing.hardware.world_size // p).astype(np.float64),
-        samples=samples.astype(np.float64),
-        tensor=t,
-        context=c,
-        shards=t * c,
-        batch=samples / data[table, strategy],
-        zero_size=sharded[table, strategy].astype(np.float64),
-        ulysses=grid.ulysses[strategy],
+        stages=stages,
+        ranks=ranks,
+        samples=samples,
+        tensor=tensor,
+        context=context,
+        shards=shards,
+        batch=samples / data,
+        zero_size=zero_size,
+        ulysses=ulysses,
         zero3=zero3,
         # the default is of layers that ZeRO-3 does not shard already
-        zero2=grid.zero2[table] & ~zero3,
-        checkpoint=grid.checkpoint[strategy],
-        tensor_group=groups[0],
-        context_group=groups[1],
-        zero_group=groups[2],
+        zero2=grid.zero2.take(table) & ~zero3,
+        checkpoint=checkpoint,
+        tensor_group=tensor_group,
+        context_group=context_group,
+        zero_group=zero_group,
     )

@@ -386,13 +386,12 @@ def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> l
     With SP an all-gather and a reduce-scatter, else an all-reduce; none where no row has any.
     """
     # one tensor rank exchanges nothing, and Ulysses exchanges heads
-    megatron = ~rows.ulysses & (rows.tensor > 1.0)
-    if not megatron.any():
+    if not rows.megatron.any():
         return []
     # V: the group's b samples, of whose tokens a context rank has 1/c
     token_bytes = float(spec.seq_length) * spec.hidden_size * pricing.recipe.element
     message = (rows.batch / rows.context) * token_bytes
-    group = np.where(megatron, rows.tensor_group, 0)
+    group = np.where(rows.megatron, rows.tensor_group, 0)
     if not pricing.options.sequence_parallel:
         return [Message(operation="allreduce", num_bytes=message, group=group)]
     return [
@@ -492,7 +491,7 @@ def optimizer_s(
     The measured curve; without one 26 bytes per parameter (28 with fp32 gradients) over the memory
     bandwidth, 0 when that is unknown.
     """
-    shard = parameters / np.where(rows.sharded, rows.zero_size, 1.0)
+    shard = parameters / rows.optimizer_shards
     if measured is not None:
         # the curve knows the launch, so it is asked at the shard and not divided
         return measured.step_s(shard)

@@ -25,7 +25,15 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
-from search.cost.tables import POSITIONS, PricedRows, Pricing, Rows, build_grid, build_rows
+from search.cost.tables import (
+    POSITIONS,
+    PricedRows,
+    Pricing,
+    Rows,
+    build_grid,
+    rows_at,
+    which_rows,
+)
 from search.cost.time import (
     BACKWARD_FACTOR,
     LayerTime,
@@ -36,7 +44,7 @@ from search.cost.time import (
 )
 from search.space import Table
 
-__all__ = ["VocabModel", "VocabRows", "tied_parameters", "vocab_rows"]
+__all__ = ["VocabModel", "VocabRows", "plan_messages", "tied_parameters", "vocab_rows"]
 
 
 _STATE_BYTES_DOCUMENTED = 16.0
@@ -118,16 +126,16 @@ def vocab_rows(
     # a pipeline needs the tables of both its ends, a single stage one of its own
     measured = (has[0], has[1] & has[2])
     legal = [not any(vocab_problems(spec, v, sequence_parallel=sp)) for v in vocab]
-    every = build_rows(
-        build_grid([v.as_layer() for v in vocab], tables, pricing, measured),
-        pricing,
-        legal=np.array(legal, dtype=np.bool_),
-        price_illegal=price_illegal,
+    grid = build_grid([v.as_layer() for v in vocab], tables, pricing, measured)
+    allowed, priced = which_rows(
+        grid, legal=np.array(legal, dtype=np.bool_), price_illegal=price_illegal
     )
+    table, strategy = priced.nonzero()
     # one stage has position `only`, several have `first` and `last`: rows of each, in this order
-    single = every.stages == 1.0
+    single = grid.stages[table] == 1
     alone, ends = single.nonzero()[0], (~single).nonzero()[0]
-    rows = every.take(np.concatenate((alone, ends, ends)))
+    order = np.concatenate((alone, ends, ends))
+    rows = rows_at(grid, allowed, table[order], strategy[order])
     counts = (len(alone), len(ends), len(ends))
     at = _Positions(
         number=np.repeat(np.arange(len(POSITIONS)), counts),
@@ -169,8 +177,8 @@ def vocab_rows(
         seconds=(times.forward, times.backward, times.step),
         unpriced_s=0.0,
         rows=rows,
-        valid=every.scatter(every.valid),
-        priced=every.scatter(np.ones_like(every.valid)),
+        valid=allowed & priced,
+        priced=priced,
         unmeasured=tuple(
             sorted(
                 {
@@ -282,29 +290,24 @@ def _time(
         # measured with the look-up's backward, which runs on the first stage; 0 on the only one
         rest = np.maximum(measured / rows.tensor - BACKWARD_FACTOR * shared, 0.0)
         backward = np.where(at.number == _FIRST, backward, rest)
-    messages = _communication(at, rows, model, pricing)
-    # in the order of positions, each with what it exchanges and what it shards
-    sync = gradient_messages(parameters, rows, pricing)
-    asked = [
-        m for part, own in zip(at.rows, messages, strict=True) for m in (*own, *_cut(sync, part))
-    ]
-    # both ends of a pipeline wait for the sum of tied weights
-    ends = (at.number != _ONLY).nonzero()[0]
-    stages = sorted(set(rows.stages[ends].tolist())) if model.spec.tied_embeddings else []
-    seconds = iter((yield [*asked, *_tied(stages, model, vocab, pricing)]))
+    asked = _messages(at, rows, parameters, model, vocab, pricing)
+    seconds = iter((yield [*asked.of_positions, *asked.tied]))
     tp_forward, tp_backward = nothing.copy(), nothing.copy()
     reduce, gather = nothing.copy(), nothing.copy()
     for number, part in enumerate(at.rows):
-        if messages[number]:
+        if asked.exchanged:
             _exchanged_s(number, seconds, tp_forward[part], tp_backward[part], pricing)
-        scattered, gather[part], reduced = (next(seconds) for _ in sync)
+        # those of `gradient_messages`
+        scattered, gather[part], reduced = next(seconds), next(seconds), next(seconds)
         reduce[part] = scattered + reduced
 
     tied = nothing
-    if stages:
-        by_stages = np.array([next(seconds) for _ in stages])
+    if asked.tied:
+        ends = (at.number != _ONLY).nonzero()[0]
+        by_stages = np.array(list(seconds))
+        of_stages = np.searchsorted(asked.stages, rows.stages[ends])
         tied = nothing.copy()
-        tied[ends] = by_stages[np.searchsorted(stages, rows.stages[ends]), rows.strategy[ends]]
+        tied[ends] = by_stages[of_stages, rows.strategy[ends]]
     # ZeRO-3 gathers in both passes
     gather3 = np.where(rows.zero3, gather, 0.0)
     with_gather, with_both, with_tail, with_gather3 = overlap_s(
@@ -333,6 +336,63 @@ def _time(
     )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Messages:
+    """What the rows of all positions send."""
+
+    of_positions: list[Message]
+    """In the order of positions, each with what it exchanges and what it shards."""
+    exchanged: bool
+    """Whether rows exchange anything, by `_communication`."""
+    stages: Sequence[float]
+    """Numbers of stages of which both ends share tied weights."""
+    tied: list[Message]
+    """One for each of them."""
+
+
+def _messages(
+    at: _Positions,
+    rows: Rows,
+    parameters: F64,
+    model: VocabModel,
+    vocab: Sequence[VocabStrategy],
+    pricing: Pricing,
+) -> _Messages:
+    exchanged = _communication(at, rows, model, pricing)
+    sync = gradient_messages(parameters, rows, pricing)
+    stages = []
+    # both ends of a pipeline wait for the sum of tied weights
+    if model.spec.tied_embeddings:
+        stages = sorted(set(rows.stages[at.number != _ONLY].tolist()))
+    return _Messages(
+        of_positions=[
+            message
+            for part, own in zip(at.rows, exchanged, strict=True)
+            for message in (*own, *_cut(sync, part))
+        ],
+        exchanged=any(exchanged),
+        stages=stages,
+        tied=_tied(stages, model, vocab, pricing),
+    )
+
+
+def plan_messages(
+    model: VocabModel, vocab: VocabStrategy, found: Rows, pricing: Pricing
+) -> list[Message]:
+    """Return what embedding and head of one plan send, in the order of `vocab_rows`.
+
+    found : the row of a single stage, or those of the first and the last of several.
+    """
+    number = np.array([_ONLY] if len(found.batch) == 1 else [_FIRST, _LAST], dtype=np.int64)
+    at = _Positions(
+        number=number,
+        rows=[slice(*np.searchsorted(number, (i, i + 1))) for i in range(len(POSITIONS))],
+    )
+    parameters = _measured(model, [vocab])[0][number, 0] / _STATE_BYTES_DOCUMENTED
+    asked = _messages(at, found, parameters, model, [vocab], pricing)
+    return [*asked.of_positions, *asked.tied]
+
+
 def _cut(messages: Sequence[Message], part: slice) -> list[Message]:
     return [
         Message(
@@ -354,10 +414,9 @@ def _communication(
     Cross-entropy: AR of 4*b*S bytes. None where no row has any.
     """
     # with Ulysses a rank has the whole table, and tokens of its own
-    split = ~rows.ulysses & (rows.tensor > 1.0)
-    if not split.any():
+    if not rows.megatron.any():
         return ([],) * len(POSITIONS)
-    group = np.where(split, rows.tensor_group, 0)
+    group = np.where(rows.megatron, rows.tensor_group, 0)
     sequence_parallel = pricing.options.sequence_parallel
 
     def messages(number: int, part: slice) -> Iterator[Message]:

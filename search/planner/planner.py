@@ -446,9 +446,8 @@ class Planner:
         )
 
     def _searched(self, built: _Built, solution: TableSolution) -> Searched | None:
-        """Return the plan in the rows of its search, None where these cannot tell its notes."""
-        # what is noted of a group or a message says not of which rows
-        if built.priced is None or not self._cost.groups.silent:
+        """Return the plan in the rows of its search, None where these were not kept."""
+        if built.priced is None:
             return None
         return Searched(
             priced=built.priced,

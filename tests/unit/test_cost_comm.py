@@ -167,7 +167,7 @@ def test_unknown_bandwidth_is_left_out() -> None:
     groups, notes = groups_of(toy_hardware(num_nodes=2, allreduce_bytes_per_s={(8, True): 150e9}))
     index = np.array([groups.index(16, 1), groups.index(8, 1)])
 
-    assert groups.known(index).tolist() == [False, True]
+    assert [groups.has(number) for number in index.tolist()] == [False, True]
     assert "allreduce_size_16_consec_1" in notes[0]
 
 
@@ -257,6 +257,11 @@ def test_messages_of_many_kinds_cost_what_each_alone_costs() -> None:
         )
     ]
     assert not groups.silent
+    again: list[str] = []
+    other = groups.anew(again.append)
+    assert [other.index(size, 1) for size in (4, 2, 1)] == group.tolist()
+    other.note_messages(asked)
+    assert again == notes
     for message, got in zip(asked, together, strict=True):
         alone = groups.seconds(
             message.operation, message.num_bytes, message.group, sequence=message.sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from autopar.documents.spec import load_spec
 from autopar.estimate import estimate_hardware, estimate_model
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
+from autopar.units import GIB
 from search.cost.model import CostModel
 from search.cost.pipeline import evaluate, replica_step_times
 from search.options import SearchOptions
@@ -17,13 +19,13 @@ from search.planner.planner import Planner
 from search.planner.prediction import allocation_budget, predict
 
 
-def planner(model: str = "llama2-7b") -> Planner:
+def planner(model: str = "llama2-7b", nodes: int = 1, gib: float = 80.0, **options: Any) -> Planner:
     spec = load_spec(model)
     return Planner.from_documents(
         spec,
         estimate_model(spec, "h100"),
-        estimate_hardware("h100", num_nodes=1, gpus_per_node=8),
-        SearchOptions(memory_constraint_bytes=80 * 2.0**30, time_profile_mode="batch"),
+        estimate_hardware("h100", num_nodes=nodes, gpus_per_node=8),
+        SearchOptions(memory_constraint_bytes=gib * GIB, time_profile_mode="batch", **options),
     )
 
 
@@ -142,10 +144,24 @@ def test_alternating_rank_orders_costs_more_than_either() -> None:
     assert step_s((near, far) * 16) > 1.001 * max(step_s((near,) * 32), step_s((far,) * 32))
 
 
-@pytest.mark.parametrize("batch", [16, 512])
-def test_a_searched_plan_has_the_figures_and_notes_of_one_that_is_given(batch: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "batch", "options"),
+    [
+        ("llama2-7b", 16, {}),
+        ("llama2-7b", 512, {}),
+        ("llama2-7b", 64, {"nodes": 2, "gib": 16, "sp_space": "tp+sp", "strided_tp": True}),
+        # tied weights, and a pipeline
+        ("gpt2-xl", 64, {"nodes": 4, "gib": 6, "pipeline_type": "gpipe"}),
+        # two layer types
+        ("t5-3b", 32, {"nodes": 2, "gib": 12, "sp_space": "tp+sp", "default_dp_type": "any"}),
+        ("mistral-7b", 2048, {"nodes": 2, "gib": 24, "sp_space": "tp+sp", "max_cp_deg": 4}),
+    ],
+)
+def test_a_searched_plan_has_the_figures_and_notes_of_one_that_is_given(
+    model: str, batch: int, options: dict[str, Any]
+) -> None:
     """Its rows are those of the search, or priced again: neither is seen in the answer."""
-    session = planner()
+    session = planner(model, **options)
     found = session.solve(global_batch_sizes=[batch])
     assert found.plan is not None
     # a model that has priced nothing else
