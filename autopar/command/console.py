@@ -12,11 +12,12 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from autopar.command.run import reader_left, visible
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
     import rich.console

@@ -9,7 +9,6 @@ depends on the plan, so that they may be used for plans that never ran.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +25,7 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_seconds
 

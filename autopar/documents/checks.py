@@ -12,7 +12,6 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
@@ -31,6 +30,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, c
 
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
+from autopar.records import dataclass
 
 __all__ = [
     "DOCUMENTS",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -47,6 +47,7 @@ from autopar.plausible import (
     doubtful_link,
     notes_of,
 )
+from autopar.records import dataclass
 from autopar.units import GB, MIB, MS
 
 __all__ = [

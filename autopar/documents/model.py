@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -47,6 +46,7 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB
 

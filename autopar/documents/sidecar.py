@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
@@ -28,6 +28,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 from autopar.sources import Source
 
 __all__ = [

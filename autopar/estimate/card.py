@@ -13,7 +13,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -35,6 +34,7 @@ from autopar.documents.checks import StrictObject, key_error, published, validat
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.hardware import Curve, HardwareProfile
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from autopar.records import dataclass
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,

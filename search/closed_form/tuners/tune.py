@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -20,6 +20,7 @@ from pydantic_core import core_schema
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
+from autopar.records import dataclass
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
