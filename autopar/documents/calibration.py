@@ -12,8 +12,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
-
 from autopar import __version__
 from autopar.documents.checks import (
     Quantity,
@@ -25,6 +23,7 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
+from autopar.objects import ConfigDict, Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_seconds

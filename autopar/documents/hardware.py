@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel
 
 from autopar.documents.checks import INT, PatternDocument
 from autopar.documents.curves import (
@@ -38,6 +37,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
+from autopar.objects import BaseModel
 from autopar.plausible import (
     Doubt,
     Figure,

@@ -9,8 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel
-
 from autopar.documents import catalog
 from autopar.documents.catalog import Content, locate, model_file_name
 from autopar.documents.checks import validate_document
@@ -46,6 +44,7 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.objects import BaseModel
 from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB

@@ -6,8 +6,6 @@ import pkgutil
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
-
 import autopar
 from autopar.documents.checks import (
     DOCUMENTS,
@@ -18,6 +16,7 @@ from autopar.documents.checks import (
     StrictObject,
     published,
 )
+from autopar.objects import BeforeValidator
 
 __all__ = [
     "DOCUMENTS",
@@ -313,9 +312,10 @@ class MemoryDocument(PatternDocument):
 
     def known_keys(self) -> list[str]:
         """Return one example of every processed key and the valid keys of this file."""
+        # not super(): pydantic's model of this class is below another
         keys = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
         more = [*keys, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
-        return [*super().known_keys(), *more, "other_memory_pp_on_last_sp"]
+        return [*PatternDocument.known_keys(self), *more, "other_memory_pp_on_last_sp"]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
-
 from autopar import __version__
 from autopar.documents.checks import (
     Quantity,
@@ -28,6 +26,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
+from autopar.objects import BaseModel, Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
+from autopar.objects import BaseModel
 from autopar.records import dataclass
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.documents import CHOICES, Execution
