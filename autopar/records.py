@@ -23,13 +23,11 @@ else:
     def dataclass(cls=None, /, **options):
         """Return the class, or the decorator with these options of `dataclasses.dataclass`.
 
-        A class with `slots` is another class than the one that was decorated, and a default that
-        is a `field` is no default before it is processed: both are processed at once.
+        What is seldom asked for, such as `slots`, is done at once by the standard decorator.
         """
 
         def decorate(kind):
-            own = vars(kind)
-            if not _KNOWN.issuperset(options) or any(_has_default(item) for item in own.values()):
+            if not _KNOWN.issuperset(options):
                 from dataclasses import dataclass as standard
 
                 return standard(kind, **options)
@@ -53,14 +51,23 @@ _OF_EVERY_CLASS = ("__dict__", "__weakref__")
 _LOCK = threading.RLock()
 
 
-def _has_default(value: object) -> bool:
-    """Return whether the class shows something else than this value once it is processed."""
-    # told by its name, so that dataclasses need not be imported; a factory is nobody's default
-    if type(value).__name__ != "Field" or type(value).__module__ != "dataclasses":
-        return False
-    from dataclasses import MISSING, Field
+def _described(kind: Any) -> dict[str, Field[Any]]:
+    """Return the fields that a class describes by `field`; it has their defaults from here on."""
+    # told by the name, so that dataclasses need not be imported
+    found = {
+        name: value
+        for name, value in vars(kind).items()
+        if type(value).__name__ == "Field" and type(value).__module__ == "dataclasses"
+    }
+    if found:
+        from dataclasses import MISSING
 
-    return isinstance(value, Field) and value.default is not MISSING
+        for name, value in found.items():
+            if value.default is MISSING:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, value.default)
+    return found
 
 
 def _refusals(kind: Any) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -97,6 +104,7 @@ class _Deferred:
     """A class whose attributes are still to be made."""
 
     def __init__(self, kind: Any, options: dict[str, Any]) -> None:
+        self.described = _described(kind)
         own = vars(kind)
         methods = ["__repr__"] if options.get("repr", True) else []
         if options.get("eq", True):
@@ -123,31 +131,17 @@ class _Deferred:
             found = found or vars(self._standard())
             for made in names:
                 setattr(self.kind, made, found[made])
-            if names is self.data:
-                self._without_factories(found["__dataclass_fields__"])
             self.made.update(names)
-
-    def _without_factories(self, fields: dict[str, Field[Any]]) -> None:
-        from dataclasses import Field
-
-        for name in fields:
-            if isinstance(vars(self.kind).get(name), Field):
-                delattr(self.kind, name)
 
     def _standard(self) -> Any:
         """Return a copy of the class as the standard decorator makes it."""
-        from dataclasses import MISSING, dataclass as standard
+        from dataclasses import dataclass as standard
 
         kind = self.kind
         # the decorator refuses a frozen class that has these two already
         without = {*self.data, *self.methods, *_OF_EVERY_CLASS, "__setattr__", "__delattr__"}
         written = {name: value for name, value in vars(kind).items() if name not in without}
-        if "__dataclass_fields__" in self.made:
-            # their own are in the way no more, see `_without_factories`
-            for name in vars(kind).get("__annotations__", {}):
-                field = kind.__dataclass_fields__[name]
-                if field.default_factory is not MISSING:
-                    written[name] = field
+        written |= self.described
         return standard(type(kind)(kind.__name__, kind.__bases__, written), **self.options)
 
     def _data(self) -> dict[str, Any] | None:
@@ -161,7 +155,7 @@ class _Deferred:
             return None  # it refuses to mix them
         own = vars(kind)
         annotations = own.get("__annotations__", {})
-        written = {name: own[name] for name in annotations if name in own}
+        written = {name: own[name] for name in annotations if name in own} | self.described
         # words, lest it writes a signature
         written |= {"__annotations__": annotations, "__module__": kind.__module__, "__doc__": "-"}
         # no method is made, so that nothing is compiled, and of no base

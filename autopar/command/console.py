@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import field
@@ -115,6 +114,8 @@ class Console:
         self._quiet = False
         self.width = WIDTH
         if self._on_terminal:
+            import shutil
+
             columns = shutil.get_terminal_size((WIDTH, 24)).columns
             self.width = max(min(WIDTH, columns), _LEAST)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
@@ -324,6 +323,8 @@ class MemoryDocument(PatternDocument):
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON Schema (2020-12) of every document by its role, wherever it is defined."""
+    import pkgutil
+
     # a module that is imported has made its documents known
     for module in pkgutil.walk_packages(autopar.__path__, "autopar."):
         import_module(module.name)
