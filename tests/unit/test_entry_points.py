@@ -92,7 +92,7 @@ EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1
             ["calculon", *EXECUTION],
             (
                 *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic"),
-                *("pydantic_core", "search.cost", "search.planner.planner"),
+                *("pydantic_core", "search.cost", "search.planner.planner", "logging"),
             ),
         ),
     ],
