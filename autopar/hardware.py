@@ -7,13 +7,14 @@ collective times) meet here as one typed document; `documents.hardware` reads an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.statistics import rising_fit
 from autopar.units import format_message

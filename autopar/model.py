@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from autopar.errors import InputError
+from autopar.records import dataclass
 from autopar.sources import Source
 
 __all__ = [

@@ -8,11 +8,12 @@ Every rule of legality stands here once, as a function that returns its sentence
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import Literal
 
 from autopar.model import LayerSpec, ModelSpec
+from autopar.records import dataclass
 
 __all__ = [
     "LayerRun",

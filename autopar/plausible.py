@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 from autopar.errors import DocumentError
+from autopar.records import dataclass
 
 __all__ = [
     "AGAIN",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64
 from autopar.documents.sidecar import Form, Term
+from autopar.records import dataclass
 from autopar.units import format_seconds
 
 __all__ = [

@@ -15,7 +15,7 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Literal, Self
 
 from autopar import __version__
 from autopar.errors import InputError, InstallError
+from autopar.records import dataclass
 from profiler.hardware.options import HardwareOptions
 
 __all__ = [

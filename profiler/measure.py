@@ -11,7 +11,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from autopar.command.run import say
 from autopar.errors import OptionError
+from autopar.records import dataclass
 from autopar.statistics import median_half_width
 from autopar.units import format_count, format_duration
 from profiler.options import MeasuringOptions

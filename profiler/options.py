@@ -6,12 +6,13 @@ What only one of them is asked stands in `hardware.options`, `model.options` and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 
 __all__ = ["FILES", "HOW", "SECONDS", "SIZES", "MeasuringOptions", "SizeOptions", "check_out"]
 

@@ -17,12 +17,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import AutoparError
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -7,12 +7,13 @@ is `request.InputSpec`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Literal
 
 from autopar.command.fields import option, validate
 from autopar.errors import OptionError
 from autopar.plans import PipelineType
+from autopar.records import dataclass
 from autopar.units import GIB
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from autopar.documents.catalog import (
 )
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 
 __all__ = ["Places", "find_places", "is_measured_only", "named_card"]
 

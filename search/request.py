@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from autopar.command.fields import make, option, read_values, rows_of, validate,
 from autopar.command.options import Command
 from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError
+from autopar.records import dataclass
 from autopar.units import GIB
 from search.engines.job import Engine
 from search.options import PANELS, ProfileMode, SearchOptions

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.errors import OptionError, nearest
 from autopar.plans import LayerStrategy, VocabStrategy, ZeroDefault, fewest_microbatches
+from autopar.records import dataclass
 from search.options import SearchOptions
 
 __all__ = [

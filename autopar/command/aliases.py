@@ -7,7 +7,9 @@ Options themselves are fields of the dataclasses that commands fill, read by `op
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from autopar.records import dataclass
 
 __all__ = ["ALIASES", "FAMILIES", "MANUAL", "VALUES", "Family"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from autopar.command.run import reader_left, visible
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
     import rich.console
@@ -114,6 +114,8 @@ class Console:
         self._quiet = False
         self.width = WIDTH
         if self._on_terminal:
+            import shutil
+
             columns = shutil.get_terminal_size((WIDTH, 24)).columns
             self.width = max(min(WIDTH, columns), _LEAST)
 

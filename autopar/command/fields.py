@@ -14,11 +14,12 @@ import re
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from autopar.errors import OptionError, did_you_mean
+from autopar.records import dataclass
 
 __all__ = [
     "Kind",

@@ -10,7 +10,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from autopar.command.aliases import ALIASES, FAMILIES, MANUAL, VALUES, Family
 from autopar.command.fields import Kind, Row, given_options, missing, rows_of, unknown, written
 from autopar.errors import OptionError
 from autopar.output import refuse_clashes
+from autopar.records import dataclass
 
 __all__ = ["HELP_WIDTH", "MOST_USED", "Command", "files_among", "normalise"]
 

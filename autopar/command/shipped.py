@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
+from autopar.records import dataclass
 from autopar.units import GIB
 
 __all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run"]

@@ -9,11 +9,8 @@ depends on the plan, so that they may be used for plans that never ran.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-
-from pydantic import ConfigDict, Field, model_validator
 
 from autopar import __version__
 from autopar.documents.checks import (
@@ -26,6 +23,8 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import load_object, write_json
 from autopar.errors import OptionError
+from autopar.objects import ConfigDict, Field, model_validator
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_seconds
 

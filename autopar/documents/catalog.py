@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from autopar.errors import DocumentError, InputError, nearest_words
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 
 __all__ = [
     "DEFAULT_MODEL",

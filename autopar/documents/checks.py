@@ -12,25 +12,25 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    RootModel,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
 
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
+from autopar.objects import (
+    BaseModel,
+    ConfigDict,
+    RootModel,
+    TypeAdapter,
+    model_validator,
+    refusal,
+)
+from autopar.records import dataclass
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+    from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 __all__ = [
     "DOCUMENTS",
@@ -98,7 +98,13 @@ class Quantity:
     def __get_pydantic_core_schema__(
         self, source: type[Any], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
         return core_schema.no_info_plain_validator_function(self.check)
+
+    def reader(self, inner: object) -> Callable[[object], float]:
+        """Return what reads a value, for `autopar.objects`; the annotated type adds nothing."""
+        return self.check
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -133,9 +139,20 @@ class Value:
     def __get_pydantic_core_schema__(
         self, source: type[Any], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
         if self.inside:
             return core_schema.no_info_before_validator_function(self.check, handler(source))
         return core_schema.no_info_plain_validator_function(self.check)
+
+    def reader(self, inner: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """Return what reads a value, for `autopar.objects`; None where `inner` is unknown."""
+        if not self.inside:
+            return self.check
+        if inner is None:
+            return None
+        within = inner
+        return lambda value: within(self.check(value))
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -208,7 +225,7 @@ class PatternDocument(RootModel[dict[str, Any]]):
                 raise key_error(_unknown_key(key, self.known_keys()), key)
             try:
                 checked[key] = rule.adapter.validate_python(value)
-            except ValidationError as error:
+            except refusal() as error:
                 problem, location = _first(error)
                 raise key_error(problem, key, *location) from None
         self.root = checked
@@ -310,7 +327,7 @@ def validate_document(
     """Return the validated document, or raise a DocumentError that names key, value and remedy."""
     try:
         return kind.model_validate(data)
-    except ValidationError as error:
+    except refusal() as error:
         details = error.errors(include_url=False)
 
     def order(detail: ErrorDetails) -> tuple[bool, bool]:
@@ -373,7 +390,7 @@ def document_errors(
         try:
             kind.model_validate(rest)
             details = []
-        except ValidationError as error:
+        except refusal() as error:
             details = error.errors(include_url=False)
         new = [detail for detail in details if detail["loc"] not in found]
         for detail in new:
@@ -404,6 +421,8 @@ def _take_out(data: Any, location: tuple[str | int, ...]) -> None:
 
 
 def _problem(text: str) -> PydanticCustomError:
+    from pydantic_core import PydanticCustomError
+
     # braces would be taken for placeholders of the message template
     return PydanticCustomError("document", "{text}", {"text": text})
 
@@ -415,8 +434,10 @@ def _unknown_key(key: str, known: list[str]) -> str:
 
 def key_error(problem: str, *location: str | int) -> ValidationError:
     """Return the error of one key, to be raised inside a validator."""
+    from pydantic_core import InitErrorDetails
+
     detail = InitErrorDetails(type=_problem(problem), loc=location, input=None)
-    return ValidationError.from_exception_data("document", [detail])
+    return refusal().from_exception_data("document", [detail])
 
 
 def _misspelt(kind: type[BaseModel], detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:

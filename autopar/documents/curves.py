@@ -7,7 +7,7 @@ and a folder may hold files of two runs. Files themselves are read in `hardware`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import GB, MIB, MS
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel
 
 from autopar.documents.checks import INT, PatternDocument
 from autopar.documents.curves import (
@@ -38,6 +37,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
+from autopar.objects import BaseModel
 from autopar.plausible import (
     Doubt,
     Figure,
@@ -47,6 +47,7 @@ from autopar.plausible import (
     doubtful_link,
     notes_of,
 )
+from autopar.records import dataclass
 from autopar.units import GB, MIB, MS
 
 __all__ = [

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import DocumentError
 from autopar.output import write_text
+from autopar.records import dataclass
 
 __all__ = ["JsonDocument", "load_object", "shorten", "write_json"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from autopar.model import (
     parameter_count,
 )
 from autopar.plausible import Doubt, Figure, Law, doubtful_parameters, doubtful_table, notes_of
+from autopar.records import dataclass
 from autopar.units import MIB
 
 __all__ = [

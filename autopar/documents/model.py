@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-from pydantic import BaseModel
 
 from autopar.documents import catalog
 from autopar.documents.catalog import Content, locate, model_file_name
@@ -47,6 +44,8 @@ from autopar.documents.times import (
 )
 from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
+from autopar.objects import BaseModel
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB
 

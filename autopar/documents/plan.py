@@ -15,15 +15,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from autopar.documents.catalog import hardware_names, model_names
 from autopar.documents.checks import (
@@ -37,8 +29,12 @@ from autopar.documents.checks import (
 from autopar.documents.json import load_object
 from autopar.documents.strategy import Strategy, parse_strategy, strategy_document
 from autopar.errors import DocumentError
+from autopar.objects import BaseModel, ConfigDict, Field, model_serializer
 from autopar.output import write_text
 from autopar.plans import Plan, Prediction, StagePrediction
+
+if TYPE_CHECKING:
+    from pydantic import SerializerFunctionWrapHandler
 
 __all__ = [
     "PLAN_FILE_FORMAT",

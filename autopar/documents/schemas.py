@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
-
-from pydantic import BeforeValidator
 
 import autopar
 from autopar.documents.checks import (
@@ -18,6 +15,7 @@ from autopar.documents.checks import (
     StrictObject,
     published,
 )
+from autopar.objects import BeforeValidator
 
 __all__ = [
     "DOCUMENTS",
@@ -313,9 +311,10 @@ class MemoryDocument(PatternDocument):
 
     def known_keys(self) -> list[str]:
         """Return one example of every processed key and the valid keys of this file."""
+        # not super(): pydantic's model of this class is below another
         keys = ("layertype_0", "other_memory_pp_off", "other_memory_pp_on_first")
         more = [*keys, "other_memory_pp_on_last", "other_memory_pp_on_first_sp"]
-        return [*super().known_keys(), *more, "other_memory_pp_on_last_sp"]
+        return [*PatternDocument.known_keys(self), *more, "other_memory_pp_on_last_sp"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -324,6 +323,8 @@ class MemoryDocument(PatternDocument):
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON Schema (2020-12) of every document by its role, wherever it is defined."""
+    import pkgutil
+
     # a module that is imported has made its documents known
     for module in pkgutil.walk_packages(autopar.__path__, "autopar."):
         import_module(module.name)

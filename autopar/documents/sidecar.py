@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, Self, TypeVar
-
-from pydantic import BaseModel, Field, model_validator
 
 from autopar import __version__
 from autopar.documents.checks import (
@@ -28,6 +26,8 @@ from autopar.documents.checks import (
 from autopar.documents.json import JsonDocument, load_object, shorten, write_json
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec
+from autopar.objects import BaseModel, Field, model_validator
+from autopar.records import dataclass
 from autopar.sources import Source
 
 __all__ = [

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
-
 from autopar.documents import catalog
 from autopar.documents.checks import (
     FLAG,
@@ -27,6 +25,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import load_object, shorten, write_json
 from autopar.errors import DocumentError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
+from autopar.objects import AliasChoices, BaseModel, ConfigDict, Field, create_model
 from autopar.units import format_count
 
 __all__ = [

@@ -11,23 +11,24 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    PlainValidator,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from autopar.documents.checks import Value, key_error, validate_document
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, nearest
+from autopar.objects import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from autopar.plans import LayerStrategy, PipelineType, Plan, VocabStrategy, ZeroDefault
 from autopar.units import format_count
+
+if TYPE_CHECKING:
+    from pydantic import ValidationInfo
 
 __all__ = [
     "Strategy",

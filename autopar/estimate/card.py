@@ -12,31 +12,25 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import (
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
-from pydantic.fields import FieldInfo
-from pydantic_core import core_schema
 
 from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
 from autopar.hardware import Curve, HardwareProfile
+from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MIB
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ModelWrapValidatorHandler
+    from pydantic_core import core_schema
 
 __all__ = [
     "FORMAT",
@@ -188,8 +182,14 @@ class _Range:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
         # plain: an entry is an object, and pydantic's own check would expect a bare number
         return core_schema.no_info_plain_validator_function(self.read)
+
+    def reader(self, inner: object) -> Callable[[object], float]:
+        """Return what reads an entry, for `autopar.objects`."""
+        return self.read
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -247,7 +247,7 @@ class _Part(StrictObject):
             raise key_error(f"the value is {shorten(data)}, expected {cls.shape()}")
         try:
             return read(data)
-        except ValidationError as error:
+        except refusal() as error:
             detail = error.errors(include_url=False)[0]
             # only of a missing key pydantic cannot say what was expected
             if detail["type"] != "missing":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import visible
 from autopar.errors import OptionError
+from autopar.records import dataclass
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
 

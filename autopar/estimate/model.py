@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +26,7 @@ from autopar.model import (
 )
 from autopar.plans import tensor_degrees
 from autopar.plausible import doubtful_rate, notes_of
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MS
 

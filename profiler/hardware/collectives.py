@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autopar.hardware import OPERATIONS
+from autopar.records import dataclass
 from profiler.hardware.options import Group
 
 if TYPE_CHECKING:

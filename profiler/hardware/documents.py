@@ -7,10 +7,8 @@ sidecar, and two runs with the same samples write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.documents.schemas import (
@@ -22,6 +20,8 @@ from autopar.documents.schemas import (
 from autopar.documents.sidecar import CurveData, DocumentKind, Measurement, Run
 from autopar.errors import DocumentError
 from autopar.hardware import OPERATIONS
+from autopar.objects import BaseModel
+from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, summarize
 from autopar.units import GB, MIB, MS, format_count, format_exact_size
 from profiler.hardware.options import Cluster, HardwareOptions

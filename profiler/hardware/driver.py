@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.sidecar import Measurement, Straggler
+from autopar.records import dataclass
 from autopar.units import format_bytes
 from profiler.hardware.collectives import COLLECTIVES, Buffers, Collective, Member
 from profiler.hardware.options import Cell, Group, Round

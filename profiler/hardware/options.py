@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.documents.catalog import HARDWARE_FOLDER
 from autopar.documents.json import shorten
 from autopar.errors import OptionError, did_you_mean
+from autopar.records import dataclass
 from autopar.units import GIB, KIB, MIB
 from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
 

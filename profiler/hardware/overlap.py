@@ -14,9 +14,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any, Protocol
+
+from autopar.records import dataclass
 
 __all__ = [
     "LEAST_SHARED",

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from autopar.command.run import say, visible
 from autopar.documents.sidecar import Measurement
 from autopar.errors import AutoparError
 from autopar.hardware import OPERATIONS
+from autopar.records import dataclass
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_exact_size, format_seconds
 from profiler.environment import run_metadata

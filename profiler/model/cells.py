@@ -7,12 +7,13 @@ which of several runs measured it, so a key never changes its meaning.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from autopar.documents.sidecar import ModelMeasurement, Part, TensorKind
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 from autopar.units import format_count
 from profiler.model.layers.sharding import Checkpoint, Sharding
 from profiler.model.options import ModelOptions

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from autopar.documents.sidecar import TensorKind
 from autopar.model import LayerSpec, ModelSpec
+from autopar.records import dataclass
 from profiler.measure import torch_dtype
 from profiler.model.layers.blocks import build_layer, layer_inputs
 from profiler.model.layers.parallel import sole_group

@@ -7,7 +7,7 @@ the same bytes.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from statistics import median
 from typing import Any, Literal, get_args
@@ -36,6 +36,7 @@ from autopar.model import (
     OtherTime,
     TimePoint,
 )
+from autopar.records import dataclass
 from autopar.statistics import (
     BAD_FIT,
     INTERVAL,

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from autopar.documents.sidecar import ModelMeasurement
 from autopar.errors import AutoparError
 from autopar.estimate.model import activation_bytes
 from autopar.model import LayerSpec, ModelSpec, padded_vocab_size, parameter_count
+from autopar.records import dataclass
 from autopar.units import format_bytes
 from profiler.measure import Policy, Timer, out_of_memory, policy_of, torch_dtype
 from profiler.model.cells import ModelCell, seqs_text, with_seq_lengths

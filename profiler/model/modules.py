@@ -10,10 +10,10 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.errors import AutoparError, InputError, InstallError
+from autopar.records import dataclass
 from profiler.measure import out_of_memory
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.estimate.model import VOCAB_DEGREES
 from autopar.model import ModelSpec
 from autopar.plans import tensor_degrees
+from autopar.records import dataclass
 from profiler.environment import Metadata, require_torch
 from profiler.model.cells import ModelCell, plan_cells
 from profiler.model.documents import derive_memory

@@ -9,7 +9,7 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import InputError, OptionError, nearest
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import tensor_degrees
+from autopar.records import dataclass
 from profiler.model.layers.sharding import Sharding
 from profiler.model.modules import (
     Built,

@@ -12,13 +12,14 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.records import dataclass
 from profiler.measure import (
     Policy,
     Timer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, violations
+from autopar.records import dataclass
 from profiler.plan.job import PlanJob
 
 __all__ = [

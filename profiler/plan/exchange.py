@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -23,6 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import InputError
+from autopar.records import dataclass
 from profiler.model.layers.blocks import Norm
 from profiler.plan.arithmetic import Axes, Cube, Layout, stream_lengths
 from profiler.plan.job import PlanJob

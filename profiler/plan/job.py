@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +17,7 @@ from autopar.documents.json import shorten
 from autopar.errors import OptionError
 from autopar.model import ModelSpec
 from autopar.plans import Plan
+from autopar.records import dataclass
 from profiler.options import SECONDS, SIZES, SizeOptions
 
 if TYPE_CHECKING:

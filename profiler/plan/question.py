@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.errors import DocumentError, InputError, OptionError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
+from autopar.records import dataclass
 from profiler.options import SizeOptions
 from profiler.plan.job import GlobalOptions, Mode, PlanJob, PlanOptions, Precision
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -43,6 +42,7 @@ from autopar.documents.times import (
 from autopar.errors import DocumentError
 from autopar.hardware import HardwareProfile
 from autopar.plausible import Doubt
+from autopar.records import dataclass
 from autopar.statistics import relative_spread, summarize
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.environment import comparable

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values, rows_of, validate
 from autopar.command.options import Command
 from autopar.errors import InputError, OptionError
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.hardware import BandwidthUnit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from autopar.command.show import (
 )
 from autopar.errors import InputError, OptionError
 from autopar.hardware import OPERATIONS
+from autopar.records import dataclass
 from autopar.units import GB, format_seconds, format_size
 from profiler.show.read import (
     Folder,

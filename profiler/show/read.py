@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -34,6 +33,7 @@ from autopar.documents.sidecar import (
 )
 from autopar.errors import AutoparError, DocumentError, InputError
 from autopar.hardware import OPERATIONS
+from autopar.records import dataclass
 from autopar.statistics import (
     Summary,
     latency_bandwidth_fit,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from autopar.documents.calibration import (
     CalibrationDocument,
     write_calibration,
 )
+from autopar.records import dataclass
 from autopar.statistics import nonnegative_fit
 from profiler.verify.compare import Comparison, interval_of, read_priced, resampled_s
 from profiler.verify.folder import Folder

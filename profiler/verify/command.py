@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from autopar.documents.spec import load_spec
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, OptionError
 from autopar.model import ModelSpec
+from autopar.records import dataclass
 from autopar.units import MIB, format_count, format_seconds
 from profiler.verify.calibrate import FEWEST, Calibrated, Subject, calibrate, calibration_document
 from profiler.verify.compare import (

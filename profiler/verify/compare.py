@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from autopar.arrays import F64
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import PlanDocument, StageEntry
 from autopar.errors import DocumentError
+from autopar.records import dataclass
 
 __all__ = [
     "NUM_RESAMPLES",

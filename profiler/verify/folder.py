@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -29,6 +28,7 @@ from autopar.documents import catalog
 from autopar.documents.hardware import read_hardware_dir
 from autopar.documents.json import load_object, write_json
 from autopar.errors import AutoparError, InstallError, OptionError
+from autopar.records import dataclass
 from autopar.sources import Source
 
 __all__ = [

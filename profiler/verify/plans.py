@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from autopar.documents.json import load_object, write_json
 from autopar.documents.plan import PlanDocument, read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.plans import LayerStrategy, Plan
+from autopar.records import dataclass
 from profiler.verify.compare import read_priced
 from profiler.verify.folder import Command, CommandError, Device, Folder, VerifyOptions
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +25,7 @@ from autopar.model import (
     padded_vocab_size,
     parameter_count,
 )
+from autopar.records import dataclass
 from autopar.units import GIB
 from search.closed_form.calculon.documents import Application, Execution, System as CalculonSystem
 from search.closed_form.tensor2d.documents import Model, System as Tensor2dSystem

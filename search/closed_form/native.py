@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.json import shorten
 from autopar.errors import InputError, nearest
+from autopar.records import dataclass
 from search.planner.core import core
 
 __all__ = [

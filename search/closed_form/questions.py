@@ -12,17 +12,18 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from autopar.documents.checks import validate_document
 from autopar.errors import OptionError, nearest
+from autopar.objects import BaseModel
+from autopar.records import dataclass
 from search.closed_form import MOST_SEARCHES, calculon, tensor2d
 from search.closed_form.calculon.documents import CHOICES, Execution
 from search.closed_form.calculon.engine import open_model, statistic_names

@@ -9,10 +9,10 @@ and its formula for activations. Nothing here or in the shipped system was fitte
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from autopar.records import dataclass
 from autopar.units import GIB
 from search.closed_form.calculon import Application, Execution, System, evaluate
 

@@ -6,7 +6,6 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +14,7 @@ from autopar.command.options import Command
 from autopar.command.run import visible
 from autopar.errors import InfeasibleExecution, OptionError
 from autopar.output import refuse_clashes
+from autopar.records import dataclass
 from search.commands.app import Model, leave, refuse_nonsense, run_model, write_answer, write_object
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopar.command.fields import option
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import OptionError
+from autopar.records import dataclass
 from search.commands.app import leave, working
 from search.options import PANELS
 from search.request import FILLS, build_request, changed_inputs, stored_request

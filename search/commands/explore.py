@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.errors import InfeasibleError, OptionError
 from autopar.output import refuse_clashes
+from autopar.records import dataclass
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, leave, run_model, write_answer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from autopar.command.options import Command
 from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_item, print_plain
 from autopar.errors import OptionError, UnsupportedError
+from autopar.records import dataclass
 from autopar.units import format_seconds
 from search.commands.app import emit, files_read, leave, working, write_results
 from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed

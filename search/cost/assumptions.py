@@ -6,13 +6,13 @@ Nothing is priced here; what is priced, and when something is noted of it, is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopar.arrays import Bool
 from autopar.hardware import HardwareProfile, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy
+from autopar.records import dataclass
 from autopar.units import GIB
 from search.cost.communication import half_allreduces
 from search.cost.fits import OTHER, PASSES, ComputeFits, OtherFits, shard_name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -17,6 +16,7 @@ import numpy as np
 from autopar.arrays import F64, I64, Bool
 from autopar.errors import InputError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
+from autopar.records import dataclass
 
 __all__ = [
     "Asking",

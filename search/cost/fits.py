@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -28,6 +27,7 @@ from autopar.model import (
     ShardedTime,
     head_dim,
 )
+from autopar.records import dataclass
 from autopar.statistics import BAD_FIT, REACH, FittedTimes, fit_times, terms_of
 from search.cost.tables import Rows
 from search.options import SearchOptions

@@ -7,7 +7,6 @@ embedding and head share the formulas of states, ZeRO transients and communicato
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from autopar.estimate.model import ShardKind, backward_bytes
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerMemory, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
+from autopar.records import dataclass
 from autopar.units import MIB
 from search.cost.tables import Pricing, Recipe, Rows
 from search.options import SearchOptions

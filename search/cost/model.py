@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from autopar.errors import InputError
 from autopar.hardware import HardwareProfile, Speed
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, layer_problems
+from autopar.records import dataclass
 from search.cost.assumptions import Assumptions, LayerModel
 from search.cost.calibrated import (
     calibrated,

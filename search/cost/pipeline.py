@@ -7,7 +7,6 @@ of `search.cost.tables`. Plain float64 and int64, so it is the yardstick for eve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.arrays import F64
 from autopar.plans import PipelineType
+from autopar.records import dataclass
 from search.cost.tables import PlanTables
 
 __all__ = [

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -45,6 +44,7 @@ from numpy.typing import NDArray
 from autopar.arrays import F64, I64, Bool
 from autopar.hardware import HardwareProfile
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
+from autopar.records import dataclass
 from search.cost.communication import Groups
 from search.options import SearchOptions
 from search.space import Table

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.model import LayerProfile, LayerSpec, head_dim
 from autopar.plans import LayerStrategy
+from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import ComputeFits

@@ -7,7 +7,6 @@ layer, the head that of the last. A single stage holds both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from autopar.arrays import F64, I64
 from autopar.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
+from autopar.records import dataclass
 from search.cost.communication import Asking, Message
 from search.cost.fits import OtherFits
 from search.cost.memory import (

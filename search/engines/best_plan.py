@@ -12,13 +12,14 @@ alternatives: the answer is the best of the parts, no bound of the engine's whol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
+from autopar.records import dataclass
 from search.engines.job import Engine, Job, Part, Space, lower_for, space_of
 from search.options import SearchOptions
 from search.planner.prediction import SearchResult

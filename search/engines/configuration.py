@@ -6,12 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from autopar.documents.json import load_object
 from autopar.errors import DocumentError
+from autopar.records import dataclass
 
 __all__ = [
     "Command",

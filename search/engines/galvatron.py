@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, model_validator
-
 from autopar.documents.checks import Value, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.documents.plan import read_strategy
 from autopar.documents.strategy import strategy_document
 from autopar.errors import DocumentError
 from autopar.model import ModelSpec, head_dim
+from autopar.objects import BaseModel, model_validator
 from autopar.plans import Plan
 from search.engines.configuration import Configuration, dump_yaml
 from search.engines.job import (

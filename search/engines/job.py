@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from autopar.command.fields import rows_of, words_of, written
 from autopar.model import ModelSpec
 from autopar.plans import Plan
+from autopar.records import dataclass
 from search.options import SearchOptions
 
 __all__ = [

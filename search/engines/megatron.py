@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autopar.errors import InputError, UnsupportedError
 from autopar.model import ModelSpec, head_dim
@@ -17,6 +17,7 @@ from autopar.plans import (
     layer_problems,
     violations,
 )
+from autopar.records import dataclass
 from search.engines.configuration import dump_yaml
 from search.engines.job import (
     EVERY_MICROBATCH,

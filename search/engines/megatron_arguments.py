@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from autopar.plans import (
     data_degree,
     layer_problems,
 )
+from autopar.records import dataclass
 from search.engines.configuration import Configuration
 from search.engines.job import Imported
 

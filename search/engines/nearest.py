@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from autopar.errors import InputError, UnsupportedError
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, data_degree, violations
+from autopar.records import dataclass
 from search.engines.job import Job, Loss, per_value
 
 __all__ = [

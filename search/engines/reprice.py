@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autopar.documents.strategy import strategy_document
 from autopar.errors import InputError, UnsupportedError
 from autopar.plans import Plan, Prediction
+from autopar.records import dataclass
 from autopar.units import GIB, format_seconds
 from search.engines.job import EXPORTERS, Job, Lower, Lowered, as_typed, lower_for
 from search.space import divisors

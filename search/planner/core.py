@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import InputError, InstallError
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from _autopar_core import Knowledge

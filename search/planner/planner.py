@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from autopar.errors import InputError, OptionError
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plans import Plan, Prediction
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes

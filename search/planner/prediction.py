@@ -9,7 +9,7 @@ file and read back gets the same figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
@@ -26,6 +26,7 @@ from autopar.plans import (
     WidestCell,
     violations,
 )
+from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes

@@ -66,7 +66,7 @@ def test_ctrl_c_while_modules_are_imported(command: str) -> None:
 
 
 UNUSED = (
-    *("rich", "typer", "torch", "yaml", "profiler", "asyncio"),
+    *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic", "pydantic_core"),
     *("autopar.estimate.card", "autopar.documents.calibration", "search.closed_form"),
 )
 """What the default question has no part in, where stdout is no terminal."""
@@ -90,7 +90,10 @@ EXECUTION = ("--application", "llama2-7b", "--system", "a100", "--execution", "1
         (
             "estimate",
             ["calculon", *EXECUTION],
-            ("rich", "typer", "torch", "yaml", "profiler", "search.cost", "search.planner.planner"),
+            (
+                *("rich", "typer", "torch", "yaml", "profiler", "asyncio", "pydantic"),
+                *("pydantic_core", "search.cost", "search.planner.planner", "logging"),
+            ),
         ),
     ],
 )

@@ -316,8 +316,7 @@ def test_planning_imports_no_torch() -> None:
 
 
 SLOWER_HELP = {
-    "autopar-export": ["pydantic"],
-    "autopar-verify": ["numpy", "pydantic"],
+    "autopar-verify": ["numpy"],
 }
 """Commands whose options stand in modules that import more."""
 

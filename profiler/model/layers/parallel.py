@@ -8,7 +8,6 @@ The column-parallel linear keeps the shard of the sequence and gathers it again 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
+from autopar.records import dataclass
 
 __all__ = [
     "ColumnParallel",

@@ -5,12 +5,12 @@ What it becomes in torch is in `parallel`; here nothing imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from autopar.documents.sidecar import TensorKind
 from autopar.errors import InputError
 from autopar.model import LayerSpec
+from autopar.records import dataclass
 
 __all__ = ["Checkpoint", "Sharding"]
 

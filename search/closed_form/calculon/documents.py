@@ -11,10 +11,9 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
 from autopar.documents.checks import StrictObject, key_error, number
 from autopar.documents.json import shorten
+from autopar.objects import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from autopar.units import GIB
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 

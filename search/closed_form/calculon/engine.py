@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from autopar.documents.checks import load_document
 from autopar.documents.json import shorten
 from autopar.errors import InfeasibleExecution, InputError
+from autopar.records import dataclass
 from autopar.units import format_magnitude
 from search.closed_form import native
 from search.closed_form.calculon.documents import (

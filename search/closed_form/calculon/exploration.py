@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from autopar.records import dataclass
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,
@@ -35,6 +35,9 @@ from search.closed_form.native import (
     check_flag,
     check_threads,
 )
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = [
     "Exploration",
@@ -267,6 +270,9 @@ def _parts(
 
     # parts that wait for `each` fill memory
     most = max(1, min(2 * threads, int(_WAITING_BYTES / (_ROW_BYTES * max(largest, 1)))))
+    # it brings logging along, which pricing one execution has no use for
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(threads) as pool:
         try:
             for rows in _ahead(pool, one, pairs, most if each is not None else 2 * threads):

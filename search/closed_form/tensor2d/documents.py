@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-
 from autopar.documents.checks import StrictObject, Value, key_error, number
+from autopar.objects import Field, model_validator
 from search.closed_form import LARGEST_RATE, LONGEST_S, SMALLEST_RATE
 
 __all__ = [

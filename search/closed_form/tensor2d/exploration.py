@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from autopar.documents.checks import load_document
 from autopar.errors import InputError
+from autopar.records import dataclass
 from search.closed_form import (
     MOST_BATCH,
     MOST_KEPT,

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import GetCoreSchemaHandler, create_model, model_validator
-from pydantic_core import core_schema
 
 from autopar.documents.checks import StrictObject, Value, key_error, validate_document
 from autopar.documents.json import load_object, shorten
 from autopar.errors import DocumentError
+from autopar.objects import create_model, model_validator
+from autopar.records import dataclass
 from search.closed_form.calculon import EXECUTION
 from search.closed_form.calculon.documents import CHOICES, Application, Execution, System
 from search.closed_form.calculon.engine import REASONS, Quirks, open_model
 from search.closed_form.calculon.exploration import PricedExecution, priced_execution
 from search.closed_form.native import GO_ON, LARGEST, Objective
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import core_schema
 
 __all__ = [
     "CHUNK",
@@ -195,7 +199,13 @@ class _Values:
     def __get_pydantic_core_schema__(
         self, source: type[Any], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
         return core_schema.no_info_plain_validator_function(self.check)
+
+    def reader(self, inner: object) -> Callable[[object], tuple[Any, ...]]:
+        """Return what reads a value, for `autopar.objects`."""
+        return self.check
 
     def check(self, written: object) -> tuple[Any, ...]:
         """Return the values, numbers in ascending order, or raise what was expected."""

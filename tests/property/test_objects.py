@@ -1,0 +1,209 @@
+"""What is read without pydantic is what pydantic reads, and what it refuses is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autopar.documents.spec as specs
+import autopar.documents.strategy as strategies
+from autopar.documents import sidecar
+from autopar.documents.checks import DOCUMENTS
+from autopar.documents.plan import PlanDocument, ResultDocument
+from autopar.documents.schemas import json_schemas
+from autopar.estimate.card import CardDocument
+from autopar.objects import refusal
+from search.closed_form.calculon.documents import Application, Execution, System
+from search.closed_form.files import calculon_system, tensor2d_system
+from search.closed_form.tensor2d.documents import CandidateFile, Model, System as Machine
+from search.engines.galvatron import _GlobalMode
+from tests.unit.documents_support import DOCUMENTS as VALID
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+json_schemas()  # imports the modules of all documents
+STRATEGY = {
+    "pp_deg": 2,
+    "tp_sizes_enc": "1,2,2,1",
+    "tp_consecutive_flags": "1,1,1,1",
+    "dp_types_enc": "0,1,1,0",
+    "world_size": 8,
+    "global_bsz": 16,
+    "chunks": 4,
+    "pp_division": "2,2",
+    "pipeline_type": "pipedream_flush",
+    "default_dp_type": "ddp",
+    "vtp": 1,
+    "embed_sdp": 0,
+}
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, 2, 3, -1, 7, 10**9, 10**400, 2**53 + 1),
+    *(0.0, 1.0, 0.5, -0.5, 1e-9, 1e300, math.nan, math.inf, -math.inf),
+    *("", "1", "x", "2048", "true", "bf16", "allreduce", "ok", "1,2"),
+    *([], [1], [1, 2], [1.0, 2.0], [None, 1.0], ["a"], [[1.0, 0.5], [0.0, 0.9]], (), (1, 2)),
+    *({}, {"1": 1.0}, {"a": None}, {"time": [1.0]}, {"value": 1.0}, {1: 2}),
+)
+KEYS = ("_comment", "unknown", "root", "1", "8192", "layertype_0", "version", "name", "checkpoint")
+
+
+def _read(path: str) -> Any:
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _documents() -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, model and content of valid documents of every kind."""
+    for role, content in VALID.items():
+        if role in DOCUMENTS:
+            yield role, DOCUMENTS[role], content
+    configs = sorted((ROOT / "models" / "llama2-7b" / "configs").glob("*.meta.json"))
+    for path in (*configs, *sorted((ROOT / "hardware_configs").glob("*_1x8/*.meta.json"))):
+        yield path.name, sidecar.Sidecar, _shortened(json.loads(path.read_text("utf-8")))
+    for path in sorted((ROOT / "hardware_configs" / "cards").glob("*.json")):
+        yield path.name, CardDocument, json.loads(path.read_text(encoding="utf-8"))
+    yield "model.json", specs.ModelDocument, _read("models/llama2-7b/model.json")
+    llama = {
+        "vocab_size": 32000,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "intermediate_size": 512,
+        "model_type": "llama",
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    }
+    yield "config.json", specs._Llama, llama
+    gpt2 = {"vocab_size": 9, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_ctx": 128}
+    yield "gpt2", specs._Gpt2, gpt2
+    yield "strategy", strategies._GalvatronFile, STRATEGY
+    paddle = {
+        "tp_size_list": "1,2",
+        "pp_size": 1,
+        "dp_size_list": "2,1",
+        "chunks": 1,
+        "pp_stage_idx_list": "0,0",
+        "global_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+    }
+    yield "paddle", strategies._PaddleFile, {k: v for k, v in paddle.items() if k != "chunks"}
+    yield "galvatron", _GlobalMode, {"pp_deg": "2", "global_tp_deg": -1, "sdp": 1}
+    entry = {"name": "tp", "bytes": 1}
+    plan = {
+        "format": "autopar-plan",
+        "version": 1,
+        "plan": STRATEGY,
+        "status": "optimal",
+        "prediction": {"stages": [{"stage": 0, "memory_bytes": entry | {"name": 2}}]},
+        "options": {"sequence_parallel": True, "zebra": 1},
+        "request": {"model": "x"},
+    }
+    yield "plan", PlanDocument, plan
+    yield (
+        "result",
+        ResultDocument,
+        {k: v for k, v in plan.items() if k not in ("format", "version")},
+    )
+    sizes = {"hidden": 64, "feedforward": 256, "seq_size": 128, "attn_heads": 4}
+    yield "application", Application, sizes | {"attn_size": 16, "num_blocks": 2, "causal": 1}
+    yield "execution", Execution, _read("hardware_configs/executions/1x8-tp8.json")
+    yield "system", System, calculon_system("a100-80gb").model_dump()
+    yield "machine", Machine, tensor2d_system("a100-80gb").model_dump()
+    yield "model", Model, {"l": 128, "e": 64, "h": 4, "depth": 2}
+    yield "candidate", CandidateFile, {"strategy": "1d", "config": {"dp": 1}, "n_gpus": 8}
+
+
+def _shortened(value: Any) -> Any:
+    """Return a document with the first items of its lists and tables: one of a kind is enough."""
+    if isinstance(value, list):
+        return [_shortened(item) for item in value[:3]]
+    if isinstance(value, dict):
+        most = 40 if "version" in value else 12
+        return {key: _shortened(item) for key, item in list(value.items())[:most]}
+    return value
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every container of a document with each of its keys."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    found: list[tuple[Any, Any]] = [(value, key) for key, _ in items]
+    return found + [place for _, item in items for place in _places(item)]
+
+
+def _damaged(content: Any, draw: random.Random) -> Any:
+    """Return a document with one to three things changed."""
+    document = copy.deepcopy(content)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        places = _places(document)
+        if not places:
+            return draw.choice(ODD)
+        container, key = draw.choice(places)
+        change = draw.randrange(5)
+        if change == 0 and isinstance(container, dict):
+            del container[key]
+        elif change == 1 and isinstance(container, dict):
+            container[draw.choice((*KEYS, str(key)[:-1], f"{key}0"))] = copy.deepcopy(
+                draw.choice((*ODD, container[key]))
+            )
+        elif change == 2 and isinstance(container[key], int | float | list):
+            container[key] = container[key] * draw.choice((2, -1, 0))
+        else:
+            container[key] = copy.deepcopy(draw.choice(ODD))
+    return document
+
+
+def _shown(value: Any) -> Any:
+    """Return a value with its types, so that 1, 1.0 and true differ and NaN is itself."""
+    if hasattr(type(value), "model_fields"):
+        given = sorted(value.model_fields_set)
+        return type(value).__name__, given, {key: _shown(item) for key, item in vars(value).items()}
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [_shown(item) for item in value]
+    return type(value).__name__, repr(value)
+
+
+def _has_object(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_object(item) for item in value.values())
+    if isinstance(value, list):
+        return any(_has_object(item) for item in value)
+    return hasattr(type(value), "model_fields")
+
+
+ALL = list(_documents())
+
+
+@pytest.mark.parametrize(("name", "kind", "content"), ALL, ids=[name for name, _, _ in ALL])
+def test_what_is_read_at_once_is_what_pydantic_reads(name: str, kind: Any, content: Any) -> None:
+    draw = random.Random(name)
+    accepted = 0
+    for document in (content, *(_damaged(content, draw) for _ in range(400))):
+        try:
+            quick = kind._read(copy.deepcopy(document))
+        except Exception:  # whatever it is, pydantic is asked
+            continue
+        accepted += 1
+        try:
+            thorough = kind._of_theirs(kind._theirs.model_validate(copy.deepcopy(document)))
+        except refusal() as error:
+            pytest.fail(f"{error} of {document}")
+        assert _shown(quick) == _shown(thorough)
+        assert quick == thorough
+        assert _shown(quick.model_dump()) == _shown(thorough.model_dump())
+        theirs = kind._theirs.model_validate(copy.deepcopy(document))
+        # objects in its objects are ours, which it cannot write
+        if not any(_has_object(value) for value in vars(quick).values()):
+            for options in ({}, {"exclude_none": True}, {"exclude_unset": True}):
+                assert _shown(quick.model_dump(**options)) == _shown(theirs.model_dump(**options))
+    # what only pydantic can read has no quick way to be wrong
+    assert accepted or kind._readers is None
