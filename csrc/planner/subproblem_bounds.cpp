@@ -171,7 +171,8 @@ double Subproblem<D>::least_bound(double limit) {
     const bool found = compute_bounds(tried, false);
     const double bound = found ? whole_bound() : kInf;
     if (bound <= tried || tried >= limit || !limited_) return bound;
-    tried = std::min(limit, found ? bound * (1.0 + 4.0 * kBoundSlack) : tried * kNextLimit);
+    // a tick more: what costs nothing has limits of nothing
+    tried = std::min(limit, found ? bound * (1.0 + 4.0 * kBoundSlack) : tried * kNextLimit + 1.0);
   }
 }
 
