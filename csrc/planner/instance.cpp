@@ -1,6 +1,7 @@
 #include "planner/instance.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace autopar {
 namespace {
@@ -50,7 +51,7 @@ std::vector<Ticks> in_ticks(const TickScale& scale, const double* values, std::s
 }  // namespace
 
 Instance::Instance(const Tables& tables, const SearchSettings& settings)
-    : t(tables), budget(settings.budget), scale(largest_step(tables)) {
+    : like_types_(tables), t(like_types_.tables), budget(settings.budget), scale(largest_step(t)) {
   const std::size_t K = idx(t.num_types), Y = idx(t.num_layouts), N = idx(t.num_tables);
   forward = in_ticks(scale, t.forward_s, num_rows(), t.valid);
   backward = in_ticks(scale, t.backward_s, num_rows(), t.valid);
@@ -70,6 +71,55 @@ Instance::Instance(const Tables& tables, const SearchSettings& settings)
     ++count[idx(t.layer_type[l])];
   }
   find_same_layers();
+  find_fewer_microbatches();
+}
+
+// A plan takes sum + (m - 1) * slowest + tail for m micro-batches, and sum >= slowest: per
+// micro-batch that never rises with m. Its memory depends on m where GPipe keeps every micro-batch,
+// and between one and several.
+void Instance::find_fewer_microbatches() {
+  const std::size_t Q = idx(t.num_candidates);
+  fewer_.assign(Q, -1);
+  std::vector<int> order(Q);
+  std::iota(order.begin(), order.end(), 0);
+  most_ = order;
+  const auto key = [this](int q) {
+    return std::pair(t.candidate_table[q], -t.candidate_microbatches[q]);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
+  for (std::size_t i = 1; i < Q; ++i) {
+    const int more = order[i - 1], fewer = order[i];
+    const int n = t.candidate_table[fewer];
+    if (t.candidate_table[more] != n || (t.gpipe && t.table_stages[n] > 1)) continue;
+    const int m = t.candidate_microbatches[fewer];
+    if (m == 1 && t.candidate_microbatches[more] > 1) continue;
+    if (!t.gpipe && t.table_stages[n] > m) continue;  // 1F1B has no plan for it
+    fewer_[idx(more)] = fewer;
+    most_[idx(fewer)] = most_[idx(more)];
+  }
+}
+
+// Sum + tail - slowest is shared by fewer micro-batches: with several stages that is at least a
+// layer of every other stage, with one at least the tails.
+double Instance::at_least_slower(const Item& item, int fewer) const {
+  const int n = t.candidate_table[item.candidate];
+  Ticks least = kInfTicks, tails = 0;
+  for (int k = 0; k < t.num_types; ++k) {
+    if (count[idx(k)] == 0) continue;
+    Ticks least_tail = kInfTicks;
+    for (int s = 0; s < t.num_strategies; ++s) {
+      const std::size_t r = row(n, k, s);
+      if (t.valid[r] == 0 || !allowed(item, t.num_stage_rules, s)) continue;
+      least = std::min(least, forward[r] + backward[r]);
+      least_tail = std::min(least_tail, tail[r]);
+    }
+    tails += least_tail * count[idx(k)];
+  }
+  const double shared = t.table_stages[n] > 1 ? static_cast<double>(least) * (t.table_stages[n] - 1)
+                                              : static_cast<double>(tails);
+  return shared *
+         (1.0 / t.candidate_microbatches[fewer] - 1.0 / t.candidate_microbatches[item.candidate]) /
+         static_cast<double>(t.table_microbatch[n]);
 }
 
 // Layers 1 and later are compared with each other alone: the first has no layer before it.

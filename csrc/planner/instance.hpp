@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/like_types.hpp"
 #include "planner/problem.hpp"
 
 namespace autopar {
@@ -39,6 +40,8 @@ struct ItemPlan {
 };
 
 class Instance {
+  const LikeTypes like_types_;  // first: the others are made from what it leaves
+
  public:
   Instance(const Tables& tables, const SearchSettings& settings);
 
@@ -102,12 +105,26 @@ class Instance {
   Bytes needs(const Item& item, const std::vector<int>& sizes,
               const std::vector<int>& strategies) const;
 
+  // The candidate of the same table, with the same memory, that has the next fewer micro-batches;
+  // -1 when there is none. What both can do is never faster per sample with fewer of them.
+  int fewer_microbatches(int candidate) const {
+    return fewer_[static_cast<std::size_t>(candidate)];
+  }
+  // Of these, the one with the most micro-batches.
+  int most_microbatches(int candidate) const { return most_[static_cast<std::size_t>(candidate)]; }
+  // Lower bound of the ticks per sample that any plan of the item takes longer with fewer
+  // micro-batches, those of `fewer`.
+  double at_least_slower(const Item& item, int fewer) const;
+
   // Cheapest bound of T in ticks: no memory, no transitions; infinite when a type has no option.
   double simple_bound(const Item& item) const;
 
  private:
   void find_same_layers();
+  void find_fewer_microbatches();
   std::vector<std::vector<std::pair<int, int>>> same_;  // by layer: first layer, and up to how many
+  std::vector<int> fewer_;                              // by candidate
+  std::vector<int> most_;
 };
 
 // Bound of T with memory relaxed to the convex hull, at most `limit` is needed exactly: a value

@@ -175,10 +175,17 @@ class Subproblem {
   std::vector<Cost<D>> entry_, exit_;
   std::vector<std::uint8_t> exit_allowed_;  // (K, Y)
   std::vector<Cost<D>> zero_;
-  // bounds by (j, l), of stages before j on layers before l
-  std::vector<double> before_sum_, before_dual_;
-  std::vector<Bound> before_max_;
-  std::vector<Row> rows_;  // by (j, first layer)
+  // Bounds of stages before j on layers before l.
+  struct Before {
+    double sum = std::numeric_limits<double>::infinity();
+    double dual = std::numeric_limits<double>::infinity();
+    Bound largest{};
+  };
+  std::vector<double> before_sum_;          // by (j, l)
+  Before whole_;                            // of all stages on all layers
+  bool limited_ = false;                    // the last bounds leave out what exceeds their limit
+  std::size_t row_starts_;                  // first layers that make a difference
+  std::vector<std::unique_ptr<Row>> rows_;  // by (j, first layer), made when asked for
 
   const Watch* watch_ = nullptr;  // while a question is answered
   ItemPlan known_;                // the best plan met so far
@@ -218,7 +225,11 @@ class Subproblem {
   Ticks send_of(int type, int layout) const {
     return in_.send[(at(table_) * at(types_) + at(type)) * at(layouts_) + at(layout)];
   }
-  Row& row(int j, int l, int n) { return rows_[state(j, in_.same_layers(l, n))]; }
+  Row& row(int j, int l, int n) {
+    auto& found = rows_[at(j) * row_starts_ + at(in_.same_layers(l, n))];
+    if (!found) found = std::make_unique<Row>();
+    return *found;
+  }
   Cell& cell(int j, int l, int n) { return cell(row(j, l, n), j, l, n); }
   Cell& cell(Row& row, int j, int l, int n) {
     const std::size_t i = static_cast<std::size_t>(n - row.base);
@@ -247,6 +258,7 @@ class Subproblem {
       if (found.fit == Fit::kExcluded) continue;
       if (found.fit == Fit::kTooLarge) return;  // more layers need more
       if (alone_exceeds(found.bound, limit)) {
+        limited_ = true;
         // relaxed bounds only rise with more layers; refined ones need not, because the layout at
         // the exit may be forced
         if (found.known != Known::kRelaxed) continue;
@@ -279,10 +291,10 @@ class Subproblem {
     return std::max(sum + std::max(steady + largest[D - 1], largest[D]), dual + steady);
   }
   double whole_bound() const {
-    const std::size_t all = state(stages_, layers_);
-    return step(before_sum_[all], before_dual_[all], before_max_[all]) * (1.0 - kBoundSlack);
+    return step(whole_.sum, whole_.dual, whole_.largest) * (1.0 - kBoundSlack);
   }
-  bool compute_bounds(double limit);
+  bool compute_bounds(double limit, bool keep = true);
+  double least_bound(double limit);
   StageProblem<D> problem(int j, int l, int n) const;
   StepBound<D> weights_of(int j) const;
   void relax(int j);

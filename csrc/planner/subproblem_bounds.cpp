@@ -4,7 +4,10 @@
 namespace autopar {
 namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
-}
+// Of the bound without memory, and of a limit that left nothing.
+constexpr double kFirstLimit = 1.125;
+constexpr double kNextLimit = 1.5;
+}  // namespace
 
 template <int D>
 Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send_cap)
@@ -42,7 +45,8 @@ Subproblem<D>::Subproblem(const Instance& instance, const Item& item, Ticks send
   }
   zero_.assign(at(layouts_), Cost<D>{});
   stage_.resize(at(stages_));
-  rows_.resize(at(stages_) * (at(layers_) + 1));
+  row_starts_ = types_ == 1 ? 2 : at(layers_);  // see Instance::same_layers
+  rows_.resize(at(stages_) * row_starts_);
   for (int j = 0; j < stages_ && feasible_; ++j) build_stage(j);
 }
 
@@ -119,44 +123,64 @@ void Subproblem<D>::relax(int j) {
   }
 }
 
-// Fills the bounds before every (stage, layer); false when no division can be at most `limit` or
-// fit.
+// Fills the bounds before every (stage, layer), of which those of sums are kept if asked for; false
+// when no division can be at most `limit` or fit.
 template <int D>
-bool Subproblem<D>::compute_bounds(double limit) {
-  const std::size_t size = (at(stages_) + 1) * (at(layers_) + 1);
-  Bound infinite, none;
-  infinite.fill(kInf);
-  none.fill(0.0);
-  before_sum_.assign(size, kInf);
-  before_max_.assign(size, infinite);
-  before_dual_.assign(size, kInf);
-  before_dual_[state(0, 0)] = 0.0;
-  before_sum_[state(0, 0)] = 0.0;
-  before_max_[state(0, 0)] = none;
-  for (int j = 0; j < stages_; ++j)
-    for (int l = j; l <= layers_ - (stages_ - j); ++l) {
-      const std::size_t from = state(j, l);
-      if (before_sum_[from] == kInf) continue;
-      watch_->poll();
+bool Subproblem<D>::compute_bounds(double limit, bool keep) {
+  const std::size_t width = at(layers_) + 1;
+  limited_ = false;
+  Before unknown;
+  unknown.largest.fill(kInf);
+  thread_local std::vector<Before> here, next;
+  here.assign(width, unknown);
+  next.assign(width, unknown);
+  if (keep) before_sum_.assign((at(stages_) + 1) * width, kInf);
+  here[0] = Before{0.0, 0.0, {}};
+  for (int j = 0; j < stages_; ++j) {
+    const int last = layers_ - (stages_ - j);
+    std::fill(next.begin() + j + 1, next.begin() + last + 2, unknown);
+    const double sends = static_cast<double>(least_sends(j));
+    for (int l = j; l <= last; ++l) {
+      const Before& from = here[at(l)];
+      if (from.sum == kInf) continue;
+      if (keep) before_sum_[state(j, l)] = from.sum;
+      watch_->poll_rarely();
       for_each_size(j, l, limit, [&](int n, const Bound& cell) {
-        const std::size_t to = state(j + 1, l + n);
-        const double sends = static_cast<double>(least_sends(j));
-        before_sum_[to] = std::min(before_sum_[to], before_sum_[from] + sends + part_of_sum(cell));
-        before_dual_[to] = std::min(before_dual_[to], before_dual_[from] + sends + cell[D + 2]);
-        Bound largest = before_max_[from];
+        Before& to = next[at(l + n)];
+        to.sum = std::min(to.sum, from.sum + sends + part_of_sum(cell));
+        to.dual = std::min(to.dual, from.dual + sends + cell[D + 2]);
+        Bound largest = from.largest;
         raise_to(largest, cell);
-        for (std::size_t d = 0; d < D + 1; ++d)
-          before_max_[to][d] = std::min(before_max_[to][d], largest[d]);
+        for (std::size_t d = 0; d < D + 1; ++d) to.largest[d] = std::min(to.largest[d], largest[d]);
       });
     }
-  return before_sum_[state(stages_, layers_)] < kInf;
+    std::swap(here, next);
+  }
+  whole_ = here[at(layers_)];
+  if (keep) before_sum_[state(stages_, layers_)] = whole_.sum;
+  return whole_.sum < kInf;
+}
+
+// Lower bound of T, infinite when nothing is within the limit. Stages that exceed a limit by
+// themselves need no look, so low limits are tried first; what is left under one is no less than
+// under a higher one, and therefore a limit that is high enough.
+template <int D>
+double Subproblem<D>::least_bound(double limit) {
+  double tried = std::min(limit, in_.simple_bound(item_) * kFirstLimit);
+  for (;;) {
+    const bool found = compute_bounds(tried, false);
+    const double bound = found ? whole_bound() : kInf;
+    if (bound <= tried || tried >= limit || !limited_) return bound;
+    // a tick more: what costs nothing has limits of nothing
+    tried = std::min(limit, found ? bound * (1.0 + 4.0 * kBoundSlack) : tried * kNextLimit + 1.0);
+  }
 }
 
 template <int D>
 double Subproblem<D>::bound(double limit, const Watch& watch) {
   watch_ = &watch;
-  if (!feasible_ || !compute_bounds(limit)) return kInf;
-  return whole_bound();
+  watch.poll();
+  return feasible_ ? least_bound(limit) : kInf;
 }
 
 template class Subproblem<1>;

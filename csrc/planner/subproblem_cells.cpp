@@ -24,6 +24,7 @@ typename Subproblem<D>::Cell& Subproblem<D>::new_cell(Row& row, int j, int l, in
 
 template <int D>
 void Subproblem<D>::relax_cell(Cell& cell, int j, int l, int n) const {
+  watch_->poll_rarely();
   const Stage& stage = stage_[at(j)];
   thread_local std::vector<int> counts;
   counts.assign(at(types_), 0);

@@ -169,8 +169,9 @@ ItemPlan Subproblem<D>::solve(double limit, Watch& watch, std::int64_t& states) 
 // Takes back what holds for plans below the present ceiling only; bounds and points hold always.
 template <int D>
 void Subproblem<D>::forget_ceiling() {
-  for (Row& row : rows_)
-    for (Cell& cell : row.cells) {
+  std::vector<Cell> none;
+  for (auto& row : rows_)
+    for (Cell& cell : row ? row->cells : none) {
       if (cell.fit == Fit::kExcluded) {
         cell.fit = Fit::kUnknown;
       } else if (cell.details) {
@@ -194,11 +195,12 @@ bool Subproblem<D>::search(Watch& watch, std::int64_t& states) {
   watch.set_working(0.0);
   watch.poll();
   if (stages_ == 1) return solve_one_stage(watch, states);
-  if (!compute_bounds(std::min(limit_, watch.limit()))) return false;
+  const double least = least_bound(std::min(limit_, watch.limit()));
+  if (least == kInf) return false;
   // Nothing is faster than `lower_`. Plans are looked for up to a share above it: how much there is
   // to look at depends on that distance, so it starts low and is raised while nothing is found,
   // whatever the limit is.
-  lower_ = floor_ticks(whole_bound());
+  lower_ = floor_ticks(least);
   double share = kFirstShare;
   bool opening = false;
   while (lower_ < most(watch)) {

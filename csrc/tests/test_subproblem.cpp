@@ -182,10 +182,74 @@ TEST_CASE("bounds without memory are sums that can be added up by hand") {
   CHECK(bound_s({1, 0, kAllLayouts, 1}) == 2 * 12.25 + 18 + 6.25);  // strategy 1 only
   CHECK(in.simple_bound({1, 0, 0, -1}) == kInf);                    // no layout is left
   by_hand.tables.division = {3};
-  CHECK(in.simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // not so many stages
+  CHECK(instance(by_hand).simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // not so many stages
   by_hand.tables.division.clear();
   by_hand.microbatches[2] = 1;
   CHECK(in.simple_bound({2, 0, kAllLayouts, -1}) == kInf);  // 1F1B needs m >= p
+}
+
+TEST_CASE("types that are alike in everything are one, others are not") {
+  ByHand by_hand;
+  const auto like_first = [](auto& values, std::size_t width) {
+    for (std::size_t i = 0; i < values.size(); i += 2 * width)
+      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i), width,
+                  values.begin() + static_cast<std::ptrdiff_t>(i + width));
+  };
+  like_first(by_hand.forward, 2);
+  like_first(by_hand.backward, 2);
+  like_first(by_hand.tail, 2);
+  like_first(by_hand.fixed, 2);
+  like_first(by_hand.activation, 2);
+  CHECK(instance(by_hand).t.num_types == 2);  // transient bytes differ
+  like_first(by_hand.transient, 2);
+  const Instance in = instance(by_hand);
+  CHECK(in.t.num_types == 1);
+  CHECK(in.count == std::vector<int>{3});
+  CHECK(in.prefix == std::vector<int>{0, 1, 2, 3});
+  CHECK(in.forward[in.row(1, 0, 1)] == in.scale.ticks(1));
+  CHECK(in.send.size() == 4);
+  const Tables& given = by_hand.tables;  // which stays as it was
+  CHECK(given.num_types == 2);
+  CHECK(given.layer_type[2] == 1);
+  const ItemPlan plan = optimum(in, {2, 0, kAllLayouts, -1});
+  const Choice choice{2, 0, in.scale.seconds(plan.step), plan.stage_sizes, plan.strategies};
+  SearchSettings settings;
+  settings.budget = 1 << 20;
+  CHECK(planner_plans::priced(given, settings, choice).step_s == choice.step_time_s);
+  by_hand.send[1] += 1;
+  CHECK(instance(by_hand).t.num_types == 2);
+}
+
+TEST_CASE("the most micro-batches of a table stand for fewer where memory is the same") {
+  ByHand by_hand;
+  by_hand.candidate_table = {0, 0, 0};
+  by_hand.tables.candidate_table = by_hand.candidate_table.data();
+  {
+    const Instance in = instance(by_hand);  // one stage, m = 1, 2, 4
+    CHECK(in.fewer_microbatches(2) == 1);
+    CHECK(in.fewer_microbatches(1) == -1);  // a single one keeps less
+    CHECK(in.fewer_microbatches(0) == -1);
+    CHECK(in.most_microbatches(1) == 2);
+    CHECK(in.most_microbatches(0) == 0);
+    // least tails 2 * 0.25 + 0 are shared by half as many micro-batches of 4 samples
+    const Item more{2, 0, kAllLayouts, -1}, fewer{1, 0, kAllLayouts, -1};
+    const double slower = in.at_least_slower(more, 1) * in.scale.seconds(1);
+    CHECK(slower == 0.5 * (1.0 / 2 - 1.0 / 4) / 4);
+    const auto per_sample = [&](const Item& item) {
+      return in.scale.seconds(optimum(in, item).step) / static_cast<double>(in.batch(item));
+    };
+    CHECK(per_sample(fewer) >= per_sample(more) + slower);
+  }
+  std::fill(by_hand.candidate_table.begin(), by_hand.candidate_table.end(), 1);
+  {
+    const Instance in = instance(by_hand);  // two stages: 1F1B cannot have a single one
+    CHECK(in.fewer_microbatches(2) == 1);
+    CHECK(in.fewer_microbatches(1) == -1);
+    CHECK(in.at_least_slower({2, 0, kAllLayouts, -1}, 1) * in.scale.seconds(1) ==
+          1.5 * (1.0 / 2 - 1.0 / 4) / 2);
+  }
+  by_hand.tables.gpipe = true;  // keeps every micro-batch
+  CHECK(instance(by_hand).fewer_microbatches(2) == -1);
 }
 
 TEST_CASE("optima and smallest budgets of items worked out by hand") {

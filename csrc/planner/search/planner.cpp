@@ -136,6 +136,7 @@ struct Entry {
   Item item;
   double bound = 0.0;     // ticks per sample, a valid lower bound
   int level = 0;          // 0 simple, 1 relaxed, 2 exact (plan holds the optimum)
+  bool tied = false;      // the candidate of fewer micro-batches is an entry of its own
   bool settled = false;   // of its equally fast plans, the plan is the one to be reported
   bool replaced = false;  // by other entries: its bound says nothing any more
   ItemPlan plan;
@@ -257,6 +258,7 @@ class Search {
                      (settings_.uniform ? in_.t.num_strategies : 1);
     for (int q = 0; q < in_.t.num_candidates; ++q) {
       if (q % 64 == 63) monitor_.poll();
+      if (in_.most_microbatches(q) != q) continue;  // see add_fewer()
       for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
            ++s) {
         const Item item{q, kAnyVocab, kAllLayouts, s};
@@ -291,6 +293,7 @@ class Search {
     }
     if (entry.bound == kInf) return;
     entries_.push_back(std::move(entry));
+    if (entries_.back().level == 2) add_fewer(entries_.back());
   }
 
   // Takes the plans of earlier searches that fit for a start: nothing slower need be looked for.
@@ -596,6 +599,7 @@ class Search {
   // Replaces entry i by entries that leave out one of these layouts each.
   void split(std::size_t i, std::uint64_t layouts) {
     const Item item = entries_[i].item;
+    const bool tied = entries_[i].tied;
     const double bound = replace(i);
     for (int y = 0; y < in_.t.num_layouts; ++y) {
       const std::uint64_t bit = std::uint64_t{1} << y;
@@ -604,7 +608,9 @@ class Search {
       child.layouts &= ~bit;
       const std::size_t before = entries_.size();
       add(child, bound);
-      if (entries_.size() > before) enqueue(before);
+      if (entries_.size() == before) continue;
+      entries_.back().tied = tied;
+      enqueue(before);
     }
   }
 
@@ -635,10 +641,26 @@ class Search {
     } else {
       entry.level = 2;
       entry.bound = exact_bound(entry);
+      add_fewer(entry);
     }
   }
   static double exact_bound(const Entry& e) {
     return static_cast<double>(e.plan.step) / static_cast<double>(e.batch);
+  }
+
+  // An entry stands for its candidates of fewer micro-batches too, which are never faster. Only
+  // where they can be as fast is the next of them looked at by itself.
+  void add_fewer(Entry& entry) {
+    const int fewer = in_.fewer_microbatches(entry.item.candidate);
+    if (fewer < 0 || entry.tied) return;
+    const double slower = in_.at_least_slower(entry.item, fewer);
+    if (slower > entry.bound * 4.0 * kBoundSlack) return;
+    entry.tied = true;
+    Item item = entry.item;
+    item.candidate = fewer;
+    const std::size_t before = entries_.size();
+    add(item, entry.bound);
+    if (entries_.size() > before) enqueue(before);
   }
 
   void explain_infeasible() {
@@ -658,7 +680,9 @@ class Search {
     unlimited.budget = kInfBytes / 2;
     const Instance free(in_.t, unlimited);
     Bytes best = kInfBytes / 4;
+    std::vector<std::uint8_t> known(at(in_.t.num_candidates), 0);  // by that of most micro-batches
     for (int q = 0; q < in_.t.num_candidates; ++q) {
+      if (std::exchange(known[at(in_.most_microbatches(q))], 1) != 0) continue;  // as much memory
       std::vector<int> left;  // strategies of uniform plans, or -1
       for (int s = settings_.uniform ? 0 : -1; s < (settings_.uniform ? in_.t.num_strategies : 0);
            ++s) {
