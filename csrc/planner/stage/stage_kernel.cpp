@@ -153,6 +153,7 @@ class Kernel {
   std::optional<ChainBound> chain_;          // with one dimension, once it pays
   double price_ = 0.0;                       // per byte: where its search begins
   RelaxedLayers relaxed_;
+  std::array<RelaxedLayers, D + 3> relaxed_of_;  // under the present caps, by entry of the bound
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
   // The same where one of the layers needs all of a cap; empty when none can.
   std::vector<std::vector<HullPoint>> reaching_bound_[kCaps][D + 3];
@@ -412,61 +413,67 @@ class Kernel {
       std::vector<const std::vector<HullPoint>*> hulls(p_.options.size(), nullptr);
       for (const std::size_t k : lists_->used())
         hulls[k] = &hull_of(lists_->under(k, transient_cap, shared_cap), k, d);
-      relaxed_.assign(hulls);
+      relaxed_of_[d].assign(hulls);
       prefix_bound_[d].resize(idx(n_) + 1);
       for (int i = 0; i <= n_; ++i) {
         poll();
-        if (!relaxed_.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+        if (!relaxed_of_[d].breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)]))
+          return false;
       }
-      for (std::size_t cap = 0; cap < kCaps; ++cap)
-        if ((missing_at_first_ >> cap & 1U) != 0) bound_reaching(cap, d);
     }
     bool fits = true;
     auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
-    return fits && !bound_.prunes(total) &&
-           reaches(missing_at_first_, p_.base, n_, static_cast<double>(budget), total);
+    if (!fits || bound_.prunes(total)) return false;
+    // of all layers first: mostly that is enough
+    bound_reaching(n_);
+    if (!reaches(missing_at_first_, p_.base, n_, static_cast<double>(budget), total)) return false;
+    for (int i = 0; i < n_; ++i) bound_reaching(i);
+    return true;
   }
 
-  // Relaxed bounds of layers of which one needs all of a cap: its option, and the others relaxed.
-  void bound_reaching(std::size_t cap, std::size_t d) {
-    auto& bounds = reaching_bound_[cap][d];
-    bounds.resize(idx(n_) + 1);
-    if (lists_->used().size() > kFewTypes) {
-      for (int i = 0; i <= n_; ++i) {
-        const bool can =
-            std::any_of(lists_->used().begin(), lists_->used().end(), [&](std::size_t k) {
-              const auto& list = lists_->under(k, cap_[0], cap_[1]);
-              return prefix_count_[idx(i)][k] > 0 &&
-                     (cap == 0 ? list.transient : list.shared) == cap_[cap];
-            });
+  // Relaxed bounds of the layers before `i` of which one needs all of a cap that the stage does not
+  // need without them: its option, and the others relaxed.
+  void bound_reaching(int i) {
+    for (std::size_t cap = 0; cap < kCaps; ++cap) {
+      if ((missing_at_first_ >> cap & 1U) == 0) continue;
+      for (std::size_t d = 0; d < kBounds; ++d) {
+        auto& bounds = reaching_bound_[cap][d];
+        bounds.resize(idx(n_) + 1);
         bounds[idx(i)].clear();
-        if (can) bounds[idx(i)] = prefix_bound_[d][idx(i)];
+        bound_reaching(i, cap, d, bounds[idx(i)]);
       }
+    }
+  }
+
+  void bound_reaching(int i, std::size_t cap, std::size_t d, std::vector<HullPoint>& bound) {
+    std::vector<int> counts = prefix_count_[idx(i)];
+    if (lists_->used().size() > kFewTypes) {
+      const auto can = [&](std::size_t k) {
+        const auto& list = lists_->under(k, cap_[0], cap_[1]);
+        return counts[k] > 0 && (cap == 0 ? list.transient : list.shared) == cap_[cap];
+      };
+      if (std::any_of(lists_->used().begin(), lists_->used().end(), can))
+        bound = prefix_bound_[d][idx(i)];
       return;
     }
     std::vector<HullPoint> rest;
-    for (int i = 0; i <= n_; ++i) {
-      auto& bound = bounds[idx(i)];
-      bound.clear();
-      std::vector<int> counts = prefix_count_[idx(i)];
-      for (const std::size_t k : lists_->used()) {
-        if (counts[k] == 0) continue;
-        bool made = false;
-        for (const auto& o : options_[k]) {
-          if ((cap == 0 ? o.transient : o.shared) != cap_[cap]) continue;
-          poll();
-          if (!made) {
-            --counts[k];
-            made = relaxed_.breakpoints(counts, rest);
-            ++counts[k];
-          }
-          for (const HullPoint& p : rest)
-            bound.push_back(
-                {p.bytes + static_cast<double>(o.bytes), p.cost + bound_.entry(o.cost, d)});
+    for (const std::size_t k : lists_->used()) {
+      if (counts[k] == 0) continue;
+      bool made = false;
+      for (const auto& o : options_[k]) {
+        if ((cap == 0 ? o.transient : o.shared) != cap_[cap]) continue;
+        poll();
+        if (!made) {
+          --counts[k];
+          made = relaxed_of_[d].breakpoints(counts, rest);
+          ++counts[k];
         }
+        for (const HullPoint& p : rest)
+          bound.push_back(
+              {p.bytes + static_cast<double>(o.bytes), p.cost + bound_.entry(o.cost, d)});
       }
-      if (!bound.empty()) lower_hull(bound);
     }
+    if (!bound.empty()) lower_hull(bound);
   }
 
   // May a label still lead to a point, given the layers that have to need what is missing of the
