@@ -20,6 +20,7 @@
 
 #include "planner/hull.hpp"
 #include "planner/instance.hpp"
+#include "planner/stage/option_lists.hpp"
 #include "planner/stage/stage_kernel.hpp"
 
 namespace autopar {
@@ -67,7 +68,17 @@ class Subproblem {
   static constexpr std::int64_t kForAllStates = 50'000;
   static constexpr std::size_t kMostBoxes = 64;
   static constexpr int kSharpenings = 4;  // of a cell in one round
+  // A stage of so many layers takes long to refine: up to so many pairs of caps are relaxed one by
+  // one before, and a box is cut until it is no wider than this share of T.
+  static constexpr int kLongStage = 32;
+  static constexpr std::size_t kFewCaps = 64;
+  static constexpr double kWide = 1.0 / 256;
 
+  // What layers may use whose largest transient and shared needs these are, relaxed.
+  struct Capped {
+    double budget;
+    std::array<RelaxedLayers, D + 3> relaxed;  // as StepBound::Vector
+  };
   struct Stage {
     std::vector<std::vector<StageOption<D>>> options;  // by type
     std::array<RelaxedLayers, D + 3> relaxed;          // as StepBound::Vector
@@ -77,6 +88,8 @@ class Subproblem {
     Bytes base_shared = 0;
     double relaxed_budget = 0.0;
     double tail_weight = 0.0;  // see OtherStages::dual
+    bool capped = false;       // whether `under_caps` is made
+    std::vector<Capped> under_caps;
   };
   // Of a cell: as StepBound::Vector. As maxima over stages: the dimensions, with the tail raised
   // to what the second combination implies, then the first combination less the stage's part of
@@ -85,7 +98,7 @@ class Subproblem {
   // Whether a cell can be used: not even its smallest options fit (nor would more layers), or no
   // plan within the current limit uses it.
   enum class Fit : std::uint8_t { kUnknown, kFits, kTooLarge, kExcluded };
-  enum class Known : std::uint8_t { kRelaxed, kIntegral };
+  enum class Known : std::uint8_t { kRelaxed, kCapped, kIntegral };
   // Limits of the bottleneck dimensions and the tail: the largest over stages lie between them.
   using Limits = std::array<Ticks, D>;
   struct Region {
@@ -210,7 +223,7 @@ class Subproblem {
   void push(Box box);
   void cut(const Box& box, std::size_t d, Ticks top);
   void cut_below(const Box& box, const Path& path);
-  bool cut_wide(const Box& box);
+  bool cut_wide(const Box& box, double share);
   Ticks most(const Watch& watch) const;
   Ticks ceiling(double share) const;
   void forget_ceiling();
@@ -298,6 +311,8 @@ class Subproblem {
   StageProblem<D> problem(int j, int l, int n) const;
   StepBound<D> weights_of(int j) const;
   void relax(int j);
+  void make_caps(int j);
+  bool relax_under_caps(Cell& cell, int j, int l, int n);
 
   // refinement of cells
   void refine(int j, int l, int n, std::int64_t& states);
@@ -315,7 +330,7 @@ class Subproblem {
 
   // paths: division over stages under limits
   Path least_path(const Region& region, Ticks most);
-  Ticks least_sum(const Cell& cell, Ticks tail) const;
+  Ticks least_sum(int j, const Cell& cell, Ticks tail) const;
   Use least_use(Row& row, const Cell& cell, int j, int l, int n, const Region& region) const;
   const Use& use(Row& row, int j, int l, int n, const Region& region);
   bool within(const Cost<D>& cost, const Limits& limits) const {

@@ -123,6 +123,80 @@ void Subproblem<D>::relax(int j) {
   }
 }
 
+// The relaxed problems of stage j under each pair of caps that some undominated option needs; none
+// where they are many.
+template <int D>
+void Subproblem<D>::make_caps(int j) {
+  Stage& stage = stage_[at(j)];
+  stage.capped = true;
+  StageProblem<D> p;
+  p.options = stage.options;
+  p.base_transient = stage.base_transient;
+  p.base_shared = stage.base_shared;
+  OptionLists<D> lists(p, in_.count);
+  const std::vector<Bytes> transients = lists.transients(), shareds = lists.shareds();
+  if (transients.size() * shareds.size() > kFewCaps) return;
+  const StepBound<D> weights = weights_of(j);
+  for (const Bytes transient : transients)
+    for (const Bytes shared : shareds) {
+      const double budget = static_cast<double>(in_.budget - stage.base_bytes - transient - shared);
+      if (budget < 0) continue;
+      // of caps that no option needs, smaller ones leave more bytes
+      bool transient_used = transient == stage.base_transient;
+      bool shared_used = shared == stage.base_shared;
+      for (const std::size_t k : lists.used()) {
+        const auto& list = lists.under(k, transient, shared);
+        transient_used |= list.transient == transient;
+        shared_used |= list.shared == shared;
+      }
+      if (!transient_used || !shared_used) continue;
+      Capped& capped = stage.under_caps.emplace_back();
+      capped.budget = budget;
+      for (std::size_t d = 0; d < D + 3; ++d) {
+        std::vector<std::vector<HullPoint>> hulls(at(types_));
+        for (const std::size_t k : lists.used()) {
+          for (const std::int32_t o : lists.under(k, transient, shared).kept) {
+            const StageOption<D>& option = stage.options[k][at(o)];
+            hulls[k].push_back({static_cast<double>(option.bytes), weights.entry(option.cost, d)});
+          }
+          lower_hull(hulls[k]);
+        }
+        capped.relaxed[d].assign(hulls);
+      }
+    }
+}
+
+// Raises a cell's bounds to the least of what they are under each pair of caps; true when that
+// teaches something.
+template <int D>
+bool Subproblem<D>::relax_under_caps(Cell& cell, int j, int l, int n) {
+  Stage& stage = stage_[at(j)];
+  cell.known = Known::kCapped;
+  if (!stage.capped) make_caps(j);
+  if (stage.under_caps.empty()) return false;
+  std::vector<int> counts(at(types_));
+  for (int k = 0; k < types_; ++k)
+    counts[at(k)] =
+        in_.prefix[at(l + n) * at(types_) + at(k)] - in_.prefix[at(l) * at(types_) + at(k)];
+  const StepBound<D> weights = weights_of(j);
+  Bound least;
+  least.fill(kInf);
+  for (const Capped& capped : stage.under_caps)
+    for (std::size_t d = 0; d < D + 3; ++d) {
+      const double value = capped.relaxed[d].minimum(counts, capped.budget);
+      if (value >= 0) least[d] = std::min(least[d], value + weights.entry(stage.base, d));
+    }
+  bool learnt = false;
+  for (std::size_t d = 0; d < D + 3; ++d) {
+    if (least[d] == kInf) cell.fit = Fit::kTooLarge;
+    if (least[d] <= cell.bound[d]) continue;
+    learnt = true;
+    cell.bound[d] = least[d];
+    if (d < D + 2) cell.least[d] = std::max(cell.least[d], floor_ticks(least[d]));
+  }
+  return learnt;
+}
+
 // Fills the bounds before every (stage, layer), of which those of sums are kept if asked for; false
 // when no division can be at most `limit` or fit.
 template <int D>

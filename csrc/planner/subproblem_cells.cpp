@@ -1,4 +1,5 @@
 // Stage cells: relaxed bounds, integral minima, exact frontiers within what other stages leave.
+#include "planner/stage/mix_of_three.hpp"
 #include "planner/subproblem.hpp"
 
 namespace autopar {
@@ -110,7 +111,8 @@ StagePoint<D> Subproblem<D>::least_point(int j, int l, int n, const std::array<T
   StageProblem<1> scalar = scalar_problem<D>(p, weight);
   scalar.bound.incumbent = incumbent;
   if (const auto quick = quick_point<1>(scalar)) {
-    const double found = static_cast<double>(quick->cost[0]) * (1.0 + kBoundSlack) + 1.0;
+    const Ticks cheap = n < kLongStage ? quick->cost[0] : mix_of_three(scalar, quick->cost[0]);
+    const double found = static_cast<double>(cheap) * (1.0 + kBoundSlack) + 1.0;
     scalar.bound.incumbent = std::min(scalar.bound.incumbent, found);
   }
   const auto points = solve_stage_frontier<1>(scalar, states);
@@ -182,7 +184,7 @@ bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::in
                                    : point.cost[D - 1] < side->cost[D - 1]);
     if (nearer) side = &point;
   }
-  const Ticks before = least_sum(cell, tail);
+  const Ticks before = least_sum(j, cell, tail);
   if (within != nullptr && (beyond == nullptr || part_of_step(within->cost) <= before))
     return false;
   // no sum of ticks leaves 61 bits: a stage is at most 2^58 / (2 (m + 2)), see Instance
@@ -215,7 +217,7 @@ bool Subproblem<D>::sharpen(Cell& cell, int j, int l, int n, Ticks tail, std::in
   const bool fresh = std::none_of(details.met.begin(), details.met.end(),
                                   [&](const auto& met) { return met.cost == point.cost; });
   if (fresh) details.met.push_back(std::move(point));
-  return fresh || least_sum(cell, tail) > before;
+  return fresh || least_sum(j, cell, tail) > before;
 }
 
 template <int D>

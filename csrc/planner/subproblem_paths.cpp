@@ -17,11 +17,15 @@ Ticks above(const Tangent& t, Ticks tail) {
 
 // What a cell adds to the sum at least, with a tail of at most this.
 template <int D>
-Ticks Subproblem<D>::least_sum(const Cell& cell, Ticks tail) const {
+Ticks Subproblem<D>::least_sum(int j, const Cell& cell, Ticks tail) const {
   Ticks own = 0;
   for (std::size_t d = 0; d + 1 < D; ++d) own += cell.least[d];
   Ticks sum =
       std::max({own, divided_up(cell.least[D] - tail, microbatches_), cell.least[D + 1] - tail});
+  // the relaxed minimum with part of the tail
+  const double dual = cell.bound[D + 2] * (1.0 - kBoundSlack) -
+                      stage_[at(j)].tail_weight * static_cast<double>(tail);
+  if (dual > static_cast<double>(sum)) sum = static_cast<Ticks>(dual);
   if (cell.details)
     for (const Tangent& t : cell.details->tangents) sum = std::max(sum, above(t, tail));
   return sum;
@@ -40,7 +44,7 @@ typename Subproblem<D>::Use Subproblem<D>::least_use(Row& row, const Cell& cell,
     for (std::size_t d = counted(); d < D; ++d)
       if (cell.least[d] > limits[d]) return use;
     for (std::size_t d = 0; d + 1 < D; ++d) most += limits[d];
-    const Ticks sum = least_sum(cell, limits[D - 1]);
+    const Ticks sum = least_sum(j, cell, limits[D - 1]);
     if (microbatches_ == 1 || sum <= most) use.sum = sum;
     return use;
   }

@@ -117,7 +117,7 @@ Ticks Subproblem<D>::assembled_step(const Path& path, const Region& region) {
       continue;
     }
     const Cell& known = cell(j, step.layer, step.layers);
-    if (known.known == Known::kRelaxed || known.fit != Fit::kFits) return kInfTicks;
+    if (known.known < Known::kIntegral || known.fit != Fit::kFits) return kInfTicks;
     slowest.push_back(&known.details->feasible[0]);
     others.push_back(&known.details->feasible[1]);
     inside.push_back(others.back());
@@ -343,9 +343,9 @@ void Subproblem<D>::cut_below(const Box& box, const Path& path) {
 }
 
 template <int D>
-bool Subproblem<D>::cut_wide(const Box& box) {
+bool Subproblem<D>::cut_wide(const Box& box, double share) {
   std::size_t widest = D;
-  Ticks most = static_cast<Ticks>(static_cast<double>(ceiling_) * kNarrow) + 1;
+  Ticks most = static_cast<Ticks>(static_cast<double>(ceiling_) * share) + 1;
   for (std::size_t d = counted(); d < D; ++d)
     if (times(d) * (box.high[d] - box.low[d]) > most) {
       most = times(d) * (box.high[d] - box.low[d]);
@@ -360,12 +360,25 @@ bool Subproblem<D>::cut_wide(const Box& box) {
 template <int D>
 void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share, bool& opening,
                                 std::int64_t& states) {
+  // What takes long is put off: relaxed minima under each pair of caps come first, and a narrower
+  // box.
+  bool refined = false, costly = false;
+  for (int j = 0; j < stages_; ++j) {
+    const Step& step = path.steps[at(j)];
+    Cell& known = cell(j, step.layer, step.layers);
+    if (step.layers < kLongStage || known.known >= Known::kIntegral || known.fit != Fit::kFits)
+      continue;
+    costly = true;
+    if (known.known == Known::kRelaxed)
+      refined |= relax_under_caps(known, j, step.layer, step.layers);
+  }
+  if (refined) return push(box);
+  if (costly && known_.step < kInfTicks && cut_wide(box, kWide)) return;
   // integral minima first: they are cheap, and their points make a plan
-  bool refined = false;
   for (int j = 0; j < stages_; ++j) {
     const Step& step = path.steps[at(j)];
     const Cell& known = cell(j, step.layer, step.layers);
-    if (known.known != Known::kRelaxed || known.fit != Fit::kFits) continue;
+    if (known.known >= Known::kIntegral || known.fit != Fit::kFits) continue;
     if (!refined && known_.step >= kInfTicks) quick_step(path);
     refine(j, step.layer, step.layers, states);
     refined = true;
@@ -386,7 +399,7 @@ void Subproblem<D>::refine_path(const Path& path, const Box& box, double& share,
     }
   }
   if (!open_path(path, box, false, states)) {
-    if (cut_wide(box)) return;
+    if (cut_wide(box, kNarrow)) return;
     open_path(path, box, true, states);
   }
   assembled_step(path, box);

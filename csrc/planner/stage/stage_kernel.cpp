@@ -14,6 +14,10 @@ namespace autopar {
 namespace {
 
 constexpr std::int32_t kNone = -1;
+constexpr std::size_t kCaps = 2;  // of transient and of shared bytes
+// Up to so many types, layers that need all of a cap are bounded; of more, it is known that some
+// do.
+constexpr std::size_t kFewTypes = 4;
 // So many pairs of caps are simply solved one after the other; more are searched by their bounds.
 constexpr std::size_t kFewCaps = 64;
 // From so many labels on, bounds that know redistribution are worth making.
@@ -87,6 +91,7 @@ struct Label {
   std::int32_t layout = 0;
   std::int32_t exit = 0;  // layout of the last layer; with one dimension only the optimum counts,
                           // whatever its exit, and this stays 0
+  std::uint8_t missing = 0;  // of the caps, those that none of its layers needs; see Kernel
 };
 
 // Worst difference over predecessors z of redistribute(z, x) - redistribute(z, y).
@@ -148,8 +153,13 @@ class Kernel {
   std::optional<ChainBound> chain_;          // with one dimension, once it pays
   double price_ = 0.0;                       // per byte: where its search begins
   RelaxedLayers relaxed_;
+  std::array<RelaxedLayers, D + 3> relaxed_of_;  // under the present caps, by entry of the bound
   std::vector<std::vector<HullPoint>> prefix_bound_[D + 3];  // as StepBound::Vector
-  std::vector<std::vector<Label<D>>> labels_;                // by layer
+  // The same where one of the layers needs all of a cap; empty when none can.
+  std::vector<std::vector<HullPoint>> reaching_bound_[kCaps][D + 3];
+  Bytes cap_[kCaps] = {};              // present caps
+  std::uint8_t missing_at_first_ = 0;  // caps that the stage does not need without its layers
+  std::vector<std::vector<Label<D>>> labels_;  // by layer
   struct Key {
     Bytes bytes;
     Ticks cost;
@@ -297,6 +307,10 @@ class Kernel {
   void solve_with_caps(Bytes transient_cap, Bytes shared_cap) {
     const Bytes budget = p_.budget - transient_cap - shared_cap;
     if (budget < 0 || !restrict_options(transient_cap, shared_cap)) return;
+    cap_[0] = transient_cap;
+    cap_[1] = shared_cap;
+    missing_at_first_ = static_cast<std::uint8_t>((transient_cap > p_.base_transient ? 1U : 0U) |
+                                                  (shared_cap > p_.base_shared ? 2U : 0U));
     if (!prepare_bounds(budget, transient_cap, shared_cap)) return;
     const std::size_t last = idx(n_ - 1);
     labels_.resize(idx(n_));
@@ -308,9 +322,13 @@ class Kernel {
     for (std::size_t o = 0; o < final_options.size(); ++o) {
       const auto& option = final_options[o];
       if (!p_.exit_allowed[idx(option.layout)]) continue;
-      Label<D> label{option.bytes,  option.cost + p_.exit[idx(option.layout)] + p_.base,
-                     kNone,         static_cast<std::int32_t>(o),
-                     option.layout, D == 1 ? 0 : option.layout};
+      Label<D> label{option.bytes,
+                     option.cost + p_.exit[idx(option.layout)] + p_.base,
+                     kNone,
+                     static_cast<std::int32_t>(o),
+                     option.layout,
+                     D == 1 ? 0 : option.layout,
+                     still_missing(missing_at_first_, option)};
       if (n_ == 1) label.cost = label.cost + p_.entry[idx(option.layout)];
       if (admits(label, n_ - 1, budget)) created.push_back(label);
     }
@@ -362,6 +380,16 @@ class Kernel {
     return true;
   }
 
+  // A chain that needs less than the caps is found under smaller ones, which leave more bytes. So
+  // under these caps only chains count that need all of both: a label that misses one is bounded
+  // together with a layer that needs it, and dropped where no layer before it can. It may drop
+  // others all the same: what it stands for is no worse, and found under its own caps.
+  std::uint8_t still_missing(std::uint8_t missing, const StageOption<D>& option) const {
+    if (option.transient == cap_[0]) missing &= static_cast<std::uint8_t>(~1U);
+    if (option.shared == cap_[1]) missing &= static_cast<std::uint8_t>(~2U);
+    return missing;
+  }
+
   static constexpr std::size_t kBounds = D == 1 ? 1 : D + 3;  // combinations add nothing to one
 
   typename StepBound<D>::Vector bounded(const Cost<D>& cost, int first, double left,
@@ -385,16 +413,84 @@ class Kernel {
       std::vector<const std::vector<HullPoint>*> hulls(p_.options.size(), nullptr);
       for (const std::size_t k : lists_->used())
         hulls[k] = &hull_of(lists_->under(k, transient_cap, shared_cap), k, d);
-      relaxed_.assign(hulls);
+      relaxed_of_[d].assign(hulls);
       prefix_bound_[d].resize(idx(n_) + 1);
       for (int i = 0; i <= n_; ++i) {
         poll();
-        if (!relaxed_.breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)])) return false;
+        if (!relaxed_of_[d].breakpoints(prefix_count_[idx(i)], prefix_bound_[d][idx(i)]))
+          return false;
       }
     }
     bool fits = true;
-    const auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
-    return fits && !bound_.prunes(total);
+    auto total = bounded(p_.base, n_, static_cast<double>(budget), fits);
+    if (!fits || bound_.prunes(total)) return false;
+    // of all layers first: mostly that is enough
+    bound_reaching(n_);
+    if (!reaches(missing_at_first_, p_.base, n_, static_cast<double>(budget), total)) return false;
+    for (int i = 0; i < n_; ++i) bound_reaching(i);
+    return true;
+  }
+
+  // Relaxed bounds of the layers before `i` of which one needs all of a cap that the stage does not
+  // need without them: its option, and the others relaxed.
+  void bound_reaching(int i) {
+    for (std::size_t cap = 0; cap < kCaps; ++cap) {
+      if ((missing_at_first_ >> cap & 1U) == 0) continue;
+      for (std::size_t d = 0; d < kBounds; ++d) {
+        auto& bounds = reaching_bound_[cap][d];
+        bounds.resize(idx(n_) + 1);
+        bounds[idx(i)].clear();
+        bound_reaching(i, cap, d, bounds[idx(i)]);
+      }
+    }
+  }
+
+  void bound_reaching(int i, std::size_t cap, std::size_t d, std::vector<HullPoint>& bound) {
+    std::vector<int> counts = prefix_count_[idx(i)];
+    if (lists_->used().size() > kFewTypes) {
+      const auto can = [&](std::size_t k) {
+        const auto& list = lists_->under(k, cap_[0], cap_[1]);
+        return counts[k] > 0 && (cap == 0 ? list.transient : list.shared) == cap_[cap];
+      };
+      if (std::any_of(lists_->used().begin(), lists_->used().end(), can))
+        bound = prefix_bound_[d][idx(i)];
+      return;
+    }
+    std::vector<HullPoint> rest;
+    for (const std::size_t k : lists_->used()) {
+      if (counts[k] == 0) continue;
+      bool made = false;
+      for (const auto& o : options_[k]) {
+        if ((cap == 0 ? o.transient : o.shared) != cap_[cap]) continue;
+        poll();
+        if (!made) {
+          --counts[k];
+          made = relaxed_of_[d].breakpoints(counts, rest);
+          ++counts[k];
+        }
+        for (const HullPoint& p : rest)
+          bound.push_back(
+              {p.bytes + static_cast<double>(o.bytes), p.cost + bound_.entry(o.cost, d)});
+      }
+    }
+    if (!bound.empty()) lower_hull(bound);
+  }
+
+  // May a label still lead to a point, given the layers that have to need what is missing of the
+  // caps? `total` is its bound without them, and is raised.
+  bool reaches(std::uint8_t missing, const Cost<D>& cost, int first, double left,
+               typename StepBound<D>::Vector& total) const {
+    for (std::size_t cap = 0; cap < kCaps; ++cap) {
+      if ((missing >> cap & 1U) == 0) continue;
+      for (std::size_t d = 0; d < kBounds; ++d) {
+        const auto& bound = reaching_bound_[cap][d][idx(first)];
+        if (bound.empty()) return false;
+        const double rest = value_at(bound, left);
+        if (rest < 0) return false;
+        total[d] = std::max(total[d], bound_.entry(cost, d) + rest);
+      }
+    }
+    return missing == 0 || !bound_.prunes(total);
   }
 
   // May the label (whose layers are first..n-1) still lead to a point within budget and bound?
@@ -402,15 +498,16 @@ class Kernel {
     if constexpr (D == 1)
       if (bound_by_chain()) return admits_by_chain(label, first, budget);
     bool fits = true;
-    const auto total = bounded(label.cost, first, static_cast<double>(budget - label.bytes), fits);
-    return fits && !bound_.prunes(total);
+    const double left = static_cast<double>(budget - label.bytes);
+    auto total = bounded(label.cost, first, left, fits);
+    return fits && !bound_.prunes(total) && reaches(label.missing, label.cost, first, left, total);
   }
 
   // The same where the layers before are bounded together with their redistribution. The cheapest
   // ones that fit complete the label to a plan: no worse one is needed any more.
   bool admits_by_chain(const Label<D>& label, int first, Bytes budget) {
     if (label.bytes > budget) return false;
-    if (first == 0) return !prunes(static_cast<double>(label.cost[0]));
+    if (first == 0) return label.missing == 0 && !prunes(static_cast<double>(label.cost[0]));
     Ticks found = kInfTicks;
     const double rest = chain_->rest(first, label.layout, budget - label.bytes, found);
     if (found < kInfTicks) tighten(label.cost[0] + found);
@@ -449,7 +546,8 @@ class Kernel {
                        static_cast<std::int32_t>(l),
                        static_cast<std::int32_t>(o),
                        option.layout,
-                       next.exit};
+                       next.exit,
+                       still_missing(next.missing, option)};
         if (i == 0) label.cost = label.cost + p_.entry[idx(option.layout)];
         if (admits(label, i, budget)) created.push_back(label);
       }
