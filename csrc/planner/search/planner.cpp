@@ -17,8 +17,8 @@
 
 #include "planner/check.hpp"
 #include "planner/search/knowledge.hpp"
-#include "planner/subproblem.hpp"
-#include "planner/subproblem_memory.hpp"
+#include "planner/subproblem/memory.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 

@@ -1,6 +1,6 @@
 // Stage cells: relaxed bounds, integral minima, exact frontiers within what other stages leave.
 #include "planner/stage/mix_of_three.hpp"
-#include "planner/subproblem.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 template <int D>

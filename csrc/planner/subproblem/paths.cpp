@@ -1,5 +1,5 @@
 // Division over stages under limits of the slowest stage and the longest tail: a shortest path.
-#include "planner/subproblem.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 namespace {

@@ -1,6 +1,6 @@
 // Exact solution of a sub-problem: boxes of limits, cut and refined until none can hold a better
 // plan.
-#include "planner/subproblem.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 namespace {

@@ -1,5 +1,5 @@
 // Construction of a sub-problem and its lower bounds.
-#include "planner/subproblem.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 namespace {

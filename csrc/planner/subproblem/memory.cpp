@@ -1,11 +1,11 @@
 // What the stages of a sub-problem need at least, and a plan that is found from it.
-#include "planner/subproblem_memory.hpp"
+#include "planner/subproblem/memory.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <tuple>
 
-#include "planner/subproblem.hpp"
+#include "planner/subproblem/subproblem.hpp"
 
 namespace autopar {
 namespace {
