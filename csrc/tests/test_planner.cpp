@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "planner/problem.hpp"
+#include "planner/search/knowledge.hpp"
 #include "planner_dump.hpp"
 #include "planner_plans.hpp"
 
@@ -269,6 +270,39 @@ TEST_CASE("a budget of exactly what the plan needs gives the same step time") {
     CHECK(close(samples_per_s(problem->tables, found.best),
                 samples_per_s(problem->tables, problem->answer.best), 1e-12));
   }
+}
+
+TEST_CASE("what was proven at other budgets changes no answer") {
+  int reused = 0;
+  for (const auto& problem : problems()) {
+    if (!problem->answer.found) continue;
+    CAPTURE(problem->name);
+    SearchSettings fresh = problem->settings;
+    fresh.threads = 1;
+    const Bytes needs = priced(problem->tables, fresh, problem->answer.best).peak;
+    autopar::Knowledge known;
+    const Bytes start = fresh.budget;
+    for (const Bytes budget :
+         {start, needs - 1, needs - needs / 8, needs, start + start / 4, start}) {
+      CAPTURE(budget);
+      fresh.budget = budget;
+      SearchSettings again = fresh;
+      again.known = &known;
+      const Outcome wanted = search_plan(problem->tables, fresh);
+      const Outcome found = search_plan(problem->tables, again);
+      CHECK(found.status == wanted.status);
+      CHECK(found.smallest_budget == wanted.smallest_budget);
+      CHECK(found.bound_s_per_sample == wanted.bound_s_per_sample);
+      CHECK(found.best.step_time_s == wanted.best.step_time_s);
+      CHECK(found.best.strategies == wanted.best.strategies);
+      CHECK(found.best.stage_sizes == wanted.best.stage_sizes);
+      REQUIRE(found.alternatives.size() == wanted.alternatives.size());
+      for (std::size_t i = 0; i < found.alternatives.size(); ++i)
+        CHECK(found.alternatives[i].strategies == wanted.alternatives[i].strategies);
+      reused += found.opened < wanted.opened ? 1 : 0;
+    }
+  }
+  CHECK(reused >= 20);
 }
 
 TEST_CASE("out of time there is still a plan that fits, and a bound that holds") {

@@ -19,7 +19,6 @@ using namespace autopar;
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr std::uint64_t kAllLayouts = ~std::uint64_t{0};
 
 // Three layers of two types, two strategies with a layout each, two embeddings; one stage of four
 // samples (m = 1 and m = 2) and two stages of two samples (m = 4). Seconds are multiples of 1/8.
