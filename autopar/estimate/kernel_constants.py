@@ -223,6 +223,8 @@ class KernelsSection(StrictObject):
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: ShareFigure
     """Rate of a grouped GEMM per rate of a batched one of the same shape."""
+    fused_grouped_gemm: ShareFigure
+    """The same of kernels that keep an expert's whole MLP in one launch."""
     attention: dict[str, AttentionFigures]
     memory: dict[MemoryClass, ShareFigure]
     """Share of the datasheet's HBM rate by class; `elementwise` stands for what is missing."""

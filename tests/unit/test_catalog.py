@@ -14,7 +14,8 @@ from autopar.errors import InputError
 
 
 def test_cards_are_found_by_name_and_alias():
-    assert set(catalog.card_names()) == {"a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200"}
+    measured = {"a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "b300", "gb200", "gb300"}
+    assert measured < set(catalog.card_names())
     assert catalog.find_card("h100") == catalog.find_card("h100-80gb")
     assert catalog.find_card("A100").stem == "a100-80gb"
 
