@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 from autopar.documents.checks import StrictObject, key_error
@@ -207,7 +207,23 @@ AttentionFigure = Annotated[Figure, _ATTENTION]
 ShareFigure = Annotated[Figure, _SHARE]
 
 
-class AttentionFigures(StrictObject):
+class _Section(StrictObject):
+    """An object of figures; a missing one is asked for by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_all_keys(cls, data: Any) -> Any:
+        required = [key for key, field in cls.model_fields.items() if field.is_required()]
+        if not isinstance(data, dict):
+            listed = ", ".join(required)
+            raise key_error(f"the value is {shorten(data)}, expected an object of {listed}")
+        for key in required:
+            if key not in data:
+                raise key_error("this key is missing; docs/estimates.md says what it holds", key)
+        return data
+
+
+class AttentionFigures(_Section):
     """One attention kernel, whose two directions are measured apart."""
 
     forward: AttentionFigure
@@ -215,7 +231,7 @@ class AttentionFigures(StrictObject):
     """None: the kernel was measured, and is used, for inference only."""
 
 
-class KernelsSection(StrictObject):
+class KernelsSection(_Section):
     """The section `kernels` of a card."""
 
     clock: ShareFigure
