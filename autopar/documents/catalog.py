@@ -300,6 +300,10 @@ def find_configs(name: str) -> Path | None:
     return next((p.parent / "configs" for p in shipped if p.resolve() == path), None)
 
 
+_CARDS = "`autopar cards`"
+"""What lists the device cards, which are too many for a line."""
+
+
 def find_card(name: str) -> Path:
     """Return the file of a device card: an existing path, a shipped name or one of its aliases.
 
@@ -308,12 +312,15 @@ def find_card(name: str) -> Path:
     if Path(name).is_file():
         return Path(name)
     shipped = _files("hardware_configs/cards", "*.json", lambda p: p.stem)
+    if name.lower() in shipped:
+        return shipped[name.lower()]
+    # only now, since every card has to be read for them
     aliases = {alias: path for path in shipped.values() for alias in _aliases(path)}
-    found = shipped.get(name.lower()) or aliases.get(name.lower())
+    found = aliases.get(name.lower())
     if found is None:
         raise InputError(
             f"no device card {name!r}: neither a file nor a shipped card; "
-            f"{_nearest(name, {**shipped, **aliases})}"
+            f"{_nearest(name, {**shipped, **aliases}, _CARDS)}"
         )
     return found
 
@@ -328,10 +335,9 @@ def find_hardware(name: str) -> Path:
     shipped = _hardware()
     if name in shipped:
         return shipped[name]
-    cards = ", ".join(f"{card}:NxG" for card in card_names())
     raise InputError(
         f"no hardware {name!r}: neither a folder nor a shipped set; {_nearest(name, shipped)}, "
-        f"or estimate one from a card ({cards})"
+        f"or estimate one from a card, such as h100:4x8 ({_CARDS} lists them)"
     )
 
 
@@ -349,7 +355,8 @@ def find_document(folder: str, what: str, name: str) -> Path:
     found = shipped.get(name.lower()) or shipped.get(aliases.get(name.lower(), ""))
     if found is None:
         raise InputError(
-            f"no {what} {name!r}: neither a file nor a shipped {what}; {_nearest(name, shipped)}"
+            f"no {what} {name!r}: neither a file nor a shipped {what}; "
+            f"{_nearest(name, shipped, _CARDS if folder == 'cards' else '')}"
         )
     return found
 
@@ -379,9 +386,12 @@ def _aliases(path: Path) -> list[str]:
     return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str], listing: str = "") -> str:
+    """Return the nearest names, else all of them, or the command that lists many."""
     names = sorted(known)
     close = nearest_words(name.lower(), names, 0.5, most=3)
     if close:
         return f"did you mean {' or '.join(close)}"
+    if listing and names:
+        return f"{listing} lists them"
     return f"known: {', '.join(names)}" if names else "none is shipped"

@@ -22,6 +22,7 @@ from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
+from autopar.estimate.kernel_constants import KernelsSection
 from autopar.hardware import Curve, HardwareProfile
 from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
 from autopar.records import dataclass
@@ -88,6 +89,8 @@ class Card:
     inter_node: Link
     more: Mapping[str, float]
     """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
+    kernels: KernelsSection | None
+    """Constants of the times of single kernels, which a card of one's own may lack."""
     path: Path
     source: Source
 
@@ -361,6 +364,7 @@ class CardDocument(_Part):
     inter_node: _InterNode
     host: _Host | None = None
     """Only the closed forms offload to it."""
+    kernels: KernelsSection | None = None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -427,6 +431,7 @@ def read_card(document: JsonDocument) -> Card:
         intra_node=_link(card.intra_node),
         inter_node=_link(card.inter_node),
         more=dict(_more(card)),
+        kernels=card.kernels,
         path=path,
         source=Source(
             role="hardware card",
