@@ -58,16 +58,16 @@ OPERATIONS = {
     "all_to_all": "all2all",
 }
 ADAPTERS = {
-    # bytes/s of one GPU's share of the adapters, by the file's words
-    "EFA 4x100G (p4de)": 6.25e9,
-    "EFA 32x100G (p5)": 50e9,
-    "GCP a3-mega TCPXO 8x200G": 25e9,
-    "IB 8x400G": 50e9,
-    "IB CX7 8x400G": 50e9,
-    "IB-NDR400 x4": 50e9,
-    "IB-NDR400 x8": 50e9,
-    "RoCE 8x400G": 50e9,
-    "RoCE 16x100G": 25e9,
+    # Gb/s of one GPU's share of a node's adapters, by the file's words
+    "EFA 4x100G (p4de)": 50,
+    "EFA 32x100G (p5)": 400,
+    "GCP a3-mega TCPXO 8x200G": 200,
+    "IB 8x400G": 400,
+    "IB CX7 8x400G": 400,
+    "IB-NDR400 x4": 400,
+    "IB-NDR400 x8": 400,
+    "RoCE 8x400G": 400,
+    "RoCE 16x100G": 200,
 }
 RACK_GPUS = 72
 WIRE_BYTES = {"bf16": 2.0, "bfloat16": 2.0, "fp8": 1.0 + 4 / 128}
@@ -199,8 +199,9 @@ def load_network(gpu: str, adapters: str) -> Network:
     key = gpu, adapters
     if key not in _NETWORKS:
         network = load_card(CARDS[gpu]).network
-        rate = ADAPTERS.get(adapters, network.adapter_bytes_per_s)
-        _NETWORKS[key] = replace(network, adapter_bytes_per_s=rate)
+        if adapters in ADAPTERS:
+            network = replace(network, adapter_bytes_per_s=ADAPTERS[adapters] * 1e9 / 8)
+        _NETWORKS[key] = network
     return _NETWORKS[key]
 
 
