@@ -252,9 +252,10 @@ def _tree_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -
     inside, across = _rates(network, "allreduce", shape, site)
     # inside a domain the chain passes what a ring passes
     local = 2 * (shape.ranks - 1) / shape.ranks * size / (network.tree_share * inside)
-    # a domain is a leaf of one tree and inside the other: 2(k-1)/k of the tensor leaves it
-    # on average, which for two domains is half of what a ring of many ranks sends
-    remote = 2 * (shape.nodes - 1) / shape.nodes * size / across
+    # of two domains each is the root of one half: the tensor leaves each of them once. In larger
+    # trees some domain has two children and a parent, and sends as much as in a ring
+    leaving = 1.0 if shape.nodes == 2 else 2 * (shape.ranks - 1) / shape.ranks
+    remote = leaving * size / across
     slowest = np.maximum(local, remote)
     return _quickest(
         [

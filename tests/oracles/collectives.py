@@ -45,7 +45,7 @@ def seconds(
         if operation == "allreduce" and domains > 1:
             up = (most - 1) * protocol.tree_hop_s + ceil(log2(domains)) * protocol.tree_net_hop_s
             inside = 2 * size * (n - 1) / n / link / network.tree_share if most > 1 else 0.0
-            across = 2 * size * (domains - 1) / domains / (net * fewest)
+            across = (size if domains == 2 else 2 * size * (n - 1) / n) / (net * fewest)
             moving = max(inside, across) / protocol.share
             candidates.append(_pipelined(protocol.base_s + 2 * up, moving, protocol.fill_s))
     return min(candidates)
