@@ -13,8 +13,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
+from autopar.estimate.collectives import NOMINAL, Exchange, GroupShape, Network
 from autopar.estimate.kernel_constants import KernelsSection
 from autopar.hardware import Curve, HardwareProfile
 from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
@@ -87,6 +89,10 @@ class Card:
     max_gpus_per_node: int
     intra_node: Link
     inter_node: Link
+    network: Network
+    """The links with what collectives reach of them, for `estimate.collectives`."""
+    domain_gpus: int
+    """GPUs that the links of `intra_node` join: those of a node, or of a rack."""
     more: Mapping[str, float]
     """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
     kernels: KernelsSection | None
@@ -117,7 +123,9 @@ _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _PERCENT = {"percent": 0.01}
 _HUGE = 1e300
 """Far above every range; larger integers cannot be scaled."""
-_ENTRY_KEYS = ["value", "source", "basis"]
+_QUALITIES = ("measured", "derived", "nominal")
+"""On this device; from a relative of it or a fit of several; by its datasheet or its maker."""
+_ENTRY_KEYS = ["value", "source", "basis", "quality", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +160,9 @@ class _Range:
         for key in entry:
             if key not in _ENTRY_KEYS and not key.startswith("_"):  # `_...` is for people
                 near = nearest(key, _ENTRY_KEYS, 0.0)
-                # cut-off 0: of three keys the nearest is worth naming however far it is
+                # cut-off 0: of five keys the nearest is worth naming however far it is
                 raise key_error(f"this key is unknown; the nearest known key is {near!r}", key)
+        _check_quality(entry)
         if "value" not in entry:
             raise key_error(f"this key is missing, expected {self.expected}", "value")
         value = entry["value"]
@@ -208,11 +217,30 @@ class _Range:
                 "value": value | ({"description": f"In {self.unit}."} if self.unit else {}),
                 "source": {"description": "The datasheet that says so."},
                 "basis": {"description": "Why the number is assumed."},
+                "quality": {"enum": list(_QUALITIES)},
+                "spread": {
+                    "type": "number",
+                    "minimum": 0,
+                    "description": "Nine of ten values differ by at most this share.",
+                },
             },
             "patternProperties": {"^_": {"description": "A comment; ignored."}},
             "required": ["value"],
             "additionalProperties": False,
         }
+
+
+def _check_quality(entry: Mapping[str, object]) -> None:
+    """Raise ValidationError where an entry's `quality` or `spread` is none."""
+    if "quality" in entry and entry["quality"] not in _QUALITIES:
+        expected = ", ".join(_QUALITIES)
+        raise key_error(
+            f"the value is {shorten(entry['quality'])}, expected one of {expected}", "quality"
+        )
+    spread = entry.get("spread", 0.0)
+    legal = not isinstance(spread, bool) and isinstance(spread, int | float)
+    if not legal or not 0.0 <= spread <= 10.0:  # type: ignore[operator]  # a number here
+        raise key_error(f"the value is {shorten(spread)}, expected a share from 0 to 10", "spread")
 
 
 _EFFICIENCY = _Range(least=0.02, most=1.0, mistaken=_PERCENT)
@@ -330,6 +358,70 @@ class _InterNode(_Part):
     collective_sm_share: Annotated[float | None, _SHARE] = None
 
 
+_BUS_SHARE = _Range(least=0.02, most=2.0, mistaken=_PERCENT)
+"""Above 1 where a switch adds: the bus bandwidth is the one that a ring would need."""
+_FACTOR = _Range(least=0.1, most=10.0, mistaken=_PERCENT)
+_STEP = _time(0.0, 1e-2)
+_COPIES = _Range(least=0.0, most=100.0, mistaken={})
+
+
+class _Collectives(_Part):
+    """What collectives reach of the links, and what the protocols of NCCL take besides."""
+
+    domain_gpus: Annotated[int | None, _GPUS] = None
+    """GPUs that the links of a node join, where a rack's switch joins several nodes."""
+    all_reduce: Annotated[float, _BUS_SHARE]
+    """Bus bandwidth of long messages over the nominal link with 8 ranks or more in a domain."""
+    all_gather: Annotated[float, _EFFICIENCY]
+    """The same for an all-gather and a reduce-scatter."""
+    all_to_all: Annotated[float, _EFFICIENCY]
+    p2p: Annotated[float, _EFFICIENCY]
+    ring_2_ranks: Annotated[float, _EFFICIENCY]
+    """Of the shares of rings, what 2 ranks in a domain reach."""
+    ring_4_ranks: Annotated[float, _EFFICIENCY]
+    all_to_all_2_ranks: Annotated[float, _EFFICIENCY]
+    all_to_all_4_ranks: Annotated[float, _EFFICIENCY]
+    adapter: Annotated[float, _EFFICIENCY]
+    """Of the nominal adapters, what long messages reach."""
+    tree: Annotated[float, _EFFICIENCY]
+    """Of a ring's bandwidth in a domain, what a tree reaches."""
+    all_to_all_latency: Annotated[float, _FACTOR]
+    """Base and steps of an all-to-all over those of a ring."""
+    ll_share: Annotated[float, _EFFICIENCY]
+    """Of the bandwidth, what the flags of the protocol leave to data."""
+    ll_base_s: Annotated[float, _STEP]
+    ll_hop_s: Annotated[float, _STEP]
+    ll_net_hop_s: Annotated[float, _STEP]
+    ll128_share: Annotated[float, _EFFICIENCY]
+    ll128_base_s: Annotated[float, _STEP]
+    ll128_hop_s: Annotated[float, _STEP]
+    ll128_net_hop_s: Annotated[float, _STEP]
+    simple_base_s: Annotated[float, _STEP]
+    simple_hop_s: Annotated[float, _STEP]
+    simple_net_hop_s: Annotated[float, _STEP]
+    simple_fill_s: Annotated[float, _STEP]
+    """Time constant of filling the pipeline of chunks."""
+    p2p_base_s: Annotated[float, _STEP]
+    p2p_net_base_s: Annotated[float, _STEP]
+
+
+class _MoeExchange(_Part):
+    """How fast a fused dispatcher moves tokens to experts and back."""
+
+    dispatch_base_s: Annotated[float, _STEP]
+    combine_base_s: Annotated[float, _STEP]
+    dispatch_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    """What one multiprocessor copies."""
+    combine_sm_bytes_per_s: Annotated[float, _rate(1e8, 1e13)]
+    dispatch_token_s: Annotated[float, _STEP]
+    """What a copy of a token takes a multiprocessor besides its bytes."""
+    combine_token_s: Annotated[float, _STEP]
+    dispatch_own_copies: Annotated[float, _COPIES]
+    """Copies of a token besides those to the ranks of its experts."""
+    combine_own_copies: Annotated[float, _COPIES]
+    link: Annotated[float, _EFFICIENCY]
+
+
 class _Host(_Part):
     """The memory of the host, per GPU and direction."""
 
@@ -365,6 +457,10 @@ class CardDocument(_Part):
     host: _Host | None = None
     """Only the closed forms offload to it."""
     kernels: KernelsSection | None = None
+    collectives: _Collectives | None = None
+    """Without it, the efficiencies of the links and the latencies of NCCL's own tables."""
+    moe_exchange: _MoeExchange | None = None
+    """Without it, all-to-alls reach the experts."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -430,6 +526,8 @@ def read_card(document: JsonDocument) -> Card:
         max_gpus_per_node=card.intra_node.max_gpus,
         intra_node=_link(card.intra_node),
         inter_node=_link(card.inter_node),
+        network=_network(card),
+        domain_gpus=_domain_gpus(card),
         more=dict(_more(card)),
         kernels=card.kernels,
         path=path,
@@ -449,6 +547,82 @@ def _link(part: _IntraNode | _InterNode) -> Link:
         collective_efficiency=part.collective_efficiency,
         p2p_efficiency=part.p2p_efficiency,
         hop_s=part.hop_s,
+    )
+
+
+def _domain_gpus(card: CardDocument) -> int:
+    found = card.collectives
+    if found is None or found.domain_gpus is None:
+        return card.intra_node.max_gpus
+    return max(found.domain_gpus, card.intra_node.max_gpus)
+
+
+def _network(card: CardDocument) -> Network:
+    """Return the network of a card, its missing figures from the efficiencies of its links."""
+    intra, inter, found = card.intra_node, card.inter_node, card.collectives
+    if found is None:
+        return Network(
+            link_bytes_per_s=intra.bytes_per_s,
+            adapter_bytes_per_s=inter.bytes_per_s,
+            allreduce_share=intra.collective_efficiency,
+            allgather_share=intra.collective_efficiency,
+            all2all_share=intra.p2p_efficiency,
+            p2p_share=intra.p2p_efficiency,
+            adapter_share=inter.collective_efficiency,
+        )
+    # trees are NCCL's own figures: no public table has them apart
+    low, packed, simple = NOMINAL
+    protocols = (
+        replace(
+            low,
+            base_s=found.ll_base_s,
+            hop_s=found.ll_hop_s,
+            net_hop_s=found.ll_net_hop_s,
+            share=found.ll_share,
+        ),
+        replace(
+            packed,
+            base_s=found.ll128_base_s,
+            hop_s=found.ll128_hop_s,
+            net_hop_s=found.ll128_net_hop_s,
+            share=found.ll128_share,
+        ),
+        replace(
+            simple,
+            base_s=found.simple_base_s,
+            hop_s=found.simple_hop_s,
+            net_hop_s=found.simple_net_hop_s,
+            fill_s=found.simple_fill_s,
+        ),
+    )
+    return Network(
+        link_bytes_per_s=intra.bytes_per_s,
+        adapter_bytes_per_s=inter.bytes_per_s,
+        allreduce_share=found.all_reduce,
+        allgather_share=found.all_gather,
+        all2all_share=found.all_to_all,
+        p2p_share=found.p2p,
+        ring_few_ranks=(found.ring_2_ranks, found.ring_4_ranks),
+        all2all_few_ranks=(found.all_to_all_2_ranks, found.all_to_all_4_ranks),
+        adapter_share=found.adapter,
+        tree_share=found.tree,
+        all2all_latency=found.all_to_all_latency,
+        protocols=protocols,
+        p2p_base_s=found.p2p_base_s,
+        p2p_net_base_s=found.p2p_net_base_s,
+        exchange=_exchange(card.moe_exchange),
+    )
+
+
+def _exchange(found: _MoeExchange | None) -> Exchange | None:
+    if found is None:
+        return None
+    return Exchange(
+        base_s=(found.dispatch_base_s, found.combine_base_s),
+        sm_bytes_per_s=(found.dispatch_sm_bytes_per_s, found.combine_sm_bytes_per_s),
+        token_s=(found.dispatch_token_s, found.combine_token_s),
+        own_copies=(found.dispatch_own_copies, found.combine_own_copies),
+        link_share=found.link,
     )
 
 
@@ -474,16 +648,6 @@ _REFERENCE_BYTES = tuple(float(MIB << k) for k in range(4, 10))
 """Sizes over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
 _CURVE_BYTES = tuple(float(MIB << k) for k in range(11))
 """Sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
-
-
-class GroupShape(NamedTuple):
-    """How the ranks of a group lie on nodes, which they may straddle unevenly."""
-
-    ranks: int
-    fewest: int
-    """Ranks of the group on the node that has the fewest of them."""
-    most: int
-    nodes: int
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:

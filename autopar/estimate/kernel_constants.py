@@ -8,18 +8,19 @@ themselves are not here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
-
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import core_schema
 
 from autopar.documents.checks import StrictObject, key_error
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError, nearest
+from autopar.objects import model_validator
+from autopar.records import dataclass
 
 if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import core_schema
+
     from autopar.estimate.card import Card
 
 __all__ = [
@@ -122,8 +123,14 @@ class Constants:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
+        from pydantic_core import core_schema
+
         # plain: what is read is no object of the document but the figure made of it
         return core_schema.no_info_plain_validator_function(self.read)
+
+    def reader(self, inner: object) -> Callable[[object], Figure]:
+        """Return what reads an entry, for `autopar.objects`."""
+        return self.read
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
