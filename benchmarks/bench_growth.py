@@ -1,4 +1,4 @@
-"""How searches grow: depth, GPUs, batches, layer types, budgets, limits, threads, commands.
+"""How searches grow: depth, GPUs, batches, layer types, budgets, limits, commands.
 
 `python -m benchmarks.bench_growth [--before FOLDER] [--only WORD ...] [--limit S] [--rounds N]
 [--json LEDGER]`. Every case runs in a process of its own, so that its peak memory is its own and an
@@ -201,28 +201,6 @@ def _interrupt(case: Case) -> dict[str, Any]:
     return _outcome(result) | {"seconds": [max(0.0, late)], "status": "over before"}
 
 
-def _threads(case: Case) -> dict[str, Any]:
-    """Wall seconds with one thread over those with two, and the CPU seconds of both."""
-    ratios: list[float] = []
-    cpu: dict[int, list[float]] = {1: [], 2: []}
-    wall: dict[int, list[float]] = {1: [], 2: []}
-    rates = set()
-    for _ in range(3):
-        for threads in (1, 2):
-            options = {**case.options, "threads": threads}
-            planner = _planner(replace(case, options=options))()
-            at_wall, at_cpu = time.perf_counter(), time.process_time()
-            result = planner.solve(global_batch_sizes=case.batches)
-            wall[threads].append(time.perf_counter() - at_wall)
-            cpu[threads].append(time.process_time() - at_cpu)
-            rates.add(_outcome(result).get("samples_per_s"))
-        ratios.append(wall[1][-1] / wall[2][-1])
-    assert len(rates) == 1, f"{case.name}: threads change the answer: {rates}"
-    both = {f"wall_{n}_s": statistics.median(wall[n]) for n in wall}
-    both |= {f"cpu_{n}_s": statistics.median(cpu[n]) for n in cpu}
-    return _outcome(result) | both | {"seconds": ratios}
-
-
 def _command(case: Case) -> dict[str, Any]:
     """CPU seconds of a whole command, from a warm cache of byte code."""
     program = str(Path(sys.executable).parent / "autopar")
@@ -292,7 +270,6 @@ KINDS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "frontier": _frontier,
     "limit": _limit,
     "interrupt": _interrupt,
-    "threads": _threads,
     "command": _command,
     "stage": _stage,
     "dictionaries": _dictionaries,
@@ -352,7 +329,7 @@ def _asked(case: Case, checkouts: list[Path], rounds: int, limit_s: float) -> li
     return rows
 
 
-_UNITS = {"limit": "s late", "interrupt": "s late", "threads": "x faster"}
+_UNITS = {"limit": "s late", "interrupt": "s late"}
 
 
 def _value(row: dict[str, Any]) -> str:

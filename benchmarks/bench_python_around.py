@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="append the result to this file")
     arguments = parser.parse_args()
     ledger: dict[str, Any] = {"target_ms": TARGET_MS}
-    print(f"CPU time of a first search, 1 thread (target of the first line {TARGET_MS:g} ms)")
+    print(f"CPU time of a first search (target of the first line {TARGET_MS:g} ms)")
     for name, options in QUESTIONS.items():
         _, times, core = searches(options, arguments.repeats)
         ledger[name] = {"cpu_s": times.cpu_s, "wall_s": times.wall_s, "core_cpu_s": core}

@@ -20,8 +20,8 @@ class Case:
     kind: str = "first"
     """A key of `KINDS`."""
     target: float | None = None
-    """Seconds of CPU; of `limit` and `interrupt` the wall seconds beyond the limit; of `threads`
-    the factor that two are faster by; of `dictionaries` seconds for each."""
+    """Seconds of CPU; of `limit` and `interrupt` the wall seconds beyond the limit; of
+    `dictionaries` seconds for each."""
     model: str = "llama3-405b"
     cluster: tuple[int, int] = (128, 8)
     layers: int | None = None
@@ -125,14 +125,6 @@ def _named() -> Iterator[Case]:
                options={**_HUGE, "time_limit_s": 3.0})  # fmt: skip
     yield Case(name="interrupt-layers-500", kind="interrupt", layers=500, target=1.0)
     yield Case(name="interrupt-huge-space", kind="interrupt", **huge, options=_HUGE, target=1.0)
-    shared: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("layers-252", {"layers": 252, "options": _SPACE}),
-        ("layers-500", {"layers": 500, "options": _SPACE}),
-        ("batches-128", {**_SCALE, "batches": _MANY}),
-        ("types-80", {**many, "types": 80, "options": _SPACE}),
-    )
-    for name, values in shared:
-        yield Case(name=f"threads-{name}", kind="threads", **values, target=1.6)
     small = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "64")
     yield Case(name="command-search", kind="command", arguments=("search", *small), target=0.1)
     yield Case(

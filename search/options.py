@@ -194,7 +194,6 @@ class SearchOptions:
     """Factors on times and bytes, from plans that ran (`--calibration`)."""
     # solver
     top: int = option(5, help="alternatives to report", panel=_OUT, low=0, high=1000)
-    threads: int = option(1, help="threads of the search", panel=_OUT, low=1, high=1024)
     time_limit_s: float | None = option(
         None,
         name="time-limit",
@@ -225,15 +224,14 @@ class SearchOptions:
 
 
 def option_record(options: SearchOptions, memory_bytes: float) -> dict[str, object]:
-    """Return the options that shape an answer; threads and limits of time do not."""
+    """Return the options that shape an answer; a limit of time does not."""
     # all values are plain but the calibration, which is a document
     record: dict[str, object] = {row.name: getattr(options, row.name) for row in fields(options)}
     if options.calibration is not None:
         record["calibration"] = asdict(options.calibration)
     record["memory_constraint_bytes"] = memory_bytes
     # how it is searched, not what: the same answer has to give the same bytes
-    for name in ("threads", "time_limit_s"):
-        del record[name]
+    del record["time_limit_s"]
     if options.calibration is None:  # plan files of questions without one do not name it
         del record["calibration"]
     return record

@@ -636,7 +636,7 @@ class Request:
 # Options that choose where results go or how fast they come, never what they are; what an engine
 # means is kept in its place.
 _NOT_KEPT = frozenset(
-    {"threads", "json", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
+    {"json", "output-config-path", "evaluate", "frontier", "time-limit", "engine"}
 )
 
 

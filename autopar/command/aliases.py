@@ -122,12 +122,15 @@ class Family:
     planned: Mapping[str, str] = field(default_factory=dict)
     """Refused: what a search finds -> how to fix it, with `{n}` for the number given. Taken for a
     limit or ignored, they would plan something else than was meant."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Refused: what may be looked for here -> why it is not there."""
     only_one: Mapping[str, str] = field(default_factory=dict)
     """Degrees that can be 1 (or -1, not given) and nothing else -> why."""
 
 
 _SEARCHED = "it is searched; use --pin to fix it"
 _NOTHING = "it has no meaning here"
+_ONE_CORE = "the search runs on one core"
 _DATA = "it follows from the GPUs and the other degrees: fix those, for example with --pin tp=N"
 _PIN_TP, _PIN_PP = "fix it with --pin tp={n}", "fix it with --pin pp={n}"
 _PIN_CP, _CHUNKS = (
@@ -141,8 +144,8 @@ _SEARCH = Family(
         "use-pipeline-costmodel": "the pipeline is always part of the cost",
         "costmodel-coe": "costs are not scaled",
         "debug-costmodel-coe": "costs are not scaled",
-        "parallel-search": "use --threads",
-        "worker": "use --threads",
+        "parallel-search": _ONE_CORE,
+        "worker": _ONE_CORE,
         "log-dir": "no log files are written",
         "num-layertype": "the number of layer types follows from --num-layers",
         "profile-gpu-num": "files name their own groups",
@@ -172,6 +175,7 @@ _SEARCH = Family(
         "chunks": _CHUNKS,
         "gradient-accumulation-steps": _CHUNKS,
     },
+    refused={"threads": f"{_ONE_CORE}; searches side by side use more of them"},
 )
 _DEPTH = "layers are measured one by one; --layernum-max says how many whole forwards have"
 _WEIGHTS = "weights are random, nothing is loaded or saved"

@@ -292,6 +292,8 @@ def _take_foreign(
         number = following if re.fullmatch(r"[0-9]{1,9}", following) else "N"
         remedy = family.planned[name].format(n=number)
         raise OptionError(f"--{written}: not an option, because the search finds it; {remedy}")
+    if name in family.refused:
+        raise OptionError(f"--{written}: not an option, because {family.refused[name]}")
     known = [*table, *(a for a, to in ALIASES.items() if any(one in table for one in to))]
     raise unknown(written, name, known)
 

@@ -44,7 +44,6 @@ def search_plan(
     gpipe: bool,
     division: list[int],
     budget: int,
-    threads: int,
     time_limit_s: float,
     alternatives: int,
     uniform: bool,

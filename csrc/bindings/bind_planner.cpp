@@ -133,14 +133,12 @@ void register_planner(py::module_& m) {
   m.def(
       "search_plan",
       [](const py::dict& arrays, bool gpipe, const std::vector<int>& division, std::int64_t budget,
-         int threads, double time_limit_s, int alternatives, bool uniform,
-         autopar::Knowledge* known) {
+         double time_limit_s, int alternatives, bool uniform, autopar::Knowledge* known) {
         TablesHolder holder(arrays);
         holder.tables.gpipe = gpipe;
         holder.tables.division = division;
         autopar::SearchSettings settings;
         settings.budget = budget;
-        settings.threads = threads;
         settings.time_limit_s = time_limit_s;
         settings.alternatives = alternatives;
         settings.uniform = uniform;
@@ -172,6 +170,6 @@ void register_planner(py::module_& m) {
         return d;
       },
       py::arg("arrays"), py::arg("gpipe"), py::arg("division"), py::arg("budget"),
-      py::arg("threads"), py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"),
+      py::arg("time_limit_s"), py::arg("alternatives"), py::arg("uniform"),
       py::arg("known") = nullptr);
 }

@@ -167,7 +167,6 @@ void check_tables(const Tables& t) {
 }
 
 void check_settings(const SearchSettings& s) {
-  if (s.threads < 1) refuse("threads is " + std::to_string(s.threads) + ", expected at least 1");
   if (!(s.time_limit_s >= 0))
     refuse("time_limit_s is " + text(s.time_limit_s) + ", expected seconds, or 0 for no limit");
   if (s.alternatives < 0 || s.alternatives > kMostAlternatives)

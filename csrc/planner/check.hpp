@@ -13,7 +13,7 @@ inline constexpr int kMostStageLayers = 2000;  // sums of 2^51 units of memory f
 inline constexpr int kMostStrategies = 1024;
 inline constexpr int kMostLayouts = 64;  // bits of one word
 inline constexpr int kMostAlternatives = 1000;
-// Of one sub-problem of one thread, and of the list of all of them.
+// Of one sub-problem, and of the list of all of them.
 inline constexpr double kMostTableBytes = 2.0 * (1U << 30);
 
 // Throw std::invalid_argument with one sentence that names the argument that cannot be used. Arrays

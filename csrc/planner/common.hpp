@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <thread>
 #include <utility>
 
 namespace autopar {
@@ -42,18 +40,16 @@ inline std::array<Ticks, D> operator+(std::array<Ticks, D> a, const std::array<T
 
 // Why work stopped before it was done; thrown by polls, caught where something is known already.
 struct DeadlinePassed {};
-struct Stopped {};   // the answer is not wanted any more
-struct Narrowed {};  // another thread found a plan: less has to be searched than was begun
+struct Stopped {};  // the answer is not wanted any more
 
-// What all threads of one call look at while they work. Only the calling thread asks whether the
-// caller was interrupted, because the answer may need a lock of the caller's language.
+// What a call looks at while it works: the clock, and whether the caller was interrupted.
 class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Monitor() : caller_(std::this_thread::get_id()) {}
-  Monitor(double time_limit_s, std::function<bool()> interrupted) : Monitor() {
-    interrupted_ = std::move(interrupted);
+  Monitor() = default;
+  Monitor(double time_limit_s, std::function<bool()> interrupted)
+      : interrupted_(std::move(interrupted)) {
     if (time_limit_s <= 0) return;
     limited_ = true;
     deadline_ = Clock::now() + in_clock(std::min(time_limit_s, 1e9));
@@ -77,22 +73,14 @@ class Monitor {
   double seconds_left() const {
     return std::chrono::duration<double>(deadline_ - Clock::now()).count();
   }
-  void stop() { stop_.store(true, std::memory_order_relaxed); }
-  void resume() { stop_.store(false, std::memory_order_relaxed); }
-  bool was_interrupted() const { return was_interrupted_; }
-
-  // Calls `start` from the calling thread's polls when its work has taken 5 ms: a thread that is
-  // started costs more than it brings before.
-  void start_later(std::function<void()> start) {
-    start_ = std::move(start);
-    start_from_ = Clock::now() + std::chrono::milliseconds(5);
-  }
 
   // Throws Stopped or DeadlinePassed. Costs a look at the clock.
   void poll() {
-    if (stop_.load(std::memory_order_relaxed)) throw Stopped{};
     const Clock::time_point now = Clock::now();
-    if (std::this_thread::get_id() == caller_) of_caller(now);
+    if (interrupted_ && now - asked_ > kAskEvery) {
+      asked_ = now;
+      if (interrupted_()) throw Stopped{};
+    }
     if (limited_ && now > deadline_) throw DeadlinePassed{};
   }
 
@@ -102,48 +90,18 @@ class Monitor {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
-  void of_caller(Clock::time_point now) {
-    if (interrupted_ && now - asked_ > kAskEvery) {
-      asked_ = now;
-      if (interrupted_()) {
-        was_interrupted_ = true;
-        stop();
-        throw Stopped{};
-      }
-    }
-    if (start_ && now > start_from_) std::exchange(start_, nullptr)();
-  }
-
-  std::thread::id caller_;
   Clock::time_point asked_{};  // when the caller was last asked
   Clock::time_point deadline_{};
   bool limited_ = false;
-  bool was_interrupted_ = false;
   std::function<bool()> interrupted_;
-  std::function<void()> start_;
-  Clock::time_point start_from_{};
-  std::atomic<bool> stop_{false};
 };
 
-// The monitor and, where other threads search too, their best plan so far: work that cannot be
-// better than it is given up.
+// The monitor, as inner loops look at it.
 class Watch {
  public:
-  Watch(Monitor& monitor, const std::atomic<double>* s_per_sample, double batch)
-      : monitor_(&monitor), s_per_sample_(s_per_sample), batch_(batch) {}
-  explicit Watch(Monitor& monitor) : Watch(monitor, nullptr, 1.0) {}
+  explicit Watch(Monitor& monitor) : monitor_(&monitor) {}
 
-  // No plan above this is wanted.
-  double limit() const {
-    if (s_per_sample_ == nullptr) return std::numeric_limits<double>::infinity();
-    return s_per_sample_->load(std::memory_order_relaxed) * batch_;
-  }
-  // What is searched at present has this bound; above the limit, the poll throws Narrowed.
-  void set_working(double bound) { working_ = bound; }
-  void poll() const {
-    monitor_->poll();
-    if (limit() < working_ * (1.0 - 1e-9)) throw Narrowed{};
-  }
+  void poll() const { monitor_->poll(); }
   // The same once in many calls, for inner loops.
   void poll_rarely() const {
     if ((++calls_ & 1023U) == 0) poll();
@@ -151,9 +109,6 @@ class Watch {
 
  private:
   Monitor* monitor_;
-  const std::atomic<double>* s_per_sample_;
-  double batch_;
-  double working_ = 0.0;
   mutable std::uint32_t calls_ = 0;
 };
 

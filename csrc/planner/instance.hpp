@@ -131,9 +131,9 @@ class Instance {
 // above `limit` says only that no plan is better than it.
 double relaxed_bound(const Instance& instance, const Item& item, double limit, const Watch& watch);
 
-// The optimum of the item if it is at most `limit` and the watch's limit, else a plan with
-// step == kInfTicks. Once the deadline has passed, the best plan met so far, not exact.
-ItemPlan solve_item(const Instance& instance, const Item& item, double limit, Watch& watch,
+// The optimum of the item if it is at most `limit`, else a plan with step == kInfTicks. Once the
+// deadline has passed, the best plan met so far, not exact.
+ItemPlan solve_item(const Instance& instance, const Item& item, double limit, const Watch& watch,
                     std::int64_t& states);
 
 // The smallest budget for which the item has a plan, if below `limit`, else `limit`; `stage` is

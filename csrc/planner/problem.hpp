@@ -62,13 +62,12 @@ class Knowledge;  // planner/search/knowledge.hpp
 
 struct SearchSettings {
   Bytes budget = 0;
-  int threads = 1;
   double time_limit_s = 0.0;  // 0: none
   int alternatives = 0;
   bool uniform = false;  // one strategy for all layers
   // Of searches of the same tables at other budgets, and added to by this one.
   Knowledge* known = nullptr;
-  // Asked now and then by the calling thread: true ends the search.
+  // Asked now and then: true ends the search.
   std::function<bool()> interrupted;
 };
 
@@ -101,8 +100,7 @@ struct Outcome {
 };
 
 // Best first over (G, m, p, embedding), exact for T; see search/planner.cpp. Throws
-// std::invalid_argument for what check.hpp refuses; exceptions of any thread, such as
-// std::bad_alloc, in the calling one.
+// std::invalid_argument for what check.hpp refuses.
 Outcome search_plan(const Tables& tables, const SearchSettings& settings);
 
 }  // namespace autopar

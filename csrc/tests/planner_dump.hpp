@@ -25,7 +25,7 @@ struct Problem {
   std::string oracle;          // who else knows the optimum
   double samples_per_s = 0.0;  // the optimum according to it; -1 when nothing fits
   autopar::Tables tables;
-  autopar::SearchSettings settings;  // one thread, no time limit
+  autopar::SearchSettings settings;  // no time limit
   autopar::Outcome answer;
 
   std::map<std::string, std::vector<std::int32_t>> i4;

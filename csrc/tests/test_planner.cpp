@@ -45,11 +45,7 @@ const planner_dump::Problems& problems() {
   return all;
 }
 
-Outcome solved(const Problem& problem, int threads = 1) {
-  SearchSettings settings = problem.settings;
-  settings.threads = threads;
-  return search_plan(problem.tables, settings);
-}
+Outcome solved(const Problem& problem) { return search_plan(problem.tables, problem.settings); }
 
 double s_per_sample(const Tables& t, const Choice& plan) {
   return plan.step_time_s / batch_of(t, plan.candidate);
@@ -130,11 +126,11 @@ TEST_CASE("the dumps hold problems of every kind") {
 }
 
 // What the other tests say of recorded answers they thereby say of today's.
-TEST_CASE("one thread or four: the recorded answer") {
+TEST_CASE("the recorded answer, again and again") {
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
     check_same(solved(*problem), problem->answer);
-    check_same(solved(*problem, 4), problem->answer);
+    check_same(solved(*problem), problem->answer);
   }
 }
 
@@ -278,7 +274,6 @@ TEST_CASE("what was proven at other budgets changes no answer") {
     if (!problem->answer.found) continue;
     CAPTURE(problem->name);
     SearchSettings fresh = problem->settings;
-    fresh.threads = 1;
     const Bytes needs = priced(problem->tables, fresh, problem->answer.best).peak;
     autopar::Knowledge known;
     const Bytes start = fresh.budget;
@@ -309,10 +304,9 @@ TEST_CASE("out of time there is still a plan that fits, and a bound that holds")
   int stopped = 0;
   for (const auto& problem : problems()) {
     CAPTURE(problem->name);
-    for (const auto& [limit_s, threads] : {std::pair{1e-9, 1}, std::pair{2e-4, 4}}) {
+    for (const double limit_s : {1e-9, 2e-4}) {
       SearchSettings settings = problem->settings;
       settings.time_limit_s = limit_s;
-      settings.threads = threads;
       const Outcome found = search_plan(problem->tables, settings);
       CHECK(found.found == problem->answer.found);
       if (!found.found) continue;
@@ -331,29 +325,25 @@ TEST_CASE("out of time there is still a plan that fits, and a bound that holds")
   CHECK(stopped >= 10);
 }
 
-TEST_CASE("an interrupted search ends with that status and nothing else, whatever the threads") {
-  for (const auto& problem : problems())
-    for (const int threads : {1, 4}) {
-      CAPTURE(problem->name);
-      SearchSettings settings = problem->settings;
-      settings.threads = threads;
-      settings.interrupted = [] { return true; };
-      const Outcome found = search_plan(problem->tables, settings);
-      CHECK(found.status == Status::kInterrupted);
-      CHECK_FALSE(found.found);
-      CHECK(found.alternatives.empty());
-    }
+TEST_CASE("an interrupted search ends with that status and nothing else") {
+  for (const auto& problem : problems()) {
+    CAPTURE(problem->name);
+    SearchSettings settings = problem->settings;
+    settings.interrupted = [] { return true; };
+    const Outcome found = search_plan(problem->tables, settings);
+    CHECK(found.status == Status::kInterrupted);
+    CHECK_FALSE(found.found);
+    CHECK(found.alternatives.empty());
+  }
 }
 
-TEST_CASE("what is thrown during a search is thrown by the call, when its threads have ended") {
-  for (const auto& problem : problems())
-    for (const int threads : {1, 4}) {
-      CAPTURE(problem->name);
-      SearchSettings settings = problem->settings;
-      settings.threads = threads;
-      settings.interrupted = []() -> bool { throw std::bad_alloc(); };
-      CHECK_THROWS_AS(search_plan(problem->tables, settings), std::bad_alloc);
-    }
+TEST_CASE("what is thrown during a search is thrown by the call") {
+  for (const auto& problem : problems()) {
+    CAPTURE(problem->name);
+    SearchSettings settings = problem->settings;
+    settings.interrupted = []() -> bool { throw std::bad_alloc(); };
+    CHECK_THROWS_AS(search_plan(problem->tables, settings), std::bad_alloc);
+  }
 }
 
 TEST_CASE("what cannot be planned with is refused by the name of the argument") {
@@ -390,8 +380,6 @@ TEST_CASE("what cannot be planned with is refused by the name of the argument") 
   CHECK(with([&](Tables& t, SearchSettings&) {
           t.division = {t.num_layers + 1};
         }).starts_with("division sums to "));
-  CHECK(with([](Tables&, SearchSettings& s) { s.threads = 0; }) ==
-        "threads is 0, expected at least 1");
   CHECK(with([&](Tables&, SearchSettings& s) {
           s.time_limit_s = nan;
         }).starts_with("time_limit_s is nan"));

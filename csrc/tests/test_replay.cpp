@@ -131,11 +131,9 @@ TEST_CASE("a replay is what walking lists of work gives, with and without its ti
 }
 
 TEST_CASE("an interruption ends a replay") {
-  Monitor monitor(0.0, [] { return true; });
   for (const bool gpipe : {false, true}) {
+    Monitor monitor(0.0, [] { return true; });
     const Pipeline pipe{gpipe, std::int64_t{1} << 60, {1.0, 1.0}, {1.0, 1.0}, {0.0, 0.0}, {0.0}};
     CHECK_THROWS_AS(autopar::replay_s(pipe, monitor), autopar::Stopped);
-    CHECK(monitor.was_interrupted());
-    monitor.resume();
   }
 }

@@ -107,7 +107,7 @@ Instance instance(const ByHand& by_hand, Bytes budget = 1 << 20) {
 ItemPlan optimum(const Instance& in, const Item& item, double limit = kInf) {
   std::int64_t states = 0;
   autopar::Monitor monitor;
-  autopar::Watch watch(monitor);
+  const autopar::Watch watch(monitor);
   return solve_item(in, item, limit, watch, states);
 }
 
@@ -325,7 +325,7 @@ TEST_CASE("bounds of an item are never above its optimum; the limit does not cha
             CHECK(relaxed <= most);
             CHECK(relaxed_bound(in, any, kInf, watch) <= relaxed * (1.0 + 1e-12));
             CHECK(relaxed_bound(free, item, kInf, watch) <= relaxed * (1.0 + 1e-12));
-            // so it does not matter what else was known, nor to which thread: the optimum is the
+            // so it does not matter what else was known: the optimum is the
             // same, and of equally fast plans the one that is found below it
             const ItemPlan settled = optimum(in, item, step);
             for (const double factor : {1.0, 1.01, 1.5}) {

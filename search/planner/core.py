@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -265,12 +264,6 @@ def _check_tables(
         raise InputError(wrong[0])
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # a container or taskset may leave fewer than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 # a plan's layouts are bits of one 64-bit word in the core
 _MOST_LAYOUTS = 64
 
@@ -279,7 +272,6 @@ def solve_tables(
     tables: PlanTables,
     budget_bytes: int,
     *,
-    threads: int = 1,
     alternatives: int = 0,
     time_limit_s: float | None = None,
     uniform: bool = False,
@@ -291,9 +283,9 @@ def solve_tables(
 
     `uniform` asks for one strategy for all layers, `division` fixes the layers per stage,
     `stage_allowed` (R, S) restricts the strategies of the first R stages. After `time_limit_s` the
-    best plan known is returned; Ctrl-C is answered meanwhile. Threads do not change the answer.
+    best plan known is returned; Ctrl-C is answered meanwhile.
     `known` is what earlier searches of the same tables have proven at other budgets: it makes this
-    one faster, is added to, and does not change the answer either.
+    one faster, is added to, and does not change the answer.
 
     Raises
     ------
@@ -308,8 +300,6 @@ def solve_tables(
             list(division),
             # below 0 and above the largest nothing changes, but the core takes 64 bits only
             int(min(max(budget_bytes, -1), _LARGEST_BUDGET)),
-            # more threads than cores take time from each other
-            min(max(1, threads), _usable_cores()),
             # 0 is no limit
             0.0 if time_limit_s is None else float(time_limit_s),
             alternatives,

@@ -260,7 +260,6 @@ class Planner:
             built.tables,
             # the constraint is on what is reserved, tables hold what is allocated
             max(0, allocation_budget(memory, self.options)),
-            threads=self.options.threads,
             alternatives=top,
             # what is left of it; 0 would be none
             time_limit_s=None if until is None else max(until - time.perf_counter(), 1e-3),

@@ -1,7 +1,7 @@
 """Turns results into documents: the object of `--json` and our own plan file.
 
-Nothing here depends on the clock, on the number of threads or on where the program runs, so the
-same inputs give the same bytes.
+Nothing here depends on the clock or on where the program runs, so the same inputs give the same
+bytes.
 """
 
 from __future__ import annotations

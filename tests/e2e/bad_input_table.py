@@ -440,7 +440,7 @@ OPTIONS = (
     _option("sequence far beyond the measured", "--seq-length", "1000000",
             "--time-profile-mode", "sequence", "--memory-profile-mode", "sequence", base=MEASURED),
     _option("negative alternatives", "--top", "-1"),
-    _option("no threads", "--threads", "0"),
+    _option("threads", "--threads", "2"),
     _option("no time", "--time-limit", "0"),
     _option("reserve above 1", "--reserve", "5"),
 )  # fmt: skip

@@ -515,8 +515,8 @@ def _(lab: Lab) -> None:
 def _(lab: Lab) -> None:
     reasons = {
         "recommend_min_bsz": "every batch of the range is considered",
-        "parallel_search": "use --threads",
-        "worker": "use --threads",
+        "parallel_search": "the search runs on one core",
+        "worker": "the search runs on one core",
         "log_dir": "no log files are written",
         "costmodel_coe": "costs are not scaled",
         "use_pipeline_costmodel": "the pipeline is always part of the cost",

@@ -132,12 +132,12 @@ def test_fewer_samples_than_gpus_is_said(tmp_path: Path) -> None:
     assert any(line.startswith("--memory-constraint 79.65") for line in defaults)
 
 
-def test_threads_do_not_change_the_files(tmp_path: Path, published: list[str]) -> None:
-    """One thread or two: byte for byte the same."""
+def test_files_are_the_same_every_time(tmp_path: Path, published: list[str]) -> None:
+    """Byte for byte, wherever they are written."""
     contents = []
-    for threads in ("1", "2"):
-        folder = tmp_path / threads
-        options = ["settle_bsz=16", "--threads", threads, "--output-config-path", str(folder)]
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        options = ["settle_bsz=16", "--output-config-path", str(folder)]
         search(*published, *options, cwd=tmp_path)
         contents.append([path.read_bytes() for path in sorted(folder.iterdir())])
 

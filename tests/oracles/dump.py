@@ -90,14 +90,13 @@ class Problem:
     answer: dict[str, Any] = field(default_factory=dict)
 
 
-def answer_of(problem: Problem, threads: int = 1) -> dict[str, Any]:
+def answer_of(problem: Problem) -> dict[str, Any]:
     """Return the answer of today's core, as the binding returns it."""
     found: dict[str, Any] = core.search_plan(
         problem.arrays,
         problem.gpipe,
         list(problem.division),
         problem.budget,
-        threads,
         0.0,
         problem.alternatives,
         problem.uniform,
@@ -111,7 +110,7 @@ def _captured(name: str, call: Callable[[], object]) -> tuple[dict[str, Any], di
     original = core.search_plan
 
     def record(*given: Any) -> dict[str, Any]:
-        arrays, gpipe, division, budget, _, time_limit_s, alternatives, uniform, _ = given
+        arrays, gpipe, division, budget, time_limit_s, alternatives, uniform, _ = given
         assert time_limit_s == 0.0, f"{name}: what a time limit leaves differs from run to run"
         answer: dict[str, Any] = original(*given)
         fields = {

@@ -55,7 +55,7 @@ class WildInstance:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return what `solve_tables` takes besides tables, budget and threads."""
+        """Return what `solve_tables` takes besides tables and budget."""
         return {
             "alternatives": self.alternatives,
             "uniform": self.uniform,

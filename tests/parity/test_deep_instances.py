@@ -30,14 +30,11 @@ LIMIT_S = 5.0
 """Of one search where any instance is asked: some are hard for any exact method."""
 
 
-def solved(
-    instance: DeepInstance, threads: int = 1, limit_s: float | None = LIMIT_S
-) -> TableSolution:
+def solved(instance: DeepInstance, limit_s: float | None = LIMIT_S) -> TableSolution:
     """Return the planner's answer."""
     return solve_tables(
         instance.tables,
         instance.budget_bytes,
-        threads=threads,
         time_limit_s=limit_s,
         **instance.options,
     )
@@ -76,17 +73,16 @@ def agree(instance: DeepInstance, one: TableSolution, two: TableSolution) -> Non
 
 
 def check(instance: DeepInstance, limit_s: float | None) -> None:
-    """Plan and certificate hold, and do not depend on words, threads or bytes that are not used."""
+    """Plan and certificate hold, and do not depend on words or bytes that are not used."""
 
-    def again(threads: int = 1, **changes: Any) -> TableSolution:
-        return solved(dataclasses.replace(instance, **changes), threads, limit_s)
+    def again(**changes: Any) -> TableSolution:
+        return solved(dataclasses.replace(instance, **changes), limit_s)
 
     answer = again()
     if answer.candidate >= 0:
         check_plan(instance, answer)
     if answer.status == "time_limit":
         return
-    agree(instance, answer, again(threads=2))
     agree(instance, answer, solved(with_strategies_shuffled(instance), limit_s=limit_s))
     agree(instance, answer, solved(split_types(instance), limit_s=limit_s))
     smallest = answer.smallest_budget_bytes

@@ -80,11 +80,10 @@ def test_reading_and_writing_changes_nothing(dumped: dict[str, Problem]) -> None
         assert text.split("\n", 1)[1] == "".join(map(as_text, problems)), file
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_binding_gives_the_recorded_answers(dumped: dict[str, Problem], threads: int) -> None:
+def test_the_binding_gives_the_recorded_answers(dumped: dict[str, Problem]) -> None:
     """What the C++ tests see without Python is what Python sees."""
     for name, problem in dumped.items():
-        answer = {k: v for k, v in answer_of(problem, threads).items() if k not in EFFORT}
+        answer = {k: v for k, v in answer_of(problem).items() if k not in EFFORT}
         assert answer == problem.answer, name
 
 

@@ -152,9 +152,9 @@ def test_options_without_a_meaning_are_accepted_with_a_notice(name: str) -> None
 
 
 def test_only_what_shapes_the_result_is_kept() -> None:
-    """Threads and output paths do not reach the plan file."""
+    """Time limits and output paths do not reach the plan file."""
     found = request(
-        "--threads",
+        "--time-limit",
         "2",
         "--json",
         "-",
@@ -175,6 +175,7 @@ def test_only_what_shapes_the_result_is_kept() -> None:
         (["--memory-constrain", "1"], "unknown; did you mean --memory-constraint?"),
         (["--layernum_lst", "1"], "did you mean --layernum-list?"),
         (["--zzzzzz"], "unknown; see --help"),
+        (["--threads", "2"], "--threads: not an option, because the search runs on one core"),
         (["--memory-constraint"], "a value is missing; it takes: memory of one GPU"),
         (["--memory-constraint", "--min-bsz"], "--memory-constraint: a value is missing"),
         (["--memory-constraint", "lots"], "expected a number above 0.*got 'lots'"),

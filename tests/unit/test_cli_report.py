@@ -270,11 +270,11 @@ def test_plan_file_holds_prediction_inputs_and_options(tmp_path: Path) -> None:
     }
 
 
-def test_plan_file_does_not_depend_on_threads_or_the_clock() -> None:
-    """Same inputs, other threads and times: the same document."""
+def test_plan_file_does_not_depend_on_limits_of_time_or_the_clock() -> None:
+    """Same inputs, other limits and times: the same document."""
     other = dataclasses.replace(
         RESULT,
-        options=option_record(SearchOptions(threads=2, time_limit_s=5.0), 24.0 * GIB),
+        options=option_record(SearchOptions(time_limit_s=5.0), 24.0 * GIB),
         stats=dataclasses.replace(RESULT.stats, cpu_s=9.0, wall_s=9.0, states=7),
     )
 

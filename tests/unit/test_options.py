@@ -320,7 +320,7 @@ def test_aliases_lead_to_options_of_commands() -> None:
     for command in commands:
         family, own = FAMILIES[command.family], tables[command.name]
         used = {a for a, to in ALIASES.items() if own & {t.partition("=")[0] for t in to}}
-        foreign = [family.ignored, family.planned, family.only_one]
+        foreign = [family.ignored, family.planned, family.refused, family.only_one]
         for table in foreign:
             assert not set(table) & (own | used), command.name
         assert len(set().union(*foreign)) == sum(map(len, foreign))

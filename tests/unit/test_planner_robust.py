@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -49,30 +47,15 @@ def estimated(model: str, hardware: str, **options: Any) -> Planner:
     return open_session(InputSpec(model=model, hardware=hardware), values).planner
 
 
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Make the core use so many threads, however few cores there are."""
-    original = core.search_plan
-
-    def call(*given: Any) -> Any:
-        return original(*given[:4], number, *given[5:])
-
-    with patch.object(core, "search_plan", call):
-        yield
-
-
-def test_more_threads_than_one_end_and_agree() -> None:
-    """Of little memory, few plans are known early; all threads must profit from the first."""
+def test_little_memory_and_many_equally_good_plans_are_answered() -> None:
+    """Of little memory, few plans are known early; a planner that is asked again agrees."""
     planner = estimated("t5-3b", "h100:4x8", settle_bsz=16, memory_constraint_bytes=10 * GIB)
-    found = []
-    for number in (1, 2, 3):
-        with threads(number):
-            found.append(planner.solve())
+    found = [planner.solve() for _ in range(2)]
 
-    assert [result.status for result in found] == ["optimal"] * 3
-    assert found[0].plan == found[1].plan == found[2].plan
+    assert [result.status for result in found] == ["optimal"] * 2
+    assert found[0].plan == found[1].plan
     others = [[other.plan for other in result.alternatives] for result in found]
-    assert others[0] == others[1] == others[2]
+    assert others[0] == others[1]
     assert len(others[0]) == 5
 
 
@@ -87,22 +70,19 @@ def test_one_micro_batch_on_many_stages_is_not_harder_than_several() -> None:
     assert result.stats.states < 5_000_000  # not hundreds of millions
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_time_limit_holds_inside_a_sub_problem(number: int) -> None:
-    """Threads that work on one sub-problem each look at the clock as well."""
+def test_a_time_limit_holds_inside_a_sub_problem() -> None:
+    """The clock is looked at within it, not only between sub-problems."""
     tables = hard_tables()
     start = time.monotonic()
 
-    with threads(number):
-        solution = solve_tables(tables, 1 << 40, time_limit_s=0.3)
+    solution = solve_tables(tables, 1 << 40, time_limit_s=0.3)
 
     assert solution.status == "time_limit"
     assert solution.candidate >= 0
     assert time.monotonic() - start < 5  # 0.2 s more on an idle machine
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_ctrl_c_ends_a_search(number: int) -> None:
+def test_ctrl_c_ends_a_search() -> None:
     """The signal's exception comes out of the call, within a second on an idle machine."""
 
     def stop(*_: object) -> None:
@@ -113,7 +93,7 @@ def test_ctrl_c_ends_a_search(number: int) -> None:
     start = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
-        with threads(number), pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
             solve_tables(tables, 1 << 40, time_limit_s=LIMIT_S)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

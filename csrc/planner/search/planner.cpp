@@ -6,13 +6,8 @@
 // excluded: an item that may still produce such a class is split into items that leave out one of
 // the layouts which the class uses.
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <exception>
-#include <mutex>
 #include <set>
-#include <system_error>
-#include <thread>
 #include <tuple>
 
 #include "planner/check.hpp"
@@ -70,7 +65,7 @@ double relaxed_bound(const Instance& in, const Item& item, double limit, const W
   return best;
 }
 
-ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& watch,
+ItemPlan solve_item(const Instance& in, const Item& item, double limit, const Watch& watch,
                     std::int64_t& states) {
   ItemPlan best;
   bool exact = true, too_large = false;
@@ -91,7 +86,6 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
                                     std::tie(plan.stage_sizes, plan.strategies) <
                                         std::tie(best.stage_sizes, best.strategies));
       if (better) best = std::move(plan);
-      watch.set_working(0.0);  // that was of this cap
     });
   } catch (const DeadlinePassed&) {  // before the sub-problem of another cap was begun
     exact = false;
@@ -99,9 +93,7 @@ ItemPlan solve_item(const Instance& in, const Item& item, double limit, Watch& w
   }
   best.exact = exact;
   best.too_large = too_large;
-  best.bound = std::min({bound, static_cast<double>(best.step), limit, watch.limit()});
-  // when the limit fell below it meanwhile, better plans of later caps were not looked for
-  if (exact && static_cast<double>(best.step) * (1.0 - kBoundSlack) > watch.limit()) return {};
+  best.bound = std::min({bound, static_cast<double>(best.step), limit});
   return best;
 }
 
@@ -125,7 +117,6 @@ ItemPlan quick_plan(const Instance& in, const Item& item, const Watch& watch) {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr int kMostThreads = 256;
 // After the deadline, for a plan where none is known, or for why there is none.
 constexpr double kGraceS = 0.1;
 // Of a time limit, for a plan before the search: it must be there whatever the search meets.
@@ -180,23 +171,17 @@ class Search {
   Knowledge& known_;
   std::vector<Entry> incumbents_;  // plans of earlier searches that fit
   Entry fallback_;  // the best plan that is not known to be the optimum of its sub-problem
-  std::deque<Entry> entries_;  // grows while threads work on some of them
+  std::deque<Entry> entries_;  // grows while one of them is worked on
   Outcome outcome_;
   double lowest_ = kInf;
   bool timed_out_ = false;
-  bool entered_ = false;             // whether entries_ holds all sub-problems
-  std::atomic<double> limit_{kInf};  // ticks per sample of the best plan of this round
-
-  // of a round; everything below and above is read and written under the mutex
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  bool entered_ = false;  // whether entries_ holds all sub-problems
   std::vector<Class> excluded_;
+
+  // of a round
+  double limit_ = kInf;  // ticks per sample of its best plan
   std::set<Key> queue_;
-  std::multiset<double> in_work_;  // bounds of entries that threads work on
   std::int64_t best_ = -1;
-  bool done_ = false;
-  std::exception_ptr error_;
-  std::vector<std::thread> helpers_;
 
   void search() {
     try {
@@ -375,26 +360,17 @@ class Search {
   std::int64_t best_outside() {
     queue_.clear();
     best_ = -1;
-    done_ = false;
     limit_ = kInf;
-    monitor_.resume();
     for (const Entry& e : incumbents_)
-      if (conflict(e.item) == 0) limit_ = std::min(limit_.load(), limit_of(e));
+      if (conflict(e.item) == 0) limit_ = std::min(limit_, limit_of(e));
     for (std::size_t i = 0; i < entries_.size(); ++i) enqueue(i);
-    if (settings_.threads > 1) monitor_.start_later([this] { start_helpers(); });
-    work();
-    monitor_.start_later(nullptr);
-    for (auto& helper : helpers_) helper.join();
-    helpers_.clear();
-    if (error_) std::rethrow_exception(error_);
-    if (monitor_.was_interrupted()) throw Stopped{};
-    monitor_.resume();
-    // what threads were about is back, with what they have learnt
-    if (timed_out_) lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
-    if (best_ >= 0 && !timed_out_) {
-      lowest_ = limit_;
-      settle_ties();
+    try {
+      while (!timed_out_ && !queue_.empty() && std::get<0>(*queue_.begin()) <= limit_) step();
+    } catch (const DeadlinePassed&) {
+      timed_out_ = true;
     }
+    lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
+    if (best_ >= 0 && !timed_out_) settle_ties();
     return best_;
   }
 
@@ -404,7 +380,7 @@ class Search {
     if (e.level == 2 && conflict(e.item) == 0 &&
         (best_ < 0 || faster(e, entries_[static_cast<std::size_t>(best_)]))) {
       best_ = static_cast<std::int64_t>(i);
-      limit_ = std::min(limit_.load(), limit_of(e));
+      limit_ = std::min(limit_, limit_of(e));
     }
     queue_.insert({e.bound, e.level, i});
   }
@@ -414,110 +390,52 @@ class Search {
     return static_cast<double>(e.plan.step) / static_cast<double>(e.batch) * (1.0 + kBoundSlack);
   }
 
-  // Takes entries in the order of their bounds until none is left that matters. A thread may take
-  // one that would not have mattered, had the others been done: it then gives it up, because the
-  // limit it works under falls with every better plan.
-  void work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    try {
-      while (!done_) step(lock);
-    } catch (const Stopped&) {
-      finish();
-    } catch (...) {
-      if (!lock.owns_lock()) lock.lock();
-      if (!error_) error_ = std::current_exception();
-      finish();
-    }
-  }
-
-  void finish() {
-    done_ = true;
-    monitor_.stop();
-    changed_.notify_all();
-  }
-
-  void step(std::unique_lock<std::mutex>& lock) {
-    lowest_ = queue_.empty() ? kInf : std::get<0>(*queue_.begin());
-    if (!in_work_.empty()) lowest_ = std::min(lowest_, *in_work_.begin());
-    if ((queue_.empty() && in_work_.empty()) || lowest_ > limit_) return finish();
-    try {
-      monitor_.poll();
-    } catch (const DeadlinePassed&) {
-      timed_out_ = true;
-      return finish();
-    }
-    if (queue_.empty() || std::get<0>(*queue_.begin()) > limit_) {
-      changed_.wait_for(lock, std::chrono::milliseconds(50));
-      return;
-    }
+  // Looks at the entry with the lowest bound.
+  void step() {
+    monitor_.poll();
     const std::size_t i = std::get<2>(*queue_.begin());
     queue_.erase(queue_.begin());
-    Entry& entry = entries_[i];
+    const Entry& entry = entries_[i];
     const std::uint64_t layouts = conflict(entry.item);
     if (layouts != 0)
       split(i, layouts);
     else if (entry.level == 0 || (entry.level == 1 && entry.item.vocab != kAnyVocab))
-      refine(lock, i);
+      refine(i);
     else if (entry.level == 1)
       each_vocab(i);
     // of an exact entry nothing is left: it was compared with the best when it was put in
   }
 
-  // Works on entry i, unlocked meanwhile, and puts it back.
-  void refine(std::unique_lock<std::mutex>& lock, std::size_t i) {
+  // Works on entry i and puts it back.
+  void refine(std::size_t i) {
     Entry& entry = entries_[i];
     const double batch = static_cast<double>(entry.batch);
-    const int level = entry.level;
-    const auto in_work = in_work_.insert(entry.bound);
-    std::int64_t states = 0;
-    double bound = kInf;
-    ItemPlan plan;
-    bool finished = true;
-    const auto back = [&] {
-      lock.lock();
-      in_work_.erase(in_work);
-    };
-    lock.unlock();
-    try {
-      Watch watch(monitor_, &limit_, batch);
-      if (level == 0)
-        bound = relaxed_bound(in_, entry.item, watch.limit(), watch) / batch;
-      else
-        plan = solve_item(in_, entry.item, kInf, watch, states);
-    } catch (const Stopped&) {
-      finished = false;
-    } catch (const DeadlinePassed&) {
-      finished = false;
-    } catch (...) {
-      back();
-      throw;
-    }
-    back();
-    if (finished && level == 0) {
+    const double limit = limit_ * batch;
+    const Watch watch(monitor_);
+    if (entry.level == 0) {
+      double bound = kInf;
+      try {
+        bound = relaxed_bound(in_, entry.item, limit, watch) / batch;
+      } catch (const DeadlinePassed&) {
+        enqueue(i);  // its bound is one of what is left
+        throw;
+      }
       entry.level = 1;
       if (bound <= limit_)  // above it only says that nothing is better than the limit
         entry.bound = std::max(entry.bound, bound);
       else
         raise(entry);
-    } else if (finished) {
+    } else {
+      std::int64_t states = 0;
+      ItemPlan plan = solve_item(in_, entry.item, limit, watch, states);
       take(entry, std::move(plan), states);
     }
     enqueue(i);
-    changed_.notify_all();
-  }
-
-  void start_helpers() {
-    try {
-      for (int h = 1; h < std::min(settings_.threads, kMostThreads); ++h)
-        helpers_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
-      settings_.threads = 1;  // the system has no thread to give: the others are enough
-    }
   }
 
   // Of all plans that tie for the best, takes the first. Which of its own equally fast plans a
-  // sub-problem finds depends on the limit it works under, and that on the threads: so each is
-  // solved again with the optimum as limit, which is quick.
+  // sub-problem finds depends on the limit it works under, and that on what other sub-problems and
+  // earlier searches have found: so each is solved again with the optimum as limit, which is quick.
   void settle_ties() {
     const Entry best = entries_[static_cast<std::size_t>(best_)];
     for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -527,7 +445,7 @@ class Search {
               static_cast<Wide>(best.plan.step) * e.batch)
         continue;
       if (!e.settled) {
-        Watch watch(monitor_);
+        const Watch watch(monitor_);
         const double limit = static_cast<double>(e.plan.step) * (1.0 + kBoundSlack);
         ItemPlan plan = solve_item(in_, e.item, limit, watch, outcome_.states);
         if (plan.exact && plan.step == e.plan.step) e.plan = std::move(plan);
@@ -593,7 +511,6 @@ class Search {
       add(child, bound);
       if (entries_.size() > before) enqueue(before);
     }
-    changed_.notify_all();
   }
 
   // Replaces entry i by entries that leave out one of these layouts each.
@@ -619,7 +536,7 @@ class Search {
     if (limit_ == kInf)
       entry.bound = kInf;
     else
-      entry.bound = std::max(entry.bound, std::nextafter(limit_.load(), kInf));
+      entry.bound = std::max(entry.bound, std::nextafter(limit_, kInf));
   }
 
   void take(Entry& entry, ItemPlan plan, std::int64_t states) {
@@ -627,10 +544,8 @@ class Search {
     ++outcome_.opened;
     entry.plan = std::move(plan);
     if (!entry.plan.exact) {
-      if (entry.plan.too_large) {  // the proof is out of reach: what is known is the answer
-        outcome_.too_large = timed_out_ = true;
-        finish();
-      }
+      // the proof is out of reach: what is known is the answer
+      if (entry.plan.too_large) outcome_.too_large = timed_out_ = true;
       if (entry.plan.step < kInfTicks && (!has_fallback() || faster(entry, fallback_)))
         fallback_ = entry;
       entry.bound = std::max(

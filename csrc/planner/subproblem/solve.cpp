@@ -142,15 +142,13 @@ Ticks Subproblem<D>::assembled_step(const Path& path, const Region& region) {
 }
 
 template <int D>
-ItemPlan Subproblem<D>::solve(double limit, Watch& watch, std::int64_t& states) {
+ItemPlan Subproblem<D>::solve(double limit, const Watch& watch, std::int64_t& states) {
   watch_ = &watch;
   known_ = ItemPlan{};
   lower_ = 0;
   limit_ = limit;
   try {
     if (!feasible_ || !search(watch, states)) return ItemPlan{};
-  } catch (const Narrowed&) {
-    return ItemPlan{};  // another thread's plan is better than all that is left here
   } catch (const TooManyLabels&) {
     known_.exact = false;
     known_.too_large = true;
@@ -161,8 +159,7 @@ ItemPlan Subproblem<D>::solve(double limit, Watch& watch, std::int64_t& states) 
     known_.bound = static_cast<double>(std::min(lower_, known_.step));
     return known_;
   }
-  if (static_cast<double>(known_.step) * (1.0 - kBoundSlack) > std::min(limit, watch.limit()))
-    return ItemPlan{};
+  if (static_cast<double>(known_.step) * (1.0 - kBoundSlack) > limit) return ItemPlan{};
   return known_;
 }
 
@@ -180,10 +177,10 @@ void Subproblem<D>::forget_ceiling() {
     }
 }
 
-// The plan is looked for below `most`, what the caller and other threads leave to be found.
+// The plan is looked for below `most`, what the caller and the plans known leave to be found.
 template <int D>
-Ticks Subproblem<D>::most(const Watch& watch) const {
-  const double limit = std::min(limit_, watch.limit()) * (1.0 + kBoundSlack);
+Ticks Subproblem<D>::most() const {
+  const double limit = limit_ * (1.0 + kBoundSlack);
   const Ticks wanted =
       limit < static_cast<double>(kForbidden) ? static_cast<Ticks>(limit) : kForbidden;
   return std::min(wanted + 1, known_.step);
@@ -191,11 +188,10 @@ Ticks Subproblem<D>::most(const Watch& watch) const {
 
 // True when the search went to its end: known_ is the optimum, if it is within the limit.
 template <int D>
-bool Subproblem<D>::search(Watch& watch, std::int64_t& states) {
-  watch.set_working(0.0);
+bool Subproblem<D>::search(const Watch& watch, std::int64_t& states) {
   watch.poll();
-  if (stages_ == 1) return solve_one_stage(watch, states);
-  const double least = least_bound(std::min(limit_, watch.limit()));
+  if (stages_ == 1) return solve_one_stage(states);
+  const double least = least_bound(limit_);
   if (least == kInf) return false;
   // Nothing is faster than `lower_`. Plans are looked for up to a share above it: how much there is
   // to look at depends on that distance, so it starts low and is raised while nothing is found,
@@ -203,15 +199,15 @@ bool Subproblem<D>::search(Watch& watch, std::int64_t& states) {
   lower_ = floor_ticks(least);
   double share = kFirstShare;
   bool opening = false;
-  while (lower_ < most(watch)) {
-    ceiling_ = std::min(most(watch), ceiling(share));
+  while (lower_ < most()) {
+    ceiling_ = std::min(most(), ceiling(share));
     if (compute_bounds(static_cast<double>(ceiling_))) {
       push_all();
       search_boxes(watch, share, opening, states);
     }
-    lower_ = std::max(lower_, std::min(ceiling_, most(watch)));
+    lower_ = std::max(lower_, std::min(ceiling_, most()));
     share = std::min(share * kGrowth, 1e6);
-    if (ceiling_ < most(watch)) forget_ceiling();
+    if (ceiling_ < most()) forget_ceiling();
   }
   return true;
 }
@@ -223,8 +219,8 @@ Ticks Subproblem<D>::ceiling(double share) const {
 }
 
 template <int D>
-bool Subproblem<D>::solve_one_stage(Watch& watch, std::int64_t& states) {
-  ceiling_ = most(watch);
+bool Subproblem<D>::solve_one_stage(std::int64_t& states) {
+  ceiling_ = most();
   if (cell(0, 0, layers_).fit != Fit::kFits) return false;
   refine(0, 0, layers_, states);
   const Cell& whole = cell(0, 0, layers_);
@@ -273,15 +269,15 @@ void Subproblem<D>::push(Box box) {
 
 // Until no box is left whose bound is below the ceiling, which falls with every better plan.
 template <int D>
-void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening, std::int64_t& states) {
+void Subproblem<D>::search_boxes(const Watch& watch, double& share, bool& opening,
+                                 std::int64_t& states) {
   while (!boxes_.empty()) {
-    ceiling_ = std::min(ceiling_, most(watch));
+    ceiling_ = std::min(ceiling_, most());
     std::pop_heap(boxes_.begin(), boxes_.end());
     Box box = boxes_.back();
     boxes_.pop_back();
     if (box.bound >= ceiling_) break;
     lower_ = std::max(lower_, box.bound);
-    watch.set_working(static_cast<double>(lower_));
     watch.poll();
     // what a maximum can be at most, if all else is least
     Ticks low = 0;
@@ -299,7 +295,7 @@ void Subproblem<D>::search_boxes(Watch& watch, double& share, bool& opening, std
         sizes.push_back(step.layers);
       }
       step_of(points, sizes);
-      ceiling_ = std::min(ceiling_, most(watch));
+      ceiling_ = std::min(ceiling_, most());
     }
     box.bound = std::max(box.bound, path.sum + low);
     if (box.bound >= ceiling_) continue;

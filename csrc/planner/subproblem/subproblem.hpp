@@ -44,9 +44,9 @@ class Subproblem {
   bool feasible() const { return feasible_; }
   // Lower bound of T within memory; above `limit` it only says "nothing better than limit".
   double bound(double limit, const Watch& watch);
-  // The optimum if at most `limit` and the watch's limit (step == kInfTicks otherwise). When the
+  // The optimum if at most `limit` (step == kInfTicks otherwise). When the
   // deadline passes, the best plan met so far, not exact, and a bound of what is left.
-  ItemPlan solve(double limit, Watch& watch, std::int64_t& states);
+  ItemPlan solve(double limit, const Watch& watch, std::int64_t& states);
   // The plan of these layers per stage and strategies, which must fit, or a faster one that is
   // found quickly in this division.
   ItemPlan plan_near(const std::vector<int>& sizes, const std::vector<int>& strategies,
@@ -214,9 +214,9 @@ class Subproblem {
   std::vector<std::uint8_t> entry_counts_;
   std::vector<int> window_low_, window_high_;
 
-  bool search(Watch& watch, std::int64_t& states);
-  bool solve_one_stage(Watch& watch, std::int64_t& states);
-  void search_boxes(Watch& watch, double& share, bool& opening, std::int64_t& states);
+  bool search(const Watch& watch, std::int64_t& states);
+  bool solve_one_stage(std::int64_t& states);
+  void search_boxes(const Watch& watch, double& share, bool& opening, std::int64_t& states);
   void refine_path(const Path& path, const Box& box, double& share, bool& opening,
                    std::int64_t& states);
   void push_all();
@@ -224,7 +224,7 @@ class Subproblem {
   void cut(const Box& box, std::size_t d, Ticks top);
   void cut_below(const Box& box, const Path& path);
   bool cut_wide(const Box& box, double share);
-  Ticks most(const Watch& watch) const;
+  Ticks most() const;
   Ticks ceiling(double share) const;
   void forget_ceiling();
   // The first maximum over stages that T depends on: with one micro-batch only the tail counts.
