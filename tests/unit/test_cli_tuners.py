@@ -133,7 +133,7 @@ def test_a_point_that_is_asked_for_again_is_ranked_once() -> None:
         (["--evaluations", "10"], 2, "9,216 points, exhaustive takes at most 10"),
         (["--seed", "-1"], 2, "--seed: expected an integer"),
         (["--tuner", "random", "--ray", "local"], 2, "random does not run on Ray"),
-        (["--system", "b300"], 2, "b300"),
+        (["--system", "b999"], 2, "b999"),
     ],
 )
 def test_what_is_refused(
