@@ -1,0 +1,357 @@
+"""Time of a training step: layers to stages, stages to a pipeline, a pipeline to a step.
+
+Takes the times of `autopar.estimate.layer` and says what waits for what: recomputation, host code
+that devices wait for, traffic of sharded weights, the pipeline's bubble, the reduction of
+gradients, the optimizer. The terms of a `StepTime` add up to its total.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from autopar.errors import InputError
+from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
+from autopar.estimate.job import Block, Experts, Job, parameters, stage_blocks
+from autopar.estimate.layer import (
+    LayerTimes,
+    Machine,
+    Part,
+    embedding_times,
+    head_times,
+    layer_times,
+    optimizer_time_s,
+    transfer_s,
+)
+from autopar.records import dataclass
+
+__all__ = ["TERMS", "StepTime", "step_time"]
+
+TERMS = (
+    "gemm",
+    "attention",
+    "memory",
+    "cast",
+    "recompute",
+    "tensor",
+    "context",
+    "experts",
+    "transfer",
+    "host",
+    "sharding",
+    "bubble",
+    "gradients",
+    "optimizer",
+    "stragglers",
+)
+"""Of a step: kernels by kind, recomputation, communication by axis, what hosts and pipelines add."""
+
+_STRAGGLERS = 0.0013
+"""Share of a step per doubling of the nodes that the slowest adds; from published runs."""
+_HOST_POWER = 6.0
+"""Devices and hosts work at the same time: (device^6 + host^6)^(1/6), nearly the larger."""
+_INTERLEAVED_TRANSFER = 0.6
+"""Visible share of the v transfers per micro-batch of an interleaved pipeline."""
+_HIDDEN_REDUCTION = 0.05
+"""Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
+_EXPOSED_EXPERTS = 0.15
+"""Of dispatch and combine that run under another micro-batch, what is visible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step and where they go."""
+
+    total_s: float
+    terms_s: Mapping[str, float]
+    """By `TERMS`; they add up to the total."""
+    stage_s: tuple[float, ...]
+    """Of one micro-batch on each stage."""
+    optimizer_s: float
+
+
+class _Stage(NamedTuple):
+    """Seconds of one micro-batch on a stage."""
+
+    terms: dict[str, float]
+    total_s: float
+    dense: float
+    """Parameters of a rank outside experts, and those of its experts."""
+    experts: float
+
+
+def step_time(machine: Machine, job: Job) -> StepTime:
+    """Return the time of a training step of a job on a machine; raises InputError.
+
+    1F1B: the sum of the stages and M - 1 times the longest; v chunks: M times the longest and
+    1 / v of the others. T = (pipeline + visible reduction) (1 + 0.0013 log2(nodes)) + optimizer.
+    """
+    _check(job)
+    known: dict[Block, LayerTimes] = {}
+    stages = [
+        _stage(machine, job, blocks, index, known)
+        for index, blocks in enumerate(stage_blocks(job))
+    ]
+    times = [stage.total_s for stage in stages]
+    longest = max(range(len(times)), key=times.__getitem__)
+    number = job.micro_batches
+    chunks = job.vpp if job.pp > 1 else 1
+    pipeline = number * times[longest] + (sum(times) - times[longest]) / chunks
+    terms = {key: number * value for key, value in stages[longest].terms.items()}
+    terms["bubble"] = pipeline - number * times[longest]
+
+    reduction = max(_reduction_s(machine, job, stage) for stage in stages)
+    window = machine.stack.figures.overlap["gradients"] * pipeline / number
+    visible = reduction
+    if job.overlap_gradients:
+        visible = max(0.0, reduction - window) + _HIDDEN_REDUCTION * reduction
+    # the two copies of a tied table add up over the first and the last stage
+    if job.tied and job.pp > 1:
+        size = job.vocab / job.tp * job.blocks[0].hidden * _gradient_bytes(machine, job)
+        visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
+    terms["gradients"] = visible
+    once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
+    terms["cast"] += once
+    nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
+    terms["stragglers"] = (pipeline + visible + once) * _STRAGGLERS * math.log2(nodes)
+    terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in stages)
+    return StepTime(
+        total_s=sum(terms.values()),
+        terms_s={key: terms.get(key, 0.0) for key in TERMS},
+        stage_s=tuple(times),
+        optimizer_s=optimizer,
+    )
+
+
+def _longest(job: Job, index: int) -> tuple[Block, ...]:
+    return stage_blocks(job)[index]
+
+
+def _check(job: Job) -> None:
+    if job.tp * job.cp * job.pp * job.dp != job.gpus:
+        raise InputError(
+            f"degrees tp {job.tp}, cp {job.cp}, pp {job.pp} and dp {job.dp} do not multiply to "
+            f"the {job.gpus} GPUs"
+        )
+
+
+def _stage(
+    machine: Machine, job: Job, blocks: tuple[Block, ...], index: int, known: dict[Block, LayerTimes]
+) -> _Stage:
+    """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
+    terms = dict.fromkeys(TERMS, 0.0)
+    dense = routed = host = 0.0
+    for block in blocks:
+        # of one block the number of layers differs by stage, their times do not
+        times = known.get(block)
+        if times is None:
+            times = known[block] = layer_times(machine, job, block)
+        found, waited = _layer(machine, job, times)
+        for key, value in found.items():
+            terms[key] += block.number * value
+        host += block.number * waited
+        of_experts, others = parameters(block)
+        dense += block.number * others / job.tp
+        routed += block.number * of_experts / job.ep
+        if job.zero == 3:
+            terms["sharding"] += block.number * _sharding_s(machine, job, block, found)
+    table = job.vocab * job.blocks[0].hidden / job.tp
+    if index == 0:
+        _add(terms, job, embedding_times(machine, job))
+        dense += table
+    if index == job.pp - 1:
+        parts, sends = head_times(machine, job)
+        for _ in range(1 + job.mtp):
+            _add(terms, job, parts)
+            terms["tensor"] += sends
+        dense += 0.0 if job.tied and job.pp == 1 else table
+    if job.zero == 3 and (index in (0, job.pp - 1)):
+        # embedding and head are one more unit, gathered once a micro-batch
+        tables = (1 if job.tied or job.pp > 1 else 2) * table
+        moved = _gather_s(machine, job, tables) + _scatter_s(machine, job, tables)
+        terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
+    device = sum(terms.values())
+    total = _together(device, host)
+    terms["host"] = total - device
+    transfer = _transfer_s(machine, job)
+    terms["transfer"] = transfer
+    return _Stage(terms, total + transfer, dense, routed)
+
+
+def _together(device_s: float, host_s: float) -> float:
+    """Return (device^6 + host^6)^(1/6) without overflow."""
+    most = max(device_s, host_s)
+    if most == 0.0:
+        return 0.0
+    return most * ((device_s / most) ** _HOST_POWER + (host_s / most) ** _HOST_POWER) ** (
+        1 / _HOST_POWER
+    )
+
+
+def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
+    for part in parts:
+        terms[part.kind] += part.forward_s + part.input_s + part.weight_s
+
+
+def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, float], float]:
+    """Return the seconds of a layer's micro-batch by term, and those of its host code."""
+    terms = dict.fromkeys(("gemm", "attention", "memory", "cast"), 0.0)
+    _add(terms, job, times.parts)
+    again = _recomputed(job, times)
+    hidden = machine.stack.figures.overlap["tensor"] if job.overlap_tensor else 0.0
+    tensor = (1 - hidden) * (times.tensor.forward_s + times.tensor.backward_s)
+    experts = times.experts.forward_s + times.experts.backward_s
+    if job.recompute == "full":
+        # what the layer sends in its forward is sent again
+        tensor += (1 - hidden) * times.tensor.forward_s
+        experts += times.experts.forward_s
+        again += times.context.forward_s
+    elif "moe" in job.recompute:
+        experts += times.experts.forward_s
+    if job.overlap_experts:
+        experts *= _EXPOSED_EXPERTS
+    terms["recompute"] = again
+    terms["tensor"] = tensor
+    terms["context"] = times.context.forward_s + times.context.backward_s
+    terms["experts"] = experts
+    return terms, _host_s(machine, job, times)
+
+
+def _recomputed(job: Job, times: LayerTimes) -> float:
+    if job.recompute == "full":
+        return sum(part.forward_s for part in times.parts)
+    wanted = set(job.recompute)
+    if "per_op" in wanted:
+        shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
+        return sum(shares[part.kind] * part.forward_s for part in times.parts)
+    if "moe" in wanted:
+        wanted |= {"moe_act", "shared_experts"}
+    return sum(part.forward_s for part in times.parts if part.module in wanted)
+
+
+def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
+    """Return what the host takes for a layer, forward and backward."""
+    if job.graphs == "full":
+        return 0.0
+    host = machine.stack.figures.host
+    calls = times.tensor.count + times.context.count + times.experts.count
+    seconds = host["forward_s"] + host["backward_s"] + calls * host["collective_s"]
+    if job.recompute == "full":
+        seconds += host["forward_s"]
+    return seconds * (host["partial_graphs"] if job.graphs == "partial" else 1.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Data parallelism
+
+
+def _gradient_bytes(machine: Machine, job: Job) -> float:
+    return job.gradient_bytes or machine.stack.figures.gradient["reduce_bytes"]
+
+
+def _data_ranks(job: Job) -> int:
+    """Ranks over which gradients of dense weights are summed: also those of the context."""
+    return job.dp * job.cp
+
+
+def _expert_ranks(job: Job) -> int:
+    """Ranks that hold the same experts."""
+    return max(1, job.tp * job.cp * job.dp // job.ep)
+
+
+_WEIGHT_BYTES = 2.0
+
+
+def _gather_s(machine: Machine, job: Job, weights: float) -> float:
+    size = weights * _WEIGHT_BYTES
+    return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
+
+
+def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
+    size = weights * _WEIGHT_BYTES
+    return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
+
+
+def _network(machine: Machine) -> float:
+    return machine.stack.figures.overlap["sharded_network"]
+
+
+def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
+    """Return what ZeRO-3's traffic of a layer adds to the time of its kernels.
+
+    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and a
+    reduce-scatter per micro-batch.
+    """
+    experts, dense = parameters(block)
+    gathers = 2 if job.reshard else 1
+    weights = dense / job.tp
+    traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
+    if experts:
+        ranks, size = _expert_ranks(job), experts / job.ep * _WEIGHT_BYTES
+        traffic += gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
+        traffic += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+    device = sum(terms.values())
+    visible = machine.stack.figures.overlap["fully_sharded"]
+    return max(device, traffic) + visible * min(device, traffic) - device
+
+
+def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> float:
+    """Return the seconds of summing a stage's gradients, and of gathering its new weights."""
+    if job.zero == 3 or job.frozen:
+        return 0.0
+    grads = _gradient_bytes(machine, job)
+    seconds = 0.0
+    for weights, ranks, stride in (
+        (stage.dense, _data_ranks(job), job.tp),
+        (stage.experts, _expert_ranks(job), job.ep),
+    ):
+        if not weights:
+            continue
+        if job.zero:
+            seconds += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
+            seconds += transfer_s(machine, "allgather", weights * _WEIGHT_BYTES, ranks, stride)
+        else:
+            seconds += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
+    return seconds
+
+
+def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
+    if job.frozen or not job.optimizer:
+        return 0.0
+    own, resident = stage.dense, stage.dense
+    experts, held = stage.experts, stage.experts
+    if job.zero:
+        own, experts = own / _data_ranks(job), experts / _expert_ranks(job)
+    if job.zero == 3:
+        resident, held = own, experts
+    return optimizer_time_s(machine, job, own + experts, resident + held)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pipeline
+
+
+def _stride_of_stages(job: Job) -> int:
+    """Return how far apart the ranks of neighbouring stages are."""
+    return job.tp * job.cp * job.dp
+
+
+def _transfer_s(machine: Machine, job: Job) -> float:
+    """Return what sends between stages add to a micro-batch of a stage.
+
+    Every tensor rank sends its share of b s h 2 bytes and receives the gradient of it; interleaved
+    pipelines send v times and hide part of it.
+    """
+    if job.pp == 1:
+        return 0.0
+    size = job.tokens * job.blocks[0].hidden * 2.0 / job.tp
+    crosses = _stride_of_stages(job) * job.pp > machine.domain_gpus
+    once = TRANSFER_SYNCHRONISE_S + p2p_time_s(
+        machine.card.network, size, crosses=crosses, site=machine.factors
+    )
+    if job.vpp > 1:
+        return _INTERLEAVED_TRANSFER * job.vpp * once
+    return 2 * once
+
+

@@ -1,0 +1,189 @@
+"""Architectures that rows of published runs name without saying their sizes.
+
+Figures are those of the models' public configurations. A name that is not here needs its sizes in
+the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autopar.estimate.job import Attention, Block, Experts, LatentAttention, Mamba, Mlp
+from autopar.records import dataclass
+
+__all__ = ["Architecture", "known_architecture"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Blocks of a model, in execution order, and its tables."""
+
+    blocks: tuple[Block, ...]
+    vocab: int
+    tied: bool = False
+    mtp: int = 0
+    note: str = ""
+
+
+def _deepseek(
+    *,
+    layers: int,
+    dense: int,
+    hidden: int,
+    heads: int,
+    dense_width: int,
+    experts: Experts,
+    vocab: int,
+    mtp: int = 0,
+) -> Architecture:
+    attention = Attention(
+        heads=heads,
+        kv_heads=heads,
+        width=192,
+        value_width=128,
+        latent=LatentAttention(query_rank=1536, key_value_rank=512, rotary_width=64),
+    )
+    return Architecture(
+        blocks=(
+            Block(
+                number=dense,
+                hidden=hidden,
+                attention=attention,
+                mlp=Mlp(width=dense_width, gated=True),
+            ),
+            Block(number=layers - dense, hidden=hidden, attention=attention, mlp=experts),
+        ),
+        vocab=vocab,
+        mtp=mtp,
+    )
+
+
+def _qwen3(*, layers: int, hidden: int, heads: int, width: int) -> Architecture:
+    attention = Attention(heads=heads, kv_heads=4, width=128, head_norms=True)
+    experts = Experts(number=128, per_token=8, width=width)
+    block = Block(number=layers, hidden=hidden, attention=attention, mlp=experts)
+    return Architecture(blocks=(block,), vocab=151936)
+
+
+def _gpt_oss(*, layers: int, experts: int) -> Architecture:
+    # windows of 128 tokens and full attention take turns
+    mlp = Experts(number=experts, per_token=4, width=2880)
+    blocks = tuple(
+        Block(
+            number=1,
+            hidden=2880,
+            attention=Attention(
+                heads=64, kv_heads=8, width=64, window=128 if index % 2 == 0 else None
+            ),
+            mlp=mlp,
+        )
+        for index in range(layers)
+    )
+    return Architecture(blocks=blocks, vocab=201088)
+
+
+def _nemotron(
+    pattern: str, hidden: int, mamba: Mamba, attention: Attention, mlp: Experts, mtp: int = 0
+) -> Architecture:
+    """Return a hybrid whose layers are single mixers: M(amba), E(xperts), * attention."""
+    kinds = {
+        "M": Block(number=1, hidden=hidden, mamba=mamba),
+        "E": Block(number=1, hidden=hidden, mlp=mlp),
+        "*": Block(number=1, hidden=hidden, attention=attention),
+    }
+    return Architecture(blocks=tuple(kinds[c] for c in pattern), vocab=131072, mtp=mtp)
+
+
+def _plain(
+    *, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, gated: bool
+) -> Architecture:
+    attention = Attention(heads=heads, kv_heads=kv_heads, width=hidden // heads, rotary=gated)
+    block = Block(
+        number=layers, hidden=hidden, attention=attention, mlp=Mlp(width=ffn, gated=gated)
+    )
+    return Architecture(blocks=(block,), vocab=vocab)
+
+
+_DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, shared_width=2048)
+_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_SUPER = (
+    "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+)
+_KNOWN: Mapping[str, Architecture] = {
+    "deepseekv3": _deepseek(
+        layers=61,
+        dense=3,
+        hidden=7168,
+        heads=128,
+        dense_width=18432,
+        experts=_DEEPSEEK_V3_EXPERTS,
+        vocab=129280,
+        mtp=1,
+    ),
+    "deepseekv2": _deepseek(
+        layers=60,
+        dense=1,
+        hidden=5120,
+        heads=128,
+        dense_width=12288,
+        experts=Experts(number=160, per_token=6, width=1536, shared_width=3072),
+        vocab=102400,
+    ),
+    "kimik2": _deepseek(
+        layers=61,
+        dense=1,
+        hidden=7168,
+        heads=64,
+        dense_width=18432,
+        experts=Experts(number=384, per_token=8, width=2048, shared_width=2048),
+        vocab=163840,
+    ),
+    "qwen330ba3b": _qwen3(layers=48, hidden=2048, heads=32, width=768),
+    "qwen3235ba22b": _qwen3(layers=94, hidden=4096, heads=64, width=1536),
+    "gptoss120b": _gpt_oss(layers=36, experts=128),
+    "gptoss20b": _gpt_oss(layers=24, experts=32),
+    "nemotron3nano": _nemotron(
+        _NANO,
+        2688,
+        Mamba(heads=64, width=64, state=128, groups=8),
+        Attention(heads=32, kv_heads=2, width=128, rotary=False),
+        Experts(number=128, per_token=6, width=1856, gated=False, shared_width=3712),
+    ),
+    "nemotron3super": _nemotron(
+        _SUPER,
+        4096,
+        Mamba(heads=128, width=64, state=128, groups=8),
+        Attention(heads=32, kv_heads=2, width=128, rotary=False),
+        Experts(
+            number=512, per_token=22, width=2688, gated=False, shared_width=5376, latent=1024
+        ),
+    ),
+    "gpt39b": _plain(
+        layers=48, hidden=8192, ffn=32768, heads=64, kv_heads=64, vocab=51200, gated=False
+    ),
+    "gpt1t": _plain(
+        layers=128, hidden=25600, ffn=102400, heads=160, kv_heads=160, vocab=51200, gated=False
+    ),
+    "gpt1746b": _plain(
+        layers=96, hidden=12288, ffn=49152, heads=96, kv_heads=96, vocab=51200, gated=False
+    ),
+    "gpt5296b": _plain(
+        layers=105, hidden=20480, ffn=81920, heads=128, kv_heads=128, vocab=51200, gated=False
+    ),
+    "llama38b": _plain(
+        layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True
+    ),
+    "llama370b": _plain(
+        layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, vocab=128256, gated=True
+    ),
+    "qwen257b": _plain(
+        layers=28, hidden=3584, ffn=18944, heads=28, kv_heads=4, vocab=152064, gated=True
+    ),
+}
+
+
+def known_architecture(name: str) -> Architecture | None:
+    """Return the architecture of a model's name, whatever its spelling; None for an unknown one."""
+    plain = re.sub(r"\(.*?\)", "", name.lower())
+    return _KNOWN.get(re.sub(r"[^a-z0-9]", "", plain))

@@ -1,0 +1,422 @@
+"""Rows of published training runs as jobs on machines: what each row says, and what it leaves open.
+
+What a row does not say is never guessed in silence: `_SOURCES` holds what the rows of a source have
+in common (its software, its network), a run lists what was taken, and a row that lacks more is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autopar.estimate.card import Card, load_card
+from autopar.estimate.collectives import SiteFactors
+from autopar.estimate.job import Attention, Block, Experts, Job, Mlp, parameters
+from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.stack import Stack, load_stack
+from autopar.records import dataclass
+from benchmarks.ledger_models import Architecture, known_architecture
+
+__all__ = ["Run", "UnusableError", "read_settings", "run_of"]
+
+
+class UnusableError(Exception):
+    """A row lacks what a time needs; the text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One published run: a job, the machine it ran on, and how long a step took."""
+
+    source: str
+    job: Job
+    machine: Machine
+    measured_s: float
+    site_known: bool
+    """Whether the cluster's own figures are in the machine."""
+    taken: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Site:
+    """What is known of a cluster beyond its card."""
+
+    clock: float | None = None
+    memory_share: float | None = None
+    in_node: float = 1.0
+    cross_node: float = 1.0
+    adapter_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What the rows of a source have in common and do not say."""
+
+    stack: str
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Job`."""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    """Values of cells that rows leave empty."""
+    site: _Site | None = None
+
+
+_JEAN_ZAY = _Site(in_node=0.36, cross_node=0.41 / 0.9, adapter_bytes_per_s=6.25e9)
+_SIMUMAX = _Site(clock=0.72, memory_share=0.666, in_node=0.85)
+_SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
+    "Korthikanti": _Source(
+        stack="megatron-2021", job={"accumulation_bytes": 0.0}, taken={"vocab": "51200"}
+    ),
+    "Narayanan": _Source(
+        stack="megatron-2021",
+        job={"accumulation_bytes": 6.0},
+        taken={"micro_batch": "1", "vpp": "1"},
+    ),
+    "BigScience": _Source(stack="megatron-2021", job={"zero": 1}, site=_JEAN_ZAY),
+    "vTrain": _Source(stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}),
+    "MosaicML": _Source(stack="composer-fsdp"),
+    "SimuMax": _Source(
+        stack="megatron-core",
+        job={
+            "sequence_parallel": True,
+            "zero": 1,
+            "accumulation_bytes": 10.0,
+            "gradient_bytes": 4.0,
+            "overlap_tensor": False,
+            "optimizer_bytes": 86.0,
+        },
+        site=_SIMUMAX,
+        taken={"vpp": "1"},
+    ),
+    "torchtitan": _Source(stack="torchtitan-eager", job={"zero": 3}, taken={"micro_batch": "1"}),
+    "Megatron-Core r0.8": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"micro_batch": "1", "recompute": "none"},
+    ),
+    "NVIDIA NeMo perf": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none"},
+    ),
+    "NVIDIA NeMo-Framework": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none"},
+    ),
+    "NVIDIA NeMo long": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none", "micro_batch": "1", "vpp": "1"},
+    ),
+    "NVIDIA NeMo AutoModel": _Source(
+        stack="torchtitan-compiled",
+        job={"zero": 3, "dispatcher": "fused"},
+        taken={"recompute": "none"},
+    ),
+    "NVIDIA Megatron-Bridge": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none"},
+    ),
+    "Megatron-LM examples": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none"},
+    ),
+    "Megatron-MoE-ModelZoo": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none"},
+    ),
+    "UCCL": _Source(
+        stack="megatron-core",
+        job={"zero": 1, "sequence_parallel": True},
+        taken={"recompute": "none", "vpp": "1"},
+    ),
+    "Llama 3 405B": _Source(
+        stack="megatron-core",
+        job={"zero": 2, "sequence_parallel": True, "overlap_tensor": False},
+        taken={"recompute": "none", "micro_batch": "1", "vpp": "8"},
+    ),
+}
+_CARDS: Mapping[str, str] = {
+    "a100-sxm": "a100-80gb",
+    "h100-sxm": "h100-80gb",
+    "h100": "h100-80gb",
+    "h200": "h200",
+    "b200": "b200",
+    "b300": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
+_PRECISIONS: Mapping[str, str] = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "amp_fp8": "fp8_block",
+    "fp8": "fp8_block",
+    "fp8-cs": "fp8_block",
+    "fp8-mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "float8+bf16": "fp8_block",
+    "float8 tensorwise": "fp8_block",
+    "float8 rowwise": "fp8_block",
+    "bf16+fp8 hybrid": "fp8_block",
+}
+_VPP: Mapping[str, str] = {"gpt3175b": "6", "llama370b": "5", "llama270b": "20", "nemotron22b": "10"}
+"""Chunks per stage of NeMo's own launcher recipes, where a table leaves them out."""
+_VOCABS: Mapping[str, str] = {"gpt3": "51200", "nemotron": "256000"}
+
+
+def read_settings(path: Path) -> dict[int, dict[str, Any]]:
+    """Return the recipe's settings by line number of the row."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        found[int(entry["row"])] = entry["settings"]
+    return found
+
+
+def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
+    """Return what a row says; raises UnusableError with the reason where that is not enough."""
+    name = row["source"]
+    source = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
+    if source is None:
+        raise UnusableError("the software that ran it is not known")
+    cells, taken = dict(row), []
+    for key, value in [*source.taken.items(), *_by_model(cells)]:
+        if not cells[key]:
+            cells[key] = value
+            taken.append(f"{key}={value}")
+    if not (cells["iter_time_s"] or cells["tokens_s_gpu"] or cells["tflops_per_gpu"]):
+        raise UnusableError("no time" if not cells["peak_mem_gb"] else "memory only")
+    if cells["notes"].startswith("LoRA") or "LoRA" in name:
+        raise UnusableError("adapters of a frozen model (LoRA)")
+    model = _architecture(cells)
+    job = _job(cells, source, model, settings)
+    card, stack = _card(cells), _stack(cells, source)
+    site = source.site or _Site()
+    if "HBM2e" in cells["gpu_type"]:
+        # 2.4 TB/s where the card has 3.35: shares of the datasheet's rate fall with it
+        share = 0.56 * 2.4 / 3.35
+        site = replace(site, memory_share=share)
+    machine = machine_of(
+        card,
+        stack,
+        clock=site.clock,
+        memory_share=site.memory_share,
+        factors=SiteFactors(in_node=site.in_node, cross_node=site.cross_node),
+        adapter_bytes_per_s=site.adapter_bytes_per_s,
+    )
+    return Run(
+        source=name,
+        job=job,
+        machine=machine,
+        measured_s=_measured_s(cells, job),
+        site_known=source.site is not None,
+        taken=tuple(taken),
+    )
+
+
+def _by_model(cells: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    name = re.sub(r"[^a-z0-9]", "", cells["model"].lower())
+    yield from (("vpp", v) for key, v in _VPP.items() if key == name and _count(cells, "pp") > 1)
+    yield "vpp", "1"
+    yield from (("vocab", v) for key, v in _VOCABS.items() if name.startswith(key))
+    if not cells["kv_heads"]:
+        yield "kv_heads", cells["heads"]
+
+
+def _count(cells: Mapping[str, str], key: str, default: int | None = None) -> int:
+    if not cells[key]:
+        if default is None:
+            raise UnusableError(f"{key} is not given")
+        return default
+    return int(float(cells[key]))
+
+
+def _architecture(cells: Mapping[str, str]) -> Architecture:
+    known = known_architecture(cells["model"])
+    if not cells["hidden"] or not cells["heads"] or cells["arch"].startswith("moe"):
+        if known is None:
+            raise UnusableError(f"sizes of {cells['model']} are not given")
+        return _cut(known, _count(cells, "layers", 0))
+    gated = cells["arch"].startswith("llama")
+    hidden, heads = _count(cells, "hidden"), _count(cells, "heads")
+    rotary = gated or cells["model"].startswith("Nemotron")
+    block = Block(
+        number=_count(cells, "layers"),
+        hidden=hidden,
+        attention=Attention(
+            heads=heads,
+            kv_heads=_count(cells, "kv_heads", heads),
+            width=hidden // heads,
+            rotary=rotary,
+        ),
+        mlp=Mlp(width=_count(cells, "ffn"), gated=gated),
+    )
+    tied = cells["arch"].startswith("gpt") and not cells["model"].startswith("Nemotron")
+    return Architecture(blocks=(block,), vocab=_count(cells, "vocab"), tied=tied)
+
+
+def _cut(model: Architecture, layers: int) -> Architecture:
+    """Return a model of which only some layers are kept: 1 dense one and mixtures."""
+    if not layers or layers == sum(block.number for block in model.blocks):
+        return model
+    if len(model.blocks) == 1:
+        return replace(model, blocks=(replace(model.blocks[0], number=layers),))
+    dense, experts = model.blocks[0], model.blocks[-1]
+    blocks = (replace(dense, number=1), replace(experts, number=layers - 1))
+    return replace(model, blocks=blocks, mtp=0)
+
+
+def _job(
+    cells: Mapping[str, str], source: _Source, model: Architecture, settings: Mapping[str, Any]
+) -> Job:
+    gpus = _count(cells, "num_gpus")
+    tp, cp, pp = (_count(cells, key, 1) for key in ("tp", "cp", "pp"))
+    # some tables print another data degree than their GPUs have
+    dp = max(1, gpus // (tp * cp * pp))
+    text = cells["precision"].lower().partition(" (")[0]
+    if text not in _PRECISIONS:
+        raise UnusableError("no precision" if not text else f"precision {cells['precision']}")
+    precision = _PRECISIONS[text]
+    fields = dict(source.job)
+    zero = {"": fields.get("zero", 0), "2/3 (FSDP)": 2}.get(cells["zero_stage"])
+    zero = int(cells["zero_stage"]) if zero is None else zero
+    if cells["sharded_optimizer"] == "1":
+        zero = max(zero, 1)
+    fields["zero"] = zero
+    if cells["source"].startswith("MosaicML") and zero == 2:
+        # SHARD_GRAD_OP: weights are sharded as well, but stay whole until the backward
+        fields["zero"], fields["reshard"] = 3, False
+    if cells["sequence_parallel"]:
+        fields["sequence_parallel"] = cells["sequence_parallel"] == "1"
+    fields["sequence_parallel"] = fields.get("sequence_parallel", False) and tp > 1
+    if precision == "fp16" and source.stack == "megatron-2021":
+        fields.setdefault("gradient_bytes", 2.0 if "BigScience" in cells["source"] else 4.0)
+    if precision == "bf16" and source.stack == "megatron-2021":
+        fields.update(gradient_bytes=4.0, accumulation_bytes=10.0)
+    fields |= _launch(cells, settings, precision)
+    return Job(
+        name=cells["model"],
+        blocks=model.blocks,
+        vocab=model.vocab,
+        tied=model.tied,
+        mtp=0 if "w/o MTP" in cells["model"] else model.mtp,
+        seq=_count(cells, "seq"),
+        micro_batch=_count(cells, "micro_batch"),
+        global_batch=_count(cells, "global_batch"),
+        gpus=gpus,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=_count(cells, "ep", 1),
+        vpp=_count(cells, "vpp", 1),
+        precision=precision,
+        **fields,
+    )
+
+
+_GRAPHS = {"none": "none", "local": "partial", "transformer_engine": "partial"}
+
+
+def _launch(cells: Mapping[str, str], settings: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Return the fields that a row's remarks and its recipe's settings decide."""
+    found: dict[str, Any] = {}
+    text = cells["recompute"]
+    if text == "full":
+        found["recompute"] = "full"
+    elif text == "selective":
+        titan = cells["source"].startswith("torchtitan")
+        found["recompute"] = frozenset(["per_op"] if titan else ["core_attn"])
+    elif text not in ("", "none"):
+        names = {"norm": "layernorm", "act": "moe_act"}
+        parts = re.split(r"[ ,]+", text)
+        found["recompute"] = frozenset(names.get(part, part) for part in parts)
+    modules = settings.get("recompute_modules")
+    if modules:
+        found["recompute"] = frozenset(modules)
+    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope")
+    if impl is not None:
+        whole = impl == "full_iteration" or scope == "full_iteration"
+        found["graphs"] = "full" if whole else _GRAPHS[impl]
+    if settings.get("moe_flex_dispatcher_backend") or "EP" in cells["notes"].split(",")[0]:
+        found["dispatcher"] = "fused"
+    if "DeepEP" in cells["notes"] or "HybridEP" in cells["notes"]:
+        found["dispatcher"] = "fused"
+    if settings.get("moe_a2a_overlap"):
+        found["overlap_experts"] = True
+    if settings.get("cutedsl_fused_grouped_mlp"):
+        found["fused_experts"] = True
+    if settings.get("fp8_dot_product_attention"):
+        found["low_precision_attention"] = True
+    if "rowwise" in cells["precision"]:
+        found["row_scales"] = True
+    if cells["source"].startswith("torchtitan"):
+        found["overlap_tensor"] = bool(re.search("async ?tp", cells["notes"], re.IGNORECASE))
+        found["overlap_tensor"] &= "vanilla" not in cells["notes"]
+        found["ring_balanced"] = False
+    return found
+
+
+@cache
+def _card_named(name: str) -> Card:
+    return load_card(name)
+
+
+@cache
+def _stack_named(name: str) -> Stack:
+    return load_stack(name)
+
+
+def _card(cells: Mapping[str, str]) -> Card:
+    kind = cells["gpu_type"].lower().partition(" ")[0]
+    if kind not in _CARDS:
+        raise UnusableError(f"no card of {cells['gpu_type']}")
+    name = _CARDS[kind]
+    if name == "a100-80gb" and cells["gpu_mem_gb"] == "40":
+        name = "a100-40gb"
+    return _card_named(name)
+
+
+def _stack(cells: Mapping[str, str], source: _Source) -> Stack:
+    compiled = source.stack == "torchtitan-eager" and (
+        "compile" in cells["notes"] or "float8" in cells["precision"]
+    )
+    return _stack_named("torchtitan-compiled" if compiled else source.stack)
+
+
+def _measured_s(cells: Mapping[str, str], job: Job) -> float:
+    if cells["iter_time_s"]:
+        return float(cells["iter_time_s"])
+    tokens = job.global_batch * job.seq
+    if cells["tokens_s_gpu"]:
+        return tokens / (float(cells["tokens_s_gpu"]) * job.gpus)
+    return _model_flop(job) / (float(cells["tflops_per_gpu"]) * 1e12 * job.gpus)
+
+
+def _model_flop(job: Job) -> float:
+    """Return the FLOP that trainers count of a step: 6 per weight and token, causal attention."""
+    tokens = float(job.global_batch * job.seq)
+    flop = 6.0 * job.vocab * job.blocks[0].hidden
+    for block in job.blocks:
+        experts, dense = parameters(block)
+        if isinstance(block.mlp, Experts):
+            experts *= block.mlp.per_token / block.mlp.number
+        flop += 6.0 * block.number * (experts + dense)
+        if block.attention is not None:
+            attention = block.attention
+            # of a query: scores and values of half the sequence
+            seen = min(job.seq / 2, attention.window or job.seq)
+            flop += 6.0 * block.number * (attention.query + attention.value) * seen
+    return tokens * flop
