@@ -1,38 +1,338 @@
-"""Prices every published run from cards, stacks and sites, and prints how far that is off."""
+"""Prices every published training run from cards, stacks and sites, and prints how far off it is.
+
+Each row is priced with its own settings. By source: rows, bias (median signed error), median and
+mean absolute error, 90th percentile, coverage of the 90 % interval; then what was not priced and
+why, and how well plans of one model on one cluster are ordered. The composed rows of
+`published_runs_single_node` are no measurements and are not here.
+"""
+
 from __future__ import annotations
-import argparse, csv, sys, math
-from collections import defaultdict
+
+import argparse
+import csv
+import io
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
 import numpy as np
-from autopar.estimate.step import step_time
-from benchmarks.ledger_rows import UnusableError, read_settings, run_of
-C=Path("/work/shared/cases")
-def main():
-    ap=argparse.ArgumentParser(); ap.add_argument("--rows",default=""); ap.add_argument("--terms",action="store_true"); a=ap.parse_args()
-    rows=list(csv.DictReader(open(C/"published_runs.csv")))+list(csv.DictReader(open(C/"published_runs_more.csv")))
-    n1=381
-    settings=read_settings(C/"published_runs_settings.jsonl")
-    by=defaultdict(list); why=defaultdict(lambda: defaultdict(int))
-    for i,row in enumerate(rows):
-        st=settings.get(i+2,{}) if i<n1 else {}
-        try: run=run_of(row,st)
-        except UnusableError as e:
-            why[row["source"][:40]][str(e)]+=1; continue
-        t=step_time(run.machine,run.job)
-        err=t.total_s/run.measured_s-1
-        key=row["source"]
-        if key.startswith("NVIDIA Megatron-Bridge"): key="Bridge "+("moe" if row["arch"].startswith("moe") else "dense")+("" if "26.06 NeMo Container, " not in row["source"] else " SFT")
-        elif key.startswith("MosaicML"): key="MPT "+row["gpu_type"][:4]+(" fp8" if "fp8" in row["precision"] else "")
-        elif key.startswith("SimuMax"): key="SimuMax "+("moe" if row["arch"].startswith("moe") else "cp" if row["cp"]!="1" else "dense")
-        elif key.startswith("BigS"): key="BLOOM"
-        elif key.startswith("torchtitan"): key="torchtitan"+(" bf16" if row["precision"]=="bfloat16" else " fp8")
-        else: key=key[:34]
-        by[key].append(err)
-        if a.rows and a.rows.lower() in key.lower():
-            big=sorted(t.terms_s.items(),key=lambda kv:-kv[1])
-            print(f"{i+2:4d} {key[:12]:12s} {row['model'][:18]:18s} {row['gpu_type'][:6]:6s} s{row['seq']:>6s} g{row['num_gpus']:>4s} tp{row['tp']} cp{row['cp']} pp{row['pp']} v{run.job.vpp} ep{row['ep']} mb{run.job.micro_batch} M{run.job.micro_batches} {row['precision'][:8]:8s} {str(row['recompute'])[:5]:5s} {run.measured_s:8.3f} {t.total_s:8.3f} {100*err:+6.1f}  "+(" ".join(f"{k[:6]}{100*v/t.total_s:.0f}" for k,v in big if v>.005*t.total_s) if a.terms else ""))
-    for k,v in sorted(by.items()):
-        v=np.array(v); 
-        print(f"{k:36s} n {len(v):3d} bias {100*np.median(v):+6.1f} med {100*np.median(abs(v)):5.1f} MAPE {100*np.mean(abs(v)):5.1f} p90 {100*np.quantile(abs(v),.9):5.1f}")
-    for k,v in why.items(): print(k,dict(v))
-main()
+from scipy.stats import spearmanr
+
+from autopar.documents.json import write_json
+from autopar.estimate.accuracy import Accuracy, load_accuracy, quantile_interval
+from autopar.estimate.job import Experts
+from autopar.estimate.step import StepTime, step_time
+from benchmarks.ledger_rows import Run, UnusableError, run_of
+from tests.data.read import csv_path, read_csv, read_settings
+
+__all__ = ["Priced", "Refused", "classes_of", "main", "price_rows", "statistics_of"]
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+TABLES = ("published_runs", "published_runs_more")
+ACCURACY = (
+    Path(__file__).resolve().parent.parent / "hardware_configs" / "accuracy" / "published.json"
+)
+
+
+class Priced(NamedTuple):
+    """A row with its estimate."""
+
+    line: int
+    group: str
+    row: Mapping[str, str]
+    run: Run
+    step: StepTime
+
+    @property
+    def error(self) -> float:
+        """Estimated over measured time, less one."""
+        return self.step.total_s / self.run.measured_s - 1.0
+
+
+class Refused(NamedTuple):
+    """A row without an estimate."""
+
+    line: int
+    group: str
+    reason: str
+
+
+def group_of(row: Mapping[str, str]) -> str:
+    """Return the source of a row, those of one trainer and kind of machine together."""
+    name = row["source"]
+    mixture = row["arch"].startswith("moe")
+    if name.startswith("NVIDIA Megatron-Bridge"):
+        if "Container, " in name:
+            return "Megatron-Bridge fine-tuning"
+        return "Megatron-Bridge " + ("mixtures" if mixture else "dense")
+    if name.startswith("MosaicML"):
+        kind = "fp8" if "fp8" in row["precision"] else row["gpu_type"].partition("-")[0]
+        return f"MPT {kind}"
+    if name.startswith("SimuMax"):
+        long = int(row["cp"] or 1) > 1
+        return "SimuMax " + ("mixtures" if mixture else "context" if long else "dense")
+    known = (
+        ("BigScience", "BLOOM"),
+        ("torchtitan", "torchtitan"),
+        ("Korthikanti", "Korthikanti"),
+        ("Narayanan", "Narayanan"),
+        ("NVIDIA NeMo long", "NeMo long context"),
+        ("NVIDIA NeMo AutoModel", "NeMo AutoModel"),
+        ("NVIDIA NeMo", "NeMo"),
+        ("Megatron-LM examples", "NeMo"),
+        ("Megatron-Core r0.8", "Megatron-Core r0.8"),
+        ("Megatron-MoE-ModelZoo", "Megatron-MoE-ModelZoo"),
+        ("Llama 3 405B", "Llama 3 405B"),
+        ("vTrain", "vTrain"),
+        ("UCCL", "UCCL"),
+        ("cuDNN", "transformers on one GPU"),
+        ("Colossal", "Colossal-AI"),
+    )
+    return next((group for start, group in known if name.startswith(start)), name)
+
+
+def price_rows(
+    rows: Iterable[tuple[int, Mapping[str, str]]], settings: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Priced | Refused]:
+    """Yield every row with its estimate, or with the reason why it has none."""
+    for line, row in rows:
+        group = group_of(row)
+        try:
+            run = run_of(row, settings.get(line, {}))
+        except UnusableError as error:
+            yield Refused(line, group, str(error))
+            continue
+        yield Priced(line, group, row, run, step_time(run.machine, run.job))
+
+
+def _class_key(priced: Priced) -> tuple[str, bool, bool]:
+    run = priced.run
+    experts = any(isinstance(block.mlp, Experts) for block in run.job.blocks)
+    return run.machine.stack.name, experts, run.site_known
+
+
+def classes_of(priced: Sequence[Priced]) -> list[dict[str, Any]]:
+    """Return the errors of every class of runs, as `autopar.estimate.accuracy` reads them."""
+    by_class: dict[tuple[str, bool, bool], list[Priced]] = defaultdict(list)
+    for entry in priced:
+        by_class[_class_key(entry)].append(entry)
+    found = []
+    for (stack, experts, known), entries in sorted(by_class.items()):
+        low, high = quantile_interval([1.0 / (1.0 + entry.error) for entry in entries])
+        found.append(
+            {
+                "stack": stack,
+                "experts": experts,
+                "site_known": known,
+                "rows": len(entries),
+                "sources": len({entry.group for entry in entries}),
+                "low": round(low, 4),
+                "high": round(high, 4),
+                "plan_spread": round(_plan_spread(entries), 4),
+            }
+        )
+    return found
+
+
+def _plan_spread(entries: Sequence[Priced]) -> float:
+    """Return the standard deviation of ln(measured / estimated) within sources."""
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        by_group[entry.group].append(-math.log1p(entry.error))
+    # a robust deviation: 1.48 medians of the distances from each source's own median
+    distances = [
+        abs(value - float(np.median(values))) for values in by_group.values() for value in values
+    ]
+    return 1.4826 * float(np.median(distances))
+
+
+# --------------------------------------------------------------------------------------------------
+# Statistics
+
+
+def statistics_of(priced: Sequence[Priced], accuracy: Accuracy) -> dict[str, dict[str, float]]:
+    """Return rows, bias, median, MAPE, 90th percentile and coverage of every source, in shares."""
+    by_group: dict[str, list[Priced]] = defaultdict(list)
+    for entry in priced:
+        by_group[entry.group].append(entry)
+    found = {}
+    for group, entries in sorted(by_group.items()):
+        errors = np.array([entry.error for entry in entries])
+        inside = [_covered(entry, accuracy) for entry in entries]
+        found[group] = {
+            "rows": len(entries),
+            "bias": float(np.median(errors)),
+            "median": float(np.median(np.abs(errors))),
+            "mape": float(np.mean(np.abs(errors))),
+            "p90": float(np.quantile(np.abs(errors), 0.9)),
+            "coverage": float(np.mean(inside)),
+        }
+    return found
+
+
+def _interval_s(entry: Priced, accuracy: Accuracy) -> tuple[float, float]:
+    stack, experts, known = _class_key(entry)
+    found = accuracy.of(stack, experts=experts, site_known=known)
+    return found.interval_s(entry.step.total_s)
+
+
+def _covered(entry: Priced, accuracy: Accuracy) -> bool:
+    low, high = _interval_s(entry, accuracy)
+    return low <= entry.run.measured_s <= high
+
+
+def rankings_of(priced: Sequence[Priced]) -> Iterator[tuple[str, int, float, float]]:
+    """Yield (group, plans, Spearman's rank correlation, regret) where one model ran several plans.
+
+    Regret is how much longer the plan estimated to be fastest took than the fastest. Repetitions
+    of a plan count once, with their mean.
+    """
+    groups: dict[str, dict[Any, list[Priced]]] = defaultdict(lambda: defaultdict(list))
+    for entry in priced:
+        key = _group_of_plans(entry)
+        if key is not None:
+            groups[key][entry.run.job].append(entry)
+    for key, plans in sorted(groups.items()):
+        if len(plans) < 2:
+            continue
+        estimated = [entries[0].step.total_s for entries in plans.values()]
+        # per sequence: plans of one model may have other batches
+        sizes = [job.global_batch for job in plans]
+        measured = [np.mean([e.run.measured_s for e in entries]) for entries in plans.values()]
+        estimated = [t / s for t, s in zip(estimated, sizes, strict=True)]
+        measured = [float(t / s) for t, s in zip(measured, sizes, strict=True)]
+        order = float(spearmanr(estimated, measured).statistic)
+        regret = measured[int(np.argmin(estimated))] / min(measured) - 1.0
+        yield key, len(plans), order, regret
+
+
+def _group_of_plans(entry: Priced) -> str | None:
+    job, row = entry.run.job, entry.row
+    if entry.group == "BLOOM":
+        shape = f"{row['layers']} x {row['hidden']}, {row['heads']} heads"
+        return f"BLOOM {shape}, {job.gpus} GPUs, {row['precision']}"
+    if row["source"].startswith("Narayanan et al. 2021 arXiv 2104.04473 Table 2"):
+        return "Narayanan table 2"
+    if entry.group == "Megatron-MoE-ModelZoo" and "real routing" not in row["notes"]:
+        return f"ModelZoo {job.name}, {row['gpu_type']}, {job.seq} tokens"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Output
+
+
+def _print(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> None:
+    priced = [entry for entry in entries if isinstance(entry, Priced)]
+    print(f"{'source':30s} rows    bias  median    MAPE     p90  covered")
+    for group, found in statistics_of(priced, accuracy).items():
+        print(
+            f"{group:30s} {found['rows']:4.0f} "
+            f"{found['bias']:+7.1%} {found['median']:7.1%} {found['mape']:7.1%} "
+            f"{found['p90']:7.1%} {found['coverage']:7.0%}"
+        )
+    reasons = Counter((e.group, e.reason) for e in entries if isinstance(e, Refused))
+    print(f"\n{len(priced)} rows priced, {len(entries) - len(priced)} not:")
+    for (group, reason), number in sorted(reasons.items()):
+        print(f"  {number:3d} of {group}: {reason}")
+    ranked = list(rankings_of(priced))
+    if ranked:
+        print("\norder of plans of one model                         plans  Spearman  regret")
+        for key, number, order, regret in ranked:
+            print(f"  {key:48s} {number:5d} {order:9.2f} {regret:7.1%}")
+
+
+def _print_rows(entries: Sequence[Priced | Refused], wanted: str) -> None:
+    for entry in entries:
+        if wanted.lower() not in entry.group.lower():
+            continue
+        if isinstance(entry, Refused):
+            print(f"{entry.line:4d} {entry.group:24s} not priced: {entry.reason}")
+            continue
+        job, terms = entry.run.job, entry.step.terms_s
+        total = entry.step.total_s
+        listed = sorted(terms.items(), key=lambda term: -term[1])
+        shares = " ".join(f"{k} {v / total:.0%}" for k, v in listed if v > 0.01 * total)
+        print(
+            f"{entry.line:4d} {job.name[:20]:20s} {entry.run.machine.card.name:10s} {job.gpus:5d} "
+            f"tp{job.tp} cp{job.cp} pp{job.pp}x{job.vpp} dp{job.dp} ep{job.ep} "
+            f"{job.micro_batches}x{job.micro_batch} {job.precision} "
+            f"{entry.run.measured_s:.3f} s, estimated {total:.3f} ({entry.error:+.1%}): {shares}"
+        )
+
+
+def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[str, Any]:
+    rows = []
+    for entry in entries:
+        found: dict[str, Any] = {
+            "row": entry.line,
+            "source": entry.group,
+            "predicted_s": None,
+            "interval_s": None,
+            "measured_s": None,
+            "reason": None,
+        }
+        if isinstance(entry, Refused):
+            found["reason"] = entry.reason
+        else:
+            found["predicted_s"] = entry.step.total_s
+            found["interval_s"] = list(_interval_s(entry, accuracy))
+            found["measured_s"] = entry.run.measured_s
+            found["taken"] = list(entry.run.taken)
+        rows.append(found)
+    return {"rows": rows}
+
+
+def _read(runs: Path | None, settings: Path | None) -> tuple[list[Any], dict[int, Any]]:
+    if runs is not None:
+        # line 1 names the columns
+        text = runs.read_text(encoding="utf-8")
+        rows = list(enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2))
+        return rows, {} if settings is None else read_settings(settings)
+    shipped: list[Any] = []
+    for name in TABLES:
+        # lines of the second table go on where the first ends: settings are of the first
+        shipped += enumerate(read_csv(DATA, name), start=2 + len(shipped))
+    path = settings or csv_path(DATA, "published_runs").with_name(
+        "published_runs_settings.jsonl.gz"
+    )
+    return shipped, read_settings(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Price the rows and print, or write, what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, help="table of runs; default: those that are shipped")
+    parser.add_argument("--settings", type=Path, help="recipes' settings by line number")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write every row's estimate")
+    parser.add_argument("--rows", metavar="TEXT", help="print the rows of the sources with TEXT")
+    parser.add_argument(
+        "--write", action="store_true", help="write the shipped errors that intervals are made of"
+    )
+    asked = parser.parse_args(arguments)
+    entries = list(price_rows(*_read(asked.runs, asked.settings)))
+    if asked.write:
+        priced = [entry for entry in entries if isinstance(entry, Priced)]
+        ACCURACY.parent.mkdir(exist_ok=True)
+        document = {
+            "format": "autopar-accuracy",
+            "version": 1,
+            "source": "python -m benchmarks.ledger --write: published runs of tests/data",
+            "classes": classes_of(priced),
+        }
+        write_json(ACCURACY, document)
+    accuracy = load_accuracy()
+    if asked.rows is not None:
+        _print_rows(entries, asked.rows)
+    else:
+        _print(entries, accuracy)
+    if asked.json is not None:
+        write_json(asked.json, _document(entries, accuracy))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

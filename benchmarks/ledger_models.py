@@ -107,9 +107,7 @@ def _plain(
 
 _DEEPSEEK_V3_EXPERTS = Experts(number=256, per_token=8, width=2048, shared_width=2048)
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-_SUPER = (
-    "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-)
+_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
 _KNOWN: Mapping[str, Architecture] = {
     "deepseekv3": _deepseek(
         layers=61,
@@ -155,9 +153,8 @@ _KNOWN: Mapping[str, Architecture] = {
         4096,
         Mamba(heads=128, width=64, state=128, groups=8),
         Attention(heads=32, kv_heads=2, width=128, rotary=False),
-        Experts(
-            number=512, per_token=22, width=2688, gated=False, shared_width=5376, latent=1024
-        ),
+        Experts(number=512, per_token=22, width=2688, gated=False, shared_width=5376, latent=1024),
+        mtp=2,
     ),
     "gpt39b": _plain(
         layers=48, hidden=8192, ffn=32768, heads=64, kv_heads=64, vocab=51200, gated=False
@@ -185,5 +182,5 @@ _KNOWN: Mapping[str, Architecture] = {
 
 def known_architecture(name: str) -> Architecture | None:
     """Return the architecture of a model's name, whatever its spelling; None for an unknown one."""
-    plain = re.sub(r"\(.*?\)", "", name.lower())
-    return _KNOWN.get(re.sub(r"[^a-z0-9]", "", plain))
+    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*?\)", "", name.lower()))
+    return _KNOWN.get(re.sub(r"(671b|style12layers256expertstop8)$", "", plain))

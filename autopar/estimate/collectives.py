@@ -401,9 +401,11 @@ def distinct_ranks(num_ranks: float, top_k: float) -> float:
     return float(min(top_k, num_ranks * (1.0 - (1.0 - 1.0 / num_ranks) ** top_k)))
 
 
-_PLAIN_EXCHANGE = 2.7
-"""An all-to-all of training over the tokens' bytes; without a fused dispatcher, bytes are also
-permuted and counted on the host. Fitted to published steps of mixture models."""
+_FUSED_RATE = 1.3
+"""Of an all-to-all's bandwidth, what a fused dispatcher reaches where a card does not say."""
+_PLAIN_EXCHANGE = 3.3
+"""An exchange by all-to-alls over a fused one: bytes are also permuted and counted on the host.
+Both were fitted to published steps of mixture models."""
 
 
 def moe_exchange_time_s(
@@ -416,6 +418,7 @@ def moe_exchange_time_s(
     top_k: int,
     bytes_per_element: float = 2.0,
     num_sms: int = 20,
+    fused: bool = True,
     site: SiteFactors = _AS_THE_CARD,
 ) -> F64:
     """Return the seconds of one `dispatch` or `combine` of `tokens` per rank, as an array.
@@ -423,7 +426,8 @@ def moe_exchange_time_s(
     `shape` is the group of experts. Inside a domain the copies by `num_sms` multiprocessors and
     the link run at the same time: (copies^4 + link^4)^(1/4); across domains a token crosses once
     per domain it visits, and the adapters join them. A network without `exchange` takes an
-    all-to-all of the distinct copies, 2.7 times as long. Raises KeyError for another direction.
+    all-to-all of the distinct copies at 1.3 of its rate; where nothing is `fused` (all-to-alls of
+    the framework), 2.7 times that. Raises KeyError for another direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)
@@ -432,11 +436,16 @@ def moe_exchange_time_s(
     copies = distinct_ranks(shape.ranks, top_k)
     token_bytes = hidden * bytes_per_element
     exchange = network.exchange
-    if exchange is None:
-        # an all-to-all's size counts the part that stays as well
-        return _PLAIN_EXCHANGE * collective_time_s(
-            network, "all2all", number * copies * token_bytes, shape, site
-        )
+    if exchange is None or not fused:
+        inside = shape._replace(ranks=shape.most, fewest=shape.most, nodes=1)
+        near = number * copies * token_bytes * shape.most / shape.ranks
+        near_s = collective_time_s(network, "all2all", near, inside, site) / _FUSED_RATE
+        # a fused dispatcher sends a token to a domain once, all-to-alls to each of its ranks
+        far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
+        if not fused:
+            near_s, far = _PLAIN_EXCHANGE * near_s, copies * (1 - shape.fewest / shape.ranks)
+        far_s = _crossing_s(network, number * far * token_bytes, shape, site)
+        return np.asarray((near_s**4 + far_s**4) ** 0.25)
     copying = (
         number
         * (copies + exchange.own_copies[side])
@@ -449,12 +458,18 @@ def moe_exchange_time_s(
     joined = copying**4 + linked**4
     base = exchange.base_s[side]
     if shape.nodes > 1:
-        adapter = network.adapter_bytes_per_s * network.adapter_share * site.cross_node
-        domains = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
-        joined = joined + (number * domains * token_bytes / adapter) ** 4
+        far = distinct_ranks(shape.nodes, top_k) * (shape.nodes - 1) / shape.nodes
+        joined = joined + _crossing_s(network, number * far * token_bytes, shape, site) ** 4
         # there, and the notice that it arrived
         base += 2 * network.protocols[-1].net_hop_s
     return np.asarray(base + joined**0.25)
+
+
+def _crossing_s(network: Network, size: F64, shape: GroupShape, site: SiteFactors) -> F64:
+    """Return the seconds of `size` bytes of a rank through its adapter."""
+    if shape.nodes == 1:
+        return np.zeros_like(size)
+    return size / (network.adapter_bytes_per_s * network.adapter_share * site.cross_node)
 
 
 def _like(asked: float | F64, times: F64) -> float | F64:

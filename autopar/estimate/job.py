@@ -47,7 +47,7 @@ attention and every other product."""
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Widths of multi-head latent attention (DeepSeek-V2), whose queries and keys are compressed."""
+    """Widths of multi-head latent attention (DeepSeek-V2): queries and keys are compressed."""
 
     query_rank: int
     key_value_rank: int
@@ -218,7 +218,9 @@ class Job:
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
     """Return the blocks of a model spec; raises InputError for what they cannot say."""
-    return tuple(_block(layer, spec.rotary_base is not None or layer.gated_mlp) for layer in spec.layers)
+    return tuple(
+        _block(layer, spec.rotary_base is not None or layer.gated_mlp) for layer in spec.layers
+    )
 
 
 def _block(layer: LayerSpec, rotary: bool) -> Block:

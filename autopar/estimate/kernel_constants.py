@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "ELEMENT_BYTES",
     "MEMORY_CLASSES",
     "AttentionFigures",
     "Constants",
@@ -46,6 +47,16 @@ MemoryClass = Literal["elementwise", "norm", "softmax", "permute", "optimizer"]
 """Kind of a memory-bound kernel: of one kind, kernels reach about the same share of HBM."""
 MEMORY_CLASSES: tuple[MemoryClass, ...] = get_args(MemoryClass)
 
+ELEMENT_BYTES: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "mxfp8": 1.0,
+    "nvfp4": 0.5,
+}
+"""Bytes of one element by precision; the scales of blocks, 3 to 12 % more, are not counted."""
 _QUALITIES: tuple[Quality, ...] = get_args(Quality)
 _ENTRY_KEYS = ("value", "quality", "source", "spread")
 _SAME_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8_block"}
@@ -243,6 +254,8 @@ class KernelsSection(_Section):
 
     clock: ShareFigure
     """Rate that a run sustains per rate of a short benchmark."""
+    low_precision_clock: ShareFigure | None = None
+    """Of that, what products in 8 bits and less sustain; None: all."""
     gemm: dict[Dtype, GemmFigure]
     grouped_gemm: ShareFigure
     """Rate of a grouped GEMM per rate of a batched one of the same shape."""
@@ -270,6 +283,13 @@ class Kernels:
     def clock(self) -> float:
         """Sustained rate per rate of a short benchmark; the tables have 1."""
         return self.section.clock["share"]
+
+    def product_clock(self, dtype: str, clock: float) -> float:
+        """Return the sustained share of a precision's products; that of 16 bits is `clock`."""
+        low = self.section.low_precision_clock
+        # products in few bits draw more power, and the clock falls further
+        narrow = ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]
+        return clock * (low["share"] if low is not None and narrow else 1.0)
 
     def gemm(self, dtype: str) -> Figure:
         """Return the surface of a precision; raises InputError naming those of the card."""

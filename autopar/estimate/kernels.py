@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from autopar.arrays import F64, Bool
-from autopar.estimate.kernel_constants import Figure, Kernels
-from autopar.estimate.memory_bound import ELEMENT_BYTES, memory_bound_s
+from autopar.estimate.kernel_constants import ELEMENT_BYTES, Figure, Kernels
+from autopar.estimate.memory_bound import memory_bound_s
 
 __all__ = [
     "LinearTimes",
@@ -61,13 +61,16 @@ _SPLIT_MEMORY_SHARE = 0.8
 """Share of HBM at which partial sums of split products are written and added."""
 _LONG_S = 1e-3
 """Kernels of this length and longer draw the full power, and the clock falls."""
+_SUSTAINED_SLOWDOWN = 0.4
+"""Of that fall, what is left in a run, whose clock is below that of a benchmark already; fitted to
+published runs with small and large products."""
 _ALIGNMENT = 8
 _MISALIGNED = 2.95
 """Slowdown where a weight's dimension is no multiple of 8: vTrain's head of 50,257 rows."""
 _WEIGHT_GRADIENT_RATE = 0.94
 """Rate of the weight gradient (both inputs transposed) per rate of the forward: SimuMax's tables
 have 1/1.07 on B200 and 1/1.06 on A100 PCIe; the input gradient is within 1.5 % of the forward."""
-_GROUPED_WEIGHT_GRADIENT_RATE = 0.7
+_GROUPED_WEIGHT_GRADIENT_RATE = 0.8
 """The same of grouped products, beside the grouped forward: SimuMax has .66 on B200, .82 on A100
 PCIe."""
 _BLOCK = 4096
@@ -99,7 +102,8 @@ def gemm_s(
     [q 2 tm tn (k/s + k0) / (P eff) + split], bytes / (hb HBM)) + t0 with P = peak c clock / SMs,
     x = batch ceil(m/tm) ceil(n/tn) s / SMs, q = max(1, w ceil(x) + (1-w) x),
     eff = min(1, tile / 85.3)^a, tile = tm tn / (tm + tn); the first term grows by
-    1 + z ln(1 + t / 1 ms), since a long kernel lowers the clock. With `cast`, low precisions
+    1 + z ln(1 + t / 1 ms), since a long kernel lowers the clock (0.4 z where it is lower already:
+    `clock` below 1). With `cast`, low precisions
     include the quantisation of x, as in the tables the constants were fitted to. Raises InputError.
     """
     m, n, k, batch = _floats(m, n, k, batch)
@@ -177,7 +181,7 @@ def grouped_linear_s(
     """Return the seconds of the experts' linear layers: forward, input and weight gradient.
 
     As `linear_s` of each group; weight gradients of groups, whose inner dimension is the few rows,
-    run at 0.7 of the rate. Raises InputError.
+    run at 0.8 of the rate. Raises InputError.
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
@@ -276,7 +280,8 @@ def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], dtype: str, c
             least += partial + figure["split_s"]
             # a batch fills the device already, and libraries do not split it
             np.minimum(best, np.where(batch > 1, np.inf, least), out=best)
-    best *= 1 + figure["slowdown"] * np.log1p(best / _LONG_S)
+    slowdown = figure["slowdown"] * (_SUSTAINED_SLOWDOWN if clock < 1.0 else 1.0)
+    best *= 1 + slowdown * np.log1p(best / _LONG_S)
     size = ELEMENT_BYTES[dtype]
     # low precisions write their result in 16 bits
     result = max(size, ELEMENT_BYTES["bf16"])

@@ -2,8 +2,8 @@
 
 A layer is a list of *parts*: the kernels of one operation with their forward, input-gradient and
 weight-gradient seconds, named by the module they belong to, so that recomputation can take any of
-them again. Beside them stand what it sends and what its host code takes. Which part waits for which,
-and how layers make a step, is `autopar.estimate.step`.
+them again. Beside them stands what it sends. Which part waits for which, and how layers make a
+step, is `autopar.estimate.step`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autopar.estimate.job import (
     mamba_inputs,
     parameters,
 )
-from autopar.estimate.kernel_constants import Kernels, kernels_of
+from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels, kernels_of
 from autopar.estimate.kernels import (
     LinearTimes,
     attention_s,
@@ -41,7 +41,6 @@ from autopar.estimate.kernels import (
     unfused_attention_s,
 )
 from autopar.estimate.memory_bound import (
-    ELEMENT_BYTES,
     cast_s,
     cross_entropy_s,
     elements_s,
@@ -117,7 +116,7 @@ def machine_of(
 
 
 def group(machine: Machine, ranks: int, stride: int) -> GroupShape:
-    """Return the shape of groups of `ranks` GPUs that lie `stride` apart, tensor ranks innermost."""
+    """Return the shape of groups of `ranks` GPUs `stride` apart, tensor ranks innermost."""
     return GroupShape.even(ranks=ranks, per_node=max(1, machine.domain_gpus // stride))
 
 
@@ -138,7 +137,7 @@ class Sends(NamedTuple):
 
     forward_s: float = 0.0
     backward_s: float = 0.0
-    count: int = 0
+    calls: float = 0.0
     """Collectives of forward and backward together, for the host."""
 
 
@@ -154,6 +153,8 @@ class LayerTimes(NamedTuple):
     """Dispatch and combine, nothing hidden yet."""
     weight_cast_s: float
     """Quantisation of the weights, once a step."""
+    mixture: bool
+    """Whether the layer has experts, whose routing takes host time of its own."""
 
 
 def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
@@ -183,11 +184,16 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
         if block.mlp.shared_width:
             tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
     parts += _around(machine, job, block)
-    return LayerTimes(tuple(parts), tensor, context, experts, cast)
+    mixture = isinstance(block.mlp, Experts)
+    return LayerTimes(tuple(parts), tensor, context, experts, cast, mixture)
 
 
 def _sum(one: Sends, other: Sends) -> Sends:
-    return Sends(*(a + b for a, b in zip(one, other, strict=True)))
+    return Sends(
+        one.forward_s + other.forward_s,
+        one.backward_s + other.backward_s,
+        one.calls + other.calls,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +201,13 @@ def _sum(one: Sends, other: Sends) -> Sends:
 
 
 def _element(
-    machine: Machine, name: str, module: str, operation: str, elements: float, *, gated: bool = False
+    machine: Machine,
+    name: str,
+    module: str,
+    operation: str,
+    elements: float,
+    *,
+    gated: bool = False,
 ) -> Part:
     """Return an operation whose bytes per element the stack counts."""
     forward = machine.stack.element_bytes(operation, backward=False, gated=gated)
@@ -214,9 +226,8 @@ def _linear(
 ) -> Iterator[Part]:
     """Yield a linear layer's products, its gradient's accumulation and its casts."""
     dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
-    times = linear_s(
-        machine.kernels, tokens, outputs, inputs, dtype=dtype, clock=machine.clock, cast=False
-    )
+    clock = machine.kernels.product_clock(dtype, machine.clock)
+    times = linear_s(machine.kernels, tokens, outputs, inputs, dtype=dtype, clock=clock, cast=False)
     yield _product(machine, job, name, module, times, outputs * inputs, dtype)
     yield from _casts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
 
@@ -268,12 +279,12 @@ def _weights_cast(machine: Machine, job: Job, block: Block) -> float:
         return 0.0
     experts, dense = parameters(block)
     held = experts / job.ep + (0.0 if job.experts_only else dense / job.tp)
-    return float(
-        cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved)
-    )
+    return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
 
 
-def _attention_parts(machine: Machine, job: Job, hidden: int, attention: Attention) -> Iterator[Part]:
+def _attention_parts(
+    machine: Machine, job: Job, hidden: int, attention: Attention
+) -> Iterator[Part]:
     n, t = job.tokens, job.tp
     latent = attention.latent
     for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
@@ -410,7 +421,7 @@ def _expert_parts(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Iter
             inputs,
             dtype=job.precision,
             fused=job.fused_experts,
-            clock=machine.clock,
+            clock=machine.kernels.product_clock(job.precision, machine.clock),
             pad=pad,
             cast=False,
         )
@@ -428,23 +439,23 @@ def _expert_parts(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Iter
         for side in (False, True)
     )
     yield Part("permute", "moe", "memory", forward, backward)
-    yield from _linear(machine, replace(job, precision="bf16"), "router", "moe", n, mlp.number, hidden)
+    yield from _linear(
+        machine, replace(job, precision="bf16"), "router", "moe", n, mlp.number, hidden
+    )
     scores = float(elements_s(machine.kernels, n * mlp.number, _ROUTER_BYTES, count=12))
     yield Part("routing", "moe", "memory", scores, scores)
     if mlp.latent:
         yield from _linear(machine, job, "latent down", "moe", n, mlp.latent, hidden)
         yield from _linear(machine, job, "latent up", "moe", n, hidden, mlp.latent)
     if mlp.shared_width:
-        yield from _mlp_parts(
-            machine, job, hidden, mlp.shared_width, mlp.gated, "shared_experts"
-        )
+        yield from _mlp_parts(machine, job, hidden, mlp.shared_width, mlp.gated, "shared_experts")
 
 
 _UNFUSED_PERMUTE = 2.7
 """Permutation without a fused dispatcher over one with, from published steps of mixtures."""
 _MAMBA_CONVOLUTION = 24.0, 48.0
-"""Bytes per element of a mixer's inner width, forward and backward, of convolution, gate and scan."""
-_MAMBA_SLOW = 4.0
+"""Bytes per element of a mixer's inner width of convolution, gate and scan: forward, backward."""
+_MAMBA_SLOW = 6.5
 """Of a mixer's kernels over their bytes and FLOP at the rates of others; published steps."""
 _CHUNK = 256
 """Tokens that a scan takes at a time."""
@@ -457,7 +468,7 @@ def _mamba_parts(machine: Machine, job: Job, hidden: int, mamba: Mamba) -> Itera
     inner = mamba.inner / t
     # 2 n d (2 N + c): states in and out and within a chunk of c tokens, at a quarter of the peak
     flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
-    scan = flop / (machine.kernels.flop_per_s["bf16"] / 4) * _MAMBA_SLOW
+    scan = flop / (machine.kernels.flop_per_s["bf16"] / 4)
     forward, backward = (
         _MAMBA_SLOW * float(elements_s(machine.kernels, n * inner, moved, count=6))
         for moved in _MAMBA_CONVOLUTION
@@ -535,9 +546,8 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
         return Sends()
     # expert groups are neighbours: they fold over tensor, context and data ranks
     shape = group(machine, job.ep, 1)
-    network = machine.card.network
-    if job.dispatcher == "all_to_all":
-        network = replace(network, exchange=None)
+    # a card's own figures are of few tokens, as in inference, and too slow for many
+    network = replace(machine.card.network, exchange=None)
     dispatch, combine = (
         float(
             moe_exchange_time_s(
@@ -547,6 +557,7 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
+                fused=job.dispatcher == "fused",
                 site=machine.factors,
             )
         )

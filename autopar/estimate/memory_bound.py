@@ -7,16 +7,13 @@ operations a layer has, and matrix products, are not here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from autopar.arrays import F64
-from autopar.estimate.kernel_constants import Kernels, MemoryClass
+from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels, MemoryClass
 
 __all__ = [
-    "ELEMENT_BYTES",
     "cast_s",
     "cross_entropy_s",
     "elements_s",
@@ -25,17 +22,6 @@ __all__ = [
     "optimizer_s",
     "permute_s",
 ]
-
-ELEMENT_BYTES: Mapping[str, float] = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "fp8_block": 1.0,
-    "mxfp8": 1.0,
-    "nvfp4": 0.5,
-}
-"""Bytes of one element by precision; the scales of blocks, 3 to 12 % more, are not counted."""
 
 _EMBEDDING_BYTES = 8.0
 """Per element of the result: 2 bytes read, 2 written, and 4 for the mask and the sum of ranks."""

@@ -19,7 +19,7 @@ from autopar.objects import model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 
-__all__ = ["FORMAT", "BYTE_CLASSES", "Stack", "StackDocument", "load_stack", "read_stack"]
+__all__ = ["BYTE_CLASSES", "FORMAT", "Stack", "StackDocument", "load_stack", "read_stack"]
 
 FORMAT = "autopar-stack"
 """Value of `format` that tells a stack from other documents."""
@@ -38,9 +38,10 @@ _HOST = Constants(
         "forward_s": (0.0, 0.1),
         "backward_s": (0.0, 0.1),
         "collective_s": (0.0, 1e-2),
+        "experts_s": (0.0, 0.1),
         "partial_graphs": (0.0, 1.0),
     },
-    {"partial_graphs": 0.7},
+    {"experts_s": 0.0, "partial_graphs": 0.7},
 )
 _OVERLAP = Constants(
     {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
-from autopar.estimate.job import Block, Experts, Job, parameters, stage_blocks
+from autopar.estimate.job import Block, Job, parameters, stage_blocks
 from autopar.estimate.layer import (
     LayerTimes,
     Machine,
@@ -45,7 +45,7 @@ TERMS = (
     "optimizer",
     "stragglers",
 )
-"""Of a step: kernels by kind, recomputation, communication by axis, what hosts and pipelines add."""
+"""Of a step: kernels by kind, recomputation, transfers by axis, what hosts and pipelines add."""
 
 _STRAGGLERS = 0.0013
 """Share of a step per doubling of the nodes that the slowest adds; from published runs."""
@@ -55,7 +55,7 @@ _INTERLEAVED_TRANSFER = 0.6
 """Visible share of the v transfers per micro-batch of an interleaved pipeline."""
 _HIDDEN_REDUCTION = 0.05
 """Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
-_EXPOSED_EXPERTS = 0.15
+_EXPOSED_EXPERTS = 0.5
 """Of dispatch and combine that run under another micro-batch, what is visible."""
 
 
@@ -90,8 +90,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     _check(job)
     known: dict[Block, LayerTimes] = {}
     stages = [
-        _stage(machine, job, blocks, index, known)
-        for index, blocks in enumerate(stage_blocks(job))
+        _stage(machine, job, blocks, index, known) for index, blocks in enumerate(stage_blocks(job))
     ]
     times = [stage.total_s for stage in stages]
     longest = max(range(len(times)), key=times.__getitem__)
@@ -137,7 +136,11 @@ def _check(job: Job) -> None:
 
 
 def _stage(
-    machine: Machine, job: Job, blocks: tuple[Block, ...], index: int, known: dict[Block, LayerTimes]
+    machine: Machine,
+    job: Job,
+    blocks: tuple[Block, ...],
+    index: int,
+    known: dict[Block, LayerTimes],
 ) -> _Stage:
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
@@ -180,13 +183,13 @@ def _stage(
 
 
 def _together(device_s: float, host_s: float) -> float:
-    """Return (device^6 + host^6)^(1/6) without overflow."""
+    """Return (device^6 + host^6)^(1/6)."""
+    # over the larger first: seconds to the sixth would underflow
     most = max(device_s, host_s)
     if most == 0.0:
         return 0.0
-    return most * ((device_s / most) ** _HOST_POWER + (host_s / most) ** _HOST_POWER) ** (
-        1 / _HOST_POWER
-    )
+    powers = (device_s / most) ** _HOST_POWER + (host_s / most) ** _HOST_POWER
+    return float(most * powers ** (1.0 / _HOST_POWER))
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -235,10 +238,12 @@ def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
     if job.graphs == "full":
         return 0.0
     host = machine.stack.figures.host
-    calls = times.tensor.count + times.context.count + times.experts.count
+    calls = times.tensor.calls + times.context.calls + times.experts.calls
     seconds = host["forward_s"] + host["backward_s"] + calls * host["collective_s"]
     if job.recompute == "full":
         seconds += host["forward_s"]
+    if times.mixture:
+        seconds += host["experts_s"]
     return seconds * (host["partial_graphs"] if job.graphs == "partial" else 1.0)
 
 
@@ -280,8 +285,8 @@ def _network(machine: Machine) -> float:
 def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, float]) -> float:
     """Return what ZeRO-3's traffic of a layer adds to the time of its kernels.
 
-    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and a
-    reduce-scatter per micro-batch.
+    t = max(device, traffic) + x min(device, traffic) with 2 all-gathers (1 without resharding) and
+    a reduce-scatter per micro-batch.
     """
     experts, dense = parameters(block)
     gathers = 2 if job.reshard else 1
@@ -353,5 +358,3 @@ def _transfer_s(machine: Machine, job: Job) -> float:
     if job.vpp > 1:
         return _INTERLEAVED_TRANSFER * job.vpp * once
     return 2 * once
-
-

@@ -26,7 +26,8 @@ __all__ = ["check", "columns", "compressed", "documents", "main", "write"]
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
 
-TABLES_OF_RUNS = ("published_runs", "published_runs_single_node")
+TABLES_OF_RUNS = ("published_runs", "published_runs_more", "published_runs_single_node")
+SETTINGS = "published_runs_settings.jsonl"
 _CALCULON = "Calculon (SC'23, doi 10.1145/3581784.3607102)"
 _TENSOR2D = "the performance model of arXiv 2410.00273"
 _GALVATRON = "Galvatron's search engine, its newest release and v2.4.0"
@@ -283,6 +284,12 @@ def write(cases: Path, out: Path) -> dict[str, int]:
         out_rows.writeheader()
         out_rows.writerows(rows)
         contents[f"{name}.csv.gz"] = _compressed(text.getvalue())
+    # without the names of the recipes: what they set is all that is read
+    kept = [
+        {"row": entry["row"], "settings": entry["settings"]}
+        for entry in map(json.loads, (cases / SETTINGS).read_text(encoding="utf-8").splitlines())
+    ]
+    contents[f"{SETTINGS}.gz"] = _compressed("".join(f"{json.dumps(k)}\n" for k in kept))
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (out / name).write_bytes(content)

@@ -24,6 +24,7 @@ __all__ = [
     "galvatron_answers",
     "read_csv",
     "read_file",
+    "read_settings",
     "stage_problems",
     "table",
     "tensor2d_attention",
@@ -189,3 +190,11 @@ def read_csv(folder: Path, name: str) -> Iterator[dict[str, str]]:
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     yield from csv.DictReader(io.StringIO(text, newline=""))
+
+
+def read_settings(path: Path) -> dict[int, dict[str, Any]]:
+    """Return what trainers' recipes set, by line number of the row; a .jsonl or .jsonl.gz file."""
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    entries = map(json.loads, text.splitlines())
+    return {int(entry["row"]): entry["settings"] for entry in entries}
