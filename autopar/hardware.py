@@ -209,6 +209,9 @@ class HardwareProfile:
     """All-reduce times by size of a consecutive group that price the all-gathers and
     reduce-scatters of sequence parallelism and nothing else: those of an `sp_time` file that is
     not of the same run as the bandwidths."""
+    domain_gpus: int | None = None
+    """GPUs that the links inside a node join where they join several nodes, as in a rack; None:
+    those of one node."""
     memory_bytes: float | None = None
     """Memory of one device, if known."""
     memory_bytes_per_s: float | None = None
@@ -226,6 +229,11 @@ class HardwareProfile:
     def world_size(self) -> int:
         """Number of GPUs."""
         return self.num_nodes * self.gpus_per_node
+
+    @property
+    def joined_gpus(self) -> int:
+        """Number of GPUs between which messages cross no adapter."""
+        return self.gpus_per_node if self.domain_gpus is None else self.domain_gpus
 
     @property
     def has_spread(self) -> bool:

@@ -20,7 +20,8 @@ from statistics import median
 import numpy as np
 
 from autopar.documents.json import write_text
-from autopar.estimate.card import GroupShape, allreduce_time_s, load_card
+from autopar.estimate.card import load_card
+from autopar.estimate.collectives import GroupShape, collective_time_s
 from benchmarks.metadata import ROOT
 from search.closed_form.files import tensor2d_system
 from search.closed_form.tensor2d import COMPAT, CORRECT, Quirks, System
@@ -90,7 +91,7 @@ def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
     systems = tensor2d_documents(ROOT / "tests" / "data")["systems"]
     published = System.model_validate(systems[PUBLISHED_SYSTEM])
     shipped = tensor2d_system(CARD).model_copy(update={"nvlink_size": GPUS_PER_NODE})
-    card = load_card(CARD)
+    network = load_card(CARD).network
 
     def by(system: System, quirks: Quirks) -> Model:
         return lambda row: link_s(
@@ -98,11 +99,8 @@ def compare(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
         )
 
     def ours(row: Measured) -> float | None:
-        if row.operation != "allreduce":
-            return None
-        ranks, each = row.gpus_per_node * row.num_nodes, row.gpus_per_node
-        shape = GroupShape(ranks=ranks, fewest=each, most=each, nodes=row.num_nodes)
-        return allreduce_time_s(card, row.size_bytes, shape)
+        shape = GroupShape.even(ranks=row.ranks, per_node=row.gpus_per_node)
+        return collective_time_s(network, row.operation, row.size_bytes, shape)
 
     models: tuple[Model, ...] = (
         by(published, COMPAT),

@@ -134,6 +134,7 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
         name=profile.name,
         memory_bytes=profile.memory_bytes,
         memory_bytes_per_s=profile.memory_bytes_per_s,
+        domain_gpus=profile.domain_gpus,
         curves=curves,
     )
 

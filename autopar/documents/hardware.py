@@ -363,6 +363,7 @@ def read_hardware(
         strided_curves=priced.strided_curves,
         p2p_curves=priced.p2p_curves,
         sequence_curves=priced.sequence_curves,
+        domain_gpus=_domain_gpus(files, gpus_per_node),
         memory_bytes=_agreed(files, "memory_bytes"),
         memory_bytes_per_s=_agreed(files, "memory_bytes_per_s"),
         name=names[0] if names else "measured",
@@ -551,6 +552,21 @@ def _time_doubts(entries: Sequence[HardwareEntry]) -> Iterator[Doubt]:
 def _memory_bytes_per_s(*files: HardwareFile) -> float | None:
     known = [f.sidecar.memory_bytes_per_s for f in files if f.sidecar is not None]
     return next((value for value in known if value is not None), None)
+
+
+def _domain_gpus(files: list[HardwareFile], gpus_per_node: int) -> int | None:
+    """Return the GPUs of a rack, which has whole nodes; raises DocumentError."""
+    found = _agreed(files, "domain_gpus")
+    if found is None:
+        return None
+    if found % gpus_per_node:
+        path = next(f.path for f in files if f.sidecar and f.sidecar.domain_gpus is not None)
+        raise DocumentError(
+            sidecar_path(path),
+            f"the value is {found:g}, expected a multiple of the {gpus_per_node} GPUs of a node",
+            key="domain_gpus",
+        )
+    return int(found)
 
 
 def _agreed(files: list[HardwareFile], field: str) -> float | None:

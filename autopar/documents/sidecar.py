@@ -430,6 +430,8 @@ class Sidecar(StrictObject):
     """Memory of one device."""
     memory_bytes_per_s: BytesPerSecond | None = None
     """Memory bandwidth of one device."""
+    domain_gpus: _Size | None = None
+    """Of a cluster: GPUs that the links inside a node join, where they join whole racks."""
     logits_peak_bytes_per_sample: BytesOrZero | None = None
     """Extra memory per sample while the loss runs, not contained in the tables."""
     curves: list[CurveData] = Field(default_factory=list)

@@ -9,7 +9,6 @@ are made from it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, key_error, published, validate_document
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.errors import DocumentError, InputError, nearest
-from autopar.estimate.collectives import NOMINAL, Exchange, GroupShape, Network
+from autopar.estimate.collectives import (
+    NOMINAL,
+    TRANSFER_SYNCHRONISE_S,
+    Exchange,
+    GroupShape,
+    Network,
+    collective_time_s,
+    p2p_time_s,
+)
 from autopar.estimate.kernel_constants import KernelsSection
-from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.objects import BeforeValidator, Field, FieldInfo, model_validator, refusal
 from autopar.records import dataclass
 from autopar.sources import Source
@@ -39,13 +47,9 @@ __all__ = [
     "FORMAT",
     "Card",
     "CardDocument",
-    "GroupShape",
     "Link",
-    "all2all_time_s",
-    "allreduce_time_s",
     "estimate_hardware",
     "load_card",
-    "p2p_time_s",
     "parse_hardware",
     "read_card",
 ]
@@ -62,8 +66,6 @@ class Link:
     bytes_per_s: float
     collective_efficiency: float
     """Share of the bandwidth that rings of collectives reach on long messages."""
-    p2p_efficiency: float
-    """The same for send/receive and all-to-all."""
     hop_s: float
     """Latency of one step of a ring."""
 
@@ -91,8 +93,8 @@ class Card:
     inter_node: Link
     network: Network
     """The links with what collectives reach of them, for `estimate.collectives`."""
-    domain_gpus: int
-    """GPUs that the links of `intra_node` join: those of a node, or of a rack."""
+    domain_gpus: int | None
+    """GPUs of several nodes that the links of `intra_node` join, None where they join one node."""
     more: Mapping[str, float]
     """Numbers that only the closed forms need, by section and key; a card may lack any of them."""
     kernels: KernelsSection | None
@@ -527,7 +529,7 @@ def read_card(document: JsonDocument) -> Card:
         intra_node=_link(card.intra_node),
         inter_node=_link(card.inter_node),
         network=_network(card),
-        domain_gpus=_domain_gpus(card),
+        domain_gpus=None if card.collectives is None else card.collectives.domain_gpus,
         more=dict(_more(card)),
         kernels=card.kernels,
         path=path,
@@ -545,16 +547,8 @@ def _link(part: _IntraNode | _InterNode) -> Link:
     return Link(
         bytes_per_s=part.bytes_per_s,
         collective_efficiency=part.collective_efficiency,
-        p2p_efficiency=part.p2p_efficiency,
         hop_s=part.hop_s,
     )
-
-
-def _domain_gpus(card: CardDocument) -> int:
-    found = card.collectives
-    if found is None or found.domain_gpus is None:
-        return card.intra_node.max_gpus
-    return max(found.domain_gpus, card.intra_node.max_gpus)
 
 
 def _network(card: CardDocument) -> Network:
@@ -636,18 +630,16 @@ def _more(card: CardDocument) -> Iterator[tuple[str, float]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# HardwareProfile from a card: alpha-beta times of every group a plan can use.
+# HardwareProfile from a card: times of every group a plan can use.
 #
-# A group is described by its *shape*: its ranks, those on a node, and nodes. Times follow NCCL's
-# own cost model (src/graph/tuning.cc): a latency per step of the ring or tree and a bandwidth that
-# the slowest link sets. All groups of a kind run at the same time, as in training: every GPU brings
-# its own NVLink ports and its own network adapter, so groups do not share links.
+# What a hardware profiler would measure: curves of every collective in every group, priced by
+# `estimate.collectives`, and bandwidths that are averages over them.
 
 
-_REFERENCE_BYTES = tuple(float(MIB << k) for k in range(4, 10))
-"""Sizes over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
-_CURVE_BYTES = tuple(float(MIB << k) for k in range(11))
+_CURVE_BYTES = np.array([float(MIB << k) for k in range(11)])
 """Sizes of the documented collective times: 1, 2, 4, ... 1024 MiB."""
+_REFERENCE = slice(4, 10)
+"""Those over which a documented bandwidth is averaged: 16 to 512 MiB (nccl-tests' average)."""
 
 
 def parse_hardware(text: str) -> tuple[str, int, int]:
@@ -663,8 +655,8 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
 def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> HardwareProfile:
     """Return the estimated profile of `num_nodes` x `gpus_per_node` devices of a card.
 
-    Bandwidths exist for all divisors of the world (groups of neighbours and strided ones),
-    times for groups of neighbours at 1, 2, 4, ... 1024 MiB. Raises InputError.
+    Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
+    neighbours and strided ones. Raises InputError.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
@@ -677,35 +669,33 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
     world = num_nodes * gpus_per_node
     # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]
+    domain = gpus_per_node * _nodes_joined(device, num_nodes, gpus_per_node)
+    priced = _Priced(device.network)
     allreduce: dict[tuple[int, bool], float] = {}
     curves: dict[tuple[str, int], Curve] = {}
-    p2p: dict[int, float] = {}
+    strided: dict[tuple[str, int], Curve] = {}
     for size in degrees:
         for consecutive in (True, False):
-            shapes = _group_shapes(world, gpus_per_node, size, consecutive=consecutive)
-            # groups of a kind run at the same time and the slowest decides
-            allreduce[size, consecutive] = min(_mean_busbw(device, size, shape) for shape in shapes)
-        shapes = _group_shapes(world, gpus_per_node, size, consecutive=True)
-        # documented keys have these two; all-gather and reduce-scatter are half an all-reduce
-        for operation, time_s in (("allreduce", allreduce_time_s), ("all2all", all2all_time_s)):
-            times = [max(time_s(device, s, shape) for shape in shapes) for s in _CURVE_BYTES]
-            curves[operation, size] = Curve(
-                sizes_bytes=np.array(_CURVE_BYTES), times_s=np.array(times)
-            )
-        # all ranks send at once and a step waits for the slowest pair: with several nodes, some
-        # neighbouring stages always lie on different ones
-        crosses = num_nodes > 1
-        p2p[size] = float(
-            # message over the whole time: a documented bandwidth contains the latency
-            np.mean([s / p2p_time_s(device, s, inter_node=crosses) for s in _REFERENCE_BYTES])
-        )
+            shapes = _group_shapes(world, domain, size, consecutive=consecutive)
+            found = {name: priced.curve(name, shapes) for name in COLLECTIVES}
+            allreduce[size, consecutive] = _mean_busbw(found["allreduce"], size)
+            # one world group, strided or not
+            if consecutive or size < world:
+                kind = curves if consecutive else strided
+                kind.update({(name, size): curve for name, curve in found.items()})
+    transfer = _transfer(device.network, crosses=world > domain)
+    # message over the whole time: a documented bandwidth contains the latency
+    p2p_bytes_per_s = float(np.mean((transfer.sizes_bytes / transfer.times_s)[_REFERENCE]))
     return HardwareProfile(
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         allreduce_bytes_per_s=allreduce,
-        p2p_bytes_per_s=p2p,
+        p2p_bytes_per_s=dict.fromkeys(degrees, p2p_bytes_per_s),
         overlap_coefficient=device.overlap_coefficient,
         curves=curves,
+        strided_curves=strided,
+        p2p_curves=dict.fromkeys(degrees, transfer),
+        domain_gpus=domain if domain > gpus_per_node else None,
         memory_bytes=device.memory_bytes,
         # what kernels reach, as a measurement would say it
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
@@ -715,75 +705,59 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
     )
 
 
-def allreduce_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
-    """Return the seconds of an all-reduce of a tensor of `size_bytes` in a group.
+def _nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
+    """Return how many whole nodes the links of one domain join, at least 1.
 
-    alpha + 2(n-1)/n * S / B. B = intra-node ring bandwidth, across nodes at most the adapters of
-    the group's ranks on one node. alpha = base + the steps of the quicker of NCCL's algorithms:
-    ring 2(n-k) intra + 2(k-1) inter hops, tree 2(n/k-1) intra + 2 log2(k) inter (tuning.cc).
+    Racks are as full as they can be equally full, such as 64 of 72 GPUs in each of two racks for
+    128: whoever places a job cuts it so that groups of neighbours stay in a rack. Where that would
+    leave more than half of a rack empty, all racks but the last are full.
     """
-    ranks, fewest, most, nodes = shape
-    intra, inter = card.intra_node, card.inter_node
-    # twice around: once to reduce, once to gather; k - 1 of the n - 1 hops leave a node
-    ring = 2 * (ranks - nodes) * intra.hop_s + 2 * (nodes - 1) * inter.hop_s
-    # up and down again: a chain inside the node, a binary tree over the nodes
-    tree = 2 * (most - 1) * intra.hop_s + 2 * math.ceil(math.log2(nodes)) * inter.hop_s
-    bandwidth = math.inf
-    if most > 1:
-        bandwidth = intra.bytes_per_s * intra.collective_efficiency
-    # every rank of a node brings its adapter, so the node with the fewest ranks is the narrowest
-    if nodes > 1:
-        bandwidth = min(bandwidth, fewest * inter.bytes_per_s * inter.collective_efficiency)
-    steps_s = min(ring, tree) if nodes > 1 else ring
-    # a ring sends (n-1)/n of the tensor twice: the sums, then the gathered result
-    return card.collective_base_s + steps_s + 2 * (ranks - 1) / ranks * size_bytes / bandwidth
+    most = 1 if card.domain_gpus is None else max(1, card.domain_gpus // gpus_per_node)
+    equal = max(n for n in range(1, min(most, num_nodes) + 1) if num_nodes % n == 0)
+    return equal if equal == num_nodes or 2 * equal >= most else most
 
 
-def all2all_time_s(card: Card, size_bytes: float, shape: GroupShape) -> float:
-    """Return the seconds of an all-to-all of `size_bytes` local input per rank.
+def _transfer(network: Network, *, crosses: bool) -> Curve:
+    """Return the times of messages between neighbouring stages, whose ranks all send at once.
 
-    alpha + max(S(n-1)/n / B_intra, S(n-r)/n / B_inter): each rank sends 1/n of its input to every
-    peer, the part for the other n-r ranks through its adapter. alpha = base + one hop per peer of
-    the node (and one across nodes).
+    The slowest pair counts: with several domains, some neighbours always lie in different ones.
     """
-    ranks, fewest, most, nodes = shape
-    intra, inter = card.intra_node, card.inter_node
-    latency = card.collective_base_s + (most - 1) * intra.hop_s
-    # 1/n of the input goes to each of the most - 1 peers on the node
-    local = size_bytes * (most - 1) / ranks / (intra.bytes_per_s * intra.p2p_efficiency)
-    if nodes == 1:
-        return latency + local
-    # ranks on the node with the fewest have the most peers elsewhere
-    remote = size_bytes * (ranks - fewest) / ranks / (inter.bytes_per_s * inter.p2p_efficiency)
-    # links inside the node and adapters work at the same time: the slower part counts
-    return latency + inter.hop_s + max(local, remote)
+    times = p2p_time_s(network, _CURVE_BYTES, crosses=crosses) + TRANSFER_SYNCHRONISE_S
+    return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
 
 
-def p2p_time_s(card: Card, size_bytes: float, *, inter_node: bool) -> float:
-    """Return the seconds of sending `size_bytes` from every rank of a stage to the next stage.
+class _Priced:
+    """Times of every group of a kind, priced once for each shape that occurs."""
 
-    alpha + S/B; every rank has its own link or adapter.
-    """
-    link = card.inter_node if inter_node else card.intra_node
-    bandwidth = link.bytes_per_s * link.p2p_efficiency
-    return card.collective_base_s + link.hop_s + size_bytes / bandwidth
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._times: dict[tuple[str, GroupShape], NDArray[np.float64]] = {}
+
+    def curve(self, operation: str, shapes: Sequence[GroupShape]) -> Curve:
+        # groups of a kind run at the same time and the slowest decides
+        times = np.max([self._of(operation, shape) for shape in shapes], axis=0)
+        return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
+
+    def _of(self, operation: str, shape: GroupShape) -> NDArray[np.float64]:
+        key = operation, shape
+        if key not in self._times:
+            self._times[key] = collective_time_s(self._network, operation, _CURVE_BYTES, shape)
+        return self._times[key]
 
 
-def _mean_busbw(card: Card, size: int, shape: GroupShape) -> float:
+def _mean_busbw(curve: Curve, size: int) -> float:
     """Return the bus bandwidth 2(n-1)/n * S / t averaged over the reference sizes, bytes/s."""
-    factor = 2 * (size - 1) / size
-    return float(np.mean([factor * s / allreduce_time_s(card, s, shape) for s in _REFERENCE_BYTES]))
+    rates = OPERATIONS["allreduce"].bus_factor(size) * curve.sizes_bytes / curve.times_s
+    return float(np.mean(rates[_REFERENCE]))
 
 
-def _group_shapes(
-    world: int, gpus_per_node: int, size: int, *, consecutive: bool
-) -> Sequence[GroupShape]:
-    """Return the distinct shapes of all groups of a kind (groups can straddle nodes unevenly)."""
-    # ranks are numbered node by node, so that their number says their node
+def _group_shapes(world: int, domain: int, size: int, *, consecutive: bool) -> Sequence[GroupShape]:
+    """Return the distinct shapes of all groups of a kind (they can straddle domains unevenly)."""
+    # ranks are numbered node by node, so that their number says their domain
     step = 1 if consecutive else world // size
     starts = range(0, world, size) if consecutive else range(world // size)
     shapes = set()
     for start in starts:
-        per_node = Counter((start + k * step) // gpus_per_node for k in range(size)).values()
+        per_node = Counter((start + k * step) // domain for k in range(size)).values()
         shapes.add(GroupShape(size, min(per_node), max(per_node), len(per_node)))
     return sorted(shapes)

@@ -305,15 +305,15 @@ class Documented:
         some groups would have a latency and the strided ones none.
         """
         hardware = self.hardware
-        one_node = hardware.num_nodes == 1
+        one_domain = hardware.world_size <= hardware.joined_gpus
         kinds = []
         if stride == 1:
             kinds.append(True)
         # strided entries are measured at stride W/size
         if stride * size == hardware.world_size or consecutive is False:
             kinds.append(False)
-        # in one node all links are alike, whatever the stride
-        if True not in kinds and (one_node or (consecutive and hardware.strided_curves)):
+        # in one node or rack all links are alike, whatever the stride
+        if True not in kinds and (one_domain or (consecutive and hardware.strided_curves)):
             kinds.append(True)
         return kinds
 
@@ -334,13 +334,13 @@ class Documented:
     def _shape(self, size: int, stride: int) -> tuple[int, int]:
         """Fewest ranks on a node, and nodes, of a group; in one node always (size, 1).
 
-        Neighbours whose number neither divides a node nor is divided by it straddle nodes in some
-        of the groups that start at 0, size, 2*size, ...; all groups work at once, so the worst
-        one counts.
+        The nodes of a rack, whose links join them, are one. Neighbours whose number neither divides
+        a node nor is divided by it straddle nodes in some of the groups that start at 0, size,
+        2*size, ...; all groups work at once, so the worst one counts.
         """
-        if self.hardware.num_nodes == 1:
+        node = self.hardware.joined_gpus
+        if self.hardware.world_size <= node:
             return size, 1
-        node = self.hardware.gpus_per_node
         if stride == 1 and node % size and size % node:
             starts = range(0, self.hardware.world_size - size + 1, size)
             parts = [_split(start, size, node) for start in starts]
@@ -371,14 +371,14 @@ class Documented:
         name = _name(size, stride)
         neighbours = sorted(g for g, consecutive in measured if consecutive)
         inside = [g for g in neighbours if self._shape(g, 1)[1] == 1]
-        across = [g for g in neighbours if g > hardware.gpus_per_node]
+        across = [g for g in neighbours if g > hardware.joined_gpus]
         if nodes == 1 and inside:
             stand_in = min((g for g in inside if g >= size), default=inside[-1])
             self._note(f"derived: bandwidth of {name} taken from allreduce_size_{stand_in}")
             return measured[stand_in, True], None
         if nodes > 1 and across:
             # all groups work at once: each has its ranks' share of a node's way out
-            wide = measured[across[-1], True] * per_node / hardware.gpus_per_node
+            wide = measured[across[-1], True] * per_node / hardware.joined_gpus
             self._note(
                 f"derived: bandwidth of {name} ({nodes} nodes, {per_node} ranks on each) "
                 f"from allreduce_size_{across[-1]} and the bandwidth inside a node"

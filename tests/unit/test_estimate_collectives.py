@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from autopar.documents import catalog
 from autopar.errors import DocumentError
-from autopar.estimate.card import load_card
+from autopar.estimate.card import estimate_hardware, load_card
 from autopar.estimate.collectives import (
     NOMINAL,
     GroupShape,
@@ -26,6 +26,7 @@ from autopar.estimate.collectives import (
 )
 from autopar.hardware import COLLECTIVES, OPERATIONS
 from benchmarks import collectives_vs_measured
+from search.cost.communication import Groups
 from tests.oracles.collectives import exchange_s, seconds
 
 CARDS = ("a100-80gb", "h100-80gb", "b200")
@@ -297,14 +298,61 @@ def test_a_card_without_figures_uses_its_links_and_nccls_tables(tmp_path):
         adapter_share=0.892,
     )
     assert card.network.protocols == NOMINAL
-    assert card.domain_gpus == 8
+    assert card.domain_gpus is None
 
 
 def test_a_card_may_join_nodes_to_a_rack(tmp_path):
     def change(card):
         card["collectives"]["domain_gpus"] = {"value": 72, "source": "a rack"}
 
-    assert load_card(card_file(tmp_path, change)).domain_gpus == 72
+    path = card_file(tmp_path, change)
+    assert load_card(path).domain_gpus == 72
+    # 18 nodes of four are one domain; without a rack's switch they are not
+    rack = estimate_hardware(path, num_nodes=18, gpus_per_node=4)
+    assert rack.allreduce_bytes_per_s[72, True] > 220e9
+    apart = estimate_hardware("h100", num_nodes=18, gpus_per_node=4)
+    assert apart.allreduce_bytes_per_s[72, True] < 200e9
+    assert (rack.domain_gpus, apart.domain_gpus) == (72, None)
+
+
+@pytest.mark.parametrize("name", ["gb200", "gb300"])
+def test_groups_within_a_rack_cross_no_adapter(name):
+    """Whatever the stride and the number of GPUs that share a host."""
+    card = load_card(name)
+    trays = estimate_hardware(name, num_nodes=16, gpus_per_node=4)
+    whole = estimate_hardware(name, num_nodes=1, gpus_per_node=64)
+    assert (trays.domain_gpus, whole.domain_gpus) == (64, None)
+    assert trays.allreduce_bytes_per_s == whole.allreduce_bytes_per_s
+    assert trays.p2p_bytes_per_s == whole.p2p_bytes_per_s
+    # the strided pairs of two racks do cross
+    racks = estimate_hardware(name, num_nodes=32, gpus_per_node=4)
+    assert racks.domain_gpus == 64
+    adapter = card.network.adapter_bytes_per_s
+    assert racks.allreduce_bytes_per_s[2, False] < adapter < racks.allreduce_bytes_per_s[64, True]
+    assert racks.p2p_bytes_per_s[2] < adapter < trays.p2p_bytes_per_s[2]
+    # ranks of two trays of one rack, which are neither neighbours nor half the job apart
+    groups = Groups(racks, print)
+    pair = groups.index(2, 4)
+    assert groups.bus_bytes_per_s(np.array([pair]))[0] == racks.allreduce_bytes_per_s[2, True]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "gpus_per_node", "joined"),
+    [
+        (2, 4, 8),  # a part of one rack
+        (18, 4, 72),
+        (36, 4, 72),
+        (32, 4, 64),  # both racks equally full, so that groups of 64 stay in one
+        (20, 4, 40),
+        (19, 4, 72),  # a rack and one tray: equal parts would be single trays
+        (16, 8, 64),
+        (2, 72, 72),
+        (3, 64, 64),
+    ],
+)
+def test_racks_are_equally_full_where_that_leaves_none_half_empty(num_nodes, gpus_per_node, joined):
+    found = estimate_hardware("gb200", num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    assert found.joined_gpus == joined
 
 
 @pytest.mark.parametrize(

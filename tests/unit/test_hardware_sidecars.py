@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from autopar.documents.hardware import hardware_file_name, read_hardware_dir, wr
 from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
 from autopar.errors import DocumentError
 from autopar.hardware import Curve, HardwareProfile
+from tests.cost_cases import toy_hardware
 from tests.unit.documents_support import DOCUMENTS
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
@@ -172,6 +174,7 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     profile = HardwareProfile(
         num_nodes=2,
         gpus_per_node=2,
+        domain_gpus=4,
         # as of the curves: a value that differs from its curve was edited, and replaces it
         allreduce_bytes_per_s={
             (4, True): 1.7e11,
@@ -210,6 +213,16 @@ def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     assert back.p2p_bytes_per_s == pytest.approx(dict(profile.p2p_bytes_per_s))
     assert (back.synthetic, back.estimated, back.name) == (True, False, "cluster")
     assert (back.memory_bytes, back.memory_bytes_per_s) == (8e10, 2e12)
+    assert (back.domain_gpus, back.joined_gpus) == (4, 4)
+    assert replace(back, domain_gpus=None).joined_gpus == 2
+
+
+def test_a_rack_has_whole_nodes(tmp_path: Path) -> None:
+    profile = replace(toy_hardware(num_nodes=2, gpus_per_node=4), domain_gpus=6)
+    write_hardware(profile, tmp_path)
+
+    with pytest.raises(DocumentError, match=r"'domain_gpus'.* 6, expected a multiple of the 4"):
+        read_hardware_dir(tmp_path, num_nodes=2, gpus_per_node=4)
 
 
 def test_what_keys_can_say_stays_out_of_the_sidecar(tmp_path: Path) -> None:

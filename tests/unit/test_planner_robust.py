@@ -61,7 +61,7 @@ def test_little_memory_and_many_equally_good_plans_are_answered() -> None:
 
 def test_one_micro_batch_on_many_stages_is_not_harder_than_several() -> None:
     """With one micro-batch only sums and the largest tail count, not forward and backward apart."""
-    result = estimated("bert-large", "h100:8x8", memory_constraint_bytes=79 * GIB).solve()
+    result = estimated("gpt2-xl", "h100:8x8", memory_constraint_bytes=79 * GIB).solve()
 
     assert result.status == "optimal"
     assert result.plan is not None
