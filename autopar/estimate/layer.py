@@ -111,7 +111,8 @@ def machine_of(
         clock=kernels.clock if clock is None else clock,
         factors=factors or SiteFactors(),
         stack=stack,
-        domain_gpus=card.domain_gpus,
+        # a domain of its own size only where a switch joins nodes
+        domain_gpus=card.domain_gpus or card.max_gpus_per_node,
     )
 
 
