@@ -136,11 +136,14 @@ class Block:
     attention: Attention | None = None
     mamba: Mamba | None = None
     mlp: Mlp | Experts | None = None
+    cross_tokens: int | None = None
+    """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
 
     @property
     def norms(self) -> int:
         """Norms, and residual sums: one before and after each part."""
-        return sum(part is not None for part in (self.attention, self.mamba, self.mlp))
+        parts = (self.attention, self.mamba, self.mlp, self.cross_tokens)
+        return sum(part is not None for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,12 +221,15 @@ class Job:
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
     """Return the blocks of a model spec; raises InputError for what they cannot say."""
-    return tuple(
-        _block(layer, spec.rotary_base is not None or layer.gated_mlp) for layer in spec.layers
-    )
+    blocks = []
+    for index, layer in enumerate(spec.layers):
+        # cross-attention reads what the layer type in front of it, the encoder, puts out
+        other = spec.layers[index - 1].seq_length if index else layer.seq_length
+        blocks.append(_block(layer, other if layer.cross_attention else None))
+    return tuple(blocks)
 
 
-def _block(layer: LayerSpec, rotary: bool) -> Block:
+def _block(layer: LayerSpec, cross_tokens: int | None) -> Block:
     if layer.num_heads is None or layer.ffn_hidden_size is None:
         raise InputError("heads and MLP width are unknown; give a model spec (--model)")
     mlp: Mlp | Experts = Mlp(width=layer.ffn_hidden_size, gated=layer.gated_mlp)
@@ -242,10 +248,11 @@ def _block(layer: LayerSpec, rotary: bool) -> Block:
             kv_heads=layer.num_kv_heads or layer.num_heads,
             width=head_dim(layer),
             causal=layer.causal,
-            rotary=rotary,
+            rotary=layer.gated_mlp,
             head_norms=layer.qk_norms,
         ),
         mlp=mlp,
+        cross_tokens=cross_tokens,
     )
 
 
@@ -260,7 +267,9 @@ def parameters(block: Block) -> tuple[float, float]:
     experts = 0.0
     attention = block.attention
     if attention is not None:
-        dense += sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
+        matrices = sum(n * k for n, k in attention_matrices(h, attention)) + attention.value * h
+        # attention to another sequence has matrices of its own
+        dense += matrices * (1 if block.cross_tokens is None else 2)
     if block.mamba is not None:
         mamba = block.mamba
         dense += h * mamba_inputs(mamba) + mamba.inner * h

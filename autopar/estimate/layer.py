@@ -8,10 +8,14 @@ step, is `autopar.estimate.step`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from autopar.arrays import F64
 from autopar.estimate.card import Card
 from autopar.estimate.collectives import (
     GroupShape,
@@ -34,6 +38,7 @@ from autopar.estimate.job import (
 from autopar.estimate.kernel_constants import ELEMENT_BYTES, Kernels, kernels_of
 from autopar.estimate.kernels import (
     LinearTimes,
+    Phase,
     attention_s,
     grouped_linear_s,
     linear_s,
@@ -57,12 +62,16 @@ __all__ = [
     "Machine",
     "Part",
     "Sends",
+    "Split",
     "embedding_times",
     "group",
+    "head_sends_s",
     "head_times",
+    "layer_parts",
     "layer_times",
     "machine_of",
     "optimizer_time_s",
+    "split_of",
     "transfer_s",
 ]
 
@@ -121,16 +130,54 @@ def group(machine: Machine, ranks: int, stride: int) -> GroupShape:
     return GroupShape.even(ranks=ranks, per_node=max(1, machine.domain_gpus // stride))
 
 
+Real = float | F64
+"""A size or a time, or those of many ranks and batches at once."""
+
+
+class Split(NamedTuple):
+    """How a micro-batch and a layer's widths lie on one rank; numbers, or arrays that broadcast."""
+
+    sequences: Real
+    """Of the micro-batch."""
+    tokens: Real
+    """Of linear layers."""
+    outside: Real
+    """Of norms and residual sums."""
+    routed: Real
+    """Of the routing to experts."""
+    tensor: Real
+    """Ranks that share the widths of linear layers."""
+    expert_tensor: Real
+    """Ranks that share the widths of experts."""
+    heads: Real
+    """Ranks that share the heads of attention."""
+
+
+def split_of(job: Job) -> Split:
+    """Return how a job's micro-batch lies on a rank."""
+    inner = job.tp if job.sequence_parallel else 1
+    return Split(
+        sequences=job.micro_batch,
+        tokens=job.tokens,
+        outside=job.tokens / inner,
+        # tensor ranks route their own tokens to whole experts
+        routed=job.tokens / job.tp,
+        tensor=job.tp,
+        expert_tensor=1,
+        heads=job.tp,
+    )
+
+
 class Part(NamedTuple):
     """Seconds of one operation of a layer, for one micro-batch on one rank."""
 
     name: str
     module: str
     kind: Kind
-    forward_s: float
-    input_s: float
+    forward_s: Real
+    input_s: Real
     """Of the input's gradient."""
-    weight_s: float = 0.0
+    weight_s: Real = 0.0
 
 
 class Sends(NamedTuple):
@@ -164,29 +211,26 @@ def layer_times(machine: Machine, job: Job, block: Block) -> LayerTimes:
     Sizes per rank: tokens n = micro-batch seq / cp, widths over tp; norms and residuals n / tp with
     sequence parallelism.
     """
-    parts: list[Part] = []
-    tensor, experts = Sends(), Sends()
-    context = Sends()
-    cast = 0.0
+    tensor, experts, context = Sends(), Sends(), Sends()
     if block.attention is not None:
-        parts += _attention_parts(machine, job, block.hidden, block.attention)
         context = _context_sends(machine, job, block.attention)
         tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
-        cast += _weights_cast(machine, job, block)
     if block.mamba is not None:
-        parts += _mamba_parts(machine, job, block.hidden, block.mamba)
         tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
     if isinstance(block.mlp, Mlp):
-        parts += _mlp_parts(machine, job, block.hidden, block.mlp.width, block.mlp.gated, "mlp")
         tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
     elif block.mlp is not None:
-        parts += _expert_parts(machine, job, block.hidden, block.mlp)
         experts = _expert_sends(machine, job, block.hidden, block.mlp)
         if block.mlp.shared_width:
             tensor = _sum(tensor, _tensor_sends(machine, job, block.hidden))
-    parts += _around(machine, job, block)
-    mixture = isinstance(block.mlp, Experts)
-    return LayerTimes(tuple(parts), tensor, context, experts, cast, mixture)
+    return LayerTimes(
+        parts=tuple(layer_parts(machine, job, block, split_of(job))),
+        tensor=tensor,
+        context=context,
+        experts=experts,
+        weight_cast_s=_weights_cast(machine, job, block),
+        mixture=isinstance(block.mlp, Experts),
+    )
 
 
 def _sum(one: Sends, other: Sends) -> Sends:
@@ -201,29 +245,57 @@ def _sum(one: Sends, other: Sends) -> Sends:
 # Parts
 
 
+def layer_parts(machine: Machine, job: Job, block: Block, split: Split) -> Iterator[Part]:
+    """Yield the kernels of one layer of a block, of arrays where `split` has arrays.
+
+    Of the job only what is no size is read: precision, recomputation, kernels. Raises InputError.
+    """
+    if block.attention is not None:
+        yield from _attention_parts(machine, job, block.hidden, block.attention, split)
+    if block.cross_tokens is not None and block.attention is not None:
+        keys = block.cross_tokens
+        yield from _cross_parts(machine, job, block.hidden, block.attention, split, keys)
+    if block.mamba is not None:
+        yield from _mamba_parts(machine, job, block.hidden, block.mamba, split)
+    if isinstance(block.mlp, Mlp):
+        mlp = block.mlp
+        yield from _mlp_parts(machine, job, block.hidden, mlp.width, mlp.gated, "mlp", split)
+    elif block.mlp is not None:
+        yield from _expert_parts(machine, job, block.hidden, block.mlp, split)
+    for index in range(block.norms):
+        elements = split.outside * block.hidden
+        yield _element(machine, job, f"norm {index}", "layernorm", "norm", elements)
+        yield _element(machine, job, f"residual {index}", "residual", "residual", elements)
+
+
 def _element(
     machine: Machine,
+    job: Job,
     name: str,
     module: str,
     operation: str,
-    elements: float,
+    elements: Real,
     *,
     gated: bool = False,
 ) -> Part:
     """Return an operation whose bytes per element the stack counts."""
-    forward = machine.stack.element_bytes(operation, backward=False, gated=gated)
-    backward = machine.stack.element_bytes(operation, backward=True, gated=gated)
+    # counted in 16 bits; twice as many in 32
+    width = max(1.0, ELEMENT_BYTES[job.precision] / ELEMENT_BYTES["bf16"])
+    forward, backward = (
+        width * machine.stack.element_bytes(operation, backward=side, gated=gated)
+        for side in (False, True)
+    )
     return Part(
         name,
         module,
         "memory",
-        float(elements_s(machine.kernels, elements, forward)) if forward else 0.0,
-        float(elements_s(machine.kernels, elements, backward)) if backward else 0.0,
+        elements_s(machine.kernels, elements, forward) if forward else 0.0,
+        elements_s(machine.kernels, elements, backward) if backward else 0.0,
     )
 
 
 def _linear(
-    machine: Machine, job: Job, name: str, module: str, tokens: float, outputs: float, inputs: float
+    machine: Machine, job: Job, name: str, module: str, tokens: Real, outputs: Real, inputs: Real
 ) -> Iterator[Part]:
     """Yield a linear layer's products, its gradient's accumulation and its casts."""
     dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
@@ -239,18 +311,18 @@ def _product(
     name: str,
     module: str,
     times: LinearTimes,
-    weights: float,
+    weights: Real,
     dtype: str,
 ) -> Part:
-    forward, inner, outer = (float(time) for time in times)
+    forward, inner, outer = times
     if job.row_scales and ELEMENT_BYTES[dtype] < ELEMENT_BYTES["bf16"]:
         rate = machine.stack.figures.cast["row_scales_rate"]
         forward, inner, outer = forward / rate, inner / rate, outer / rate
     moved = _accumulation_bytes(machine, job)
     if job.frozen:
-        outer = 0.0
+        outer = np.zeros_like(outer)
     elif moved:
-        outer += float(elements_s(machine.kernels, weights, moved, kind="optimizer"))
+        outer = outer + elements_s(machine.kernels, weights, moved, kind="optimizer")
     return Part(name, module, "gemm", forward, inner, outer)
 
 
@@ -261,13 +333,13 @@ def _accumulation_bytes(machine: Machine, job: Job) -> float:
 
 
 def _casts(
-    machine: Machine, job: Job, name: str, module: str, dtype: str, inputs: float, outputs: float
+    machine: Machine, job: Job, name: str, module: str, dtype: str, inputs: Real, outputs: Real
 ) -> Iterator[Part]:
     moved = machine.stack.figures.cast["bytes"]
     if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"] or not moved:
         return
     forward, backward = (
-        float(cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved))
+        cast_s(machine.kernels, elements, dtype=dtype, bytes_per_element=moved)
         for elements in (inputs, outputs)
     )
     yield Part(f"{name} cast", module, "cast", forward, backward)
@@ -284,9 +356,9 @@ def _weights_cast(machine: Machine, job: Job, block: Block) -> float:
 
 
 def _attention_parts(
-    machine: Machine, job: Job, hidden: int, attention: Attention
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split
 ) -> Iterator[Part]:
-    n, t = job.tokens, job.tp
+    n, t = split.tokens, split.tensor
     latent = attention.latent
     for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
         # latents are the same on all tensor ranks, the heads behind them are split
@@ -297,27 +369,31 @@ def _attention_parts(
     yield from _linear(machine, job, "projection", "attention", n, hidden, attention.value / t)
     if latent is not None:
         widths = latent.query_rank + latent.key_value_rank
-        yield _element(machine, "latent norms", "attention", "norm", n * widths)
+        yield _element(machine, job, "latent norms", "attention", "norm", n * widths)
     # at least one key-value head on every rank
-    key_value = attention.key_value * max(attention.kv_heads, t) / attention.kv_heads
+    key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
     heads = (attention.query + key_value) / t
     if attention.head_norms:
         keys = heads - key_value / t / 2
-        yield _element(machine, "head norms", "attention", "norm", n * keys)
-    yield _element(machine, "layout", "attention", "layout", n * 2 * heads)
+        yield _element(machine, job, "head norms", "attention", "norm", n * keys)
+    yield _element(machine, job, "layout", "attention", "layout", n * 2 * heads)
     if attention.rotary:
         turned = (attention.query + key_value / 2) / t
         if latent is not None:
-            turned *= latent.rotary_width / attention.width
-        yield _element(machine, "rotary", "attention", "rope", n * turned)
-    forward, backward = (_core_s(machine, job, attention, backward=side) for side in (False, True))
+            turned = turned * (latent.rotary_width / attention.width)
+        yield _element(machine, job, "rotary", "attention", "rope", n * turned)
+    forward, backward = (
+        _core_s(machine, job, attention, split, backward=side) for side in (False, True)
+    )
     yield Part("core attention", "core_attn", "attention", forward, backward)
 
 
-def _kernel(machine: Machine, job: Job, attention: Attention) -> str:
+def _kernel(machine: Machine, job: Job) -> str:
     known = machine.kernels.section.attention
     if job.attention_kernel is not None:
         return job.attention_kernel
+    if job.precision == "fp32":
+        return "unfused"  # flash kernels take 16 bits and less
     if job.low_precision_attention:
         for name in ("cudnn-mxfp8", "cudnn-fp8"):
             if name in known:
@@ -328,92 +404,117 @@ def _kernel(machine: Machine, job: Job, attention: Attention) -> str:
     return next(iter(known))
 
 
-def _core_s(machine: Machine, job: Job, attention: Attention, *, backward: bool) -> float:
-    """Return the seconds of softmax(q k) v on a rank."""
-    phase: Literal["forward", "backward"] = "backward" if backward else "forward"
-    kernel, heads = _kernel(machine, job, attention), attention.heads / job.tp
+def _core_s(
+    machine: Machine,
+    job: Job,
+    attention: Attention,
+    split: Split,
+    *,
+    backward: bool,
+    keys: int | None = None,
+) -> F64:
+    """Return the seconds of softmax(q k) v on a rank; `keys` are those of another sequence."""
+    phase: Phase = "backward" if backward else "forward"
+    kernel, heads = _kernel(machine, job), attention.heads / split.heads
     if kernel == "unfused":
-        return float(
-            unfused_attention_s(
-                machine.kernels,
-                job.micro_batch,
-                heads,
-                job.seq,
-                head_dim=attention.width,
-                phase=phase,
-                clock=machine.clock,
-            )
-        )
-    widths = {
-        "kernel": kernel,
-        "phase": phase,
-        "kv_heads": max(1.0, attention.kv_heads / job.tp),
-        "head_dim": attention.width,
-        "head_dim_v": attention.value_width,
-        "clock": machine.clock,
-    }
-    if job.cp > 1 and attention.causal:
-        return float(
-            ring_attention_s(
-                machine.kernels,
-                job.micro_batch,
-                heads,
-                job.seq,
-                job.cp,
-                balanced=job.ring_balanced,
-                **widths,  # type: ignore[arg-type]
-            )
-        )
-    return float(
-        attention_s(
+        return unfused_attention_s(
             machine.kernels,
-            job.micro_batch,
+            split.sequences,
             heads,
-            job.seq / job.cp,
-            job.seq,
-            causal=attention.causal,
-            window=attention.window,
-            **widths,  # type: ignore[arg-type]
+            job.seq if keys is None else math.sqrt(job.seq * keys),
+            head_dim=attention.width,
+            phase=phase,
+            dtype=job.precision if job.precision in ("fp16", "fp32") else "bf16",
+            clock=machine.clock,
         )
+    if job.cp > 1 and attention.causal:
+        return ring_attention_s(
+            machine.kernels,
+            split.sequences,
+            heads,
+            job.seq,
+            job.cp,
+            kernel=kernel,
+            phase=phase,
+            kv_heads=np.maximum(1.0, attention.kv_heads / split.heads),
+            head_dim=attention.width,
+            head_dim_v=attention.value_width,
+            balanced=job.ring_balanced,
+            clock=machine.clock,
+        )
+    return attention_s(
+        machine.kernels,
+        split.sequences,
+        heads,
+        job.seq / job.cp,
+        job.seq if keys is None else keys,
+        kernel=kernel,
+        phase=phase,
+        kv_heads=np.maximum(1.0, attention.kv_heads / split.heads),
+        head_dim=attention.width,
+        head_dim_v=attention.value_width,
+        causal=attention.causal and keys is None,
+        window=attention.window,
+        clock=machine.clock,
     )
+
+
+def _cross_parts(
+    machine: Machine, job: Job, hidden: int, attention: Attention, split: Split, keys: int
+) -> Iterator[Part]:
+    """Yield attention to another sequence of `keys` tokens, with projections of its own."""
+    n, t = split.tokens, split.tensor
+    # of the other sequence a rank has as large a share as of its own
+    others = n * (keys / job.seq)
+    query, key_value = attention.query / t, attention.key_value / t
+    yield from _linear(machine, job, "cross q", "attention", n, query, hidden)
+    yield from _linear(machine, job, "cross kv", "attention", others, key_value, hidden)
+    yield from _linear(
+        machine, job, "cross projection", "attention", n, hidden, attention.value / t
+    )
+    moved = 2 * (n * query + others * key_value)
+    yield _element(machine, job, "cross layout", "attention", "layout", moved)
+    forward, backward = (
+        _core_s(machine, job, attention, split, backward=side, keys=keys) for side in (False, True)
+    )
+    yield Part("cross attention", "core_attn", "attention", forward, backward)
 
 
 def _mlp_parts(
-    machine: Machine, job: Job, hidden: int, width: int, gated: bool, module: str
+    machine: Machine,
+    job: Job,
+    hidden: int,
+    width: int,
+    gated: bool,
+    module: str,
+    split: Split,
 ) -> Iterator[Part]:
-    n, first = job.tokens, (2 if gated else 1) * width / job.tp
+    n, first = split.tokens, (2 if gated else 1) * width / split.tensor
     yield from _linear(machine, job, f"{module} up", module, n, first, hidden)
-    yield from _linear(machine, job, f"{module} down", module, n, hidden, width / job.tp)
-    yield _element(
-        machine,
-        f"{module} activation",
-        module,
-        "activation",
-        n * first,
-        gated=gated,
-    )
+    yield from _linear(machine, job, f"{module} down", module, n, hidden, width / split.tensor)
+    name = f"{module} activation"
+    yield _element(machine, job, name, module, "activation", n * first, gated=gated)
 
 
 _ROUTER_BYTES = 40.0
 """Per token and expert, forward and backward each: scores, their softmax, the chosen ones and the
 maps of who goes where, in fp32 and int32 (counted from Megatron-Core's router)."""
+_UNFUSED_PERMUTE = 2.7
+"""Permutation without a fused dispatcher over one with, from published steps of mixtures."""
 
 
-def routed_tokens(job: Job) -> float:
-    """Return the tokens of a rank that are routed: its share of the tensor group's."""
-    return job.tokens / job.tp
-
-
-def _expert_parts(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Iterator[Part]:
-    n = routed_tokens(job)
+def _expert_parts(
+    machine: Machine, job: Job, hidden: int, mlp: Experts, split: Split
+) -> Iterator[Part]:
+    n = split.routed
     copies = n * mlp.per_token * job.skew
     held = mlp.number / job.ep
     rows = copies * job.ep / mlp.number
-    inner = mlp.latent or hidden
-    first = (2 if mlp.gated else 1) * mlp.width
+    inner, width = mlp.latent or hidden, mlp.width / split.expert_tensor
+    first = (2 if mlp.gated else 1) * width
     # 128: blocks of scales; 16-bit kernels take any number of rows
     pad = 128 if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"] else 1
-    for name, outputs, inputs in (("up", first, inner), ("down", inner, mlp.width)):
+    for name, outputs, inputs in (("up", first, inner), ("down", inner, width)):
         times = grouped_linear_s(
             machine.kernels,
             rows,
@@ -432,57 +533,56 @@ def _expert_parts(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Iter
             machine, job, f"experts {name}", "moe", job.precision, copies * inputs, copies * outputs
         )
     yield _element(
-        machine, "experts activation", "moe_act", "activation", copies * first, gated=mlp.gated
+        machine,
+        job,
+        "experts activation",
+        "moe_act",
+        "activation",
+        copies * first,
+        gated=mlp.gated,
     )
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
     forward, backward = (
-        slow * float(permute_s(machine.kernels, copies, inner, backward=side))
-        for side in (False, True)
+        slow * permute_s(machine.kernels, copies, inner, backward=side) for side in (False, True)
     )
     yield Part("permute", "moe", "memory", forward, backward)
-    yield from _linear(
-        machine, replace(job, precision="bf16"), "router", "moe", n, mlp.number, hidden
-    )
-    scores = float(elements_s(machine.kernels, n * mlp.number, _ROUTER_BYTES, count=12))
+    plain = job if job.precision in ("fp16", "fp32") else replace(job, precision="bf16")
+    yield from _linear(machine, plain, "router", "moe", n, mlp.number, hidden)
+    scores = elements_s(machine.kernels, n * mlp.number, _ROUTER_BYTES, count=12)
     yield Part("routing", "moe", "memory", scores, scores)
     if mlp.latent:
         yield from _linear(machine, job, "latent down", "moe", n, mlp.latent, hidden)
         yield from _linear(machine, job, "latent up", "moe", n, hidden, mlp.latent)
     if mlp.shared_width:
-        yield from _mlp_parts(machine, job, hidden, mlp.shared_width, mlp.gated, "shared_experts")
+        name = "shared_experts"
+        yield from _mlp_parts(machine, job, hidden, mlp.shared_width, mlp.gated, name, split)
 
 
-_UNFUSED_PERMUTE = 2.7
-"""Permutation without a fused dispatcher over one with, from published steps of mixtures."""
 _MAMBA_CONVOLUTION = 24.0, 48.0
 """Bytes per element of a mixer's inner width of convolution, gate and scan: forward, backward."""
 _MAMBA_SLOW = 6.5
-"""Of a mixer's kernels over their bytes and FLOP at the rates of others; published steps."""
+"""Of a mixer's kernels over their bytes at the share of others; published steps."""
+_MAMBA_RATE = 0.25
+"""Of the peak, at which a scan's products run."""
 _CHUNK = 256
 """Tokens that a scan takes at a time."""
 
 
-def _mamba_parts(machine: Machine, job: Job, hidden: int, mamba: Mamba) -> Iterator[Part]:
-    n, t = job.tokens, job.tp
+def _mamba_parts(
+    machine: Machine, job: Job, hidden: int, mamba: Mamba, split: Split
+) -> Iterator[Part]:
+    n, t = split.tokens, split.tensor
     yield from _linear(machine, job, "mixer in", "mamba", n, mamba_inputs(mamba) / t, hidden)
     yield from _linear(machine, job, "mixer out", "mamba", n, hidden, mamba.inner / t)
     inner = mamba.inner / t
-    # 2 n d (2 N + c): states in and out and within a chunk of c tokens, at a quarter of the peak
+    # 2 n d (2 N + c): states in and out and within a chunk of c tokens
     flop = 2 * n * inner * (2 * mamba.state + _CHUNK)
-    scan = flop / (machine.kernels.flop_per_s["bf16"] / 4)
+    scan = flop / (machine.kernels.flop_per_s["bf16"] * _MAMBA_RATE)
     forward, backward = (
-        _MAMBA_SLOW * float(elements_s(machine.kernels, n * inner, moved, count=6))
+        _MAMBA_SLOW * elements_s(machine.kernels, n * inner, moved, count=6)
         for moved in _MAMBA_CONVOLUTION
     )
     yield Part("mixer", "mamba", "memory", forward + scan, backward + 2 * scan)
-
-
-def _around(machine: Machine, job: Job, block: Block) -> Iterator[Part]:
-    """Yield norms and residual sums."""
-    elements = job.tokens * block.hidden / (job.tp if job.sequence_parallel else 1)
-    for index in range(block.norms):
-        yield _element(machine, f"norm {index}", "layernorm", "norm", elements)
-        yield _element(machine, f"residual {index}", "residual", "residual", elements)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -536,7 +636,7 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     for backward in (False, True):
         # the backward also sends the gradients of keys and values
         ring = (job.cp - 1) * step * (2 if backward else 1)
-        core = _core_s(machine, job, attention, backward=backward)
+        core = float(_core_s(machine, job, attention, split_of(job), backward=backward))
         seconds.append(max(0.0, ring - core) + _CONTEXT_FRACTION * min(ring, core))
     return Sends(seconds[0], seconds[1], 3 * (job.cp - 1))
 
@@ -554,7 +654,7 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
             moe_exchange_time_s(
                 network,
                 direction,
-                routed_tokens(job) * job.skew,
+                split_of(job).routed * job.skew,
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
@@ -571,54 +671,63 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
 # Embedding, head and optimizer
 
 
-def embedding_times(machine: Machine, job: Job) -> tuple[Part, ...]:
-    """Return looking up the tokens of a micro-batch, and adding the gradient."""
+def embedding_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return looking up the tokens of a micro-batch, and adding the gradient.
+
+    tokens : those of a rank; None for the job's.
+    """
     hidden = job.blocks[0].hidden
+    n = job.tokens if tokens is None else tokens
     rows = 0 if job.frozen else job.vocab / job.tp * hidden
-    forward = embedding_s(machine.kernels, job.tokens, hidden)
+    forward = embedding_s(machine.kernels, n, hidden)
     backward = embedding_s(
         machine.kernels,
-        job.tokens,
+        n,
         hidden,
         backward=True,
         local_parameters=rows,
         accumulation_bytes=_accumulation_bytes(machine, job),
     )
-    return (Part("embedding", "embedding", "memory", float(forward), float(backward)),)
+    return (Part("embedding", "embedding", "memory", forward, backward),)
 
 
-def head_times(machine: Machine, job: Job) -> tuple[tuple[Part, ...], float]:
-    """Return final norm, head and loss of a micro-batch, and the seconds of their collectives.
+def head_times(machine: Machine, job: Job, tokens: Real | None = None) -> tuple[Part, ...]:
+    """Return final norm, head and loss of a micro-batch; `tokens` as `embedding_times`.
 
     The head stays in 16 bits; its columns are padded to 128 per rank.
     """
-    hidden, n = job.blocks[-1].hidden, job.tokens
+    hidden = job.blocks[-1].hidden
+    n = job.tokens if tokens is None else tokens
     columns = -(-job.vocab // (128 * job.tp)) * 128
     if job.vocab % 8 and job.tp == 1:
         columns = job.vocab  # not padded by whoever has one rank: slow, and priced so
-    plain = replace(job, precision="fp16" if job.precision == "fp16" else "bf16", row_scales=False)
+    plain = job
+    if ELEMENT_BYTES[job.precision] < ELEMENT_BYTES["bf16"]:
+        plain = replace(job, precision="bf16", row_scales=False)
     parts = list(_linear(machine, plain, "head", "head", n, columns, hidden))
-    figure = machine.stack.element_bytes
-    losses = [
-        float(
-            cross_entropy_s(
-                machine.kernels,
-                n,
-                columns,
-                bytes_per_logit=figure("cross_entropy", backward=side),
-            )
+    forward, backward = (
+        cross_entropy_s(
+            machine.kernels,
+            n,
+            columns,
+            bytes_per_logit=machine.stack.element_bytes("cross_entropy", backward=side),
         )
         for side in (False, True)
-    ]
-    parts.append(Part("loss", "loss", "memory", *losses))
+    )
+    parts.append(Part("loss", "loss", "memory", forward, backward))
     elements = n * hidden / (job.tp if job.sequence_parallel else 1)
-    parts.append(_element(machine, "final norm", "layernorm", "norm", elements))
-    sends = 0.0
-    if job.tp > 1:
-        sends = transfer_s(machine, "allreduce", n * hidden * 2, job.tp, 1)
-        # the largest logit, the sum of exponentials, and the label's logit
-        sends += 3 * transfer_s(machine, "allreduce", n * 4, job.tp, 1)
-    return tuple(parts), sends
+    parts.append(_element(machine, plain, "final norm", "layernorm", "norm", elements))
+    return tuple(parts)
+
+
+def head_sends_s(machine: Machine, job: Job) -> float:
+    """Return the seconds of the collectives of a head whose columns are split."""
+    if job.tp == 1:
+        return 0.0
+    size = job.tokens * job.blocks[-1].hidden * 2.0
+    # the input's gradient; the largest logit, the sum of exponentials and the label's logit
+    once = transfer_s(machine, "allreduce", size, job.tp, 1)
+    return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)
 
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:

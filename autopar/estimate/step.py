@@ -19,6 +19,7 @@ from autopar.estimate.layer import (
     Machine,
     Part,
     embedding_times,
+    head_sends_s,
     head_times,
     layer_times,
     optimizer_time_s,
@@ -164,7 +165,7 @@ def _stage(
         _add(terms, job, embedding_times(machine, job))
         dense += table
     if index == job.pp - 1:
-        parts, sends = head_times(machine, job)
+        parts, sends = head_times(machine, job), head_sends_s(machine, job)
         for _ in range(1 + job.mtp):
             _add(terms, job, parts)
             terms["tensor"] += sends
@@ -194,7 +195,7 @@ def _together(device_s: float, host_s: float) -> float:
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
     for part in parts:
-        terms[part.kind] += part.forward_s + part.input_s + part.weight_s
+        terms[part.kind] += float(part.forward_s + part.input_s + part.weight_s)
 
 
 def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, float], float]:
@@ -223,14 +224,14 @@ def _layer(machine: Machine, job: Job, times: LayerTimes) -> tuple[dict[str, flo
 
 def _recomputed(job: Job, times: LayerTimes) -> float:
     if job.recompute == "full":
-        return sum(part.forward_s for part in times.parts)
+        return sum(float(part.forward_s) for part in times.parts)
     wanted = set(job.recompute)
     if "per_op" in wanted:
         shares = {"gemm": 0.5, "memory": 1.0, "cast": 0.5, "attention": 0.0}
-        return sum(shares[part.kind] * part.forward_s for part in times.parts)
+        return sum(shares[part.kind] * float(part.forward_s) for part in times.parts)
     if "moe" in wanted:
         wanted |= {"moe_act", "shared_experts"}
-    return sum(part.forward_s for part in times.parts if part.module in wanted)
+    return sum(float(part.forward_s) for part in times.parts if part.module in wanted)
 
 
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
