@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ from autopar.model import (
     ModelSpec,
     OtherMemory,
     OtherTime,
+    ShardedTime,
     TimePoint,
     embedding_parameter_counts,
     head_dim,
@@ -26,7 +27,6 @@ from autopar.model import (
 )
 from autopar.plans import tensor_degrees
 from autopar.plausible import doubtful_rate, notes_of
-from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import MS
 
@@ -36,21 +36,16 @@ if TYPE_CHECKING:
 __all__ = [
     "STATE_BYTES_PER_PARAMETER",
     "VOCAB_DEGREES",
-    "Attention",
-    "Gemm",
     "Kernels",
     "ShardKind",
-    "Traffic",
     "activation_bytes",
     "backward_bytes",
     "check_rates",
     "checkpoint_bytes",
     "estimate_model",
-    "layer_operations",
+    "layer_flop",
     "logits_peak_bytes",
-    "operation_time_s",
     "other_memory",
-    "other_operations",
 ]
 
 
@@ -314,142 +309,7 @@ def _mixture(
 
 
 # --------------------------------------------------------------------------------------------------
-# Forward time of layers, embedding, head and loss: a roofline per operation.
-#
-# Matrix products take FLOP / (peak * efficiency * fill), where fill is the share of the last wave
-# of output tiles that is busy; everything else takes bytes / (memory bandwidth * efficiency). Every
-# kernel adds a launch gap, which becomes the fixed part c0 of a layer's time.
-
-
-_TILES = ((128, 256, 1.0), (128, 128, 0.95), (64, 128, 0.85), (64, 64, 0.7))
-"""Output tiles a library picks from, and their speed relative to the largest: smaller tiles move
-more data per FLOP (assumption, after the tile discussion in NVIDIA's "Matrix Multiplication
-Background User's Guide")."""
-_K_HALF = 64
-"""Depth that costs as much as filling and draining the pipeline of a tile (assumption)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gemm:
-    """Products of (m, k) and (k, n), `count` of them in one kernel."""
-
-    m: int
-    n: int
-    k: int
-    count: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Flash attention: FLOP already halved where causal, of queries against `kv_length` keys."""
-
-    flop: float
-    kv_length: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Kernels bound by memory traffic."""
-
-    num_bytes: float
-    kernels: int = 1
-
-
-Operation = Gemm | Attention | Traffic
-
-
-def operation_time_s(card: Card, operation: Operation, precision: str) -> float:
-    """Return the seconds of one operation on one device."""
-    _check_precision(card, precision)
-    peak = card.flop_per_s[precision]
-    if isinstance(operation, Traffic):
-        rate = card.memory_bytes_per_s * card.memory_efficiency
-        return operation.num_bytes / rate + operation.kernels * card.kernel_launch_s
-    if isinstance(operation, Attention):
-        length = operation.kv_length
-        # short rows leave tiles empty: attention_half_seq_length reaches half of the rate
-        share = card.attention_efficiency * length / (length + card.attention_half_seq_length)
-        return operation.flop / (peak * share) + card.kernel_launch_s
-    m, n, k = operation.m, operation.n, operation.k
-    count = operation.count
-    # a library takes the tile that is fastest for this shape
-    fill = max(speed * _wave_fill(m, n, a, b, card.num_sms, count) for a, b, speed in _TILES)
-    # filling and draining the pipeline costs as much as _K_HALF of the depth
-    rate = peak * card.gemm_efficiency * fill * k / (k + _K_HALF)
-    element = _element_bytes(precision)
-    # every matrix moves once; thin ones are bound by that and not by FLOP
-    traffic = element * (m * k + k * n + m * n) / (card.memory_bytes_per_s * card.memory_efficiency)
-    # 2 FLOP per multiply-add; compute and traffic overlap inside a kernel, so the slower counts
-    return count * max(2.0 * m * n * k / rate, traffic) + card.kernel_launch_s
-
-
-def layer_operations(
-    layer: LayerSpec,
-    *,
-    batch: int,
-    seq_length: int,
-    memory_seq_length: int | None = None,
-    kernels: Kernels = "eager",
-    element_bytes: int = 2,
-) -> Iterator[Operation]:
-    """Yield the operations of one layer's forward on one device.
-
-    Bytes per element of the element-wise kernels follow from their reads and writes (e = element):
-    norm 2e fused, 26 for RMSNorm in eager fp32 steps (to fp32 6, square-mean 4, scale 8, to bf16
-    6, weight 4 minus what stays in cache 2); rotary 2e fused, 5 kernels of 12e in all eager;
-    gated activation 3e fused, 5e eager; GELU 2e; residual 3e; layout copies of attention 2e.
-    Experts: the router's product and softmax; a token is copied to and summed from each of the c
-    experts it visits (2e and e per copy, e for the sum); the experts' products one by one in
-    eager, all in one kernel when fused, each with an equal share of the tokens.
-    """
-    if layer.num_heads is None or layer.ffn_hidden_size is None:
-        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
-    rows, e = batch * seq_length, element_bytes
-    h, width = layer.hidden_size, head_dim(layer)
-    q = layer.num_heads * width
-    # without key-value heads of their own every head has its keys
-    kv = (layer.num_kv_heads or layer.num_heads) * width
-    eager = kernels == "eager"
-    num_norms = 3 if layer.cross_attention else 2
-    # a LayerNorm (weight and bias) is one kernel in eager code, too; an RMSNorm is six steps
-    eager_norm = eager and layer.norm_parameters_per_hidden < 2 * num_norms
-    norm = Traffic(
-        num_bytes=rows * h * (26 if eager_norm else 2 * e), kernels=6 if eager_norm else 1
-    )
-    # queries and keys of every head: the same steps on their elements
-    qk_norm = Traffic(
-        num_bytes=rows * (q + kv) * (26 if eager else 2 * e), kernels=12 if eager else 2
-    )
-    # both summands are read, the sum is written
-    residual = Traffic(num_bytes=3.0 * rows * h * e)
-
-    yield norm
-    yield Gemm(m=rows, n=q + 2 * kv, k=h)
-    if layer.qk_norms:
-        yield qk_norm
-    if layer.gated_mlp:  # rotary positions
-        per_element = 12 * e if eager else 2 * e
-        # ten in eager code: five steps each for q and for k
-        yield Traffic(num_bytes=rows * (q + kv) * per_element, kernels=10 if eager else 1)
-    yield _attention(layer, rows, seq_length, width, causal=layer.causal)
-    # eager attention copies its output back to sequence-first order
-    if eager:
-        yield Traffic(num_bytes=rows * 2.0 * q * e)
-    yield Gemm(m=rows, n=h, k=q)
-    yield residual
-    if layer.cross_attention:
-        # keys and values come from the other sequence, whose length may differ
-        keys = memory_seq_length or seq_length
-        yield norm
-        yield Gemm(m=rows, n=q, k=h)
-        yield Gemm(m=batch * keys, n=2 * kv, k=h)
-        # every token of the other sequence is there already: nothing to mask
-        yield _attention(layer, rows, keys, width, causal=False)
-        yield Gemm(m=rows, n=h, k=q)
-        yield residual
-    yield norm
-    yield from _mlp(layer, rows, eager=eager, element_bytes=e)
-    yield residual
+# Whether measured forwards are possible.
 
 
 def check_rates(
@@ -482,15 +342,7 @@ def check_rates(
         if layer.num_heads is None or layer.ffn_hidden_size is None:
             continue
         for p in measured.times:
-            operations = layer_operations(
-                layer, batch=p.batch, seq_length=p.seq_length, memory_seq_length=lengths[0]
-            )
-            flop = 0.0
-            for one in operations:
-                if isinstance(one, Gemm):
-                    flop += 2.0 * one.m * one.n * one.k * one.count
-                elif isinstance(one, Attention):
-                    flop += one.flop
+            flop = p.batch * layer_flop(layer, p.seq_length, lengths[0])
             key = f"layertype_{kind}_bsz{p.batch}_seq{p.seq_length}"
             value = f"{p.forward_s / p.batch / MS:.4g} ms per sample"
             doubt = doubtful_rate(key, value, flop / p.forward_s, peak, device)
@@ -498,63 +350,27 @@ def check_rates(
     return notes_of(Path(profile.sources[0].path), doubts)
 
 
-def other_operations(
-    spec: ModelSpec, *, batch: int, seq_lengths: tuple[int, ...], element_bytes: int = 2
-) -> Iterator[Operation]:
-    """Yield the operations of embedding, final norm, head and loss of one forward.
+def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> float:
+    """Return the FLOP of one sample's forward: matrices, and scores, of which masks hide half.
 
-    Look-up 3e bytes per element (read row, write, positions or scale); loss 22 bytes per logit:
-    to fp32 6, maximum 4, shift and exponential 8, sum 4.
+    `memory_seq_length` is the length of the sequence that cross-attention reads. Raises InputError.
     """
-    vocab, e = padded_vocab_size(spec), element_bytes
-    for layer, length in zip(spec.layers, seq_lengths, strict=True):
-        yield Traffic(num_bytes=3.0 * batch * length * layer.hidden_size * e, kernels=2)
-    # head and loss follow the last layer type only; an encoder in front has none
-    rows, hidden = batch * seq_lengths[-1], spec.layers[-1].hidden_size
-    yield Traffic(num_bytes=rows * hidden * 26.0, kernels=6)
-    yield Gemm(m=rows, n=vocab, k=hidden)
-    yield Traffic(num_bytes=rows * vocab * 22.0, kernels=8)
-
-
-def _mlp(layer: LayerSpec, rows: int, *, eager: bool, element_bytes: int) -> Iterator[Operation]:
-    """Yield the operations between the norm and the residual: one MLP, or a router and experts."""
-    h, ffn, e = layer.hidden_size, layer.ffn_hidden_size or 0, element_bytes
-    groups, tokens, copies = 1, rows, rows
-    if layer.num_experts is not None:
-        visited = layer.experts_per_token or layer.num_experts
-        copies = rows * visited
-        groups = min(layer.num_experts, copies)  # few tokens leave experts idle
-        # the fullest expert sets the time: an equal share, rounded up
-        tokens = math.ceil(copies / groups)
-        yield Gemm(m=rows, n=layer.num_experts, k=h)
-        yield Traffic(num_bytes=rows * layer.num_experts * 12.0, kernels=4)
-        yield Traffic(num_bytes=2.0 * copies * h * e)
-    # eager code runs one expert after the other, grouped kernels run all at once
-    kernels, count = (groups, 1) if eager else (1, groups)
-    # a bias that is not fused reads and writes every value once more
-    bias_bytes = 2 * e if eager and layer.biases else 0
-    activation = ((5 if eager else 3) if layer.gated_mlp else 2) * e + bias_bytes
-    up = Gemm(m=tokens, n=ffn * (2 if layer.gated_mlp else 1), k=h, count=count)
-    yield from [up] * kernels
-    yield Traffic(num_bytes=float(copies * ffn * activation), kernels=2 * kernels if eager else 1)
-    yield from [Gemm(m=tokens, n=h, k=ffn, count=count)] * kernels
-    if layer.num_experts is not None:
-        yield Traffic(num_bytes=(copies + rows) * float(h * e))
-
-
-def _attention(
-    layer: LayerSpec, rows: int, kv_length: int, width: int, *, causal: bool
-) -> Attention:
-    """Return 4*S*S_kv*a*d FLOP per sample (QK^T and PV), half of it when causal."""
-    flop = 4.0 * rows * kv_length * (layer.num_heads or 1) * width
-    return Attention(flop=flop / 2 if causal else flop, kv_length=kv_length)
-
-
-def _wave_fill(m: int, n: int, tile_m: int, tile_n: int, num_sms: int, count: int) -> float:
-    """Return useful work / occupied capacity: the edges of tiles and the last wave are idle."""
-    tiles = count * math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    useful = count * (m * n) / (tiles * tile_m * tile_n)
-    return useful * tiles / (math.ceil(tiles / num_sms) * num_sms)
+    if layer.num_heads is None or layer.ffn_hidden_size is None:
+        raise InputError("heads and MLP width are unknown; give a model spec (--model)")
+    h, width = layer.hidden_size, head_dim(layer)
+    query = layer.num_heads * width
+    key_value = 2 * (layer.num_kv_heads or layer.num_heads) * width
+    # a token visits so many MLPs, each of two or three matrices, and asks a router for them
+    visited = layer.experts_per_token or layer.num_experts or 1
+    matrices = visited * (3 if layer.gated_mlp else 2) * layer.ffn_hidden_size
+    matrices += 2 * query + key_value + (layer.num_experts or 0)
+    flop = 2.0 * seq_length * h * matrices
+    # two products of all pairs
+    flop += 4.0 * seq_length * seq_length * query * (0.5 if layer.causal else 1.0)
+    if layer.cross_attention:
+        flop += 2.0 * h * (2 * seq_length * query + memory_seq_length * key_value)
+        flop += 4.0 * seq_length * memory_seq_length * query
+    return flop
 
 
 def _check_precision(card: Card, precision: str) -> None:
@@ -574,6 +390,10 @@ VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Degrees of embedding and head: the vocabulary is padded, so heads need not be divisible."""
 
 
+_STACKS: dict[Kernels, str] = {"eager": "torchtitan-eager", "fused": "megatron-core"}
+"""Whose times are estimated where only what kernels keep is said."""
+
+
 def estimate_model(
     spec: ModelSpec,
     card: str,
@@ -583,48 +403,56 @@ def estimate_model(
     seq_lengths: Sequence[int] | None = None,
     batches: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     kernels: Kernels = "eager",
+    stack: str | None = None,
 ) -> ModelProfile:
     """Return the estimated profile of a model on one device of a card.
 
-    `seq_lengths` are applied to all layer types; the default is every type's own length.
-    `kernels` says what the training code fuses. The backward is not estimated: readers take twice
-    the forward. Raises InputError.
+    `seq_lengths` are applied to all layer types; the default is every type's own length. `stack`
+    names the trainer whose kernels and host code are priced, and what its layers keep; without it
+    `kernels` says whether those are PyTorch's own or fused. Raises InputError.
     """
     from autopar.estimate.card import load_card  # the planner needs the counts alone
+    from autopar.estimate.job import blocks_of
+    from autopar.estimate.layer import machine_of
+    from autopar.estimate.profile import cells_job, layer_cells, other_cells
+    from autopar.estimate.stack import load_stack
 
     device = load_card(card)
     _check_precision(device, precision)
     if not batches or min(batches) < 1 or (seq_lengths and min(seq_lengths) < 1):
         raise InputError("batches and sequence lengths must be whole numbers from 1")
+    trainer = load_stack(stack or _STACKS[kernels])
+    kept = trainer.figures.activations if stack else kernels
+    machine = machine_of(device, trainer)
     element = _element_bytes(precision)
     own = tuple(layer.seq_length for layer in spec.layers)
     # lengths that are asked for hold for all layer types; else every type has its own
     cases = [tuple(s for _ in spec.layers) for s in seq_lengths] if seq_lengths else [own]
 
     times: list[list[TimePoint]] = [[] for _ in spec.layers]
+    sharded: list[list[ShardedTime]] = [[] for _ in spec.layers]
     memory: list[dict[int, LayerMemory]] = [{} for _ in spec.layers]
     other_times: list[OtherTime] = []
     others: dict[str, dict[tuple[int, ...], OtherMemory]] = {}
     # the vocabulary may be sharded as any layer is
     tensor = {t for layer in spec.layers for t in tensor_degrees(layer)}
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
+    vocab = padded_vocab_size(spec)
     for lengths in dict.fromkeys(cases):
+        blocks = blocks_of(resized_lengths(spec, lengths))
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
             # cross-attention reads what the layer type in front of it, the encoder, puts out
             source_length = lengths[index - 1] if layer.cross_attention and index else None
-            for batch in batches:
-                seconds = sum(
-                    operation_time_s(device, operation, precision)
-                    for operation in layer_operations(
-                        layer,
-                        batch=batch,
-                        seq_length=length,
-                        memory_seq_length=source_length,
-                        kernels=kernels,
-                        element_bytes=element,
-                    )
-                )
-                times[index].append(TimePoint(batch=batch, seq_length=length, forward_s=seconds))
+            whole, cells = layer_cells(
+                machine,
+                cells_job(spec.name, blocks, vocab, length, precision),
+                blocks[index],
+                batches=batches,
+                degrees=tensor_degrees(layer),
+                sequence_parallel=sequence_parallel,
+            )
+            times[index] += whole
+            sharded[index] += cells
             memory[index][length] = LayerMemory(
                 parameter_count=float(parameter_count(layer)),
                 activation_bytes_per_sample={
@@ -634,33 +462,30 @@ def estimate_model(
                         degree,
                         element_bytes=element,
                         sequence_parallel=sequence_parallel,
-                        kernels=kernels,
+                        kernels=kept,
                         memory_seq_length=source_length,
                     )
                     for degree in tensor_degrees(layer)
                 },
                 checkpoint_bytes_per_sample=checkpoint_bytes(layer, length, element),
             )
-        for batch in batches:
-            operations = other_operations(
-                spec, batch=batch, seq_lengths=lengths, element_bytes=element
-            )
-            seconds = sum(operation_time_s(device, op, precision) for op in operations)
-            other_times.append(OtherTime(batch=batch, seq_lengths=lengths, forward_s=seconds))
+        job = cells_job(spec.name, blocks, vocab, lengths[-1], precision)
+        other_times += other_cells(machine, job, lengths, batches)
         found = other_memory(
             spec,
             lengths,
             vocab_degrees,
             element_bytes=element,
             sequence_parallel=sequence_parallel,
-            kernels=kernels,
+            kernels=kept,
         )
         for position, value in found.items():
             others.setdefault(position, {})[lengths] = value
-    note = f"estimated: {spec.name} on card {device.name}, {precision}, {kernels} kernels"
+    note = f"estimated: {spec.name} on card {device.name}, {precision}, {trainer.name}"
     return ModelProfile(
         layers=tuple(
-            LayerProfile(times=tuple(t), memory=m) for t, m in zip(times, memory, strict=True)
+            LayerProfile(times=tuple(t), memory=m, sharded_times=tuple(c))
+            for t, m, c in zip(times, memory, sharded, strict=True)
         ),
         other_times=tuple(other_times),
         other_memory=others,
@@ -671,6 +496,16 @@ def estimate_model(
         sources=(
             Source(role="model spec", path=spec.name, estimated=True),
             device.source,
+            trainer.source,
         ),
         notes=(note,),
     )
+
+
+def resized_lengths(spec: ModelSpec, lengths: Sequence[int]) -> ModelSpec:
+    """Return a spec whose layer types have these sequence lengths."""
+    layers = tuple(
+        replace(layer, seq_length=length)
+        for layer, length in zip(spec.layers, lengths, strict=True)
+    )
+    return replace(spec, layers=layers)

@@ -87,6 +87,8 @@ class StackDocument(StrictObject):
     description: str = ""
     attention: list[str]
     """Kernels by preference: the first that the card has is used; "unfused" is always had."""
+    activations: Literal["eager", "fused"]
+    """What layers keep until their backward: what PyTorch's operations keep, or fused kernels."""
     bytes_per_element: _Bytes
     gradient: Annotated[Figure, _GRADIENT]
     """Bytes moved per weight to add a micro-batch's gradient, and of an element that is reduced."""

@@ -23,6 +23,7 @@ from autopar.estimate.layer import (
     head_times,
     layer_times,
     optimizer_time_s,
+    together_s,
     transfer_s,
 )
 from autopar.records import dataclass
@@ -50,8 +51,6 @@ TERMS = (
 
 _STRAGGLERS = 0.0013
 """Share of a step per doubling of the nodes that the slowest adds; from published runs."""
-_HOST_POWER = 6.0
-"""Devices and hosts work at the same time: (device^6 + host^6)^(1/6), nearly the larger."""
 _INTERLEAVED_TRANSFER = 0.6
 """Visible share of the v transfers per micro-batch of an interleaved pipeline."""
 _HIDDEN_REDUCTION = 0.05
@@ -176,21 +175,11 @@ def _stage(
         moved = _gather_s(machine, job, tables) + _scatter_s(machine, job, tables)
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
     device = sum(terms.values())
-    total = _together(device, host)
+    total = float(together_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
     return _Stage(terms, total + transfer, dense, routed)
-
-
-def _together(device_s: float, host_s: float) -> float:
-    """Return (device^6 + host^6)^(1/6)."""
-    # over the larger first: seconds to the sixth would underflow
-    most = max(device_s, host_s)
-    if most == 0.0:
-        return 0.0
-    powers = (device_s / most) ** _HOST_POWER + (host_s / most) ** _HOST_POWER
-    return float(most * powers ** (1.0 / _HOST_POWER))
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
