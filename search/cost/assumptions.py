@@ -81,8 +81,11 @@ class Assumptions:
         optimizer: OptimizerCurve | None,
     ) -> None:
         """Record what holds for every row; `fits` are those of the layer types."""
-        for text in _backward_defaults(fits, other):
-            self._default(text)
+        if model.estimated and any(fit.measured for fit in fits):
+            self._default("forward, backward and every sharded layer are estimated from kernels")
+        else:
+            for text in _backward_defaults(fits, other):
+                self._default(text)
         self._default(
             f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
             f"+ {options.context_bytes / GIB:g} GiB"
@@ -98,8 +101,9 @@ class Assumptions:
             if note is not None:
                 self.note(note)
         if optimizer is not None:
+            known = "estimated" if model.estimated else "measured"
             self._default(
-                "optimizer step is measured on layers; it follows the parameters of a ZeRO shard, "
+                f"optimizer step is {known} on layers; it follows the parameters of a ZeRO shard, "
                 "of embedding and head too"
             )
         if hardware.memory_bytes_per_s is None and optimizer is None:
@@ -133,11 +137,13 @@ class Assumptions:
         strategies: Sequence[LayerStrategy],
         measured: Bool,
         derived: tuple[str, ...],
+        *,
+        estimated: bool,
     ) -> None:
         """Record what the strategies of one layer type need.
 
         measured : (S,) whether memory was measured for a strategy; `derived` says of which degrees
-        the activations follow from those at another one.
+        the activations follow from those at another one. Of estimated times nothing is said here.
         """
         spec, name = layer.spec, f"layer type {kind}"
         degrees = {s.tp for s in strategies if s.tp > 1}
@@ -150,7 +156,8 @@ class Assumptions:
                 self._default(f"{name}: attention's share of the forward is taken from its FLOP")
             elif layer.fits.whole.attention_s is None:
                 self._default(f"{name}: attention time is unknown, ring exchanges are exposed")
-        self._record_shards(name, layer.fits, strategies)
+        if not estimated:
+            self._record_shards(name, layer.fits, strategies)
         for text in derived:
             self._default(f"{name}: {text}")
         for missing in sorted({s.tp for s, ok in zip(strategies, measured, strict=True) if not ok}):

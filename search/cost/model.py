@@ -364,7 +364,14 @@ class CostModel:
             axes.kept[alike] = self._activations(layer, axes.strategies)
         kept = axes.kept[alike]
         measured = ~np.isnan(kept.kept)
-        self._said.record_layer(layer_type, layer, axes.strategies, measured, kept.derived)
+        self._said.record_layer(
+            layer_type,
+            layer,
+            axes.strategies,
+            measured,
+            kept.derived,
+            estimated=self.model.estimated,
+        )
         if alike not in axes.rows_of:
             axes.rows_of[alike] = self._rows(layer.spec, axes, measured)
         rows = axes.rows_of[alike]
@@ -593,6 +600,9 @@ class CostModel:
                 return fits, memory
         notes: list[str] = []
         fits = fit_computation(kind, profile, seq_length, self.options, notes.append)
+        if self.model.estimated:
+            # how far a line is from estimated times is a part of the estimate's own error
+            notes = [text for text in notes if not text.startswith("bad fit")]
         memory = layer_memory(kind, profile, seq_length, self.options, notes.append)
         # a note names its layer type, so that an equal one needs notes of its own
         if not notes:
@@ -624,7 +634,14 @@ class CostModel:
         messages: list[Message] = []
         for k, (layer, rows) in enumerate(zip(self._layers, priced.layers, strict=True)):
             kept = self._activations(layer, chosen)
-            self._said.record_layer(k, layer, chosen, ~np.isnan(kept.kept), kept.derived)
+            self._said.record_layer(
+                k,
+                layer,
+                chosen,
+                ~np.isnan(kept.kept),
+                kept.derived,
+                estimated=self.model.estimated,
+            )
             note_groups(chosen, p, world, groups)
             mine = rows.rows.take(np.array(places[k], dtype=np.int64))
             self._note_layer_batches(k, mine)
