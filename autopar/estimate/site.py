@@ -236,12 +236,11 @@ class SiteDocument(StrictObject):
 
     @model_validator(mode="after")
     def _factors_have_a_card(self) -> Self:
-        if self.card is None:
-            for key in ("clock", "memory_share", "in_node", "cross_node"):
-                if getattr(self, key) is not None:
-                    raise key_error(
-                        f"this key is missing, and {key!r} is over what it says", "card"
-                    )
+        factors = ("clock", "memory_share", "in_node", "cross_node")
+        there = [key for key in factors if getattr(self, key) is not None]
+        if self.card is None and there:
+            problem = f"this key is missing, and {there[0]!r} is over what the card says"
+            raise key_error(problem, "card")
         return self
 
 
@@ -387,6 +386,8 @@ def read_site(document: JsonDocument) -> Site:
 
 LARGE_BYTES = 16 * MIB
 """Collectives of this size and larger make the factors: smaller ones are latency."""
+_MOST_OF_A_MACHINE = 16
+"""GPUs that one machine has: a domain of more is a rack of machines, by whatever name."""
 _LEAST, _MOST = 1e-6, 10.0
 """Factors that a document takes."""
 _STEPS = 60
@@ -459,7 +460,7 @@ def _shape(card: Card, row: CollectiveTime, gpus_per_node: int) -> GroupShape:
     A domain is a node of the site, whatever nodes the card has, or a rack of so many such nodes.
     """
     hosts = 1
-    if card.domain_gpus > card.max_gpus_per_node:
+    if card.domain_gpus > _MOST_OF_A_MACHINE:
         hosts = max(1, card.domain_gpus // gpus_per_node)
     per_domain = row.ranks // row.nodes * min(hosts, row.nodes)
     return GroupShape.even(ranks=row.ranks, per_node=per_domain)

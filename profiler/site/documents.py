@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from profiler.hardware.record import relabelled
 from profiler.record import Content, Record, incomparable
 from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
 
-__all__ = ["Asked", "SiteRecord", "collective_times", "figures", "site_metadata"]
+__all__ = ["Asked", "SiteRecord", "collective_times", "figures", "site_metadata", "site_path"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -250,12 +251,17 @@ def site_metadata(
     }
 
 
+def site_path(out: Path, name: str) -> Path:
+    """Return the path of the file of a site in a folder."""
+    return out / f"site_{name}.json"
+
+
 class SiteRecord(Record[Measurement]):
     """The measurements of a site, in its file and the sidecar of that; owned by rank 0."""
 
     def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:
         """Open the record of a site; errors as `Record`."""
-        self.path = options.out / f"site_{asked.name}.json"
+        self.path = site_path(options.out, asked.name)
         self._site = asked
         self._labels = {} if options.host_names else host_labels(asked.cluster.hosts, options.out)
         super().__init__(

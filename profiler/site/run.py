@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from autopar.command.run import say, visible
 from autopar.command.show import make_console, print_heading, print_line, print_table
@@ -22,12 +23,14 @@ from autopar.estimate.site import (
     step_time_s,
 )
 from autopar.hardware import OPERATIONS
+from autopar.model import ModelSpec, padded_vocab_size
 from autopar.units import GB, format_count, format_seconds, format_size
 from profiler.hardware.options import Cluster
 from profiler.hardware.run import SAMPLE_S, RunState, describe, measure_missing, watched
 from profiler.measure import policy_of
 from profiler.processes import Session, open_session
-from profiler.site.documents import Asked, SiteRecord, site_metadata
+from profiler.record import read_document
+from profiler.site.documents import Asked, SiteRecord, site_metadata, site_path
 from profiler.site.driver import SiteDriver, forecast_site
 from profiler.site.options import (
     GEMM,
@@ -50,17 +53,25 @@ def run(options: SiteOptions, argv: Sequence[str]) -> int:
     ------
     AutoparError: the run cannot begin. Later trouble is reported and ends the process.
     """
+    # before anything is measured, since it is needed at the end
+    spec = load_spec(options.model)
+    padded_vocab_size(spec)
     session = open_session(options.session)
     return watched(
         session,
-        lambda watch, state: _measure_all(session, watch, state, options, argv),
+        lambda watch, state: _measure_all(session, watch, state, options, spec, argv),
         out=options.out,
         timeout_s=options.timeout_s,
     )
 
 
 def _measure_all(
-    session: Session, watch: Watch, state: RunState, options: SiteOptions, argv: Sequence[str]
+    session: Session,
+    watch: Watch,
+    state: RunState,
+    options: SiteOptions,
+    spec: ModelSpec,
+    argv: Sequence[str],
 ) -> int:
     device_type = session.device.type
     cells = plan_cells(
@@ -78,6 +89,7 @@ def _measure_all(
             sys.stdout.flush()
         return 0
     record: SiteRecord | None = None
+    asked = _asked(session, options)
     if is_first:
         metadata = site_metadata(
             session.infos,
@@ -87,28 +99,43 @@ def _measure_all(
             dtype=session.dtype_name,
             gemm_size=gemm_size(options, device_type),
         )
-        state.record = record = SiteRecord(options, metadata, _asked(session, options))
+        state.record = record = SiteRecord(options, metadata, asked)
     driver = SiteDriver(session, watch, policy, options)
     measure_missing(cells, session, state, driver.measure, described)
     watch.step("the end")
     session.barrier()
-    return 0 if record is None else _summary(record, options, session.cluster)
+    return 0 if record is None else _summary(record, options, asked, spec)
 
 
 def _asked(session: Session, options: SiteOptions) -> Asked:
     info = session.infos[0]
-    card_name = options.card or guess_card(info.device)
+    name = options.name or default_name(info.device, session.cluster)
+    # what is resumed keeps what it was compared with, unless something else is named
+    earlier = read_document(site_path(options.out, name)) if options.resume else None
+    said = (earlier or {}).get("card")
+    card_name = options.card or (said if isinstance(said, str) else guess_card(info.device))
+    card = None if card_name is None else load_card(card_name)
+    if card is not None and card_name is not None and not Path(card_name).is_file():
+        card_name = card.path.stem  # an alias stands for it
     return Asked(
-        name=options.name or default_name(info.device, session.cluster),
-        card=None if card_name is None else load_card(card_name),
+        name=name,
+        card=card,
         card_name=card_name,
-        adapter_bytes_per_s=options.adapter_bytes_per_s,
+        adapter_bytes_per_s=options.adapter_bytes_per_s or _adapters(earlier),
         cluster=session.cluster,
         device=info.device,
         torch=info.torch,
         dtype=session.dtype_name,
         synthetic=session.synthetic,
     )
+
+
+def _adapters(document: Mapping[str, object] | None) -> float | None:
+    """Return the adapters that a site file names, None without any that can be read."""
+    entry = (document or {}).get("adapter_bytes_per_s")
+    value = entry.get("value") if isinstance(entry, dict) else None
+    legal = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if legal and value > 0.0 else None  # type: ignore[arg-type,operator]
 
 
 def described(measurement: Measurement) -> str:
@@ -137,13 +164,13 @@ def _middle(samples_s: Sequence[float]) -> float:
 # What is said at the end.
 
 
-def _summary(record: SiteRecord, options: SiteOptions, cluster: Cluster) -> int:
+def _summary(record: SiteRecord, options: SiteOptions, asked: Asked, spec: ModelSpec) -> int:
     """Print the figures beside the card's, and name the files; return 1 if cells failed."""
     _, notes = record.derived()
     counts = record.counts()
     if record.path.exists():
         site = read_site(load_object(record.path))
-        card = None if site.card is None else load_card(site.card)
+        card, cluster = asked.card, asked.cluster
         console = make_console(sys.stdout)
         print_heading(console, f"site {site.name}: {cluster.num_nodes} x {cluster.gpus_per_node}")
         print_table(console, ["what", "measured", "card", "factor"], _rows(site, card))
@@ -151,7 +178,7 @@ def _summary(record: SiteRecord, options: SiteOptions, cluster: Cluster) -> int:
             print_heading(console, "largest collectives, all groups at once")
             columns = ["operation", "ranks", "nodes", "size", "time", "bus", "card", "factor"]
             print_table(console, columns, _collective_rows(site, card))
-        print_line(console, _foretold(site, options, cluster))
+        print_line(console, _foretold(site, spec, options.batch, cluster))
         sys.stdout.flush()
     for note in notes:
         say(f"note: {note}")
@@ -221,14 +248,13 @@ def _collective_rows(site: Site, card: Card | None) -> list[list[str]]:
     return found
 
 
-def _foretold(site: Site, options: SiteOptions, cluster: Cluster) -> str:
+def _foretold(site: Site, spec: ModelSpec, batch: int, cluster: Cluster) -> str:
     """Return a sentence on how long a training step would take, from the absolute figures."""
-    spec = load_spec(options.model)
     element_bytes = 4.0 if site.gemm_dtype == "fp32" else 2.0
     ranks = cluster.world_size
     work = data_parallel_work(
         spec,
-        batch=options.batch,
+        batch=batch,
         ranks=ranks,
         nodes=cluster.num_nodes,
         element_bytes=element_bytes,
@@ -243,6 +269,6 @@ def _foretold(site: Site, options: SiteOptions, cluster: Cluster) -> str:
         parts += f", all-reduce {format_seconds(took.collectives_s)}"
     return (
         f"From these figures alone, nothing overlapped, a training step of {spec.name} with "
-        f"{format_count(options.batch, 'sequence')} on each of {format_count(ranks, 'rank')}, if "
+        f"{format_count(batch, 'sequence')} on each of {format_count(ranks, 'rank')}, if "
         f"it fitted there, would take {format_seconds(took.total_s)}: {parts}."
     )
