@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from autopar.documents.json import load_object
-from autopar.documents.sidecar import read_sidecar
+from autopar.documents.sidecar import read_sidecar, sidecar_path
 from autopar.documents.spec import load_spec
 from autopar.estimate.site import data_parallel_work, load_site, step_time_s
+from profiler.site.options import guess_card
 from tests.e2e.launching import Copies, Finished, Launch
+from tests.e2e.shaped_network import GOODPUT, HOSTS, MBIT, refusal, run_on_two_nodes
 from tests.warm import command
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -217,3 +219,62 @@ def test_figures_foretell_a_training_step(tmp_path: Path) -> None:
     ratio = foretold.total_s / took_s
     print(f"foretold {foretold.total_s:.3f} s {tuple(foretold)}, took {took_s:.3f} s: {ratio:.2f}")
     assert 1 / FORETOLD_WITHIN < ratio < FORETOLD_WITHIN
+
+
+@pytest.mark.ranks
+def test_two_nodes_with_a_link_of_known_rate(tmp_path: Path) -> None:
+    """Two ranks share an adapter of 500 Mbit: all at once they reach what TCP can carry.
+
+    gloo's reduce-scatter runs at half of the rate and its all-to-all in one direction at a time, so
+    that the factor of all is well below 1.
+    """
+    if reason := refusal():
+        pytest.skip(reason)
+    adapter = 500 * MBIT / 2
+    out = tmp_path / "sites"
+    options = (*QUICK, "--card", "h100", "--adapter", f"{adapter / 1e9:.6f}", "--name", "two")
+    first, _ = run_on_two_nodes(500, 2, ["-m", "profiler.site", *options, "--out", str(out)])
+    assert "site two: 2 x 2" in first.stdout
+    path = out / "site_two.json"
+    site = load_site(str(path))
+    assert (site.num_nodes, site.gpus_per_node) == (2, 2)
+    assert {(row.ranks, row.nodes) for row in site.collectives} == {(2, 1), (2, 2), (4, 2)}
+    assert {"in_node", "cross_node"} <= site.known
+    assert site.adapter_bytes_per_s == adapter
+    assert site.quality["adapter_bytes_per_s"] == "nominal"
+    (took_s,) = (
+        row.time_s
+        for row in site.collectives
+        if (row.operation, row.ranks, row.nodes) == ("allreduce", 2, 2)
+        if row.size_bytes == 1 << 24
+    )
+    # of two ranks each sends the whole tensor
+    assert (1 << 24) / took_s == pytest.approx(GOODPUT * adapter, rel=0.25)
+    assert 0.3 < site.factors.cross_node < 1.1
+    # hosts are called by their labels
+    for written in (path, sidecar_path(path)):
+        assert HOSTS[1] not in written.read_text("utf-8")
+
+
+@pytest.mark.gpu
+def test_a_site_of_one_gpu(tmp_path: Path) -> None:
+    """The card is that of the device, and what is reached of it is neither nothing nor too much."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    card = guess_card(torch.cuda.get_device_name(0))
+    if card is None:
+        pytest.skip("needs a device whose card is shipped")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    module = ["-m", "profiler.site", "--gemm-seconds", "5", "--name", "gpu"]
+    with Launch.of([sys.executable, *launcher, *module], cwd=tmp_path) as one:
+        done = one.wait(240)
+    assert done.code == 0, done.stderr
+    site = load_site(str(tmp_path / "sites" / "site_gpu.json"))
+    assert site.card == card
+    assert site.known == {"clock", "memory_share", "host"}
+    assert site.gemm_dtype == "bf16"
+    assert 0.3 < (site.clock or 0.0) < 1.3
+    assert 0.3 < (site.memory_share or 0.0) < 1.05
+    assert 2e-5 < (site.host_forward_s or 0.0) < 2e-2
