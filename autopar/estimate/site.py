@@ -208,7 +208,7 @@ class SiteDocument(StrictObject):
     copy_bytes_per_s: _ByteRate | None = None
     """Bytes read and written by a copy in the device's memory."""
     memory_share: _Factor | None = None
-    """Rate of memory-bound kernels over the datasheet's."""
+    """Rate of a copy, or of the kernels that `source` names, over the datasheet's."""
     in_node: _Factor | None = None
     """Bandwidth of collectives in a node over what the card says."""
     cross_node: _Factor | None = None
@@ -280,6 +280,8 @@ class Site:
     """As `Kernels.clock`: what a run sustains of the rate of a short benchmark."""
     copy_bytes_per_s: float | None
     memory_share: float | None
+    """Of the datasheet's rate what a copy reaches, or kernels do where a site was fitted to runs;
+    `kernels.memory` of a card has chains of kernels, which reach less than a copy."""
     in_node: float | None
     cross_node: float | None
     adapter_bytes_per_s: float | None
