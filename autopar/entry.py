@@ -28,6 +28,7 @@ __all__ = [
     "run_subcommand",
     "search",
     "show",
+    "site",
     "verify",
 ]
 
@@ -73,6 +74,11 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
         "profiler.hardware.command",
         "measure a cluster; under torchrun: torchrun -m profiler.hardware",
     ),
+    "profile site": (
+        "autopar",
+        "profiler.site.command",
+        "measure what a cluster reaches of its card; under torchrun: torchrun -m profiler.site",
+    ),
     "profile show": ("profile-show", "profiler.show.command", "print and compare measured files"),
     "profile estimate": (
         "autopar-profile-estimate",
@@ -81,8 +87,9 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     ),
     "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
     "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
+    "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),
 }
-_RANKS = {"plan", "profile hardware"}
+_RANKS = {"plan", "profile hardware", "profile site"}
 """Of several processes that torchrun starts, one says Ctrl-C."""
 
 
@@ -130,6 +137,7 @@ verify = partial(run_subcommand, "verify")
 plan = partial(run_subcommand, "plan")
 model = partial(run_subcommand, "profile model")
 hardware = partial(run_subcommand, "profile hardware")
+site = partial(run_subcommand, "profile site")
 show = partial(run_subcommand, "profile show")
 profile_estimate = partial(run_subcommand, "profile estimate")
 
@@ -144,7 +152,7 @@ def main() -> None:
     for words in (2, 1):
         name = " ".join(arguments[:words])
         if name in SUBCOMMANDS:
-            # a command reads the words behind this name, which also tells `models` from `cards`
+            # a command reads the words behind this name, which tells the lists apart as well
             sys.argv[:] = [f"autopar {name}", *arguments[words:]]
             run_subcommand(name)
             return

@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any
 
 from autopar.estimate.card import Card, load_card
-from autopar.estimate.collectives import SiteFactors
 from autopar.estimate.job import Attention, Block, Experts, Job, Mlp, parameters
 from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
 from autopar.records import dataclass
 from benchmarks.ledger_models import Architecture, known_architecture
@@ -42,17 +42,6 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Site:
-    """What is known of a cluster beyond its card."""
-
-    clock: float | None = None
-    memory_share: float | None = None
-    in_node: float = 1.0
-    cross_node: float = 1.0
-    adapter_bytes_per_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Source:
     """What the rows of a source have in common and do not say."""
 
@@ -61,11 +50,10 @@ class _Source:
     """Fields of `Job`."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """Values of cells that rows leave empty."""
-    site: _Site | None = None
+    site: str | None = None
+    """Name of its cluster's document."""
 
 
-_JEAN_ZAY = _Site(in_node=0.36, cross_node=0.41 / 0.9, adapter_bytes_per_s=6.25e9)
-_SIMUMAX = _Site(clock=0.72, memory_share=0.654, in_node=0.85)
 _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "Korthikanti": _Source(
         stack="megatron-2021", job={"accumulation_bytes": 0.0}, taken={"vocab": "51200"}
@@ -75,7 +63,7 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
         job={"accumulation_bytes": 6.0},
         taken={"micro_batch": "1", "vpp": "1"},
     ),
-    "BigScience": _Source(stack="megatron-2021", job={"zero": 1}, site=_JEAN_ZAY),
+    "BigScience": _Source(stack="megatron-2021", job={"zero": 1}, site="jean-zay-a100"),
     "vTrain": _Source(stack="megatron-2021", taken={"sharded_optimizer": "0", "vpp": "1"}),
     "MosaicML": _Source(stack="composer-fsdp"),
     "SimuMax": _Source(
@@ -88,7 +76,7 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
             "overlap_tensor": False,
             "optimizer_bytes": 86.0,
         },
-        site=_SIMUMAX,
+        site="simumax-b200",
         taken={"vpp": "1"},
     ),
     "torchtitan": _Source(stack="torchtitan-eager", job={"zero": 3}, taken={"micro_batch": "1"}),
@@ -201,19 +189,11 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     model = _architecture(cells)
     job = _job(cells, source, model, settings)
     card, stack = _card(cells), _stack(cells, source)
-    site = source.site or _Site()
     if "HBM2e" in cells["gpu_type"]:
-        # 2.4 TB/s where the card has 3.35: shares of the datasheet's rate fall with it
-        share = 0.522 * 2.4 / 3.35
-        site = replace(site, memory_share=share)
-    machine = machine_of(
-        card,
-        stack,
-        clock=site.clock,
-        memory_share=site.memory_share,
-        factors=SiteFactors(in_node=site.in_node, cross_node=site.cross_node),
-        adapter_bytes_per_s=site.adapter_bytes_per_s,
-    )
+        # 2.4 TB/s where the card has 3.35
+        card = replace(card, memory_bytes_per_s=2.4e12)
+    site = None if source.site is None else _site_named(source.site)
+    machine = machine_of(card, stack, site)
     return Run(
         source=name,
         job=job,
@@ -392,6 +372,11 @@ def _card_named(name: str) -> Card:
 @cache
 def _stack_named(name: str) -> Stack:
     return load_stack(name)
+
+
+@cache
+def _site_named(name: str) -> Site:
+    return load_site(name)
 
 
 def _card(cells: Mapping[str, str]) -> Card:

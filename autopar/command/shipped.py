@@ -1,4 +1,4 @@
-"""`autopar models` and `autopar cards`: what is shipped, as tables; what it means is not here."""
+"""`autopar models`, `cards` and `sites`: what is shipped, as tables; what it means is not here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.command.options import Command
 from autopar.records import dataclass
 from autopar.units import GIB
 
-__all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run"]
+__all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run", "site_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,35 @@ The numbers and their sources stand in hardware_configs/cards.
 )
 
 
+_SITES = Command(
+    name="autopar sites",
+    fills=(ListSpec,),
+    intro="""List the sites: what single clusters reach of what their card says.
+
+`torchrun ... -m profiler.site` writes one of this cluster. The figures and their sources stand in
+hardware_configs/sites.
+""",
+)
+
+
 def main() -> None:
-    """Entry point of both: the first word of the process's name says which."""
-    sys.exit(run(sys.argv[1:], cards=sys.argv[0].endswith("cards")))
+    """Entry point of all lists: the last word of the process's name says which."""
+    sys.exit(run(sys.argv[1:], sys.argv[0].rpartition(" ")[2]))
 
 
-def run(arguments: Sequence[str], *, cards: bool) -> int:
-    """Run one of the lists with these arguments and return its exit code."""
-    command = _CARDS if cards else COMMAND
+def run(arguments: Sequence[str], what: str) -> int:
+    """Run the list of models, cards or sites with these arguments and return its exit code."""
+    command = {"cards": _CARDS, "sites": _SITES}.get(what, COMMAND)
     return command.run(arguments, lambda raw: _print(command, raw))
 
 
 def _print(command: Command, raw: dict[str, Any]) -> int:
     asked = make(ListSpec, read_values(command.rows, raw))
-    rows = card_rows() if command is _CARDS else model_rows()
+    rows_of, table_of, left = {
+        _CARDS.name: (card_rows, _card_table, 2),
+        _SITES.name: (site_rows, _site_table, 2),
+    }.get(command.name, (model_rows, _model_table, 1))
+    rows = rows_of()
     if asked.json:
         import json
 
@@ -57,8 +72,8 @@ def _print(command: Command, raw: dict[str, Any]) -> int:
         return 0
     from autopar.command.show import make_console, print_table
 
-    columns, cells = _card_table(rows) if command is _CARDS else _model_table(rows)
-    print_table(make_console(sys.stdout), columns, cells, left=2 if command is _CARDS else 1)
+    columns, cells = table_of(rows)
+    print_table(make_console(sys.stdout), columns, cells, left=left)
     return 0
 
 
@@ -112,6 +127,29 @@ def card_rows() -> list[dict[str, Any]]:
     ]
 
 
+def site_rows() -> list[dict[str, Any]]:
+    """Return card, factors and adapters of every shipped site, in base units; None: the card's."""
+    from autopar.documents.catalog import site_names
+    from autopar.estimate.site import load_site
+
+    return [
+        {
+            "name": name,
+            "card": site.card,
+            "description": site.description,
+            "gpus_per_node": site.gpus_per_node,
+            "clock": site.clock,
+            "memory_share": site.memory_share,
+            "in_node": site.in_node,
+            "cross_node": site.cross_node,
+            "adapter_bytes_per_s": site.adapter_bytes_per_s,
+            "quality": dict(site.quality),
+        }
+        for name in site_names()
+        for site in (load_site(name),)
+    ]
+
+
 def _model_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     columns = ["model", "parameters", "layers", "hidden", "heads", "kv", "experts", "tokens"]
     return columns, [
@@ -142,6 +180,25 @@ def _card_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
             str(row["gpus_per_node"]),
             f"{row['intra_node_bytes_per_s'] / 1e9:,.0f} GB/s",
             f"{row['inter_node_bytes_per_s'] / 1e9:,.1f} GB/s",
+        ]
+        for row in rows
+    ]
+
+
+def _site_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    columns = ["site", "card", "GPUs", "clock", "HBM", "in node", "across", "adapters"]
+
+    def factor(value: float | None) -> str:
+        return "" if value is None else f"{value:.3g}"
+
+    return columns, [
+        [
+            row["name"],
+            row["card"] or "",
+            str(row["gpus_per_node"] or ""),
+            *(factor(row[key]) for key in ("clock", "memory_share", "in_node", "cross_node")),
+            # of one GPU and direction, as cards have it
+            f"{row['adapter_bytes_per_s'] / 1e9:,.2f} GB/s" if row["adapter_bytes_per_s"] else "",
         ]
         for row in rows
     ]

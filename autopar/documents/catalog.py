@@ -26,6 +26,7 @@ __all__ = [
     "find_document",
     "find_hardware",
     "find_model",
+    "find_site",
     "hardware_folders",
     "hardware_names",
     "is_shipped_folder",
@@ -35,6 +36,7 @@ __all__ = [
     "model_folders",
     "model_names",
     "published_name",
+    "site_names",
 ]
 
 
@@ -253,6 +255,11 @@ def card_names() -> tuple[str, ...]:
     return tuple(sorted(_files("hardware_configs/cards", "*.json", lambda p: p.stem)))
 
 
+def site_names() -> tuple[str, ...]:
+    """Return the names of the shipped sites, sorted."""
+    return tuple(sorted(_files("hardware_configs/sites", "*.json", lambda p: p.stem)))
+
+
 def hardware_names() -> tuple[str, ...]:
     """Return the names of the shipped sets of hardware files, sorted."""
     return tuple(sorted(_hardware()))
@@ -323,6 +330,22 @@ def find_card(name: str) -> Path:
             f"{_nearest(name, {**shipped, **aliases}, _CARDS)}"
         )
     return found
+
+
+def find_site(name: str) -> Path:
+    """Return the file of a site: an existing path, or a shipped name.
+
+    Raises InputError, with the nearest names, when there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = _files("hardware_configs/sites", "*.json", lambda p: p.stem)
+    if name.lower() in shipped:
+        return shipped[name.lower()]
+    raise InputError(
+        f"no site {name!r}: neither a file nor a shipped site; "
+        f"{_nearest(name, shipped, '`autopar sites`')}"
+    )
 
 
 def find_hardware(name: str) -> Path:

@@ -373,7 +373,7 @@ class TimeFit(StrictObject):
 #   3  times of what is not a layer, spread of recomputation, fits
 SIDECAR_VERSION = 3
 
-DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory"]
+DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory", "site"]
 
 _UNITS: dict[str, tuple[str, ...]] = {
     "allreduce": ("GB/s", "MiB/ms"),
@@ -382,6 +382,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "sp_time": ("ms",),
     "computation": ("ms",),
     "memory": ("MiB",),
+    "site": ("s",),  # its figures name their units; this is that of its samples
 }
 """Units that each document may be in; the first is the documented one."""
 

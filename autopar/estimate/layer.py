@@ -53,6 +53,7 @@ from autopar.estimate.memory_bound import (
     optimizer_s,
     permute_s,
 )
+from autopar.estimate.site import Site
 from autopar.estimate.stack import Stack
 from autopar.records import dataclass
 
@@ -93,33 +94,26 @@ class Machine:
     domain_gpus: int
 
 
-def machine_of(
-    card: Card,
-    stack: Stack,
-    *,
-    clock: float | None = None,
-    memory_share: float | None = None,
-    factors: SiteFactors | None = None,
-    adapter_bytes_per_s: float | None = None,
-) -> Machine:
-    """Return a machine of a card's devices; what a site measured replaces the card's figures.
+def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
+    """Return a machine of a card's devices; what a site knows replaces the card's figures.
 
-    `memory_share` is that of memory-bound kernels, of the datasheet's HBM rate. Raises
-    DocumentError where the card has no times of kernels.
+    Raises DocumentError where the card has no times of kernels.
     """
     kernels = kernels_of(card)
-    if memory_share is not None:
-        # shares of all classes move together: they are of one memory
-        scale = memory_share / kernels.memory_share("elementwise")
-        kernels = replace(kernels, memory_bytes_per_s=kernels.memory_bytes_per_s * scale)
-    if adapter_bytes_per_s is not None:
-        network = replace(card.network, adapter_bytes_per_s=adapter_bytes_per_s)
-        card = replace(card, network=network)
+    clock, factors = kernels.clock, SiteFactors()
+    if site is not None:
+        factors = site.factors
+        clock = kernels.clock if site.clock is None else site.clock
+        card = replace(card, network=site.network(card.network))
+        if site.elementwise_share is not None:
+            # shares of all classes move together: they are of one memory
+            scale = site.elementwise_share / kernels.memory_share("elementwise")
+            kernels = replace(kernels, memory_bytes_per_s=kernels.memory_bytes_per_s * scale)
     return Machine(
         card=card,
         kernels=kernels,
-        clock=kernels.clock if clock is None else clock,
-        factors=factors or SiteFactors(),
+        clock=clock,
+        factors=factors,
         stack=stack,
         # a domain of its own size only where a switch joins nodes
         domain_gpus=card.domain_gpus or card.max_gpus_per_node,

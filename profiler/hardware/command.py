@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from autopar.command.options import Command
 from autopar.command.run import (
@@ -24,9 +25,10 @@ from profiler.hardware.options import (
     check_world,
 )
 
-__all__ = ["COMMAND", "main", "run"]
+__all__ = ["COMMAND", "main", "run", "run_rank"]
 
-_NAME = "autopar"
+_NAME, _MODULE = "autopar", "profiler.hardware"
+_Options = TypeVar("_Options")
 COMMAND = Command(
     name="torchrun ... -m profiler.hardware",
     usage="[OPERATION...] [OPTIONS]",
@@ -46,10 +48,38 @@ Exit codes: 0 done; 1 something failed, the rest is kept; 2 unusable option.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with these arguments and return its exit code.
+    """Run the command with these arguments and return its exit code."""
+
+    def start(options: HardwareOptions) -> int:
+        from profiler.hardware.run import run as measure_all
+
+        return measure_all(options, list(arguments))
+
+    return run_rank(
+        COMMAND, arguments, build=build_options, check=check_world, start=start, module=_MODULE
+    )
+
+
+def run_rank(
+    command: Command,
+    arguments: Sequence[str],
+    *,
+    build: Callable[..., _Options],
+    check: Callable[[_Options, int], None],
+    start: Callable[[_Options], int],
+    module: str,
+) -> int:
+    """Run a command of ranks that torchrun starts; return the exit code of this one.
 
     Whatever goes wrong is one sentence on stderr. What is the same on every rank is said by rank
     0 alone; what a machine lacks, by the first rank of that machine.
+
+    Parameters
+    ----------
+    build : makes the options of what is given.
+    check : raises OptionError where they do not fit the number of ranks, before torch is loaded.
+    start : imports what is heavy and measures.
+    module : what torchrun is to start, in messages.
     """
     rank, local_rank = environment_rank("RANK"), environment_rank("LOCAL_RANK")
     if rank and {"--help", "-h"} & set(arguments):
@@ -57,21 +87,19 @@ def run(arguments: Sequence[str]) -> int:
     speaks = rank == 0
     make_stdout_usable()
     try:
-        raw = COMMAND.read(arguments, lambda text: say(text, command=_NAME, speaks=speaks))
+        raw = command.read(arguments, lambda text: say(text, command=_NAME, speaks=speaks))
         if raw is None:
             sys.stdout.flush()  # whoever left is noticed here, while it can still be answered
             return 0
-        options = build_options(**raw)
+        options = build(**raw)
         # heavy imports stay out of --help and of bad options
         from profiler.environment import launched_ranks, require_torch
 
         # said before torch is loaded, since torchrun's variables tell the number
-        check_world(options, _check_launched(launched_ranks(), arguments))
+        check(options, _check_launched(launched_ranks(), arguments, module))
         speaks = local_rank == 0
         require_torch()
-        from profiler.hardware.run import run as measure_all
-
-        return measure_all(options, list(arguments))
+        return start(options)
     except BrokenPipeError:
         return reader_left()
     except (Exception, KeyboardInterrupt) as error:
@@ -86,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         return end_of_rank(failure.text, failure.exit_code, command=_NAME, speaks=speaks)
 
 
-def _check_launched(launched: int | None, arguments: Sequence[str]) -> int:
+def _check_launched(launched: int | None, arguments: Sequence[str], module: str) -> int:
     """Return the number of ranks that torchrun started.
 
     Raises
@@ -97,7 +125,7 @@ def _check_launched(launched: int | None, arguments: Sequence[str]) -> int:
         own = "".join(f" {shlex.quote(argument)}" for argument in arguments)
         raise InputError(
             "this measures between processes; start it as "
-            f"`torchrun --standalone --nproc-per-node N -m profiler.hardware{own}` "
+            f"`torchrun --standalone --nproc-per-node N -m {module}{own}` "
             "(N: the number of GPUs of this machine, or of processes to measure on CPUs; with "
             "several machines, on each of them with --nnodes and --rdzv-endpoint in place of "
             "--standalone)"

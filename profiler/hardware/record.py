@@ -7,7 +7,7 @@ of them; joining the runs of all files by their id makes both whole again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from profiler.hardware.documents import (
 from profiler.hardware.options import Cluster, HardwareOptions
 from profiler.record import Content, DocumentFile, Record, incomparable, run_number
 
-__all__ = ["HardwareRecord"]
+__all__ = ["HardwareRecord", "relabelled"]
 
 
 class HardwareRecord(Record[Measurement]):
@@ -65,17 +65,7 @@ class HardwareRecord(Record[Measurement]):
 
     def put(self, measurement: Measurement) -> None:
         """Add a measurement as `Record`, with hosts called as in the metadata."""
-        reason = measurement.reason
-        for host, label in self._labels.items():
-            # sentences about ranks name their hosts, and failed cells keep the sentence; a short
-            # name may be a word of it
-            before = r"(?<![\w.-])" if len(host) > 3 else "(?<=host )"
-            reason = reason and re.sub(rf"{before}{re.escape(host)}(?![\w-])", label, reason)
-        stragglers = [
-            found.model_copy(update={"host": self._labels.get(found.host, found.host)})
-            for found in measurement.stragglers
-        ]
-        super().put(measurement.model_copy(update={"reason": reason, "stragglers": stragglers}))
+        super().put(relabelled(measurement, self._labels))
 
     @cached_property
     def _earlier(self) -> tuple[Run, ...]:
@@ -186,6 +176,21 @@ class HardwareRecord(Record[Measurement]):
             if cells or run.id in named:
                 found.append(run.model_copy(update={"measurements": cells}))
         return found
+
+
+def relabelled(measurement: Measurement, labels: Mapping[str, str]) -> Measurement:
+    """Return a measurement whose hosts are called by their labels, in sentences too."""
+    reason = measurement.reason
+    for host, label in labels.items():
+        # sentences about ranks name their hosts, and failed cells keep the sentence; a short
+        # name may be a word of it
+        before = r"(?<![\w.-])" if len(host) > 3 else "(?<=host )"
+        reason = reason and re.sub(rf"{before}{re.escape(host)}(?![\w-])", label, reason)
+    stragglers = [
+        found.model_copy(update={"host": labels.get(found.host, found.host)})
+        for found in measurement.stragglers
+    ]
+    return measurement.model_copy(update={"reason": reason, "stragglers": stragglers})
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:

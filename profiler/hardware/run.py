@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +27,18 @@ from profiler.hardware.overlap import OVERLAP_WINDOW_S, slowdowns
 from profiler.hardware.record import HardwareRecord
 from profiler.measure import Forecast, ForecastPart, Policy, Progress, expected_seconds, policy_of
 from profiler.processes import Session, open_session
+from profiler.record import Record
 from profiler.watch import Trouble, Watch
 
 __all__ = [
+    "SAMPLE_S",
+    "RunState",
     "describe",
     "forecast",
+    "measure_missing",
     "probe_policy",
     "run",
+    "watched",
 ]
 
 
@@ -196,17 +202,17 @@ def _overlap_seconds(cells: Sequence[Cell], policy: Policy, driver: Driver) -> f
 # The run: every rank walks through the same cells.
 
 
-_SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
+SAMPLE_S = {"cuda": 1e-3, "cpu": 4e-3}
 """A repetition lasts at least so long, so that starting and stopping it does not count."""
 _PATIENCE_S = 10.0
 """How long the end of a run waits for files that are being written."""
 
 
 @dataclass
-class _State:
+class RunState:
     """What rank 0's watching thread needs to end a run in order."""
 
-    record: HardwareRecord | None = None
+    record: Record[Measurement] | None = None
     progress: Progress | None = None
     cell: Cell | None = None
     """The cell in flight: neither measured nor marked as failed."""
@@ -224,18 +230,33 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     session = open_session(options)
     check_world(options, session.world_size)
     check_shape(options, session.cluster)
-    state = _State()
+    return watched(
+        session,
+        lambda watch, state: _measure_all(session, watch, state, options, argv),
+        out=options.out,
+        timeout_s=options.timeout_s,
+    )
+
+
+def watched(
+    session: Session, body: Callable[[Watch, RunState], int], *, out: Path, timeout_s: float
+) -> int:
+    """Return what `body` returns, under watch: trouble is recorded in `out` and ends the process.
+
+    timeout_s : no step of the watch takes longer. The session is closed at the end.
+    """
+    state = RunState()
     watch = Watch(
         session.watch_store,
         rank=session.rank,
         hosts=session.cluster.hosts,
         pids=[info.pid for info in session.infos],
-        timeout_s=options.timeout_s,
-        finish=lambda trouble: _finish(state, session, options, trouble),
+        timeout_s=timeout_s,
+        finish=lambda trouble: _finish(state, session, out, trouble),
     )
     watch.start()
     try:
-        code = _measure_all(session, watch, state, options, argv)
+        code = body(watch, state)
         watch.step("the end of the process groups")
         session.close()  # under watch: NCCL lets nobody leave before all do
     except BaseException as error:
@@ -245,12 +266,45 @@ def run(options: HardwareOptions, argv: Sequence[str]) -> int:
     return code
 
 
+def measure_missing(
+    cells: Sequence[Cell],
+    session: Session,
+    state: RunState,
+    measure: Callable[[Cell], Measurement],
+    told: Callable[[Measurement], str],
+) -> None:
+    """Measure the cells that rank 0's record lacks; every rank calls this, with the same cells.
+
+    told : says in one line what a cell gave.
+    """
+    is_first = session.rank == 0
+    missing: Sequence[Cell] = cells
+    if state.record is not None:
+        missing = state.record.missing(cells)
+        for note in state.record.notes:
+            say(note)
+    # rank 0 alone knows what files hold, and all ranks must measure the same cells
+    wanted = session.share("cells", " ".join(cell.key for cell in missing) if is_first else None)
+    keys = set(wanted.split())
+    chosen = [cell for cell in cells if cell.key in keys]
+    with Progress(len(chosen), enabled=is_first) as state.progress:
+        for cell in chosen:
+            state.cell = cell
+            state.progress.begin(cell.key)
+            measurement = measure(cell)
+            with state.busy:
+                if state.record is not None:
+                    state.record.put(measurement)
+                state.cell = None
+            state.progress.report(told(measurement) if is_first else "")
+
+
 def _measure_all(
-    session: Session, watch: Watch, state: _State, options: HardwareOptions, argv: Sequence[str]
+    session: Session, watch: Watch, state: RunState, options: HardwareOptions, argv: Sequence[str]
 ) -> int:
     cells = plan_cells(options, session.cluster)
     is_first = session.rank == 0
-    policy = policy_of(options, _SAMPLE_S[session.device.type])
+    policy = policy_of(options, SAMPLE_S[session.device.type])
     if options.dry_run:
         driver = Driver(session, watch, probe_policy(policy), check=options.check)
         found = forecast(cells, policy, driver, session)
@@ -258,12 +312,12 @@ def _measure_all(
             sys.stdout.write(found.describe())
             sys.stdout.flush()
         return 0
-    missing = cells
+    record: HardwareRecord | None = None
     if is_first:
         metadata = run_metadata(
             session.infos, argv, session.backend, options, dtype=session.dtype_name
         )
-        state.record = HardwareRecord(
+        state.record = record = HardwareRecord(
             options.out,
             cluster=session.cluster,
             options=options,
@@ -274,29 +328,11 @@ def _measure_all(
             synthetic=session.synthetic,
             name=_name(session),
         )
-        missing = tuple(state.record.missing(cells))
-        for note in state.record.notes:
-            say(note)
-    # rank 0 alone knows what files hold, and all ranks must measure the same cells
-    wanted = session.share("cells", " ".join(cell.key for cell in missing) if is_first else None)
-    keys = set(wanted.split())
-    chosen = [cell for cell in cells if cell.key in keys]
     driver = Driver(session, watch, policy, check=options.check, cuda_graph=options.cuda_graph)
-    with Progress(len(chosen), enabled=is_first) as state.progress:
-        for cell in chosen:
-            state.cell = cell
-            state.progress.begin(cell.key)
-            measurement = driver.measure(cell)
-            with state.busy:
-                if state.record is not None:
-                    state.record.put(measurement)
-                state.cell = None
-            state.progress.report(describe(measurement) if is_first else "")
+    measure_missing(cells, session, state, driver.measure, describe)
     watch.step("the end")
     session.barrier()
-    if state.record is None:
-        return 0
-    return _summary(state.record)
+    return 0 if record is None else _summary(record)
 
 
 def describe(measurement: Measurement) -> str:
@@ -332,7 +368,7 @@ def _name(session: Session) -> str:
     return f"{device}_{cluster.num_nodes}x{cluster.gpus_per_node}"
 
 
-def _finish(state: _State, session: Session, options: HardwareOptions, trouble: Trouble) -> None:
+def _finish(state: RunState, session: Session, out: Path, trouble: Trouble) -> None:
     """Keep what was measured and say why the run ends; called while the main thread hangs."""
     if state.progress is not None:
         state.progress.stop()
@@ -350,7 +386,7 @@ def _finish(state: _State, session: Session, options: HardwareOptions, trouble: 
         kept = f"{state.record.counts().ok} measured cells"
     say(
         f"autopar: {trouble.sentence}, during {trouble.during}; {kept} can be found in "
-        f"{options.out}, and the same command with --resume measures the rest"
+        f"{out}, and the same command with --resume measures the rest"
     )
 
 

@@ -112,7 +112,7 @@ _USED = (
 def serve(connection: Connection) -> None:
     """Start a copy of this process for each job that comes, and answer how it ended."""
     for name, (_, module, _) in SUBCOMMANDS.items():
-        if name != "profile hardware":
+        if name not in ("profile hardware", "profile site"):  # torchrun starts them
             import_module(module)
     for module in _USED:
         import_module(module)

@@ -12,7 +12,7 @@ import pytest
 import autopar
 import search
 from autopar.command import completion, shipped
-from autopar.documents.catalog import card_names, model_names
+from autopar.documents.catalog import card_names, model_names, site_names
 from autopar.entry import SUBCOMMANDS
 from tests import warm
 
@@ -70,7 +70,7 @@ def test_commands_of_two_words(name: str) -> None:
         (("zzz",), "autopar: the command 'zzz' is unknown; see autopar --help\n"),
         (
             ("profile",),
-            "autopar profile: say what to profile, one of model, hardware, show, estimate\n",
+            "autopar profile: say what to profile, one of model, hardware, site, show, estimate\n",
         ),
         (
             ("--show-completion", "tcsh"),
@@ -106,7 +106,7 @@ def test_scripts_of_shells(shell: str) -> None:
         ("autopar search --mod", {"--model"}),
         ("autopar search --model llama2-7b", {"llama2-7b"}),
         ("autopar estimate calculon --sys", {"--system"}),
-        ("autopar profile s", {"show"}),
+        ("autopar profile s", {"show", "site"}),
         ("autopar search --pipeline-type g", {"gpipe"}),
     ],
 )
@@ -140,20 +140,27 @@ def test_words_that_other_shells_complete(shell: str) -> None:
 
 
 def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every model and card is a row, with figures that are known."""
+    """Every model, card and site is a row, with figures that are known."""
+    sites = {row["name"]: row for row in shipped.site_rows()}
     models = {row["name"]: row for row in shipped.model_rows()}
     cards = {row["name"]: row for row in shipped.card_rows()}
 
     assert tuple(models) == model_names()
     assert tuple(cards) == card_names()
+    assert tuple(sites) == site_names()
+    assert {row["card"] for row in sites.values()} <= set(cards)
+    assert sites["jean-zay-a100"]["adapter_bytes_per_s"] == 4 * 100e9 / 8 / 8
     assert models["llama2-7b"]["num_parameters"] == 6_738_415_616  # as its authors publish it
     assert cards["h100-80gb"]["bf16_flop_per_s"] == pytest.approx(989.4e12)
 
-    assert shipped.run(["--json"], cards=False) == 0
+    assert shipped.run(["--json"], "models") == 0
     assert json.loads(capsys.readouterr().out) == shipped.model_rows()
-    assert shipped.run([], cards=True) == 0
+    assert shipped.run([], "cards") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in cards)
+    assert shipped.run([], "sites") == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in sites)
 
 
 def test_python_offers_what_a_user_needs() -> None:

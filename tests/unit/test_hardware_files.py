@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from autopar.documents.catalog import find_card
+from autopar.documents.catalog import find_card, find_site
 from autopar.documents.checks import validate_document
 from autopar.documents.hardware import (
     BandwidthUnit,
@@ -294,6 +294,7 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     card = json.loads(find_card("h100").read_text(encoding="utf-8"))
     documents = {role: example for role, schema in schemas.items() for example in examples(schema)}
     documents |= {**DOCUMENTS, "sidecar": SIDECAR, "card": card, "model": json.loads(text)}
+    documents["site"] = json.loads(find_site("jean-zay-a100").read_text(encoding="utf-8"))
     for role in ("plan", "result"):
         text = (root / "tests" / "data" / f"{role}_v1.json").read_text(encoding="utf-8")
         documents[role] = json.loads(text)

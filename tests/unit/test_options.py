@@ -22,6 +22,7 @@ COMMANDS = (
     *("profiler.verify.command", "autopar.estimate.command"),
     *(
         "profiler.hardware.command",
+        "profiler.site.command",
         "profiler.model.command",
         "profiler.plan.command",
         "profiler.show.command",

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from autopar.errors import InputError
-from profiler.hardware.run import _finish, _State
+from profiler.hardware.run import RunState, _finish
 from profiler.watch import Trouble, Watch
 from tests import warm
-from tests.unit.measured import make_options, measure
+from tests.unit.measured import measure
 from tests.unit.record_support import opened, planned
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -352,10 +352,10 @@ def test_the_end_of_a_run_keeps_a_cell_that_is_being_written(tmp_path: Path) -> 
     """A signal that comes while the main thread writes does not mark the cell as failed."""
     cell, other = planned("p2p")[:2]
     trouble = Trouble(sentence="interrupted (SIGINT)", exit_code=130, during=cell.key)
-    options, session = make_options(tmp_path), SimpleNamespace(rank=0)
+    session = SimpleNamespace(rank=0)
     with opened(tmp_path) as record:
-        state = _State(record=record, cell=cell)
-        ending = threading.Thread(target=_finish, args=(state, session, options, trouble))
+        state = RunState(record=record, cell=cell)
+        ending = threading.Thread(target=_finish, args=(state, session, tmp_path, trouble))
         with state.busy:
             ending.start()
             time.sleep(0.1)

@@ -1,0 +1,346 @@
+"""From measured cells to a site file, and the record that keeps both.
+
+Figures are a pure function of the measurements and of the card, so that a file can always be
+derived again from its sidecar: with another card, say. What a factor means is said in
+`autopar.estimate.site`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autopar.documents.sidecar import (
+    REPLACES,
+    SIDECAR_VERSION,
+    Measurement,
+    Run,
+    Sidecar,
+)
+from autopar.errors import InputError
+from autopar.estimate.card import Card
+from autopar.estimate.site import (
+    FORMAT,
+    CollectiveTime,
+    fit_factors,
+    gemm_flop,
+    relative_gemm_rate,
+)
+from autopar.hardware import OPERATIONS
+from autopar.records import dataclass
+from autopar.statistics import summarize
+from profiler.environment import Metadata, RankInfo, comparable, host_labels, machine_metadata
+from profiler.hardware.documents import newest_measurements
+from profiler.hardware.options import Cluster
+from profiler.hardware.record import relabelled
+from profiler.record import Content, Record, incomparable
+from profiler.site.options import GEMM, HOST, MEMCOPY, SiteOptions
+
+__all__ = ["Asked", "SiteRecord", "collective_times", "figures", "site_metadata", "site_path"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The figures.
+
+
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_SLOW = 1.1
+"""A rank whose products take so much longer than the median rank's is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a site file says beside what was measured."""
+
+    name: str
+    card: Card | None
+    card_name: str | None
+    """As the catalog or the user calls it."""
+    adapter_bytes_per_s: float | None
+    cluster: Cluster
+    device: str
+    torch: str
+    dtype: str
+    synthetic: bool
+    """True where several ranks share a GPU: then no figure is a machine's."""
+
+
+def collective_times(
+    measurements: Iterable[Measurement], cluster: Cluster
+) -> tuple[CollectiveTime, ...]:
+    """Return the medians of all collectives that were measured, by group, operation and size."""
+    rows = [
+        CollectiveTime(
+            operation=m.operation,
+            ranks=m.group_size,
+            nodes=len({cluster.hosts[rank] for rank in m.worst_group}),
+            size_bytes=float(m.size_bytes),
+            time_s=summarize(m.samples_s["time"]).median_s,
+        )
+        for m in measurements
+        if m.status == "ok" and m.operation not in (GEMM, MEMCOPY, HOST)
+    ]
+    order = list(OPERATIONS)
+    return tuple(
+        sorted(rows, key=lambda r: (r.nodes, r.ranks, order.index(r.operation), r.size_bytes))
+    )
+
+
+def figures(
+    measurements: Mapping[str, Measurement], asked: Asked
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of the site file, and sentences on what it lacks or what is odd."""
+    by_name = {m.operation: m for m in measurements.values() if m.status == "ok"}
+    notes = [] if asked.card is not None else [_NO_CARD]
+    source = (
+        f"measured by `torchrun -m profiler.site` on {asked.cluster.num_nodes} x "
+        f"{asked.cluster.gpus_per_node} {asked.device}"
+    )
+    quality = "nominal" if asked.synthetic else "measured"
+    if asked.synthetic:
+        source = f"synthetic, several ranks share one GPU and no figure is a machine's; {source}"
+
+    def entry(value: float, spread: float) -> dict[str, Any]:
+        # six digits are far below what two runs agree on
+        return {
+            "value": float(f"{value:.6g}"),
+            "quality": quality,
+            "source": source,
+            "spread": float(f"{min(spread, 10.0):.3g}"),
+        }
+
+    data: dict[str, Any] = {"format": FORMAT, "version": 1, "name": asked.name}
+    if asked.card_name is not None:
+        data["card"] = asked.card_name
+    data["device"] = asked.device
+    data["gpus_per_node"] = asked.cluster.gpus_per_node
+    data["num_nodes"] = asked.cluster.num_nodes
+    if GEMM in by_name:
+        notes += _put_products(data, by_name[GEMM], asked, entry)
+    if MEMCOPY in by_name:
+        m = by_name[MEMCOPY]
+        # read and written
+        rate = 2.0 * float(m.size_bytes) / summarize(m.samples_s["time"]).median_s
+        data["copy_bytes_per_s"] = entry(rate, _apart(m))
+        if asked.card is not None:
+            data["memory_share"] = entry(rate / asked.card.memory_bytes_per_s, _apart(m))
+    times = collective_times(measurements.values(), asked.cluster)
+    if asked.card is not None:
+        found = fit_factors(
+            asked.card,
+            times,
+            gpus_per_node=asked.cluster.gpus_per_node,
+            adapter_bytes_per_s=asked.adapter_bytes_per_s,
+        )
+        for key, factor in zip(("in_node", "cross_node"), found, strict=True):
+            if factor is not None:
+                data[key] = entry(factor.value, factor.spread)
+        if times and found == (None, None):
+            notes.append(_NO_LARGE)
+    if asked.adapter_bytes_per_s is not None:
+        data["adapter_bytes_per_s"] = {
+            "value": asked.adapter_bytes_per_s,
+            "quality": "nominal",
+            "source": "--adapter of `torchrun -m profiler.site`",
+        }
+    if HOST in by_name:
+        m = by_name[HOST]
+        data["host"] = {
+            **{
+                f"{which}_s": entry(
+                    summarize(m.samples_s[which]).median_s, _spread(m.samples_s[which])
+                )
+                for which in ("forward", "backward")
+            },
+            "torch": asked.torch,
+        }
+    if times:
+        data["collectives"] = [
+            {
+                "operation": row.operation,
+                "ranks": row.ranks,
+                "nodes": row.nodes,
+                "size_bytes": row.size_bytes,
+                "time_s": float(f"{row.time_s:.6g}"),
+            }
+            for row in times
+        ]
+    return data, notes
+
+
+_NO_CARD = (
+    "no card is known of this device, so that the file has rates and times but no factors; "
+    "--card NAME with --resume adds them without measuring again"
+)
+_NO_LARGE = (
+    "no collective of 16M or more was measured, so that there is no factor of the network; "
+    "--resume --sizes 16M,128M adds it"
+)
+
+
+def _put_products(data: dict[str, Any], m: Measurement, asked: Asked, entry: Any) -> list[str]:
+    """Add the rate of matrix products and the clock; return sentences."""
+    side = math.isqrt(round(float(m.size_bytes) / _ELEMENT_BYTES[asked.dtype]))
+    notes = []
+    rate = gemm_flop(side) / summarize(m.samples_s["time"]).median_s
+    first = gemm_flop(side) / summarize(m.samples_s["first"]).median_s
+    data["gemm"] = {
+        "flop_per_s": entry(rate, _apart(m)),
+        "first_flop_per_s": entry(first, _spread(m.samples_s["first"])),
+        "size": side,
+        "dtype": asked.dtype,
+    }
+    if asked.card is not None:
+        try:
+            clock = relative_gemm_rate(asked.card, rate, side, asked.dtype)
+        except InputError as error:
+            notes.append(f"there is no clock: {error}")
+        else:
+            data["clock"] = entry(clock, _apart(m))
+    normal = float(np.median(m.group_medians_s))
+    slow = [rank for rank, took in enumerate(m.group_medians_s) if took > _SLOW * normal]
+    if slow:
+        said = ", ".join(f"{rank}" for rank in slow[:8]) + (", ..." if len(slow) > 8 else "")
+        share = normal / max(m.group_medians_s)
+        notes.append(
+            f"matrix products are slow on rank{'s' if len(slow) > 1 else ''} {said}: {share:.2f} "
+            "of the median rank's rate, for which all others wait in a training step"
+        )
+    return notes
+
+
+def _spread(samples_s: Sequence[float]) -> float:
+    """Return the share by which nine of ten samples differ from their median at most."""
+    found = np.asarray(samples_s)
+    return float(np.quantile(np.abs(found / np.median(found) - 1.0), 0.9))
+
+
+def _apart(m: Measurement) -> float:
+    """Return the same of the samples of the slowest rank, or of the ranks where that is more."""
+    medians = np.asarray(m.group_medians_s)
+    # the figure is the slowest rank's: how much quicker are others?
+    ranks = float(np.quantile(1.0 - medians / medians.max(), 0.9))
+    return max(_spread(m.samples_s["time"]), ranks)
+
+
+# --------------------------------------------------------------------------------------------------
+# The record.
+
+
+_OWN_ROWS = {
+    "gemm_size": "rows of the matrices",
+    "gemm_seconds": "seconds of matrix products",
+}
+"""Keys of the metadata beside those of `profiler.environment`; equal in all runs of a file."""
+
+
+def site_metadata(
+    infos: Sequence[RankInfo], argv: Sequence[str], options: SiteOptions, **in_use: Any
+) -> Metadata:
+    """Return the circumstances of a run; in_use : what options and defaults became."""
+    command = shlex.join(["torchrun", "...", "-m", "profiler.site", *argv])
+    return {
+        **machine_metadata(infos, command, folder=None if options.host_names else options.out),
+        "gemm_seconds": options.gemm_seconds,
+        **in_use,
+    }
+
+
+def site_path(out: Path, name: str) -> Path:
+    """Return the path of the file of a site in a folder."""
+    return out / f"site_{name}.json"
+
+
+class SiteRecord(Record[Measurement]):
+    """The measurements of a site, in its file and the sidecar of that; owned by rank 0."""
+
+    def __init__(self, options: SiteOptions, metadata: Metadata, asked: Asked) -> None:
+        """Open the record of a site; errors as `Record`."""
+        self.path = site_path(options.out, asked.name)
+        self._site = asked
+        self._labels = {} if options.host_names else host_labels(asked.cluster.hosts, options.out)
+        super().__init__(
+            {"site": self.path},
+            metadata,
+            asked=["site"],
+            resume=options.resume,
+            force=options.force,
+        )
+
+    def put(self, measurement: Measurement) -> None:
+        """Add a measurement as `Record`, with hosts called as in the metadata."""
+        super().put(relabelled(measurement, self._labels))
+
+    def _continued(self, metadata: Metadata, *, force: bool) -> Metadata:
+        earlier = self._earlier
+        if force:
+            # all of it counts no more; it stays in the sidecar
+            return {**metadata, REPLACES: True} if earlier else metadata
+        found: dict[str, None] = {}
+        for run in _counting(earlier):
+            if any(m.status == "ok" for m in run.measurements):
+                found |= dict.fromkeys(_differences(run.metadata, metadata))
+        if found:
+            raise incomparable(self.path, found)
+        return metadata
+
+    @property
+    def _earlier(self) -> Sequence[Run]:
+        (file,) = self._files.values()
+        return [run for run in file.earlier if run.id is not None]
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """The measurements that count now, by cell, those of earlier runs included."""
+        return newest_measurements(
+            # that function's own replacing is by operation
+            run.model_copy(update={"metadata": {}})
+            for run in _counting(self._runs())
+        )
+
+    def derived(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the content of the site file now, and sentences on it."""
+        return figures(self.measurements, self._site)
+
+    def _runs(self) -> list[Run]:
+        own = self._run.model_copy(update={"measurements": list(self._own.values())})
+        return [*self._earlier, own]
+
+    def _contents(self, measurement: Measurement | None = None) -> Iterator[Content]:
+        (file,) = self._files.values()
+        data, _ = self.derived()
+        hosts = self._run.metadata.get("hosts")
+        yield Content(
+            file,
+            # of no cell there is no figure
+            data if any(m.status == "ok" for m in self.measurements.values()) else None,
+            Sidecar(
+                version=SIDECAR_VERSION,
+                document="site",
+                unit="s",
+                source=f"measured by `{self._run.metadata.get('command')}` on {hosts}",
+                synthetic=self._site.synthetic,
+                name=self._site.name,
+                runs=self._runs(),
+            ),
+        )
+
+
+def _counting(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs from the last on that replaced those before it."""
+    replacing = [number for number, run in enumerate(runs) if run.metadata.get(REPLACES)]
+    return runs[replacing[-1] if replacing else 0 :]
+
+
+def _differences(earlier: Metadata, now: Metadata) -> list[str]:
+    own = [
+        f"{meaning} ({key}): {earlier.get(key)} and {now.get(key)}"
+        for key, meaning in _OWN_ROWS.items()
+        if earlier.get(key) != now.get(key)
+    ]
+    return own + comparable(earlier, now, resume=True)

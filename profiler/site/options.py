@@ -1,0 +1,304 @@
+"""What `torchrun -m profiler.site` is asked to do, and the cells that follow from it.
+
+How a cell is measured is in `driver`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.errors import OptionError
+from autopar.records import dataclass
+from profiler.hardware.options import (
+    Backend,
+    Cell,
+    Cluster,
+    Dtype,
+    HardwareOptions,
+    Scope,
+    parse_size,
+    parse_sizes,
+    rounds,
+)
+from profiler.options import FILES, HOW, SECONDS, MeasuringOptions, check_out
+
+__all__ = [
+    "GEMM",
+    "HOST",
+    "MEMCOPY",
+    "PANELS",
+    "SITE_FOLDER",
+    "SiteOptions",
+    "build_options",
+    "check_world",
+    "default_name",
+    "gemm_size",
+    "guess_card",
+    "plan_cells",
+]
+
+_WHAT, _WHERE, _SAID = "What to measure", "Machine", "What is said of it"
+PANELS = (_WHAT, HOW, _WHERE, _SAID, FILES)
+SITE_FOLDER = Path("sites")
+"""Where site files are written by default."""
+GEMM, MEMCOPY, HOST = "gemm", "memcopy", "host_layer"
+"""Operations beside the collectives."""
+_COLLECTIVES = ("allreduce", "allgather", "reducescatter", "all2all")
+_SIZES = "1M,16M,128M,512M"
+_GROUPS = (2, 4, 8)
+"""Sizes of groups in a node beside that of all its ranks."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _parse_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise OptionError(
+            f"--name: {text!r:.60} is no name of a file; write letters, digits, dots and hyphens"
+        )
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions(MeasuringOptions):
+    """Options of one measuring run; defaults are those of the command."""
+
+    gemm_seconds: float = option(
+        30.0,
+        help="how long matrix products run back to back, until the clock has settled",
+        panel=_WHAT,
+        metavar="S",
+        above=0,
+        high=3600,
+        expects=SECONDS,
+        most_used=True,
+    )
+    gemm_size: int | None = option(
+        None,
+        help="rows and columns of their matrices",
+        panel=_WHAT,
+        shown="8192 on GPUs, 1024 on CPUs",
+        between=(16, 1 << 16),
+    )
+    sizes_bytes: tuple[int, ...] = option(
+        parse_sizes(_SIZES),
+        name="sizes",
+        help="sizes of the collectives; those of 16M and more make the factors",
+        panel=_WHAT,
+        metavar="SIZES",
+        parse=parse_sizes,
+        shown=_SIZES,
+        most_used=True,
+    )
+    copy_bytes: int | None = option(
+        None,
+        name="copy-size",
+        help="size of the tensor that is copied; beyond any cache",
+        panel=_WHAT,
+        metavar="SIZE",
+        parse=lambda text: parse_size(text, "--copy-size"),
+        shown="1G on GPUs, 64M on CPUs",
+    )
+    dtype: Dtype = option(
+        "auto", help="element type of all of it; auto: bf16 on GPUs, fp32 on CPUs", panel=_WHAT
+    )
+    max_seconds: float = option(
+        0.6,
+        help="after so long no further repetition of the same measurement begins",
+        panel=HOW,
+        metavar="S",
+        above=0,
+        high=100_000,
+        expects=SECONDS,
+    )
+    timeout_s: float = option(
+        60.0,
+        name="timeout",
+        help="a single operation that takes longer has failed, and ends the run",
+        panel=HOW,
+        metavar="S",
+        above=0,
+        high=100_000,
+        expects=SECONDS,
+    )
+    check: bool = option(
+        True, help="compare the result of every collective with the expected one", panel=HOW
+    )
+    backend: Backend = option(
+        "auto",
+        help="auto: nccl where torch finds a GPU, otherwise gloo on the CPU",
+        panel=_WHERE,
+    )
+    allow_shared_gpu: bool = option(
+        False,
+        help="run several ranks on one GPU to exercise the code; figures are marked nominal",
+        panel=_WHERE,
+    )
+    card: str | None = option(
+        None,
+        help="card that the figures are compared with: a name, or a file",
+        panel=_SAID,
+        shown="that of the GPU, if it is shipped",
+        most_used=True,
+    )
+    adapter_bytes_per_s: float | None = option(
+        None,
+        name="adapter",
+        help="nominal network rate of one GPU and direction in GB/s, 25 for 200 Gb/s",
+        panel=_SAID,
+        metavar="GB/S",
+        shown="the card's",
+        above=0,
+        high=100_000,
+        scale=1e9,
+    )
+    model: str = option(
+        "llama2-7b",
+        help="model whose data-parallel training step is foretold from the figures",
+        panel=_SAID,
+    )
+    batch: int = option(
+        1, help="sequences of that step on a rank", panel=_SAID, between=(1, 1 << 20)
+    )
+    name: str | None = option(
+        None,
+        help="name of the site and of its file, site_NAME.json",
+        panel=FILES,
+        parse=_parse_name,
+        shown="of device and shape",
+        most_used=True,
+    )
+    out: Path = option(
+        SITE_FOLDER, help="folder of the file", panel=FILES, metavar="DIR", most_used=True
+    )
+
+    @property
+    def session(self) -> HardwareOptions:
+        """The same as options of a session."""
+        return HardwareOptions(
+            backend=self.backend,
+            dtype=self.dtype,
+            timeout_s=self.timeout_s,
+            allow_shared_gpu=self.allow_shared_gpu,
+            out=self.out,
+        )
+
+
+def build_options(**given: object) -> SiteOptions:
+    """Return the options that the words of a command line mean.
+
+    given : option, with hyphens or underscores -> text, or value in base units.
+
+    Raises
+    ------
+    OptionError: a value is unusable, or two options contradict each other.
+    """
+    raw = {name.replace("_", "-"): value for name, value in given.items()}
+    options = make(SiteOptions, read_values(rows_of(SiteOptions), raw))
+    check_out(options.out)
+    return options
+
+
+def check_world(options: SiteOptions, world: int) -> None:
+    """Raise InputError where the card or the model is none, before torch is loaded."""
+    from autopar.documents.catalog import find_card, find_model
+
+    if options.card is not None:
+        find_card(options.card)
+    if not options.model.startswith(("hf:", "py:")):
+        find_model(options.model)
+
+
+_DEVICES = (  # what a GPU calls itself, the narrower pattern first -> its card
+    (r"GB300", "gb300"),
+    (r"GB200", "gb200"),
+    (r"B300", "b300"),
+    (r"B200", "b200"),
+    (r"H200\b", "h200"),
+    (r"H800\b", "h800"),
+    (r"H100 PCIe", "h100-pcie"),
+    (r"H100 NVL", "h100-nvl"),
+    (r"H100 80GB HBM3", "h100-80gb"),
+    (r"H20\b", "h20"),
+    (r"A100-SXM4-40GB", "a100-40gb"),
+    (r"A100-SXM4-80GB|A100-SXM-80GB", "a100-80gb"),
+    (r"A100 80GB PCIe|A100-PCIE-80GB", "a100-pcie-80gb"),
+    (r"L40S\b", "l40s"),
+    (r"A10G\b", "a10g"),
+    (r"RTX 4090\b", "rtx-4090"),
+    (r"RTX PRO 6000", "rtx-pro-6000"),
+    (r"V100-SXM2", "v100"),
+    (r"MI300X", "mi300x"),
+    (r"MI325X", "mi325x"),
+    (r"MI355X", "mi355x"),
+)
+
+
+def guess_card(device: str) -> str | None:
+    """Return the shipped card of a device by what it calls itself, None for any other."""
+    return next((card for pattern, card in _DEVICES if re.search(pattern, device)), None)
+
+
+def default_name(device: str, cluster: Cluster) -> str:
+    """Return the name of a site that nobody named, such as `h200_1x8`."""
+    said = guess_card(device) or re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return f"{said}_{cluster.num_nodes}x{cluster.gpus_per_node}"
+
+
+def gemm_size(options: SiteOptions, device_type: str) -> int:
+    """Return the rows and columns of the matrices: large ones keep a device busy for a while."""
+    return options.gemm_size or (8192 if device_type == "cuda" else 1024)
+
+
+def plan_cells(
+    options: SiteOptions, cluster: Cluster, *, device_type: str, element_bytes: int
+) -> tuple[Cell, ...]:
+    """Return the cells of a run, in the order they are measured.
+
+    device_type : `cuda` or `cpu`; element_bytes : of the type in use. Collectives are measured in
+    all groups of 2, 4, 8 and all ranks of a node, then across nodes: all ranks, and groups of one
+    rank on every node; always all groups at once, as in training.
+    """
+    world, per_node = cluster.world_size, cluster.gpus_per_node
+    side = gemm_size(options, device_type)
+    copied = options.copy_bytes or (1 << 30 if device_type == "cuda" else 64 << 20)
+    alone = [
+        _cell(GEMM, 1, True, side * side * element_bytes, cluster),
+        _cell(MEMCOPY, 1, True, copied, cluster),
+        _cell(HOST, 1, True, 0, cluster),
+    ]
+    inside = [n for n in _GROUPS if n < per_node and per_node % n == 0]
+    inside += [per_node] if per_node > 1 else []
+    kinds = [(size, True) for size in reversed(inside)]
+    if cluster.num_nodes > 1:
+        kinds.append((world, True))
+        # with one rank on every node a group of all ranks is the same
+        kinds += [(cluster.num_nodes, False)] if per_node > 1 else []
+    groups = [
+        _cell(operation, ranks, consecutive, size, cluster)
+        for ranks, consecutive in kinds
+        for operation in _COLLECTIVES
+        for size in _largest_first(options.sizes_bytes)
+    ]
+    return (*alone, *groups)
+
+
+def _largest_first(sizes: Sequence[int]) -> list[int]:
+    # a run that ends early has left what the factors are made of
+    return sorted(sizes, reverse=True)
+
+
+def _cell(operation: str, ranks: int, consecutive: bool, size_bytes: int, cluster: Cluster) -> Cell:
+    arranged = rounds(operation, ranks, consecutive, cluster.world_size, False)
+    scopes = {cluster.scope(group) for groups in arranged for group in groups}
+    order: tuple[Scope, ...] = ("inter-node", "intra-node", "one device")
+    return Cell(
+        operation=operation,
+        group_size=ranks,
+        consecutive=consecutive,
+        size_bytes=size_bytes,
+        rounds=arranged,
+        scope=next(scope for scope in order if scope in scopes),
+    )
