@@ -23,6 +23,7 @@ from search.places import Places, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.site import Site
     from autopar.hardware import HardwareProfile
     from autopar.model import ModelProfile, ModelSpec
     from autopar.sources import Source
@@ -136,6 +137,15 @@ class InputSpec:
     make_vocab_size_divisible_by: int | None = option(
         None, help="padding of the vocabulary per vtp", panel=_IN, low=1, high=1 << 24
     )
+    stack: str | None = option(
+        None,
+        help="trainer whose kernels estimates are of (`autopar stacks`)",
+        panel=_IN,
+        shown="torchtitan-eager",
+    )
+    site: str | None = option(
+        None, help="probed cluster that estimates are of (`autopar sites`)", panel=_IN
+    )
     calibration: str | None = option(
         None, help="factors on times and memory, from autopar-verify", panel="Cost model", place=1
     )
@@ -186,6 +196,15 @@ def load_placed(
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
+    if inputs.stack is not None and inputs.time_profiling_path is not None:
+        raise OptionError(
+            "--stack: the times of the model are measured and --stack is of estimates; leave it out"
+        )
+    if inputs.site is not None and card is None:
+        raise OptionError(
+            "--site: the hardware is measured and --site is of estimates; leave it out, or give "
+            "--hardware CARD:NxG"
+        )
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
@@ -271,8 +290,16 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     _same("--num-nodes", inputs.num_nodes, num_nodes, asked)
     _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, asked)
     _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, asked)
-    hardware = estimate.estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    hardware = estimate.estimate_hardware(
+        card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, site=_site(inputs)
+    )
     return hardware, card
+
+
+def _site(inputs: InputSpec) -> Site | None:
+    from autopar.estimate.site import load_site
+
+    return None if inputs.site is None else load_site(inputs.site)
 
 
 def measured_hardware(inputs: InputSpec, name: str | None) -> HardwareProfile:
@@ -395,6 +422,8 @@ def _model(
         card,
         precision=options.mixed_precision,
         sequence_parallel=options.sequence_parallel,
+        stack=inputs.stack,
+        site=_site(inputs),
     )
     return spec, with_shipped_memory(profile, spec, inputs.model or DEFAULT_MODEL)
 

@@ -29,6 +29,7 @@ from autopar.estimate.collectives import (
     Exchange,
     GroupShape,
     Network,
+    SiteFactors,
     collective_time_s,
     p2p_time_s,
 )
@@ -42,6 +43,8 @@ from autopar.units import MIB
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ModelWrapValidatorHandler
     from pydantic_core import core_schema
+
+    from autopar.estimate.site import Site
 
 __all__ = [
     "FORMAT",
@@ -652,11 +655,14 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> HardwareProfile:
+def estimate_hardware(
+    card: str, *, num_nodes: int, gpus_per_node: int, site: Site | None = None
+) -> HardwareProfile:
     """Return the estimated profile of `num_nodes` x `gpus_per_node` devices of a card.
 
     Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
-    neighbours and strided ones. Raises InputError.
+    neighbours and strided ones; what a `site` knows of its links replaces the card's figures.
+    Raises InputError.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
@@ -670,7 +676,9 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
     # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]
     domain = gpus_per_node * _nodes_joined(device, num_nodes, gpus_per_node)
-    priced = _Priced(device.network)
+    network = device.network if site is None else site.network(device.network)
+    factors = SiteFactors() if site is None else site.factors
+    priced = _Priced(network, factors)
     allreduce: dict[tuple[int, bool], float] = {}
     curves: dict[tuple[str, int], Curve] = {}
     strided: dict[tuple[str, int], Curve] = {}
@@ -683,7 +691,7 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
             if consecutive or size < world:
                 kind = curves if consecutive else strided
                 kind.update({(name, size): curve for name, curve in found.items()})
-    transfer = _transfer(device.network, crosses=world > domain)
+    transfer = _transfer(network, factors, crosses=world > domain)
     # message over the whole time: a documented bandwidth contains the latency
     p2p_bytes_per_s = float(np.mean((transfer.sizes_bytes / transfer.times_s)[_REFERENCE]))
     return HardwareProfile(
@@ -701,7 +709,7 @@ def estimate_hardware(card: str, *, num_nodes: int, gpus_per_node: int) -> Hardw
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         name=f"{device.name}_{num_nodes}x{gpus_per_node}",
         estimated=True,
-        sources=(device.source,),
+        sources=(device.source,) if site is None else (device.source, site.source),
     )
 
 
@@ -717,20 +725,22 @@ def _nodes_joined(card: Card, num_nodes: int, gpus_per_node: int) -> int:
     return equal if equal == num_nodes or 2 * equal >= most else most
 
 
-def _transfer(network: Network, *, crosses: bool) -> Curve:
+def _transfer(network: Network, factors: SiteFactors, *, crosses: bool) -> Curve:
     """Return the times of messages between neighbouring stages, whose ranks all send at once.
 
     The slowest pair counts: with several domains, some neighbours always lie in different ones.
     """
-    times = p2p_time_s(network, _CURVE_BYTES, crosses=crosses) + TRANSFER_SYNCHRONISE_S
+    moving = p2p_time_s(network, _CURVE_BYTES, crosses=crosses, site=factors)
+    times = moving + TRANSFER_SYNCHRONISE_S
     return Curve(sizes_bytes=_CURVE_BYTES, times_s=times)
 
 
 class _Priced:
     """Times of every group of a kind, priced once for each shape that occurs."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, factors: SiteFactors) -> None:
         self._network = network
+        self._factors = factors
         self._times: dict[tuple[str, GroupShape], NDArray[np.float64]] = {}
 
     def curve(self, operation: str, shapes: Sequence[GroupShape]) -> Curve:
@@ -741,7 +751,9 @@ class _Priced:
     def _of(self, operation: str, shape: GroupShape) -> NDArray[np.float64]:
         key = operation, shape
         if key not in self._times:
-            self._times[key] = collective_time_s(self._network, operation, _CURVE_BYTES, shape)
+            self._times[key] = collective_time_s(
+                self._network, operation, _CURVE_BYTES, shape, self._factors
+            )
         return self._times[key]
 
 

@@ -39,6 +39,15 @@ class EstimatedFiles:
     kernels: Literal["eager", "fused"] = option(
         "eager", help="eager: PyTorch operations one by one; fused: fused kernels", panel=_HOW
     )
+    stack: str | None = option(
+        None,
+        help="trainer whose kernels are priced, see `autopar stacks`",
+        panel=_HOW,
+        shown="by --kernels",
+    )
+    site: str | None = option(
+        None, help="cluster that was probed, see `autopar sites`", panel=_HOW, metavar="NAME|FILE"
+    )
     max_batch: int = option(
         8, help="layer times for batches 1 to this", panel=_HOW, low=1, high=1024
     )
@@ -63,6 +72,7 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.spec import load_spec
     from autopar.estimate.card import estimate_hardware, parse_hardware
     from autopar.estimate.model import estimate_model
+    from autopar.estimate.site import load_site
 
     asked = make(EstimatedFiles, read_values(rows_of(EstimatedFiles), raw))
     out, lengths = asked.out, None
@@ -74,7 +84,8 @@ def _execute(raw: dict[str, Any]) -> int:
         lengths = [int(text) for text in asked.seq_length.split(",")]
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
     spec = load_spec(asked.model, seq_length=lengths)
-    cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    site = None if asked.site is None else load_site(asked.site)
+    cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, site=site)
     # the documented memory file has tables of both variants
     with_sp, without_sp = (
         estimate_model(
@@ -84,6 +95,8 @@ def _execute(raw: dict[str, Any]) -> int:
             sequence_parallel=variant,
             batches=range(1, asked.max_batch + 1),
             kernels=asked.kernels,
+            stack=asked.stack,
+            site=site,
         )
         for variant in (True, False)
     )
@@ -100,7 +113,7 @@ def _execute(raw: dict[str, Any]) -> int:
     for path in paths:
         sys.stdout.write(visible(f"{path}\n"))
     sys.stdout.flush()
-    COMMAND.say("estimated from datasheets, not measured")
+    COMMAND.say("estimated from a card and a stack, not measured")
     return 0
 
 

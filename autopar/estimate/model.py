@@ -32,6 +32,7 @@ from autopar.units import MS
 
 if TYPE_CHECKING:
     from autopar.estimate.card import Card
+    from autopar.estimate.site import Site
 
 __all__ = [
     "STATE_BYTES_PER_PARAMETER",
@@ -404,12 +405,14 @@ def estimate_model(
     batches: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     kernels: Kernels = "eager",
     stack: str | None = None,
+    site: Site | None = None,
 ) -> ModelProfile:
     """Return the estimated profile of a model on one device of a card.
 
     `seq_lengths` are applied to all layer types; the default is every type's own length. `stack`
     names the trainer whose kernels and host code are priced, and what its layers keep; without it
-    `kernels` says whether those are PyTorch's own or fused. Raises InputError.
+    `kernels` says whether those are PyTorch's own or fused. What a `site` knows replaces the card's
+    figures. Raises InputError.
     """
     from autopar.estimate.card import load_card  # the planner needs the counts alone
     from autopar.estimate.job import blocks_of
@@ -423,7 +426,7 @@ def estimate_model(
         raise InputError("batches and sequence lengths must be whole numbers from 1")
     trainer = load_stack(stack or _STACKS[kernels])
     kept = trainer.figures.activations if stack else kernels
-    machine = machine_of(device, trainer)
+    machine = machine_of(device, trainer, site)
     element = _element_bytes(precision)
     own = tuple(layer.seq_length for layer in spec.layers)
     # lengths that are asked for hold for all layer types; else every type has its own
@@ -497,6 +500,7 @@ def estimate_model(
             Source(role="model spec", path=spec.name, estimated=True),
             device.source,
             trainer.source,
+            *(() if site is None else (site.source,)),
         ),
         notes=(note,),
     )

@@ -22,7 +22,7 @@ from autopar.estimate import (
 )
 from autopar.estimate.collectives import GroupShape, collective_time_s
 from autopar.estimate.command import run
-from autopar.estimate.model import Gemm, layer_operations
+from autopar.estimate.model import layer_flop
 from autopar.hardware import COLLECTIVES
 from autopar.units import GB, MIB
 
@@ -53,7 +53,7 @@ def test_profile_is_complete_and_marked():
     spec = load_spec("llama3-8b")
     profile = estimate_model(spec, "h100", batches=(1, 2, 8))
     assert profile.estimated
-    assert profile.notes == ("estimated: llama3-8b on card h100-80gb, bf16, eager kernels",)
+    assert profile.notes == ("estimated: llama3-8b on card h100-80gb, bf16, torchtitan-eager",)
     memory = profile.layers[0].memory[8192]
     assert set(memory.activation_bytes_per_sample) == {1, 2, 4, 8, 16, 32}
     assert memory.checkpoint_bytes_per_sample == 8192 * 4096 * 2
@@ -376,26 +376,20 @@ def test_tokens_of_a_mixture_visit_some_experts_and_all_are_resident():
     ratio = profile.layers[0].times[0].forward_s / dense.layers[0].times[0].forward_s
     assert 1.5 < ratio < 2.2  # two experts of eight, with the same attention
     more = dataclasses.replace(layer, num_experts=64)
-    flops = [
-        sum(2.0 * op.m * op.n * op.k * op.count for op in _gemms(x, batch=2)) for x in (layer, more)
-    ]
-    router = 2.0 * 2 * 4096 * 4096 * (64 - 8)
+    flops = [layer_flop(x, 4096, 4096) for x in (layer, more)]
+    router = 2.0 * 4096 * 4096 * (64 - 8)
     assert flops[1] - flops[0] == router
 
 
-def test_products_of_a_mixture_by_hand():
-    """2 x 4,096 tokens, two of eight experts: 2,048 tokens each, as one kernel when fused."""
-    (layer,) = load_spec("mixtral-8x7b").layers
-    *_, router, up, down = _gemms(layer, batch=2, kernels="fused")
-    assert (router.m, router.n, router.k, router.count) == (8192, 8, 4096, 1)
-    assert (up.m, up.n, up.k, up.count) == (2048, 2 * 14336, 4096, 8)
-    assert (down.m, down.n, down.k, down.count) == (2048, 4096, 14336, 8)
-    eager = list(_gemms(layer, batch=2))
-    assert [op.m for op in eager[-16:]] == [2048] * 16
-    # three tokens reach six experts at most
-    lone = list(_gemms(layer, batch=3, seq_length=1))
-    assert [op.m for op in lone[-12:]] == [1] * 12
-    assert lone[-13].n == 8
+def test_flop_of_a_layer_by_hand():
+    """Matrices two FLOP a weight and token, half of all pairs of tokens, a second attention."""
+    (layer,) = load_spec("llama3-8b").layers
+    s, h, kv, f = 512, 4096, 1024, 14336
+    matrices = 2 * s * h * (2 * h + 2 * kv + 3 * f)
+    assert layer_flop(layer, s, s) == matrices + 2 * s * s * h
+    crossing = dataclasses.replace(layer, cross_attention=True)
+    other = 2 * h * (2 * s * h + 64 * 2 * kv) + 4 * s * 64 * h
+    assert layer_flop(crossing, s, 64) == matrices + 2 * s * s * h + other
 
 
 def test_activations_of_a_mixture_by_hand():
@@ -414,9 +408,3 @@ def test_activations_of_a_mixture_by_hand():
                 for x in (layer, one)
             ]
             assert got[0] - got[1] == pytest.approx(extra, rel=1e-12)
-
-
-def _gemms(layer, *, batch, seq_length=4096, kernels="eager"):
-    """Return the matrix products of a layer's forward."""
-    operations = layer_operations(layer, batch=batch, seq_length=seq_length, kernels=kernels)
-    return [operation for operation in operations if isinstance(operation, Gemm)]
