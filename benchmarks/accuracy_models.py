@@ -9,6 +9,8 @@ from functools import cache
 
 from autopar.errors import InfeasibleExecution, InputError
 from autopar.estimate import estimate_hardware, estimate_model
+from autopar.estimate.site import load_site
+from autopar.estimate.stack import load_stack
 from autopar.hardware import HardwareProfile
 from autopar.model import LayerSpec, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, ZeroDefault
@@ -182,10 +184,10 @@ def planner(run: Run) -> Answer:
         default_dp_type=shards,
     )
     try:
-        profile = estimate_model(spec, run.system, batches=batches, kernels="fused")
-        found = Planner.from_documents(
-            spec, profile, _hardware(run.system, run.num_nodes, _used(run)), options
-        ).evaluate(plan)
+        site = None if run.site is None else load_site(run.site)
+        profile = estimate_model(spec, run.system, batches=batches, stack=run.stack, site=site)
+        hardware = _hardware(run.system, run.num_nodes, _used(run), run.stack, run.site)
+        found = Planner.from_documents(spec, profile, hardware, options).evaluate(plan)
     except InputError as error:
         raise UnusableError(f"refused: {error}") from None
     if not found.stages:
@@ -224,5 +226,13 @@ def _calculon_machine(run: Run) -> CalculonSystem:
 
 
 @cache
-def _hardware(card: str, num_nodes: int, gpus_per_node: int) -> HardwareProfile:
-    return estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+def _hardware(
+    card: str, num_nodes: int, gpus_per_node: int, stack: str, site: str | None
+) -> HardwareProfile:
+    return estimate_hardware(
+        card,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        stack=load_stack(stack),
+        site=None if site is None else load_site(site),
+    )

@@ -53,6 +53,9 @@ class _Source:
     """Memory is in GiB, not in GB."""
     taken: tuple[tuple[str, str], ...] = ()
     """Values of fields that rows leave empty."""
+    stack: str = "megatron-core"
+    """Whose kernels the planner's estimates are of, and of which cluster."""
+    site: str | None = None
 
 
 _SOURCES = {  # by the start of a source's name
@@ -61,9 +64,13 @@ _SOURCES = {  # by the start of a source's name
     "vTrain": _Source(  # 800 Gb/s for 8 GPUs
         inter_node_gbps=12.5, taken=(("sharded_optimizer", "0"), ("gpu_mem_gb", "80"))
     ),
-    "MosaicML": _Source(flash=True, data_overlap=True),
-    "SimuMax": _Source(flash=True, taken=(("sequence_parallel", "1"), ("sharded_optimizer", "1"))),
-    "torchtitan": _Source(flash=True, data_overlap=True),
+    "MosaicML": _Source(flash=True, data_overlap=True, stack="composer-fsdp"),
+    "SimuMax": _Source(
+        flash=True,
+        taken=(("sequence_parallel", "1"), ("sharded_optimizer", "1")),
+        site="simumax-b200",
+    ),
+    "torchtitan": _Source(flash=True, data_overlap=True, stack="torchtitan-eager"),
     "Megatron-Core": _Source(flash=True, data_overlap=True),
     "NVIDIA": _Source(flash=True, data_overlap=True),
     "Llama 3": _Source(flash=True, data_overlap=True),
@@ -102,6 +109,8 @@ class Run:
     flash: bool
     data_overlap: bool
     inter_node_bytes_per_s: float | None
+    stack: str
+    site: str | None
     time_s: float | None
     memory_bytes: float | None
     taken: tuple[str, ...]
@@ -170,6 +179,8 @@ def run_of(row: Mapping[str, str]) -> Run:
         flash=source.flash,
         data_overlap=source.data_overlap,
         inter_node_bytes_per_s=rate * GB if rate else None,
+        stack=source.stack,
+        site=source.site,
         time_s=float(cells["iter_time_s"]) if cells["iter_time_s"] else None,
         memory_bytes=float(peak) * (GIB if source.gib else GB) if peak else None,
         taken=tuple(taken),

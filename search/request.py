@@ -267,6 +267,7 @@ def _shipped(options: SearchOptions) -> tuple[ModelSpec, ModelProfile, HardwareP
 def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     """Return the hardware and, where it is estimated, the name of its device card."""
     from autopar import estimate
+    from autopar.estimate.stack import DEFAULT_STACK, load_stack
 
     name = inputs.hardware
     if inputs.uses_default_hardware:
@@ -291,7 +292,11 @@ def _hardware(inputs: InputSpec) -> tuple[HardwareProfile, str | None]:
     _same("--num-gpus-per-node", inputs.num_gpus_per_node, gpus_per_node, asked)
     _same("--world-size", inputs.world_size, num_nodes * gpus_per_node, asked)
     hardware = estimate.estimate_hardware(
-        card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, site=_site(inputs)
+        card,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        stack=load_stack(inputs.stack or DEFAULT_STACK),
+        site=_site(inputs),
     )
     return hardware, card
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
 
     from autopar.estimate.site import Site
+    from autopar.estimate.stack import Stack
 
 __all__ = [
     "FORMAT",
@@ -656,13 +657,18 @@ def parse_hardware(text: str) -> tuple[str, int, int]:
 
 
 def estimate_hardware(
-    card: str, *, num_nodes: int, gpus_per_node: int, site: Site | None = None
+    card: str,
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    stack: Stack | None = None,
+    site: Site | None = None,
 ) -> HardwareProfile:
     """Return the estimated profile of `num_nodes` x `gpus_per_node` devices of a card.
 
     Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
-    neighbours and strided ones; what a `site` knows of its links replaces the card's figures.
-    Raises InputError.
+    neighbours and strided ones; what a `site` knows of its links replaces the card's figures, and
+    what a `stack` hides of its traffic the card's overlap coefficient. Raises InputError.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
@@ -699,7 +705,9 @@ def estimate_hardware(
         gpus_per_node=gpus_per_node,
         allreduce_bytes_per_s=allreduce,
         p2p_bytes_per_s=dict.fromkeys(degrees, p2p_bytes_per_s),
-        overlap_coefficient=device.overlap_coefficient,
+        overlap_coefficient=(
+            device.overlap_coefficient if stack is None else stack.overlap_coefficient
+        ),
         curves=curves,
         strided_curves=strided,
         p2p_curves=dict.fromkeys(degrees, transfer),
@@ -709,7 +717,7 @@ def estimate_hardware(
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         name=f"{device.name}_{num_nodes}x{gpus_per_node}",
         estimated=True,
-        sources=(device.source,) if site is None else (device.source, site.source),
+        sources=(device.source, *(found.source for found in (stack, site) if found is not None)),
     )
 
 

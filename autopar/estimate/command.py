@@ -71,8 +71,9 @@ def _execute(raw: dict[str, Any]) -> int:
     from autopar.documents.model import write_model_profile
     from autopar.documents.spec import load_spec
     from autopar.estimate.card import estimate_hardware, parse_hardware
-    from autopar.estimate.model import estimate_model
+    from autopar.estimate.model import STACKS, estimate_model
     from autopar.estimate.site import load_site
+    from autopar.estimate.stack import load_stack
 
     asked = make(EstimatedFiles, read_values(rows_of(EstimatedFiles), raw))
     out, lengths = asked.out, None
@@ -85,7 +86,10 @@ def _execute(raw: dict[str, Any]) -> int:
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
     spec = load_spec(asked.model, seq_length=lengths)
     site = None if asked.site is None else load_site(asked.site)
-    cluster = estimate_hardware(card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, site=site)
+    trainer = load_stack(asked.stack or STACKS[asked.kernels])
+    cluster = estimate_hardware(
+        card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, stack=trainer, site=site
+    )
     # the documented memory file has tables of both variants
     with_sp, without_sp = (
         estimate_model(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from autopar.estimate.site import Site
 
 __all__ = [
+    "STACKS",
     "STATE_BYTES_PER_PARAMETER",
     "VOCAB_DEGREES",
     "Kernels",
@@ -391,7 +392,7 @@ VOCAB_DEGREES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Degrees of embedding and head: the vocabulary is padded, so heads need not be divisible."""
 
 
-_STACKS: dict[Kernels, str] = {"eager": "torchtitan-eager", "fused": "megatron-core"}
+STACKS: dict[Kernels, str] = {"eager": "torchtitan-eager", "fused": "megatron-core"}
 """Whose times are estimated where only what kernels keep is said."""
 
 
@@ -424,7 +425,7 @@ def estimate_model(
     _check_precision(device, precision)
     if not batches or min(batches) < 1 or (seq_lengths and min(seq_lengths) < 1):
         raise InputError("batches and sequence lengths must be whole numbers from 1")
-    trainer = load_stack(stack or _STACKS[kernels])
+    trainer = load_stack(stack or STACKS[kernels])
     kept = trainer.figures.activations if stack else kernels
     machine = machine_of(device, trainer, site)
     element = _element_bytes(precision)

@@ -19,10 +19,21 @@ from autopar.objects import model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 
-__all__ = ["BYTE_CLASSES", "FORMAT", "Stack", "StackDocument", "load_stack", "read_stack"]
+__all__ = [
+    "BYTE_CLASSES",
+    "DEFAULT_STACK",
+    "FORMAT",
+    "Stack",
+    "StackDocument",
+    "load_stack",
+    "read_stack",
+]
 
 FORMAT = "autopar-stack"
 """Value of `format` that tells a stack from other documents."""
+
+DEFAULT_STACK = "torchtitan-eager"
+"""What estimates are of where nobody says: PyTorch's own kernels, one by one."""
 
 _MOST_BYTES = 200.0
 _BOTH = {"forward": (0.0, _MOST_BYTES), "backward": (0.0, _MOST_BYTES)}
@@ -128,6 +139,15 @@ class Stack:
     figures: StackDocument
     path: Path
     source: Source
+
+    @property
+    def overlap_coefficient(self) -> float:
+        """Factor by which compute and the traffic beside it slow each other down, 1 to 2.
+
+        max + x min of the two is k min + the rest of the longer, with k = 1 + x; at 2 nothing is
+        hidden.
+        """
+        return min(2.0, 1.0 + self.figures.overlap["fully_sharded"])
 
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:
         """Return the bytes moved per element of one of `BYTE_CLASSES`."""
