@@ -167,6 +167,10 @@ class WidestCell:
     """Of the variance of the step time that the spread of computation causes, 0 to 1."""
 
 
+PUBLISHED_RUNS = "published runs"
+"""Of an interval: how far estimates were from runs of others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """A plan priced: the one objective T, its parts and the replay beside it."""
@@ -185,7 +189,8 @@ class Prediction:
     """The step time with all communication at its 5th and at its 95th percentile, widened by that
     of the replicas of computation; None where no spread was measured."""
     interval_of: tuple[str, ...] = ("communication",)
-    """What the interval is the measured spread of: communication, computation or both."""
+    """What the interval is the measured spread of: communication, computation or both; or
+    `PUBLISHED_RUNS`, where nothing was measured here."""
     widest_cell: WidestCell | None = None
     """The measurement of computation to repeat first; None where computation has no spread."""
 

@@ -31,7 +31,7 @@ from autopar.documents.strategy import Strategy, parse_strategy, strategy_docume
 from autopar.errors import DocumentError
 from autopar.objects import BaseModel, ConfigDict, Field, model_serializer
 from autopar.output import write_text
-from autopar.plans import Plan, Prediction, StagePrediction
+from autopar.plans import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
 
 if TYPE_CHECKING:
     from pydantic import SerializerFunctionWrapHandler
@@ -255,6 +255,8 @@ class PredictionEntry(_Entry):
 
 def spread_of(prediction: Prediction) -> dict[str, Any]:
     """Return the keys that say what the spread of computation adds, none where it is unknown."""
+    if PUBLISHED_RUNS in prediction.interval_of:
+        return {"interval_of": list(prediction.interval_of)}
     if "computation" not in prediction.interval_of:
         return {}
     return {

@@ -9,7 +9,8 @@ comparison of two plans its probability. Nothing here prices a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +18,14 @@ from autopar.documents import catalog
 from autopar.documents.checks import StrictObject, Value, published, validate_document
 from autopar.documents.json import load_object
 from autopar.records import dataclass
+from autopar.sources import Source
 
 __all__ = [
     "COVERAGE",
     "Accuracy",
     "AccuracyDocument",
     "RunClass",
+    "class_of_sources",
     "load_accuracy",
     "probability_faster",
     "quantile_interval",
@@ -112,6 +115,22 @@ class Accuracy:
         if not candidates:
             candidates = [c for c in self.classes if c.experts == experts] or [*self.classes]
         return max(candidates, key=lambda c: c.high / c.low)
+
+
+def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
+    """Return the class of estimates that were made from these documents; raises InputError.
+
+    The stack is the document of its role; estimates that do not name one are of the widest class.
+    """
+    named = {source.role: Path(source.path).stem for source in sources}
+    return _shipped().of(
+        named.get("software stack", ""), experts=experts, site_known="site" in named
+    )
+
+
+@cache
+def _shipped() -> Accuracy:
+    return load_accuracy()
 
 
 def load_accuracy() -> Accuracy:

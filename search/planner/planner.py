@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.command.fields import rows_of, written
 from autopar.errors import InputError, OptionError
+from autopar.estimate.accuracy import probability_faster
 from autopar.hardware import HardwareProfile
 from autopar.model import ModelProfile, ModelSpec
 from autopar.plans import Plan, Prediction
@@ -43,6 +44,7 @@ from search.planner.prediction import (
     allocation_budget,
     predict,
     probabilities_faster,
+    published_class,
 )
 from search.space import Rules, SearchSpace, Table, build_space, global_batches, parse_rules
 
@@ -465,6 +467,14 @@ class Planner:
         others = [self._plan(built, choice) for choice in solution.alternatives]
         # the model that searched: all plans are priced with the same replicas
         faster = probabilities_faster(self._cost, best, others)
+        runs = published_class(self._cost)
+        if runs is not None:
+            # per sample: alternatives may have other global batches
+            mine = solution.step_time_s / best.global_batch
+            faster = tuple(
+                probability_faster(choice.step_time_s / plan.global_batch, mine, runs.plan_spread)
+                for choice, plan in zip(solution.alternatives, others, strict=True)
+            )
         for choice, other, probability in zip(solution.alternatives, others, faster, strict=True):
             speed = other.global_batch / choice.step_time_s
             found.append(

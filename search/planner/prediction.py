@@ -17,7 +17,9 @@ import numpy as np
 
 from autopar.arrays import F64
 from autopar.errors import InputError
+from autopar.estimate.accuracy import RunClass, class_of_sources
 from autopar.plans import (
+    PUBLISHED_RUNS,
     LayerRun,
     LayerStrategy,
     Plan,
@@ -76,7 +78,8 @@ class Alternative:
     differs_by: str
     """What distinguishes it, e.g. `p=2`, `no tp8 layers`, `vtp=4`."""
     probability_faster: float | None = None
-    """Share of the replicas of computation in which it beats the plan; None without spread."""
+    """Share of the replicas of computation in which it beats the plan; of estimates, by how far
+    published runs of one model were off apart from what they shared; None without spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +304,11 @@ def predict(
     drawn = _drawn(cost, plan, priced)
     communication = _communication_s(cost, plan, seen.step_time_s)
     known = {"communication": communication, "computation": drawn}
+    interval = interval_s(seen.step_time_s, communication, drawn)
+    interval_of = tuple(name for name, found in known.items() if found is not None)
+    published = published_class(cost)
+    if interval is None and published is not None:
+        interval, interval_of = published.interval_s(seen.step_time_s), (PUBLISHED_RUNS,)
     replayed = replay(
         seen.forward_s,
         seen.backward_s,
@@ -318,10 +326,21 @@ def predict(
         fits=all(s.reserved_bytes <= s.budget_bytes for s in stages),
         problems=tuple(problems),
         waterfall_s=_waterfall(plan, stages, seen, priced),
-        step_time_interval_s=interval_s(seen.step_time_s, communication, drawn),
-        interval_of=tuple(name for name, found in known.items() if found is not None),
+        step_time_interval_s=interval,
+        interval_of=interval_of,
         widest_cell=None if drawn is None else widest_cell(cost, drawn),
     )
+
+
+def published_class(cost: CostModel) -> RunClass | None:
+    """Return the published runs that say how far such an estimate is off.
+
+    None where times were measured, or are calibrated by runs of one's own.
+    """
+    if not (cost.model.estimated and cost.hardware.estimated) or cost.options.calibration:
+        return None
+    experts = any(layer.num_experts is not None for layer in cost.spec.layers)
+    return class_of_sources((*cost.model.sources, *cost.hardware.sources), experts=experts)
 
 
 def _communication_s(cost: CostModel, plan: Plan, step_time_s: float) -> tuple[float, float] | None:
