@@ -16,6 +16,7 @@ from autopar.model import LayerSpec, ModelSpec
 from autopar.records import dataclass
 
 __all__ = [
+    "PUBLISHED_RUNS",
     "LayerRun",
     "LayerStrategy",
     "PipelineType",

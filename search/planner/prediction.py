@@ -56,6 +56,7 @@ __all__ = [
     "interval_s",
     "predict",
     "probabilities_faster",
+    "published_class",
     "widest_cell",
 ]
 
