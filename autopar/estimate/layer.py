@@ -63,6 +63,7 @@ __all__ = [
     "layer_times",
     "machine_of",
     "optimizer_time_s",
+    "routed_tokens",
     "transfer_s",
 ]
 
