@@ -10,12 +10,22 @@ from typing import Any
 from autopar.documents.catalog import card_names
 from autopar.estimate.card import Card, load_card
 from autopar.estimate.collectives import SiteFactors
-from autopar.estimate.job import Attention, Block, Job, Mlp
+from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
 from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.stack import Stack, load_stack
 from tests.oracles.step import Site
 
-__all__ = ["CARDS", "DENSE", "STACKS", "card_named", "dense_case", "job_with", "stack_named"]
+__all__ = [
+    "CARDS",
+    "DENSE",
+    "STACKS",
+    "any_case",
+    "card_named",
+    "dense_case",
+    "job_with",
+    "mixture_case",
+    "stack_named",
+]
 
 CARDS = tuple(card_names())
 STACKS = (
@@ -147,3 +157,63 @@ def _block(draw: random.Random, tp: int) -> Block:
         ),
         mlp=Mlp(width=draw.choice((4096, 1365, 6144)), gated=draw.random() < 0.5),
     )
+
+
+def mixture_case(seed: int) -> tuple[Machine, Job]:
+    """Return a job with experts, and of some seeds latent attention, windows and mixers."""
+    draw = random.Random(seed)
+    _, machine, job = dense_case(draw.randrange(10**6))
+    while "bf16" not in machine.kernels.section.gemm:
+        _, machine, job = dense_case(draw.randrange(10**6))
+    ranks = job.tp * job.cp * job.dp
+    ep = draw.choice([ep for ep in (1, 2, 3, 4, 6, 8, 16) if ranks % ep == 0])
+    experts = Experts(
+        number=48,
+        per_token=draw.choice((1, 2, 8)),
+        width=draw.choice((512, 768)),
+        gated=draw.random() < 0.7,
+        shared_width=draw.choice((0, 512)),
+        latent=draw.choice((None, None, 384)),
+    )
+    kinds = [
+        Block(number=3, hidden=1536, attention=_block(draw, job.tp).attention, mlp=experts),
+        Block(number=2, hidden=1536, attention=_windowed(draw), mlp=experts),
+        Block(number=2, hidden=1536, attention=_latent(), mlp=Mlp(width=4096, gated=True)),
+        Block(number=1, hidden=1536, mamba=Mamba(heads=48, width=64, state=128, groups=8)),
+        Block(number=1, hidden=1536, mlp=experts),
+    ]
+    draw.shuffle(kinds)
+    mixture = Block(number=8, hidden=1536, attention=_latent(), mlp=experts)
+    modules = (["moe"], ["moe_act", "shared_experts"], ["mla_up_proj", "layernorm"], ["core_attn"])
+    changed = replace(
+        job,
+        blocks=(*kinds[: draw.randint(0, 5)], mixture),
+        ep=ep,
+        vpp=1,
+        recompute=draw.choice(("full", *(frozenset(names) for names in modules))),
+        attention_kernel=draw.choice([*machine.kernels.section.attention]),
+        dispatcher=draw.choice(("all_to_all", "fused")),
+        overlap_experts=draw.random() < 0.5,
+        fused_experts=draw.random() < 0.5,
+        experts_only=draw.random() < 0.2,
+        low_precision_attention=draw.random() < 0.2,
+        skew=draw.choice((1.0, 1.5)),
+    )
+    return machine, changed
+
+
+def any_case(seed: int) -> tuple[Machine, Job]:
+    """Return a dense job of an even seed, and one with experts of an odd one."""
+    if seed % 2:
+        return mixture_case(seed)
+    _, machine, job = dense_case(seed)
+    return machine, job
+
+
+def _windowed(draw: random.Random) -> Attention:
+    return Attention(heads=24, kv_heads=8, width=64, window=draw.choice((128, 1024)))
+
+
+def _latent() -> Attention:
+    latent = LatentAttention(query_rank=768, key_value_rank=256, rotary_width=64)
+    return Attention(heads=24, kv_heads=24, width=192, value_width=128, latent=latent)

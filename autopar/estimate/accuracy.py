@@ -11,11 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, Value, published, validate_document
+from autopar.documents.checks import (
+    StrictObject,
+    Value,
+    key_error,
+    published,
+    validate_document,
+)
 from autopar.documents.json import load_object
+from autopar.objects import Field, model_validator
 from autopar.records import dataclass
 
 __all__ = [
@@ -48,6 +55,15 @@ def _within(least: float) -> Value:
 
 _Ratio = Annotated[float, _within(1.0 / _MOST)]
 _Spread = Annotated[float, _within(0.0)]
+_Count = Annotated[
+    int,
+    Value(
+        "a whole number from 1",
+        # type() and not isinstance: true is an int in Python
+        lambda value: type(value) is int and value >= 1,
+        {"type": "integer", "minimum": 1},
+    ),
+]
 
 
 class _Class(StrictObject):
@@ -56,13 +72,19 @@ class _Class(StrictObject):
     stack: str
     experts: bool
     site_known: bool
-    rows: int
-    sources: int
+    rows: _Count
+    sources: _Count
     low: _Ratio
     """Of measured over estimated time, the lower end of the interval."""
     high: _Ratio
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
+
+    @model_validator(mode="after")
+    def _is_an_interval(self) -> Self:
+        if self.low > self.high:
+            raise key_error(f"the value is {self.low:g}, expected at most {self.high:g}", "low")
+        return self
 
 
 @published("accuracy")
@@ -72,7 +94,7 @@ class AccuracyDocument(StrictObject):
     format: Literal["autopar-accuracy"]
     version: Literal[1]
     source: str
-    classes: list[_Class]
+    classes: Annotated[list[_Class], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
