@@ -129,7 +129,7 @@ def _longest(job: Job, index: int) -> tuple[Block, ...]:
 
 def _check(job: Job) -> None:
     """Raise InputError for sizes and degrees that no trainer runs."""
-    for name in ("seq", "micro_batch", "global_batch", "gpus", *_DEGREES, "ep", "vpp"):
+    for name in ("vocab", "seq", "micro_batch", "global_batch", "gpus", *_DEGREES, "ep", "vpp"):
         if getattr(job, name) < 1:
             raise InputError(f"{name} is {getattr(job, name)}, and has to be 1 at least")
     if math.prod(getattr(job, name) for name in _DEGREES) != job.gpus:
@@ -302,6 +302,8 @@ def _gather_s(machine: Machine, job: Job, weights: float) -> float:
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
+    if job.frozen:
+        return 0.0
     size = weights * _WEIGHT_BYTES
     return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
 
@@ -322,8 +324,10 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
     if experts:
         ranks, size = _expert_ranks(job), experts / job.ep * _WEIGHT_BYTES
-        traffic += gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
-        traffic += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+        routed = gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
+        if not job.frozen:
+            routed += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+        traffic += routed / _network(machine)
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
     return max(device, traffic) + visible * min(device, traffic) - device

@@ -365,6 +365,8 @@ class _Step:
 
     def scatter(self, weights: float) -> float:
         job = self.job
+        if job.frozen:
+            return 0.0
         time = self.collective("reducescatter", 2 * weights, job.dp * job.cp, job.tp)
         return time / self.overlap["sharded_network"]
 

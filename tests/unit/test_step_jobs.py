@@ -128,6 +128,7 @@ def test_stages_cut_blocks_in_order() -> None:
         ({"dp": -1, "pp": -1}, "pp is -1, and has to be 1 at least"),
         ({"micro_batch": 0}, "micro_batch is 0, and has to be 1 at least"),
         ({"global_batch": 0}, "global_batch is 0, and has to be 1 at least"),
+        ({"vocab": 0}, "vocab is 0, and has to be 1 at least"),
         ({"seq": -4096}, "seq is -4096, and has to be 1 at least"),
         ({"vpp": 0}, "vpp is 0, and has to be 1 at least"),
         ({"micro_batch": 3}, "micro_batch x dp is 3, which does not divide global_batch, 8"),
@@ -187,6 +188,17 @@ def test_frozen_weights_have_no_gradients_to_add(machine: Machine) -> None:
     assert (terms["gradients"], terms["optimizer"]) == (0.0, 0.0)
     apart, tied = (step_time(machine, replace(job, tied=tied)).terms_s for tied in (False, True))
     assert tied["gradients"] > apart["gradients"]
+
+
+def test_frozen_weights_are_gathered_but_have_no_gradients_to_scatter(machine: Machine) -> None:
+    """ZeRO-3 of dense and routed weights; the stack's share of the network is that of both."""
+    for block in (LLAMA, MIXTURE):
+        job = job_with(replace(DENSE, blocks=(block,)), dp=8, zero=3, graphs="full")
+        trained, frozen = (
+            step_time(machine, replace(job, frozen=frozen)).terms_s["sharding"]
+            for frozen in (False, True)
+        )
+        assert 0 < frozen < trained
 
 
 def test_attention_again_gets_its_keys_again(machine: Machine) -> None:
