@@ -12,11 +12,18 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, Value, published, validate_document
+from autopar.documents.checks import (
+    StrictObject,
+    Value,
+    key_error,
+    published,
+    validate_document,
+)
 from autopar.documents.json import load_object
+from autopar.objects import Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 
@@ -51,6 +58,15 @@ def _within(least: float) -> Value:
 
 _Ratio = Annotated[float, _within(1.0 / _MOST)]
 _Spread = Annotated[float, _within(0.0)]
+_Count = Annotated[
+    int,
+    Value(
+        "a whole number from 1",
+        # type() and not isinstance: true is an int in Python
+        lambda value: type(value) is int and value >= 1,
+        {"type": "integer", "minimum": 1},
+    ),
+]
 
 
 class _Class(StrictObject):
@@ -59,13 +75,19 @@ class _Class(StrictObject):
     stack: str
     experts: bool
     site_known: bool
-    rows: int
-    sources: int
+    rows: _Count
+    sources: _Count
     low: _Ratio
     """Of measured over estimated time, the lower end of the interval."""
     high: _Ratio
     plan_spread: _Spread
     """Standard deviation of ln(measured / estimated) among plans of one model on one cluster."""
+
+    @model_validator(mode="after")
+    def _is_an_interval(self) -> Self:
+        if self.low > self.high:
+            raise key_error(f"the value is {self.low:g}, expected at most {self.high:g}", "low")
+        return self
 
 
 @published("accuracy")
@@ -75,7 +97,7 @@ class AccuracyDocument(StrictObject):
     format: Literal["autopar-accuracy"]
     version: Literal[1]
     source: str
-    classes: list[_Class]
+    classes: Annotated[list[_Class], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,25 +179,41 @@ def probability_faster(one_s: float, other_s: float, plan_spread: float) -> floa
     return 0.5 * (1.0 + math.erf(gap / math.sqrt(2.0)))
 
 
-def quantile_interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the interval that holds 90 % of ratios, never narrower than they are few.
+_ENOUGH = 19
+"""Values from which on both quantiles lie between the least and the greatest."""
+# fmt: off
+_STUDENT = (
+    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
+    1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740,
+)
+# fmt: on
+"""Quantile 0.95 of Student's t by degrees of freedom, from 1."""
 
-    The quantiles at (n + 1) p of n values, so that the next value lies inside with that share; with
-    fewer than 19 values the ends are the extremes, moved out by what the next one may add.
+
+def quantile_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the interval in which the next of these ratios lies with 90 %.
+
+    The quantiles at (n + 1) p of n values. Fewer than 19 values do not show them: then at least
+    mean +- t s sqrt(1 + 1/n) of the logarithms, which holds the next value of a normal error. One
+    value says nothing of a spread, and the ends are the limits of the document.
     """
     values = sorted(math.log(ratio) for ratio in ratios)
     number = len(values)
+    if number <= 1:
+        return 1.0 / _MOST, _MOST
     tail = (1.0 - COVERAGE) / 2.0
-    ends = []
-    for side in (tail, 1.0 - tail):
-        place = side * (number + 1) - 1
-        index = min(max(place, 0.0), number - 1.0)
-        below = math.floor(index)
-        above = min(below + 1, number - 1)
-        found = values[below] + (index - below) * (values[above] - values[below])
-        # beyond the extremes: as far again as the missing share of a place
-        if place < 0 or place > number - 1:
-            spread = (values[-1] - values[0]) / max(1, number - 1)
-            found += math.copysign(spread * abs(place - index), side - 0.5)
-        ends.append(found)
-    return math.exp(ends[0]), math.exp(ends[1])
+    low, high = (_at(values, side * (number + 1) - 1) for side in (tail, 1.0 - tail))
+    if number < _ENOUGH:
+        mean = math.fsum(values) / number
+        square = math.fsum((value - mean) ** 2 for value in values) / (number - 1)
+        reach = _STUDENT[number - 2] * math.sqrt(square * (1 + 1 / number))
+        low, high = min(low, mean - reach), max(high, mean + reach)
+    return math.exp(low), math.exp(high)
+
+
+def _at(values: Sequence[float], place: float) -> float:
+    """Return the value at a place between two of a sorted sequence, or the nearest end."""
+    index = min(max(place, 0.0), len(values) - 1.0)
+    below = math.floor(index)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (index - below) * (values[above] - values[below])

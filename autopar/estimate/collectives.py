@@ -427,7 +427,7 @@ def moe_exchange_time_s(
     the link run at the same time: (copies^4 + link^4)^(1/4); across domains a token crosses once
     per domain it visits, and the adapters join them. A network without `exchange` takes an
     all-to-all of the distinct copies at 1.3 of its rate; where nothing is `fused` (all-to-alls of
-    the framework), 2.7 times that. Raises KeyError for another direction.
+    the framework), 3.3 times that. Raises KeyError for another direction.
     """
     side = {"dispatch": 0, "combine": 1}[direction]
     number = np.asarray(tokens, dtype=np.float64)

@@ -24,7 +24,9 @@ __all__ = [
     "Mlp",
     "Module",
     "Precision",
+    "attention_matrices",
     "blocks_of",
+    "mamba_inputs",
     "parameters",
     "stage_blocks",
 ]
@@ -309,9 +311,11 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks of every pipeline stage, with whole layers.
 
     Layers that do not divide evenly are fewest on the stages with embedding and head, which have
-    work of their own.
+    work of their own. Raises InputError where a stage would have no layer.
     """
     total = sum(block.number for block in job.blocks)
+    if total < job.pp:
+        raise InputError(f"{total} layers are too few for pp {job.pp}: a stage has at least one")
     counts = [total // job.pp] * job.pp
     # middle stages first; then the last and the first
     for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:

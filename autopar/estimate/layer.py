@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from autopar.arrays import F64
+from autopar.errors import InputError
 from autopar.estimate.card import Card
 from autopar.estimate.collectives import (
     GroupShape,
@@ -355,18 +356,20 @@ def _attention_parts(
 ) -> Iterator[Part]:
     n, t = split.tokens, split.tensor
     latent = attention.latent
+    # at least one key-value head on every rank
+    key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
     for index, (outputs, inputs) in enumerate(attention_matrices(hidden, attention)):
         # latents are the same on all tensor ranks, the heads behind them are split
         whole = latent is not None and index == 0
         module = "mla_up_proj" if latent is not None and index else "attention"
         share = 1 if whole else t
-        yield from _linear(machine, job, f"qkv {index}", module, n, outputs / share, inputs)
+        more = key_value - attention.key_value if latent is None else 0.0
+        width = (outputs + more) / share
+        yield from _linear(machine, job, f"qkv {index}", module, n, width, inputs)
     yield from _linear(machine, job, "projection", "attention", n, hidden, attention.value / t)
     if latent is not None:
         widths = latent.query_rank + latent.key_value_rank
         yield _element(machine, job, "latent norms", "attention", "norm", n * widths)
-    # at least one key-value head on every rank
-    key_value = attention.key_value * np.maximum(attention.kv_heads, t) / attention.kv_heads
     heads = (attention.query + key_value) / t
     if attention.head_norms:
         keys = heads - key_value / t / 2
@@ -412,6 +415,8 @@ def _core_s(
     phase: Phase = "backward" if backward else "forward"
     kernel, heads = _kernel(machine, job), attention.heads / split.heads
     if kernel == "unfused":
+        if job.cp > 1:
+            raise InputError(f"attention that writes its scores has no rings: cp is {job.cp}")
         return unfused_attention_s(
             machine.kernels,
             split.sequences,
@@ -422,7 +427,10 @@ def _core_s(
             dtype=job.precision if job.precision in ("fp16", "fp32") else "bf16",
             clock=machine.clock,
         )
-    if job.cp > 1 and attention.causal:
+    part, window = job.seq / job.cp, attention.window
+    # a narrow window is as many pairs for every query, whichever rank has it
+    narrow = window is not None and window < job.seq / 2
+    if job.cp > 1 and attention.causal and not narrow:
         return ring_attention_s(
             machine.kernels,
             split.sequences,
@@ -441,15 +449,15 @@ def _core_s(
         machine.kernels,
         split.sequences,
         heads,
-        job.seq / job.cp,
-        job.seq if keys is None else keys,
+        part,
+        keys or (min(job.seq, part + window) if window is not None and job.cp > 1 else job.seq),
         kernel=kernel,
         phase=phase,
         kv_heads=np.maximum(1.0, attention.kv_heads / split.heads),
         head_dim=attention.width,
         head_dim_v=attention.value_width,
         causal=attention.causal and keys is None,
-        window=attention.window,
+        window=window,
         clock=machine.clock,
     )
 

@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from autopar.documents import catalog
-from autopar.documents.checks import StrictObject, key_error, published, validate_document
+from autopar.documents.checks import (
+    StrictObject,
+    Value,
+    key_error,
+    published,
+    validate_document,
+)
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.estimate.kernel_constants import Constants, Figure
-from autopar.objects import model_validator
+from autopar.objects import Field, model_validator
 from autopar.records import dataclass
 from autopar.sources import Source
 
@@ -66,6 +72,14 @@ _OVERLAP = Constants(
 )
 
 BytesFigure = Annotated[Figure, _BYTES]
+_Text = Annotated[
+    str,
+    Value(
+        "a text that is not empty",
+        lambda value: isinstance(value, str) and bool(value.strip()),
+        {"type": "string", "minLength": 1},
+    ),
+]
 
 
 class _Bytes(StrictObject):
@@ -93,10 +107,10 @@ class StackDocument(StrictObject):
 
     format: Literal["autopar-stack"]
     version: Literal[1]
-    name: str | None = None
+    name: _Text | None = None
     """The name of the file without."""
     description: str = ""
-    attention: list[str]
+    attention: Annotated[list[_Text], Field(min_length=1)]
     """Kernels by preference: the first that the card has is used; "unfused" is always had."""
     activations: Literal["eager", "fused"]
     """What layers keep until their backward: what PyTorch's operations keep, or fused kernels."""
@@ -123,7 +137,11 @@ class StackDocument(StrictObject):
             if isinstance(data, dict) and key not in data:
                 start = f'"{key}": {json.dumps(expected)}'
                 raise key_error(f"this key is missing; a stack starts with {start}", key)
-            if isinstance(data, dict) and data[key] != expected:
+            # type, since true and 1.0 are 1 in Python
+            if isinstance(data, dict) and (type(data[key]), data[key]) != (
+                type(expected),
+                expected,
+            ):
                 problem = f"the value is {shorten(data[key])}, expected {expected!r}"
                 raise key_error(problem, key)
         return read(data)

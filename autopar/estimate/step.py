@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autopar.errors import InputError
 from autopar.estimate.collectives import TRANSFER_SYNCHRONISE_S, p2p_time_s
-from autopar.estimate.job import Block, Job, parameters, stage_blocks
+from autopar.estimate.job import Block, Experts, Job, parameters, stage_blocks
 from autopar.estimate.layer import (
     LayerTimes,
     Machine,
@@ -106,7 +106,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     if job.overlap_gradients:
         visible = max(0.0, reduction - window) + _HIDDEN_REDUCTION * reduction
     # the two copies of a tied table add up over the first and the last stage
-    if job.tied and job.pp > 1:
+    if job.tied and job.pp > 1 and not job.frozen:
         size = job.vocab / job.tp * job.blocks[0].hidden * _gradient_bytes(machine, job)
         visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
     terms["gradients"] = visible
@@ -128,11 +128,37 @@ def _longest(job: Job, index: int) -> tuple[Block, ...]:
 
 
 def _check(job: Job) -> None:
-    if job.tp * job.cp * job.pp * job.dp != job.gpus:
+    """Raise InputError for sizes and degrees that no trainer runs."""
+    for name in ("vocab", "seq", "micro_batch", "global_batch", "gpus", *_DEGREES, "ep", "vpp"):
+        if getattr(job, name) < 1:
+            raise InputError(f"{name} is {getattr(job, name)}, and has to be 1 at least")
+    if math.prod(getattr(job, name) for name in _DEGREES) != job.gpus:
         raise InputError(
             f"degrees tp {job.tp}, cp {job.cp}, pp {job.pp} and dp {job.dp} do not multiply to "
             f"the {job.gpus} GPUs"
         )
+    # a rest would be tokens that nobody trains
+    _divides(job.micro_batch * job.dp, job.global_batch, "micro_batch x dp", "global_batch")
+    _divides(job.cp, job.seq, "cp", "seq")
+    _divides(job.ep, job.tp * job.cp * job.dp, "ep", "tp x cp x dp")
+    for block in job.blocks:
+        if block.attention is not None:
+            _divides(job.tp, block.attention.heads, "tp", "the number of heads")
+        if block.mamba is not None:
+            _divides(job.tp, block.mamba.heads, "tp", "the number of a mixer's heads")
+        if isinstance(block.mlp, Experts):
+            _divides(job.ep, block.mlp.number, "ep", "the number of experts")
+    # launchers count embedding and head as a layer each where that fills the chunks
+    if job.pp > 1 and job.pp * job.vpp > sum(block.number for block in job.blocks) + 2:
+        raise InputError(f"pp {job.pp} stages of vpp {job.vpp} chunks are more than the layers")
+
+
+_DEGREES = ("tp", "cp", "pp", "dp")
+
+
+def _divides(part: int, whole: int, of_part: str, of_whole: str) -> None:
+    if whole % part:
+        raise InputError(f"{of_part} is {part}, which does not divide {of_whole}, {whole}")
 
 
 def _stage(
@@ -220,7 +246,9 @@ def _recomputed(job: Job, times: LayerTimes) -> float:
         return sum(shares[part.kind] * float(part.forward_s) for part in times.parts)
     if "moe" in wanted:
         wanted |= {"moe_act", "shared_experts"}
-    return sum(float(part.forward_s) for part in times.parts if part.module in wanted)
+    again = sum(float(part.forward_s) for part in times.parts if part.module in wanted)
+    # attention of a ring gets its keys and values again
+    return again + (times.context.forward_s if "core_attn" in wanted else 0.0)
 
 
 def _host_s(machine: Machine, job: Job, times: LayerTimes) -> float:
@@ -264,6 +292,8 @@ def _gather_s(machine: Machine, job: Job, weights: float) -> float:
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
+    if job.frozen:
+        return 0.0
     size = weights * _WEIGHT_BYTES
     return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
 
@@ -284,8 +314,10 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
     if experts:
         ranks, size = _expert_ranks(job), experts / job.ep * _WEIGHT_BYTES
-        traffic += gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
-        traffic += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+        routed = gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
+        if not job.frozen:
+            routed += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+        traffic += routed / _network(machine)
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
     return max(device, traffic) + visible * min(device, traffic) - device

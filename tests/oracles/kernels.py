@@ -66,7 +66,9 @@ def gemm_time_s(
                 time += value.get("split_s", 2e-6) + 4 * m * n * (splits + 1) / (0.8 * memory)
             times.append(time)
     time = min(times)
-    time *= 1 + value.get("slowdown", 0.0) * math.log(1 + time * 1000)
+    # a run has a lower clock already, and falls by less
+    fall = value.get("slowdown", 0.0) * (0.4 if clock < 1 else 1.0)
+    time *= 1 + fall * math.log(1 + time * 1000)
     width = WIDTHS[dtype]
     moved = batch * ((m * k + n * k) * width + m * n * max(width, 2))
     time = max(time, moved / (value["memory_share"] * memory)) + value["launch_s"]

@@ -18,7 +18,9 @@ from autopar.documents import sidecar
 from autopar.documents.checks import DOCUMENTS
 from autopar.documents.plan import PlanDocument, ResultDocument
 from autopar.documents.schemas import json_schemas
+from autopar.estimate.accuracy import AccuracyDocument
 from autopar.estimate.card import CardDocument
+from autopar.estimate.stack import StackDocument
 from autopar.objects import refusal
 from search.closed_form.calculon.documents import Application, Execution, System
 from search.closed_form.files import calculon_system, tensor2d_system
@@ -66,6 +68,9 @@ def _documents() -> Iterator[tuple[str, Any, Any]]:
         yield path.name, sidecar.Sidecar, _shortened(json.loads(path.read_text("utf-8")))
     for path in sorted((ROOT / "hardware_configs" / "cards").glob("*.json")):
         yield path.name, CardDocument, json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "hardware_configs" / "stacks").glob("*.json")):
+        yield path.name, StackDocument, json.loads(path.read_text(encoding="utf-8"))
+    yield "published.json", AccuracyDocument, _read("hardware_configs/accuracy/published.json")
     yield "model.json", specs.ModelDocument, _read("models/llama2-7b/model.json")
     llama = {
         "vocab_size": 32000,

@@ -295,9 +295,13 @@ def test_schemas_accept_valid_documents_and_refuse_others(root: Path) -> None:
     documents = {role: example for role, schema in schemas.items() for example in examples(schema)}
     documents |= {**DOCUMENTS, "sidecar": SIDECAR, "card": card, "model": json.loads(text)}
     documents["site"] = json.loads(find_site("jean-zay-a100").read_text(encoding="utf-8"))
-    for role in ("plan", "result"):
-        text = (root / "tests" / "data" / f"{role}_v1.json").read_text(encoding="utf-8")
-        documents[role] = json.loads(text)
+    for role, path in (
+        ("plan", "tests/data/plan_v1.json"),
+        ("result", "tests/data/result_v1.json"),
+        ("stack", "hardware_configs/stacks/megatron-core.json"),
+        ("accuracy", "hardware_configs/accuracy/published.json"),
+    ):
+        documents[role] = json.loads((root / path).read_text(encoding="utf-8"))
     assert schemas.keys() == MODELS.keys()
     for role, schema in schemas.items():
         validator = jsonschema.Draft202012Validator(schema)

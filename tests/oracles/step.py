@@ -1,0 +1,510 @@
+"""The time of a training step of a dense model, written a second time: numbers, loops, no arrays.
+
+Without it `autopar.estimate.layer` and `autopar.estimate.step` would be compared with themselves.
+It is written from the formulas of docs/estimates.md, reads the constants of cards and stacks from
+their JSON files, and shares no line with the product but the seconds of a collective, which
+`tests.oracles.collectives` writes a second time. Mixtures, latent attention, windows and mixers are
+not here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autopar.estimate.collectives import GroupShape, Network, SiteFactors
+from autopar.estimate.job import Block, Job, Mlp
+from tests.oracles.collectives import seconds
+
+__all__ = ["Site", "step_terms"]
+
+DATA = Path(__file__).resolve().parents[2] / "hardware_configs"
+WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "mxfp8": 1, "nvfp4": 0.5}
+TIMES_BF16 = {"fp8": 2, "fp8_block": 2, "mxfp8": 2, "nvfp4": 4}
+SAME = {"fp16": "bf16", "mxfp8": "fp8_block"}
+TILES = "256x256 256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 64x32 32x64"
+
+
+class Site(NamedTuple):
+    """A machine: names of documents, the card's network, and what was measured of the cluster."""
+
+    card: str
+    stack: str
+    network: Network
+    clock: float
+    memory_share: float | None
+    """Of elementwise kernels; None: the card's."""
+    factors: SiteFactors
+
+
+@cache
+def _read(folder: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / folder / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+class _Device:
+    """The figures of a card."""
+
+    def __init__(self, site: Site) -> None:
+        self.card = _read("cards", site.card)
+        self.kernels = self.card["kernels"]
+        self.clock = site.clock
+        shares = {key: entry["value"]["share"] for key, entry in self.kernels["memory"].items()}
+        self.shares = shares
+        self.hbm = self.card["device"]["memory_bytes_per_s"]["value"]
+        if site.memory_share is not None:
+            self.hbm *= site.memory_share / shares["elementwise"]
+        self.sms = self.card["device"]["num_sms"]["value"]
+        self.launch = self.kernels["memory_launch"]["value"]["launch_s"]
+
+    def peak(self, dtype: str) -> float:
+        device = self.card["device"]
+        if dtype in TIMES_BF16:
+            return float(device["bf16_flop_per_s"]["value"] * TIMES_BF16[dtype])
+        return float(device[f"{dtype}_flop_per_s"]["value"])
+
+    def moving(self, moved: float, kind: str = "elementwise", launches: int = 1) -> float:
+        """Return the seconds of kernels that move bytes, and of their launches."""
+        share = self.shares.get(kind, self.shares["elementwise"])
+        return moved / (share * self.hbm) + launches * self.launch
+
+    def product(self, m: float, n: float, k: float, dtype: str, batch: float = 1) -> float:
+        """Return the seconds of products of one shape in a run; nothing of alignment."""
+        surfaces = self.kernels["gemm"]
+        value = surfaces[dtype if dtype in surfaces else SAME[dtype]]["value"]
+        clock = self.clock
+        if WIDTHS[dtype] < 2 and "low_precision_clock" in self.kernels:
+            clock *= self.kernels["low_precision_clock"]["value"]["share"]
+        best = math.inf
+        for tile in TILES.split():
+            tm, tn = (int(side) for side in tile.split("x"))
+            intensity = tm * tn / (tm + tn) / (256 * 128 / (256 + 128))
+            speed = self.peak(dtype) * value["peak_share"] * clock / self.sms
+            speed *= min(1.0, intensity) ** value["tile_exponent"]
+            for parts in (1, 2, 4, 8):
+                if parts > 1 and batch > 1:
+                    continue
+                blocks = batch * math.ceil(m / tm) * math.ceil(n / tn) * parts
+                waves = blocks / self.sms
+                rounding = value["wave_rounding"]
+                waves = max(1.0, rounding * math.ceil(waves) + (1 - rounding) * waves)
+                time = waves * 2 * tm * tn * (k / parts + value["prologue_elements"]) / speed
+                if parts > 1:
+                    time += value.get("split_s", 2e-6) + 4 * m * n * (parts + 1) / (0.8 * self.hbm)
+                best = min(best, time)
+        # a run's clock is below that of a benchmark, and falls less with long kernels
+        fall = value.get("slowdown", 0.0) * (0.4 if clock < 1 else 1.0)
+        best *= 1 + fall * math.log(1 + best / 1e-3)
+        width = WIDTHS[dtype]
+        moved = batch * (width * k * (m + n) + max(width, 2) * m * n)
+        return max(best, moved / (value["memory_share"] * self.hbm)) + float(value["launch_s"])
+
+    def flash(
+        self,
+        kernel: str,
+        batch: float,
+        heads: float,
+        kv_heads: float,
+        queries: float,
+        keys: float,
+        width: int,
+        *,
+        causal: bool,
+        backward: bool,
+    ) -> float:
+        """Return the seconds of a flash kernel; a causal query is among the last of the keys."""
+        entry = self.kernels["attention"][kernel]
+        value = entry["backward" if backward and "backward" in entry else "forward"]["value"]
+        per_pair = (10 if backward else 4) * width
+        visited = keys - queries / 2 if causal else keys
+        extra = value["prologue_keys"] / 2
+        name = "narrow_exponent" if width < 128 else "wide_exponent"
+        exponent = value.get(name, 0.06 if width < 128 else 0.0)
+        rate = value["flop_per_s"] * (width / 128) ** exponent * self.clock
+        total = batch * heads * queries * (visited + extra) * per_pair / rate
+        longest = min(128, queries) * (keys + extra) * per_pair * self.sms / rate
+        time = max(longest, total + value.get("tail", 0.0) * longest)
+        time *= 1 + value.get("slowdown", 0.0) * math.log(1 + time / 1e-3)
+        moved = 2 * batch * 2 * width * (queries * heads + keys * kv_heads) * (2 if backward else 1)
+        return max(time, moved / (0.6 * self.hbm)) + float(value["launch_s"])
+
+
+def step_terms(site: Site, job: Job) -> dict[str, float]:
+    """Return the seconds of a step by term; their sum is the step."""
+    return _Step(site, job).terms()
+
+
+class _Step:
+    """One job on one machine."""
+
+    def __init__(self, site: Site, job: Job) -> None:
+        self.site, self.job = site, job
+        self.device = _Device(site)
+        self.stack = _read("stacks", site.stack)
+        self.bytes = {k: v["value"] for k, v in self.stack["bytes_per_element"].items()}
+        self.host = {"partial_graphs": 0.7, **self.stack["host"]["value"]}
+        defaults = {"sharded_network": 1.0, "gradients": 0.45, "regather": 1.3}
+        self.overlap = defaults | self.stack["overlap"]["value"]
+        gradient = self.stack["gradient"]["value"]
+        added, reduced = job.accumulation_bytes, job.gradient_bytes
+        self.added = gradient.get("accumulation_bytes", 0.0) if added is None else added
+        self.reduced = gradient["reduce_bytes"] if reduced is None else reduced
+        self.tokens = job.micro_batch * job.seq / job.cp
+        shown = _read("cards", site.card)
+        joined = shown.get("collectives", {}).get("domain_gpus")
+        self.per_node = shown["intra_node"]["max_gpus"]["value"]
+        self.domain = joined["value"] if joined else self.per_node
+
+    # ----------------------------------------------------------------------------------------------
+    # Network
+
+    def collective(self, kind: str, size: float, ranks: int, stride: int) -> float:
+        """Return the seconds of groups of ranks that are `stride` apart."""
+        if ranks == 1:
+            return 0.0
+        near = min(ranks, max(1, self.domain // stride))
+        nodes = math.ceil(ranks / near)
+        shape = GroupShape(ranks, min(near, ranks - (nodes - 1) * near), near, nodes)
+        return seconds(self.site.network, kind, size, shape, self.site.factors)
+
+    def message(self, size: float, span: int) -> float:
+        """Return the seconds of a message among `span` neighbouring ranks."""
+        network, factors = self.site.network, self.site.factors
+        if span > self.domain:
+            rate = network.adapter_bytes_per_s * network.adapter_share * factors.cross_node
+            return network.p2p_net_base_s + size / rate
+        rate = network.link_bytes_per_s * network.p2p_share * factors.in_node
+        return network.p2p_base_s + size / rate
+
+    # ----------------------------------------------------------------------------------------------
+    # A layer: (term, module, forward, backward)
+
+    def linear(self, outputs: float, inputs: float, dtype: str) -> tuple[float, float]:
+        """Return forward and backward of a linear layer."""
+        device, n = self.device, self.tokens
+        forward = device.product(n, outputs, inputs, dtype)
+        inner = device.product(n, inputs, outputs, dtype)
+        outer = device.product(outputs, inputs, n, dtype) / 0.94
+        factor = 2.95 if (outputs % 8 or inputs % 8) and dtype != "fp32" else 1.0
+        if self.job.row_scales and WIDTHS[dtype] < 2:
+            factor /= self.stack["cast"]["value"].get("row_scales_rate", 1.0)
+        forward, inner, outer = factor * forward, factor * inner, factor * outer
+        if self.job.frozen:
+            return forward, inner
+        if self.added:
+            outer += device.moving(outputs * inputs * self.added, "optimizer")
+        return forward, inner + outer
+
+    def elementwise(self, what: str, elements: float, gated: bool = False) -> tuple[float, float]:
+        """Return forward and backward of an operation that the stack's document counts."""
+        figure = self.bytes[what]
+        per = figure["forward"] * (figure.get("gated", 1.0) if gated else 1.0), figure["backward"]
+        forward, backward = (self.device.moving(elements * p) if p else 0.0 for p in per)
+        return forward, backward
+
+    def attention_kernel(self, block: Block) -> tuple[float, float]:
+        """Return forward and backward of softmax(q k) v."""
+        job, attention = self.job, block.attention
+        assert attention is not None
+        has = self.device.kernels["attention"]
+        kernel = job.attention_kernel or next(
+            name for name in [*self.stack["attention"], *has] if name == "unfused" or name in has
+        )
+        heads, width = attention.heads / job.tp, attention.width
+        if kernel == "unfused":
+            assert job.cp == 1
+            length, many = job.seq, job.micro_batch * heads
+            products = self.device.product(length, length, width, "bf16", many)
+            products += self.device.product(length, width, length, "bf16", many)
+            products *= (10.0 if width % 8 else 1.0) / 0.96
+            scores = many * length * length
+            return (
+                products + self.device.moving(10.1 * scores, launches=3),
+                2 * products + self.device.moving(12.4 * scores, launches=3),
+            )
+        kv_heads, part = max(1.0, attention.kv_heads / job.tp), job.seq / job.cp
+        found = []
+        for backward in (False, True):
+
+            def visit(keys: float, causal: bool, backward: bool = backward) -> float:
+                return self.device.flash(
+                    kernel,
+                    job.micro_batch,
+                    heads,
+                    kv_heads,
+                    part,
+                    keys,
+                    width,
+                    causal=causal,
+                    backward=backward,
+                )
+
+            if not attention.causal:
+                found.append(visit(job.seq, causal=False))
+                continue
+            # one's own keys, then those of each other rank
+            time = visit(part, causal=True)
+            for _ in range(job.cp - 1):
+                time += visit(part / 2 if job.ring_balanced else part, causal=False)
+            found.append(time)
+        return found[0], found[1]
+
+    def parts(self, block: Block) -> list[tuple[str, str, float, float]]:
+        """Return the kernels of a layer."""
+        job, attention, mlp = self.job, block.attention, block.mlp
+        assert attention is not None
+        assert isinstance(mlp, Mlp)
+        assert attention.latent is None
+        h, n, t = block.hidden, self.tokens, job.tp
+        q, k = attention.heads * attention.width, attention.kv_heads * attention.width
+        first = mlp.width * (2 if mlp.gated else 1)
+        dtype, found = job.precision, []
+        casts = self.stack["cast"]["value"]["bytes"] if WIDTHS[dtype] < 2 else 0
+        for module, outputs, inputs in (
+            ("attention", (q + 2 * k) / t, h),
+            ("attention", h, q / t),
+            ("mlp", first / t, h),
+            ("mlp", h, mlp.width / t),
+        ):
+            found.append(("gemm", module, *self.linear(outputs, inputs, dtype)))
+            if casts:
+                moved = (n * side * casts for side in (inputs, outputs))
+                forward, backward = (self.device.moving(each) for each in moved)
+                found.append(("cast", module, forward, backward))
+        # a rank holds one key-value head at least
+        k = k * max(1.0, t / attention.kv_heads)
+        if attention.head_norms:
+            found.append(("memory", "attention", *self.elementwise("norm", n * (q + k) / t)))
+        layout = self.elementwise("layout", 2 * n * (q + 2 * k) / t)
+        found.append(("memory", "attention", *layout))
+        if attention.rotary:
+            found.append(("memory", "attention", *self.elementwise("rope", n * (q + k) / t)))
+        found.append(("attention", "core_attn", *self.attention_kernel(block)))
+        activation = self.elementwise("activation", n * first / t, mlp.gated)
+        found.append(("memory", "mlp", *activation))
+        kept = n * h / (t if job.sequence_parallel else 1)
+        for _ in range(2):
+            found.append(("memory", "layernorm", *self.elementwise("norm", kept)))
+            found.append(("memory", "residual", *self.elementwise("residual", kept)))
+        return found
+
+    def tensor(self, block: Block) -> tuple[float, float, int]:
+        """Return what tensor ranks send in a layer: forward, backward, number of collectives."""
+        job, size = self.job, self.tokens * block.hidden * 2
+        if job.tp == 1:
+            return 0.0, 0.0, 0
+        if not job.sequence_parallel:
+            time = self.collective("allreduce", size, job.tp, 1)
+            return 2 * time, 2 * time, 4
+        gather = self.collective("allgather", size, job.tp, 1)
+        scatter = self.collective("reducescatter", size, job.tp, 1)
+        return 2 * (gather + scatter), 2 * (scatter + self.overlap["regather"] * gather), 10
+
+    def ring(self, block: Block) -> tuple[float, float, int]:
+        """Return what a ring of keys and values adds to its attention."""
+        job, attention = self.job, block.attention
+        assert attention is not None
+        if job.cp == 1:
+            return 0.0, 0.0, 0
+        heads = max(attention.kv_heads / job.tp, 1.0)
+        size = self.tokens * 2 * heads * attention.width * 2
+        once = self.message(size, job.tp * job.cp) * (job.cp - 1)
+        found = []
+        for kernel, sent in zip(self.attention_kernel(block), (once, 2 * once), strict=True):
+            longer, shorter = max(kernel, sent), min(kernel, sent)
+            found.append(longer + 0.1 * shorter - kernel)
+        return found[0], found[1], 3 * (job.cp - 1)
+
+    def layer(self, block: Block) -> dict[str, float]:
+        """Return the seconds of a layer's micro-batch by term; `waited` is the host's."""
+        job, parts = self.job, self.parts(block)
+        terms = dict.fromkeys(["gemm", "attention", "memory", "cast", "recompute"], 0.0)
+        for term, _, forward, backward in parts:
+            terms[term] += forward + backward
+        forward, backward, calls = self.tensor(block)
+        ring, ring_back, messages = self.ring(block)
+        shown = 1 - (self.overlap["tensor"] if job.overlap_tensor else 0.0)
+        terms["tensor"] = shown * (forward + backward)
+        terms["context"] = ring + ring_back
+        if job.recompute == "full":
+            terms["recompute"] = sum(part[2] for part in parts) + ring
+            terms["tensor"] += shown * forward
+        elif "per_op" in job.recompute:
+            again = {"gemm": 0.5, "cast": 0.5, "memory": 1.0, "attention": 0.0}
+            terms["recompute"] = sum(again[part[0]] * part[2] for part in parts)
+        else:
+            terms["recompute"] = sum(part[2] for part in parts if part[1] in job.recompute)
+            if "core_attn" in job.recompute:
+                terms["recompute"] += ring
+        terms["sharding"] = self.sharding(block, sum(terms.values())) if job.zero == 3 else 0.0
+        host = self.host["forward_s"] * (2 if job.recompute == "full" else 1)
+        host += self.host["backward_s"] + (calls + messages) * self.host["collective_s"]
+        graphs = {"none": 1.0, "partial": self.host["partial_graphs"], "full": 0.0}
+        terms["waited"] = host * graphs[job.graphs]
+        return terms
+
+    # ----------------------------------------------------------------------------------------------
+    # Weights
+
+    def weights(self, block: Block) -> float:
+        """Return the parameters of a layer: matrices, and a weight of each of two norms."""
+        attention, mlp, h = block.attention, block.mlp, block.hidden
+        assert attention is not None
+        assert isinstance(mlp, Mlp)
+        projections = 2 * attention.heads + 2 * attention.kv_heads
+        return h * (projections * attention.width + (3 if mlp.gated else 2) * mlp.width + 2)
+
+    def gather(self, weights: float) -> float:
+        job = self.job
+        time = self.collective("allgather", 2 * weights, job.dp * job.cp, job.tp)
+        return time / self.overlap["sharded_network"]
+
+    def scatter(self, weights: float) -> float:
+        job = self.job
+        if job.frozen:
+            return 0.0
+        time = self.collective("reducescatter", 2 * weights, job.dp * job.cp, job.tp)
+        return time / self.overlap["sharded_network"]
+
+    def sharding(self, block: Block, device: float) -> float:
+        """Return what ZeRO-3's traffic adds to a layer whose kernels take `device`."""
+        own = self.weights(block) / self.job.tp
+        traffic = (2 if self.job.reshard else 1) * self.gather(own) + self.scatter(own)
+        both = max(device, traffic) + self.overlap["fully_sharded"] * min(device, traffic)
+        return both - device
+
+    # ----------------------------------------------------------------------------------------------
+    # Stages and the step
+
+    def split(self) -> list[list[tuple[Block, int]]]:
+        """Return blocks and layers of every stage: the ends are the last to get one more."""
+        job = self.job
+        layers = [block for block in job.blocks for _ in range(block.number)]
+        counts = [len(layers) // job.pp for _ in range(job.pp)]
+        order = [*range(1, job.pp - 1), 0, job.pp - 1] if job.pp > 1 else [0]
+        for index in range(len(layers) % job.pp):
+            counts[order[index]] += 1
+        stages = []
+        for count in counts:
+            mine, layers = layers[:count], layers[count:]
+            stages.append([(block, mine.count(block)) for block in dict.fromkeys(mine)])
+        return stages
+
+    def stage(self, index: int, blocks: list[tuple[Block, int]]) -> tuple[dict[str, float], float]:
+        """Return the terms of a micro-batch on a stage, and the parameters of a rank."""
+        job = self.job
+        terms: dict[str, float] = {}
+        weights = 0.0
+        for block, number in blocks:
+            for term, value in self.layer(block).items():
+                terms[term] = terms.get(term, 0.0) + number * value
+            weights += number * self.weights(block) / job.tp
+        table = job.vocab * job.blocks[0].hidden / job.tp
+        first, last = index == 0, index == job.pp - 1
+        if first:
+            terms["memory"] += self.embedding(table)
+            weights += table
+        if last:
+            for term, value in self.head().items():
+                terms[term] += (1 + job.mtp) * value
+            if not (job.tied and job.pp == 1):
+                weights += table
+        if job.zero == 3 and (first or last):
+            held = 2 * table if first and last and not job.tied else table
+            moved = self.gather(held) + self.scatter(held)
+            terms["sharding"] += self.overlap["fully_sharded"] * moved
+        waited = terms.pop("waited")
+        device = sum(terms.values())
+        largest = max(device, waited)
+        ratio = min(device, waited) / largest
+        terms["host"] = largest * (1 + ratio**6) ** (1 / 6) - device
+        terms["transfer"] = self.transfer()
+        return terms, weights
+
+    def embedding(self, table: float) -> float:
+        """Return the lookup and the gradient of the table."""
+        moved = self.tokens * self.job.blocks[0].hidden * 8
+        more = 0.0 if self.job.frozen else table * (2 + self.added)
+        return self.device.moving(moved, "permute") + self.device.moving(moved + more, "permute")
+
+    def head(self) -> dict[str, float]:
+        """Return final norm, head and loss, and what tensor ranks send there."""
+        job, n, h = self.job, self.tokens, self.job.blocks[-1].hidden
+        unit = 128 * job.tp
+        columns = (job.vocab + unit - 1) // unit * unit / job.tp
+        if job.tp == 1 and job.vocab % 8:
+            columns = job.vocab
+        loss = self.bytes["cross_entropy"]["forward"], self.bytes["cross_entropy"]["backward"]
+        memory = sum(self.device.moving(n * columns * b, "softmax", 3) for b in loss)
+        memory += sum(self.elementwise("norm", n * h / (job.tp if job.sequence_parallel else 1)))
+        gemm = sum(self.linear(columns, h, "fp16" if job.precision == "fp16" else "bf16"))
+        sends = self.collective("allreduce", 2 * n * h, job.tp, 1)
+        sends += 3 * self.collective("allreduce", 4 * n, job.tp, 1)
+        return {"gemm": gemm, "memory": memory, "tensor": sends}
+
+    def transfer(self) -> float:
+        """Return what stages wait for a micro-batch's messages."""
+        job = self.job
+        if job.pp == 1:
+            return 0.0
+        size = 2 * self.tokens * job.blocks[0].hidden / job.tp
+        once = 80e-6 + self.message(size, job.tp * job.cp * job.dp * job.pp)
+        return (0.6 * job.vpp if job.vpp > 1 else 2) * once
+
+    def reduction(self, weights: float) -> float:
+        """Return the seconds of adding up gradients among data ranks."""
+        job = self.job
+        if job.zero == 3 or job.frozen:
+            return 0.0
+        ranks = job.dp * job.cp
+        if not job.zero:
+            return self.collective("allreduce", weights * self.reduced, ranks, job.tp)
+        scatter = self.collective("reducescatter", weights * self.reduced, ranks, job.tp)
+        return scatter + self.collective("allgather", weights * 2, ranks, job.tp)
+
+    def update(self, weights: float) -> float:
+        """Return the seconds of the optimizer."""
+        job = self.job
+        if job.frozen or not job.optimizer:
+            return 0.0
+        own = weights / (job.dp * job.cp) if job.zero else weights
+        resident = own if job.zero == 3 else weights
+        per_own = job.optimizer_bytes or self.stack["optimizer"]["value"]["bytes"]
+        return self.device.moving(own * per_own + resident * 2 * self.reduced, "optimizer", 4)
+
+    def terms(self) -> dict[str, float]:
+        """Return the seconds of the step by term."""
+        job = self.job
+        split = self.split()
+        stages = [self.stage(index, blocks) for index, blocks in enumerate(split)]
+        totals = [sum(terms.values()) for terms, _ in stages]
+        worst = totals.index(max(totals))
+        batches = job.global_batch // (job.micro_batch * job.dp)
+        found = {term: batches * value for term, value in stages[worst][0].items()}
+        # 1F1B fills and drains once; v chunks do so in 1 / v of the time
+        found["bubble"] = (sum(totals) - totals[worst]) / (job.vpp if job.pp > 1 else 1)
+        pipeline = sum(found.values())
+        gradients = max(self.reduction(weights) for _, weights in stages)
+        if job.overlap_gradients:
+            late = max(0.0, gradients - self.overlap["gradients"] * pipeline / batches)
+            gradients = late + 0.05 * gradients
+        if job.tied and job.pp > 1 and not job.frozen:
+            size = job.vocab * job.blocks[0].hidden / job.tp * self.reduced
+            stride = job.tp * job.cp * job.dp * (job.pp - 1)
+            gradients += self.collective("allreduce", size, 2, stride)
+        found["gradients"] = gradients
+        once = 0.0
+        moved = self.stack["cast"]["value"]["bytes"]
+        if moved and WIDTHS[job.precision] < 2:
+            for block, number in split[worst]:
+                held = self.weights(block) / job.tp
+                once += number * self.device.moving(held * moved)
+        found["cast"] += once
+        doublings = math.log2(max(1.0, job.gpus / self.per_node))
+        found["stragglers"] = (pipeline + gradients + once) * 0.0013 * doublings
+        found["optimizer"] = max(self.update(weights) for _, weights in stages)
+        return found

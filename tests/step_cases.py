@@ -1,0 +1,219 @@
+"""Random training jobs on shipped machines, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from autopar.documents.catalog import card_names
+from autopar.estimate.card import Card, load_card
+from autopar.estimate.collectives import SiteFactors
+from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
+from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.stack import Stack, load_stack
+from tests.oracles.step import Site
+
+__all__ = [
+    "CARDS",
+    "DENSE",
+    "STACKS",
+    "any_case",
+    "card_named",
+    "dense_case",
+    "job_with",
+    "mixture_case",
+    "stack_named",
+]
+
+CARDS = tuple(card_names())
+STACKS = (
+    "composer-fsdp",
+    "megatron-2021",
+    "megatron-core",
+    "torchtitan-compiled",
+    "torchtitan-eager",
+)
+DENSE = Job(
+    name="dense",
+    blocks=(
+        Block(
+            number=16,
+            hidden=4096,
+            attention=Attention(heads=32, kv_heads=8, width=128),
+            mlp=Mlp(width=14336, gated=True),
+        ),
+    ),
+    vocab=128256,
+    seq=4096,
+    micro_batch=1,
+    global_batch=8,
+)
+"""A half of Llama 3 8B on one GPU."""
+
+
+@cache
+def card_named(name: str) -> Card:
+    """Return a shipped card."""
+    return load_card(name)
+
+
+@cache
+def stack_named(name: str) -> Stack:
+    """Return a shipped stack."""
+    return load_stack(name)
+
+
+def job_with(job: Job, **changes: Any) -> Job:
+    """Return a job with other degrees and sizes, and as many GPUs as its degrees make."""
+    changed = replace(job, **changes)
+    return replace(changed, gpus=changed.tp * changed.cp * changed.pp * changed.dp)
+
+
+def dense_case(seed: int) -> tuple[Site, Machine, Job]:
+    """Return a dense job on a machine; every field of both is used by some seeds."""
+    draw = random.Random(seed)
+    name, stack = draw.choice(CARDS), draw.choice(STACKS)
+    card = card_named(name)
+    factors, clock, share = SiteFactors(), None, None
+    if draw.random() < 0.5:
+        factors = SiteFactors(in_node=draw.uniform(0.3, 1), cross_node=draw.uniform(0.3, 1))
+        clock, share = draw.uniform(0.6, 1.1), draw.uniform(0.3, 0.9)
+    machine = machine_of(card, stack_named(stack), clock=clock, memory_share=share, factors=factors)
+    site = Site(name, stack, card.network, machine.clock, share, factors)
+    return site, machine, _dense_job(draw, machine)
+
+
+def _dense_job(draw: random.Random, machine: Machine) -> Job:
+    tp, cp, pp, dp = (
+        draw.choice(degrees) for degrees in ((1, 2, 4, 8), (1, 1, 2, 4), *2 * [(1, 2, 3, 8)])
+    )
+    surfaces = machine.kernels.section.gemm
+    # the head is in 16 bits, and unfused attention in bf16
+    plain = "bf16" in surfaces
+    precisions = [*surfaces, "fp16", *(["mxfp8"] if "fp8_block" in surfaces else [])]
+    kernels = [*machine.kernels.section.attention, *(["unfused"] if plain and cp == 1 else [])]
+    kernel = draw.choice([None, *kernels])
+    if kernel is None and machine.stack.attention[0] == "unfused" and "unfused" not in kernels:
+        kernel = draw.choice(kernels)
+    blocks = tuple(_block(draw, tp) for _ in range(draw.choice((1, 1, 2))))
+    layers = sum(block.number for block in blocks)
+    vpp = draw.choice([v for v in (1, 1, 2, 5) if v == 1 or (pp > 1 and pp * v <= layers + 2)])
+    micro_batch = draw.choice((1, 2, 5))
+    recompute = draw.choice(
+        [
+            frozenset(),
+            "full",
+            *(frozenset(m) for m in (["core_attn"], ["mlp", "layernorm"], ["per_op"])),
+        ]
+    )
+    return Job(
+        name="random",
+        blocks=blocks,
+        vocab=draw.choice((32000, 50257, 50304, 128256, 7)),
+        seq=cp * draw.choice((128, 512, 1000, 2048, 8192)),
+        micro_batch=micro_batch,
+        global_batch=micro_batch * dp * draw.choice((1, 2, 7, 64)),
+        tied=draw.random() < 0.3,
+        gpus=tp * cp * pp * dp,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        vpp=vpp,
+        sequence_parallel=draw.random() < 0.5,
+        zero=draw.choice((0, 1, 2, 3)),
+        reshard=draw.random() < 0.7,
+        precision=draw.choice(precisions if plain else ["fp16"]),
+        recompute=recompute,
+        attention_kernel=kernel,
+        ring_balanced=draw.random() < 0.5,
+        graphs=draw.choice(("none", "none", "partial", "full")),
+        overlap_tensor=draw.random() < 0.5,
+        overlap_gradients=draw.random() < 0.5,
+        gradient_bytes=draw.choice((None, 2.0, 4.0)),
+        accumulation_bytes=draw.choice((None, 0.0, 10.0)),
+        optimizer_bytes=draw.choice((None, 86.0)),
+        row_scales=draw.random() < 0.2,
+        frozen=draw.random() < 0.1,
+        optimizer=draw.random() < 0.9,
+        mtp=draw.choice((0, 0, 0, 1)),
+    )
+
+
+def _block(draw: random.Random, tp: int) -> Block:
+    heads, width = draw.choice((8, 24, 64)), draw.choice((64, 84, 128, 192))
+    return Block(
+        number=draw.choice((8, 9, 13)),
+        hidden=1536,
+        attention=Attention(
+            heads=heads,
+            kv_heads=draw.choice((heads, heads // 8, heads // 2)),
+            width=width,
+            causal=draw.random() < 0.8,
+            rotary=draw.random() < 0.6,
+            head_norms=draw.random() < 0.3,
+        ),
+        mlp=Mlp(width=draw.choice((4096, 1365, 6144)), gated=draw.random() < 0.5),
+    )
+
+
+def mixture_case(seed: int) -> tuple[Machine, Job]:
+    """Return a job with experts, and of some seeds latent attention, windows and mixers."""
+    draw = random.Random(seed)
+    _, machine, job = dense_case(draw.randrange(10**6))
+    while "bf16" not in machine.kernels.section.gemm:
+        _, machine, job = dense_case(draw.randrange(10**6))
+    ranks = job.tp * job.cp * job.dp
+    ep = draw.choice([ep for ep in (1, 2, 3, 4, 6, 8, 16) if ranks % ep == 0])
+    experts = Experts(
+        number=48,
+        per_token=draw.choice((1, 2, 8)),
+        width=draw.choice((512, 768)),
+        gated=draw.random() < 0.7,
+        shared_width=draw.choice((0, 512)),
+        latent=draw.choice((None, None, 384)),
+    )
+    kinds = [
+        Block(number=3, hidden=1536, attention=_block(draw, job.tp).attention, mlp=experts),
+        Block(number=2, hidden=1536, attention=_windowed(draw), mlp=experts),
+        Block(number=2, hidden=1536, attention=_latent(), mlp=Mlp(width=4096, gated=True)),
+        Block(number=1, hidden=1536, mamba=Mamba(heads=48, width=64, state=128, groups=8)),
+        Block(number=1, hidden=1536, mlp=experts),
+    ]
+    draw.shuffle(kinds)
+    mixture = Block(number=8, hidden=1536, attention=_latent(), mlp=experts)
+    modules = (["moe"], ["moe_act", "shared_experts"], ["mla_up_proj", "layernorm"], ["core_attn"])
+    changed = replace(
+        job,
+        blocks=(*kinds[: draw.randint(0, 5)], mixture),
+        ep=ep,
+        vpp=1,
+        recompute=draw.choice(("full", *(frozenset(names) for names in modules))),
+        attention_kernel=draw.choice([*machine.kernels.section.attention]),
+        dispatcher=draw.choice(("all_to_all", "fused")),
+        overlap_experts=draw.random() < 0.5,
+        fused_experts=draw.random() < 0.5,
+        experts_only=draw.random() < 0.2,
+        low_precision_attention=draw.random() < 0.2,
+        skew=draw.choice((1.0, 1.5)),
+    )
+    return machine, changed
+
+
+def any_case(seed: int) -> tuple[Machine, Job]:
+    """Return a dense job of an even seed, and one with experts of an odd one."""
+    if seed % 2:
+        return mixture_case(seed)
+    _, machine, job = dense_case(seed)
+    return machine, job
+
+
+def _windowed(draw: random.Random) -> Attention:
+    return Attention(heads=24, kv_heads=8, width=64, window=draw.choice((128, 1024)))
+
+
+def _latent() -> Attention:
+    latent = LatentAttention(query_rank=768, key_value_rank=256, rotary_width=64)
+    return Attention(heads=24, kv_heads=24, width=192, value_width=128, latent=latent)

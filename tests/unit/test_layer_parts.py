@@ -1,0 +1,77 @@
+"""Layers at the edges: windows and scores with context parallelism, few key heads, lone mixers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.errors import InputError
+from autopar.estimate.job import Attention, Block, Job, Mamba, Mlp
+from autopar.estimate.layer import LayerTimes, Machine, layer_times, machine_of
+from autopar.estimate.step import step_time
+from tests.step_cases import DENSE, card_named, job_with, stack_named
+
+(LLAMA,) = DENSE.blocks
+assert LLAMA.attention is not None
+WINDOWED = replace(LLAMA, attention=replace(LLAMA.attention, window=128))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    """Return an H100 with Megatron-Core."""
+    return machine_of(card_named("h100-80gb"), stack_named("megatron-core"))
+
+
+def forward_s(times: LayerTimes, name: str) -> float:
+    """Return the forward of a part."""
+    (part,) = (part for part in times.parts if part.name == name)
+    return part.forward_s
+
+
+def test_a_window_is_as_narrow_on_every_rank(machine: Machine) -> None:
+    """Of two ranks each has half of the pairs; without a window a ring has its steps."""
+    job: Job = replace(DENSE, seq=32768)
+    for block, least, most in ((WINDOWED, 1.9, 2.05), (LLAMA, 1.8, 2.0)):
+        one = forward_s(layer_times(machine, job, block), "core attention")
+        two = forward_s(layer_times(machine, job_with(job, cp=2), block), "core attention")
+        assert least < one / two < most
+    wide = replace(LLAMA, attention=replace(LLAMA.attention, window=32768))
+    ring = layer_times(machine, job_with(job, cp=2), LLAMA)
+    assert layer_times(machine, job_with(job, cp=2), wide) == ring
+
+
+def test_scores_are_not_split_over_context(machine: Machine) -> None:
+    """No trainer has a ring of them."""
+    job = job_with(DENSE, cp=2, attention_kernel="unfused")
+    with pytest.raises(InputError, match="has no rings: cp is 2"):
+        step_time(machine, job)
+
+
+def test_scores_in_fp16_where_there_is_no_bf16() -> None:
+    """A V100 with Megatron of its time."""
+    machine = machine_of(card_named("v100"), stack_named("megatron-2021"))
+    assert step_time(machine, replace(DENSE, precision="fp16")).terms_s["attention"] > 0
+
+
+def test_every_rank_projects_a_key_head(machine: Machine) -> None:
+    """With 8 key heads on 16 ranks the products are those of 16."""
+    job = job_with(DENSE, tp=16)
+    more = replace(LLAMA, attention=replace(LLAMA.attention, kv_heads=16))
+    for name in ("qkv 0", "layout", "rotary", "core attention"):
+        few, many = (forward_s(layer_times(machine, job, block), name) for block in (LLAMA, more))
+        assert few == many
+
+
+def test_weights_are_quantised_in_every_kind_of_layer(machine: Machine) -> None:
+    """Also where a layer is a mixer or an MLP alone."""
+    job = replace(DENSE, precision="fp8_block")
+    mixer = Mamba(heads=64, width=64, state=128, groups=8)
+    alone = Attention(heads=32, kv_heads=8, width=128)
+    for block in (
+        Block(number=1, hidden=4096, mamba=mixer),
+        Block(number=1, hidden=4096, mlp=Mlp(width=14336)),
+        Block(number=1, hidden=4096, attention=alone),
+    ):
+        assert layer_times(machine, job, block).weight_cast_s > 0
+        assert layer_times(machine, DENSE, block).weight_cast_s == 0
