@@ -185,8 +185,11 @@ _VPP: Mapping[str, str] = {
 _VOCABS: Mapping[str, str] = {"gpt3": "51200", "nemotron": "256000"}
 
 
-def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
-    """Return what a row says; raises UnusableError with the reason where that is not enough."""
+def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: bool = True) -> Run:
+    """Return what a row says; raises UnusableError with the reason where that is not enough.
+
+    `use_site` false: as if nothing were known of the cluster but its card.
+    """
     name = row["source"]
     source = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
     if source is None:
@@ -201,11 +204,12 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     model = _architecture(cells)
     job = _job(cells, source, model, settings)
     card, stack = _card(cells), _stack(cells, source)
-    site = source.site or _Site()
-    if "HBM2e" in cells["gpu_type"]:
+    known = source.site is not None and use_site
+    site = source.site if source.site is not None and use_site else _Site()
+    if "HBM2e" in cells["gpu_type"] and card.kernels is not None:
         # 2.4 TB/s where the card has 3.35: shares of the datasheet's rate fall with it
-        share = 0.522 * 2.4 / 3.35
-        site = replace(site, memory_share=share)
+        share = 0.522 if use_site else card.kernels.memory["elementwise"]["share"]
+        site = replace(site, memory_share=share * 2.4 / 3.35)
     machine = machine_of(
         card,
         stack,
@@ -219,7 +223,7 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
         job=job,
         machine=machine,
         measured_s=_measured_s(cells, job),
-        site_known=source.site is not None,
+        site_known=known,
         taken=tuple(taken),
     )
 
