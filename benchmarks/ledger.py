@@ -22,9 +22,17 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from autopar.documents.json import write_json
+from autopar.errors import InputError
 from autopar.estimate.accuracy import Accuracy, load_accuracy, quantile_interval
 from autopar.estimate.job import Experts
 from autopar.estimate.step import StepTime, step_time
+from benchmarks.ledger_docs import (
+    intervals_table,
+    order_table,
+    reasons_table,
+    sources_table,
+    write_tables,
+)
 from benchmarks.ledger_rows import Run, UnusableError, run_of
 from tests.data.read import csv_path, read_csv, read_settings
 
@@ -106,7 +114,7 @@ def group_of(row: Mapping[str, str]) -> str:
         kind = "fp8" if "fp8" in row["precision"] else row["gpu_type"].partition("-")[0]
         return f"MPT {kind}"
     if name.startswith("SimuMax"):
-        long = int(row["cp"] or 1) > 1
+        long = row["cp"] not in ("", "1")
         return "SimuMax " + ("mixtures" if mixture else "context" if long else "dense")
     known = (
         ("BigScience", "BLOOM"),
@@ -136,10 +144,11 @@ def price_rows(
         group = group_of(row)
         try:
             run = run_of(row, settings.get(line, {}))
-        except UnusableError as error:
+            step = step_time(run.machine, run.job)
+        except (UnusableError, InputError) as error:
             yield Refused(line, group, str(error))
             continue
-        yield Priced(line, group, row, run, step_time(run.machine, run.job))
+        yield Priced(line, group, row, run, step)
 
 
 def _class_key(priced: Compared) -> tuple[str, bool, bool]:
@@ -298,6 +307,17 @@ def _print_rows(entries: Sequence[Priced | Refused], wanted: str) -> None:
         )
 
 
+def _tables(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[str, str]:
+    priced = [entry for entry in entries if isinstance(entry, Priced)]
+    refused = Counter((e.group, e.reason) for e in entries if isinstance(e, Refused))
+    return {
+        "sources": sources_table(statistics_of(priced, accuracy)),
+        "reasons": reasons_table(refused),
+        "order": order_table(rankings_of(priced)),
+        "intervals": intervals_table(accuracy),
+    }
+
+
 def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[str, Any]:
     rows = []
     for entry in entries:
@@ -325,9 +345,12 @@ def read_runs(
 ) -> tuple[list[tuple[int, Mapping[str, str]]], dict[int, Any]]:
     """Return the rows of a table by line number, and recipes' settings; default: the shipped."""
     if runs is not None:
+        empty = dict.fromkeys(next(iter(read_csv(DATA, TABLES[0]))), "")
         # line 1 names the columns
         text = runs.read_text(encoding="utf-8")
-        rows: list[Any] = list(enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2))
+        reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", restval="")
+        # columns that a table does not have are empty in all of its rows
+        rows: list[Any] = [(line, {**empty, **cells}) for line, cells in enumerate(reader, start=2)]
         return rows, {} if settings is None else read_settings(settings)
     shipped: list[Any] = []
     for name in TABLES:
@@ -349,7 +372,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the shipped errors that intervals are made of"
     )
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="write the tables of docs/accuracy.md",
+    )
     asked = parser.parse_args(arguments)
+    if asked.docs and asked.runs is not None:
+        parser.error("--docs is of the shipped runs, and --runs names others")
     entries = list(price_rows(*read_runs(asked.runs, asked.settings)))
     if asked.write:
         priced = [entry for entry in entries if isinstance(entry, Priced)]
@@ -362,6 +392,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         write_json(ACCURACY, document)
     accuracy = load_accuracy()
+    if asked.docs:
+        write_tables(_tables(entries, accuracy))
     if asked.rows is not None:
         _print_rows(entries, asked.rows)
     else:

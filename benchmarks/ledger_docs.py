@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from autopar.documents.json import write_text
 
 if TYPE_CHECKING:
+    from autopar.estimate.accuracy import Accuracy
     from benchmarks.ledger_constants import Constant
     from benchmarks.ledger_left_out import Case
 
 __all__ = [
     "PAGE",
     "constants_table",
+    "intervals_table",
     "left_out_table",
     "order_table",
     "reasons_table",
@@ -76,6 +78,18 @@ def order_table(rankings: Iterable[tuple[str, int, float, float]]) -> str:
         for key, number, order, regret in rankings
     )
     return _table("model on a cluster | plans | Spearman | regret", rows)
+
+
+def intervals_table(accuracy: Accuracy) -> str:
+    """Return the intervals of every class of runs, as percent of the estimate."""
+    rows = (
+        f"{c.stack} | {'yes' if c.experts else 'no'} | {'yes' if c.site_known else 'no'} | "
+        f"{c.rows} | {c.sources} | {100 * (c.low - 1):+.0f} to {100 * (c.high - 1):+.0f} | "
+        f"{100 * c.plan_spread:.1f}"
+        for c in accuracy.classes
+    )
+    heads = "stack | experts | site known | rows | sources | interval, % of the estimate"
+    return _table(f"{heads} | spread of plans", rows)
 
 
 def left_out_table(cases: Sequence[Case]) -> str:
