@@ -1,9 +1,9 @@
 """Leaves one source after the other out of the fit, and prices its rows as those of a new cluster.
 
-Without a source everything that was fitted starts from what one would assume without any run
-(`Constant.neutral`), its cluster is at the defaults of its card, and intervals are made of the
-errors of the other rows. What stays is what was counted or chosen by hand with all rows in sight:
-bytes per element, the shape of the formulas, GEMM surfaces.
+Without a source everything that was fitted starts from what tables of kernels say, or from a round
+assumption (`Constant.neutral`), its cluster is at the defaults of its card, and intervals are made
+of the errors of the other rows. What stays is what was counted or chosen by hand with all rows in
+sight: bytes per element, the shape of the formulas, GEMM surfaces.
 """
 
 from __future__ import annotations
