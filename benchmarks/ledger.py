@@ -16,25 +16,62 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from autopar.documents.json import write_json
+from autopar.errors import InputError
 from autopar.estimate.accuracy import Accuracy, load_accuracy, quantile_interval
 from autopar.estimate.job import Experts
 from autopar.estimate.step import StepTime, step_time
+from benchmarks.ledger_docs import (
+    intervals_table,
+    order_table,
+    reasons_table,
+    sources_table,
+    write_tables,
+)
 from benchmarks.ledger_rows import Run, UnusableError, run_of
 from tests.data.read import csv_path, read_csv, read_settings
 
-__all__ = ["Priced", "Refused", "classes_of", "main", "price_rows", "statistics_of"]
+__all__ = [
+    "Compared",
+    "Priced",
+    "Refused",
+    "classes_of",
+    "main",
+    "price_rows",
+    "read_runs",
+    "statistics_of",
+]
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 TABLES = ("published_runs", "published_runs_more")
 ACCURACY = (
     Path(__file__).resolve().parent.parent / "hardware_configs" / "accuracy" / "published.json"
 )
+
+
+class Compared(Protocol):
+    """A measured run and what was estimated of it."""
+
+    @property
+    def group(self) -> str:
+        """Its source."""
+
+    @property
+    def run(self) -> Run:
+        """The job and its machine."""
+
+    @property
+    def total_s(self) -> float:
+        """Of a step, estimated."""
+
+    @property
+    def error(self) -> float:
+        """Estimated over measured time, less one."""
 
 
 class Priced(NamedTuple):
@@ -45,6 +82,11 @@ class Priced(NamedTuple):
     row: Mapping[str, str]
     run: Run
     step: StepTime
+
+    @property
+    def total_s(self) -> float:
+        """Of a step, estimated."""
+        return self.step.total_s
 
     @property
     def error(self) -> float:
@@ -72,7 +114,7 @@ def group_of(row: Mapping[str, str]) -> str:
         kind = "fp8" if "fp8" in row["precision"] else row["gpu_type"].partition("-")[0]
         return f"MPT {kind}"
     if name.startswith("SimuMax"):
-        long = int(row["cp"] or 1) > 1
+        long = row["cp"] not in ("", "1")
         return "SimuMax " + ("mixtures" if mixture else "context" if long else "dense")
     known = (
         ("BigScience", "BLOOM"),
@@ -102,21 +144,22 @@ def price_rows(
         group = group_of(row)
         try:
             run = run_of(row, settings.get(line, {}))
-        except UnusableError as error:
+            step = step_time(run.machine, run.job)
+        except (UnusableError, InputError) as error:
             yield Refused(line, group, str(error))
             continue
-        yield Priced(line, group, row, run, step_time(run.machine, run.job))
+        yield Priced(line, group, row, run, step)
 
 
-def _class_key(priced: Priced) -> tuple[str, bool, bool]:
+def _class_key(priced: Compared) -> tuple[str, bool, bool]:
     run = priced.run
     experts = any(isinstance(block.mlp, Experts) for block in run.job.blocks)
     return run.machine.stack.name, experts, run.site_known
 
 
-def classes_of(priced: Sequence[Priced]) -> list[dict[str, Any]]:
+def classes_of(priced: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return the errors of every class of runs, as `autopar.estimate.accuracy` reads them."""
-    by_class: dict[tuple[str, bool, bool], list[Priced]] = defaultdict(list)
+    by_class: dict[tuple[str, bool, bool], list[Compared]] = defaultdict(list)
     for entry in priced:
         by_class[_class_key(entry)].append(entry)
     found = []
@@ -137,7 +180,7 @@ def classes_of(priced: Sequence[Priced]) -> list[dict[str, Any]]:
     return found
 
 
-def _plan_spread(entries: Sequence[Priced]) -> float:
+def _plan_spread(entries: Sequence[Compared]) -> float:
     """Return the standard deviation of ln(measured / estimated) within sources."""
     by_group: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
@@ -153,9 +196,9 @@ def _plan_spread(entries: Sequence[Priced]) -> float:
 # Statistics
 
 
-def statistics_of(priced: Sequence[Priced], accuracy: Accuracy) -> dict[str, dict[str, float]]:
+def statistics_of(priced: Sequence[Compared], accuracy: Accuracy) -> dict[str, dict[str, float]]:
     """Return rows, bias, median, MAPE, 90th percentile and coverage of every source, in shares."""
-    by_group: dict[str, list[Priced]] = defaultdict(list)
+    by_group: dict[str, list[Compared]] = defaultdict(list)
     for entry in priced:
         by_group[entry.group].append(entry)
     found = {}
@@ -173,13 +216,13 @@ def statistics_of(priced: Sequence[Priced], accuracy: Accuracy) -> dict[str, dic
     return found
 
 
-def _interval_s(entry: Priced, accuracy: Accuracy) -> tuple[float, float]:
+def _interval_s(entry: Compared, accuracy: Accuracy) -> tuple[float, float]:
     stack, experts, known = _class_key(entry)
     found = accuracy.of(stack, experts=experts, site_known=known)
-    return found.interval_s(entry.step.total_s)
+    return found.interval_s(entry.total_s)
 
 
-def _covered(entry: Priced, accuracy: Accuracy) -> bool:
+def _covered(entry: Compared, accuracy: Accuracy) -> bool:
     low, high = _interval_s(entry, accuracy)
     return low <= entry.run.measured_s <= high
 
@@ -264,6 +307,17 @@ def _print_rows(entries: Sequence[Priced | Refused], wanted: str) -> None:
         )
 
 
+def _tables(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[str, str]:
+    priced = [entry for entry in entries if isinstance(entry, Priced)]
+    refused = Counter((e.group, e.reason) for e in entries if isinstance(e, Refused))
+    return {
+        "sources": sources_table(statistics_of(priced, accuracy)),
+        "reasons": reasons_table(refused),
+        "order": order_table(rankings_of(priced)),
+        "intervals": intervals_table(accuracy),
+    }
+
+
 def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[str, Any]:
     rows = []
     for entry in entries:
@@ -286,11 +340,17 @@ def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[s
     return {"rows": rows}
 
 
-def _read(runs: Path | None, settings: Path | None) -> tuple[list[Any], dict[int, Any]]:
+def read_runs(
+    runs: Path | None = None, settings: Path | None = None
+) -> tuple[list[tuple[int, Mapping[str, str]]], dict[int, Any]]:
+    """Return the rows of a table by line number, and recipes' settings; default: the shipped."""
     if runs is not None:
+        empty = dict.fromkeys(next(iter(read_csv(DATA, TABLES[0]))), "")
         # line 1 names the columns
         text = runs.read_text(encoding="utf-8")
-        rows = list(enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2))
+        reader = csv.DictReader(io.StringIO(text, newline=""), restkey="more", restval="")
+        # columns that a table does not have are empty in all of its rows
+        rows: list[Any] = [(line, {**empty, **cells}) for line, cells in enumerate(reader, start=2)]
         return rows, {} if settings is None else read_settings(settings)
     shipped: list[Any] = []
     for name in TABLES:
@@ -312,8 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the shipped errors that intervals are made of"
     )
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="write the tables of docs/accuracy.md",
+    )
     asked = parser.parse_args(arguments)
-    entries = list(price_rows(*_read(asked.runs, asked.settings)))
+    if asked.docs and asked.runs is not None:
+        parser.error("--docs is of the shipped runs, and --runs names others")
+    entries = list(price_rows(*read_runs(asked.runs, asked.settings)))
     if asked.write:
         priced = [entry for entry in entries if isinstance(entry, Priced)]
         ACCURACY.parent.mkdir(exist_ok=True)
@@ -325,6 +392,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         write_json(ACCURACY, document)
     accuracy = load_accuracy()
+    if asked.docs:
+        write_tables(_tables(entries, accuracy))
     if asked.rows is not None:
         _print_rows(entries, asked.rows)
     else:

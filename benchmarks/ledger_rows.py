@@ -7,6 +7,7 @@ refused by name.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -173,8 +174,15 @@ _VPP: Mapping[str, str] = {
 _VOCABS: Mapping[str, str] = {"gpt3": "51200", "nemotron": "256000"}
 
 
-def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
-    """Return what a row says; raises UnusableError with the reason where that is not enough."""
+_MOST = 10**8
+"""Of anything that a row counts."""
+
+
+def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: bool = True) -> Run:
+    """Return what a row says; raises UnusableError with the reason where that is not enough.
+
+    `use_site` false: as if nothing were known of the cluster but its card.
+    """
     name = row["source"]
     source = next((s for start, s in _SOURCES.items() if name.startswith(start)), None)
     if source is None:
@@ -189,17 +197,18 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     model = _architecture(cells)
     job = _job(cells, source, model, settings)
     card, stack = _card(cells), _stack(cells, source)
+    known = source.site is not None and use_site
     if "HBM2e" in cells["gpu_type"]:
         # 2.4 TB/s where the card has 3.35
         card = replace(card, memory_bytes_per_s=2.4e12)
-    site = None if source.site is None else _site_named(source.site)
+    site = _site_named(source.site) if source.site is not None and use_site else None
     machine = machine_of(card, stack, site)
     return Run(
         source=name,
         job=job,
         machine=machine,
         measured_s=_measured_s(cells, job),
-        site_known=source.site is not None,
+        site_known=known,
         taken=tuple(taken),
     )
 
@@ -218,7 +227,20 @@ def _count(cells: Mapping[str, str], key: str, default: int | None = None) -> in
         if default is None:
             raise UnusableError(f"{key} is not given")
         return default
-    return int(float(cells[key]))
+    found = _positive(cells, key)
+    if not found.is_integer() or found > _MOST:
+        raise UnusableError(f"{key} is {cells[key]}, no whole number from 1 to {_MOST}")
+    return int(found)
+
+
+def _positive(cells: Mapping[str, str], key: str) -> float:
+    try:
+        found = float(cells[key])
+    except ValueError:
+        raise UnusableError(f"{key} is {cells[key]}, no number") from None
+    if not 0.0 < found < math.inf:
+        raise UnusableError(f"{key} is {cells[key]}, no number above 0")
+    return found
 
 
 def _architecture(cells: Mapping[str, str]) -> Architecture:
@@ -229,6 +251,8 @@ def _architecture(cells: Mapping[str, str]) -> Architecture:
         return _cut(known, _count(cells, "layers", 0))
     gated = cells["arch"].startswith("llama")
     hidden, heads = _count(cells, "hidden"), _count(cells, "heads")
+    if hidden < heads:
+        raise UnusableError(f"hidden {hidden} is less than the {heads} heads")
     rotary = gated or cells["model"].startswith("Nemotron")
     block = Block(
         number=_count(cells, "layers"),
@@ -269,8 +293,10 @@ def _job(
         raise UnusableError("no precision" if not text else f"precision {cells['precision']}")
     precision = _PRECISIONS[text]
     fields = dict(source.job)
-    zero = {"": fields.get("zero", 0), "2/3 (FSDP)": 2}.get(cells["zero_stage"])
-    zero = int(cells["zero_stage"]) if zero is None else zero
+    stages = {"": fields.get("zero", 0), "2/3 (FSDP)": 2, "0": 0, "1": 1, "2": 2, "3": 3}
+    if cells["zero_stage"] not in stages:
+        raise UnusableError(f"zero_stage is {cells['zero_stage']}, not 0, 1, 2 or 3")
+    zero = stages[cells["zero_stage"]]
     if cells["sharded_optimizer"] == "1":
         zero = max(zero, 1)
     fields["zero"] = zero
@@ -287,6 +313,9 @@ def _job(
     if precision == "bf16" and source.stack == "megatron-2021":
         fields.update(gradient_bytes=4.0, accumulation_bytes=10.0)
     fields |= _launch(cells, settings, precision)
+    layers = sum(block.number for block in model.blocks)
+    if pp > layers:
+        raise UnusableError(f"pp {pp} is more than the {layers} layers")
     return Job(
         name=cells["model"],
         blocks=model.blocks,
@@ -398,11 +427,11 @@ def _stack(cells: Mapping[str, str], source: _Source) -> Stack:
 
 def _measured_s(cells: Mapping[str, str], job: Job) -> float:
     if cells["iter_time_s"]:
-        return float(cells["iter_time_s"])
+        return _positive(cells, "iter_time_s")
     tokens = job.global_batch * job.seq
     if cells["tokens_s_gpu"]:
-        return tokens / (float(cells["tokens_s_gpu"]) * job.gpus)
-    return _model_flop(job) / (float(cells["tflops_per_gpu"]) * 1e12 * job.gpus)
+        return tokens / (_positive(cells, "tokens_s_gpu") * job.gpus)
+    return _model_flop(job) / (_positive(cells, "tflops_per_gpu") * 1e12 * job.gpus)
 
 
 def _model_flop(job: Job) -> float:

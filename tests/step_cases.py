@@ -80,7 +80,13 @@ def dense_case(seed: int) -> tuple[Site, Machine, Job]:
     if draw.random() < 0.5:
         factors = SiteFactors(in_node=draw.uniform(0.3, 1), cross_node=draw.uniform(0.3, 1))
         clock, share = draw.uniform(0.6, 1.1), draw.uniform(0.3, 0.9)
-    machine = machine_of(card, stack_named(stack), clock=clock, memory_share=share, factors=factors)
+    machine = machine_of(card, stack_named(stack))
+    if clock is not None and share is not None:
+        # as a site of these figures would make it
+        scale = share / machine.kernels.memory_share("elementwise")
+        rate = machine.kernels.memory_bytes_per_s * scale
+        kernels = replace(machine.kernels, memory_bytes_per_s=rate)
+        machine = replace(machine, clock=clock, factors=factors, kernels=kernels)
     site = Site(name, stack, card.network, machine.clock, share, factors)
     return site, machine, _dense_job(draw, machine)
 

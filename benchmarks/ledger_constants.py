@@ -1,0 +1,488 @@
+"""The constants that no table of kernels can tell, and their fit to published training runs.
+
+A whole pricing of all rows takes seconds, so the fit prices each row once per node of a grid of
+each constant that the row knows, and adds the changes up in the logarithm. Coordinate descent then
+runs on these sums. What is fitted to which rows is said by `ledger_fit` and `ledger_left_out`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.estimate.card import load_card
+from autopar.estimate.job import Experts
+from autopar.estimate.kernel_constants import ELEMENT_BYTES, KernelsSection
+from autopar.estimate.layer import Machine
+from autopar.estimate.stack import load_stack
+from autopar.estimate.step import step_time
+from benchmarks.ledger import group_of, read_runs
+from benchmarks.ledger_rows import Run, UnusableError, run_of
+
+__all__ = [
+    "CONSTANTS",
+    "FITTED",
+    "Constant",
+    "Entry",
+    "Sensitivity",
+    "fit",
+    "groups_of",
+    "load_entries",
+    "log_ratio",
+    "misfit",
+    "put",
+    "ranges_around",
+]
+
+FITTED = (
+    "BLOOM",
+    "Korthikanti",
+    "Narayanan",
+    "MPT A100",
+    "MPT H100",
+    "MPT fp8",
+    "Megatron-Bridge dense",
+    "Megatron-Bridge mixtures",
+    "NeMo",
+    "SimuMax dense",
+    "SimuMax context",
+    "SimuMax mixtures",
+    "torchtitan",
+    "Megatron-MoE-ModelZoo",
+)
+"""Sources that the fit sees; all others are priced only, and so are a check of their own."""
+
+_PRIOR_WEIGHT = 0.02
+"""Of a prior's squared distance, beside errors that count as sqrt(rows) times their size."""
+_MOST = 0.6
+"""Largest |ln(estimated / measured)| that counts: beyond, a row's settings are not understood."""
+
+_A100 = frozenset({"a100-40gb", "a100-80gb"})
+_HOPPER = frozenset({"h100-80gb", "h200"})
+_BLACKWELL = frozenset({"b200", "b300", "gb200", "gb300"})
+
+
+class Entry(NamedTuple):
+    """A row that can be priced."""
+
+    line: int
+    group: str
+    row: Mapping[str, str]
+    run: Run
+
+
+class Constant(NamedTuple):
+    """One free constant."""
+
+    name: str
+    shipped: float
+    width: float
+    """Standard deviation of its logarithm, around the shipped value."""
+    neutral: float
+    """What one would assume without any training run, and the deviation of that."""
+    doubt: float
+    basis: str
+    """Where the neutral value is from."""
+    touches: Callable[[Run], bool]
+    put: Callable[[Machine, float], Machine]
+
+
+# --------------------------------------------------------------------------------------------------
+# Constants
+
+
+def _section(machine: Machine, **changes: object) -> Machine:
+    section = machine.kernels.section.model_copy(update=changes)
+    return dataclasses.replace(
+        machine, kernels=dataclasses.replace(machine.kernels, section=section)
+    )
+
+
+def _stack(machine: Machine, figure: str, key: str, value: float) -> Machine:
+    old = getattr(machine.stack.figures, figure)
+    new = dataclasses.replace(old, values={**old.values, key: value})
+    figures = machine.stack.figures.model_copy(update={figure: new})
+    return dataclasses.replace(machine, stack=dataclasses.replace(machine.stack, figures=figures))
+
+
+def _put_clock(machine: Machine, value: float) -> Machine:
+    return dataclasses.replace(machine, clock=value)
+
+
+def _put_memory(machine: Machine, value: float) -> Machine:
+    # the shares of all classes move together: they are of one memory
+    shares = machine.kernels.section.memory
+    scale = value / shares["elementwise"]["share"]
+    scaled = {
+        kind: dataclasses.replace(figure, values={"share": min(1.0, scale * figure["share"])})
+        for kind, figure in shares.items()
+    }
+    return _section(machine, memory=scaled)
+
+
+def _put_low_clock(machine: Machine, value: float) -> Machine:
+    old = machine.kernels.section.low_precision_clock
+    assert old is not None, machine.card.name
+    return _section(
+        machine, low_precision_clock=dataclasses.replace(old, values={"share": min(1.0, value)})
+    )
+
+
+def _put_grouped(machine: Machine, value: float) -> Machine:
+    old = machine.kernels.section.grouped_gemm
+    return _section(
+        machine, grouped_gemm=dataclasses.replace(old, values={"share": min(1.0, value)})
+    )
+
+
+def _put_exposed(machine: Machine, value: float) -> Machine:
+    return _stack(machine, "overlap", "tensor", max(0.0, 1.0 - value))
+
+
+def _put_sharded(machine: Machine, value: float) -> Machine:
+    return _stack(machine, "overlap", "fully_sharded", value)
+
+
+def _put_experts_host(machine: Machine, value: float) -> Machine:
+    return _stack(machine, "host", "experts_s", value)
+
+
+def _mixture(run: Run) -> bool:
+    return any(isinstance(block.mlp, Experts) for block in run.job.blocks)
+
+
+def _measured_site(run: Run) -> bool:
+    """Return whether the cluster's own clock, and with it its memory's rate, are known."""
+    return run.machine.clock != run.machine.kernels.clock
+
+
+def _on(cards: Iterable[str]) -> Callable[[Run], bool]:
+    names = frozenset(cards)
+    return lambda run: run.machine.card.name in names and not _measured_site(run)
+
+
+def _mixture_on(cards: Iterable[str]) -> Callable[[Run], bool]:
+    names = frozenset(cards)
+    return lambda run: run.machine.card.name in names and _mixture(run)
+
+
+def _low_precision_on(cards: Iterable[str]) -> Callable[[Run], bool]:
+    names = frozenset(cards)
+
+    def touches(run: Run) -> bool:
+        return run.machine.card.name in names and ELEMENT_BYTES[run.job.precision] < 2.0
+
+    return touches
+
+
+def _sharded_by(start: str) -> Callable[[Run], bool]:
+    return lambda run: run.machine.stack.name.startswith(start) and run.job.zero == 3
+
+
+def _tensor_overlap(run: Run) -> bool:
+    job = run.job
+    return run.machine.stack.name == "megatron-core" and job.overlap_tensor and job.tp > 1
+
+
+def _mcore_mixture(run: Run) -> bool:
+    return run.machine.stack.name == "megatron-core" and _mixture(run)
+
+
+def _kernels(card: str) -> KernelsSection:
+    section = load_card(card).kernels
+    assert section is not None, card
+    return section
+
+
+def _overlap(stack: str, key: str) -> float:
+    return load_stack(stack).figures.overlap[key]
+
+
+_LONG_LOOPS = "A100 PCIe in longer loops of GEMMs reaches .88 of short ones; cards without runs .9"
+_ALL_BITS = "narrow products sustain what 16-bit ones do"
+_UNKNOWN_SHARE = "half of the shorter of compute and traffic"
+
+
+def _constants() -> tuple[Constant, ...]:
+    found = [
+        Constant(
+            f"clock {name}",
+            _kernels(card).clock["share"],
+            width,
+            0.9,
+            0.06,
+            _LONG_LOOPS,
+            _on(cards),
+            _put_clock,
+        )
+        for name, card, cards, width in (
+            ("A100", "a100-80gb", _A100, 0.03),
+            ("H100, H200", "h100-80gb", _HOPPER, 0.03),
+            ("B200", "b200", {"b200"}, 0.05),
+            ("GB200", "gb200", {"gb200"}, 0.04),
+            ("GB300", "gb300", {"gb300"}, 0.04),
+        )
+    ]
+    found += [
+        Constant(
+            f"share of HBM {name}",
+            _kernels(card).memory["elementwise"]["share"],
+            0.1,
+            neutral,
+            0.2,
+            basis,
+            _on(cards),
+            _put_memory,
+        )
+        for name, card, cards, neutral, basis in (
+            ("A100", "a100-80gb", _A100, 0.75, "norms .68 and softmax .77 of NeuSight's tables"),
+            ("Hopper", "h100-80gb", _HOPPER, 0.65, "norms of cuDNN's tables on H200, .31 to .93"),
+            (
+                "Blackwell",
+                "gb200",
+                _BLACKWELL,
+                0.55,
+                "norms of cuDNN's tables on GB200 and GB300, .12 to .9",
+            ),
+        )
+    ]
+    low = _kernels("h100-80gb").low_precision_clock
+    assert low is not None
+    found.append(
+        Constant(
+            "clock of narrow products, Hopper",
+            low["share"],
+            0.06,
+            1.0,
+            0.08,
+            _ALL_BITS,
+            _low_precision_on(_HOPPER),
+            _put_low_clock,
+        )
+    )
+    found.append(
+        Constant(
+            "tensor traffic exposed, megatron-core",
+            1.0 - _overlap("megatron-core", "tensor"),
+            0.4,
+            0.25,
+            0.7,
+            "sent in as many pieces as ranks, the first is not hidden: 1 of 4",
+            _tensor_overlap,
+            _put_exposed,
+        )
+    )
+    found += [
+        Constant(
+            f"ZeRO-3 visible, {start}",
+            _overlap(stack, "fully_sharded"),
+            0.3,
+            0.5,
+            0.7,
+            _UNKNOWN_SHARE,
+            _sharded_by(start),
+            _put_sharded,
+        )
+        for start, stack in (
+            ("megatron-core", "megatron-core"),
+            ("composer-fsdp", "composer-fsdp"),
+            ("torchtitan", "torchtitan-compiled"),
+        )
+    ]
+    found += [
+        Constant(
+            f"grouped GEMM {name}",
+            _kernels(card).grouped_gemm["share"],
+            0.15,
+            neutral,
+            0.3,
+            "kernels of inference engines",
+            _mixture_on(cards),
+            _put_grouped,
+        )
+        for name, card, cards, neutral in (
+            ("Hopper", "h100-80gb", _HOPPER, 0.76),
+            ("Blackwell", "gb200", _BLACKWELL, 0.53),
+        )
+    ]
+    found.append(
+        Constant(
+            "host seconds of experts, megatron-core",
+            load_stack("megatron-core").figures.host["experts_s"],
+            0.4,
+            0.001,
+            1.0,
+            "a hundred launches of 5 to 10 us",
+            _mcore_mixture,
+            _put_experts_host,
+        )
+    )
+    return tuple(found)
+
+
+CONSTANTS = _constants()
+
+
+def load_entries(*, use_site: bool = True) -> list[Entry]:
+    """Return the shipped rows that can be priced; `use_site` as in `run_of`."""
+    rows, settings = read_runs()
+    found = []
+    for line, row in rows:
+        try:
+            run = run_of(row, settings.get(line, {}), use_site=use_site)
+        except UnusableError:
+            continue
+        found.append(Entry(line, group_of(row), row, run))
+    return found
+
+
+def put(run: Run, values: Sequence[float]) -> Machine:
+    """Return the machine of a run with values of all constants that it knows."""
+    machine = run.machine
+    for constant, value in zip(CONSTANTS, values, strict=True):
+        if constant.touches(run):
+            machine = constant.put(machine, value)
+    return machine
+
+
+def log_ratio(run: Run, values: Sequence[float]) -> float:
+    """Return ln(estimated / measured) of a run with values of the constants."""
+    return math.log(step_time(put(run, values), run.job).total_s / run.measured_s)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums of changes
+
+
+class Sensitivity:
+    """ln(estimated / measured) of rows as a sum of one function of each constant.
+
+    Each function is a line between nodes, measured with all other constants at `centre`: exact
+    where only one constant differs, and near where several do.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        centre: Sequence[float],
+        ranges: Sequence[tuple[float, float]],
+        nodes: int,
+    ) -> None:
+        """Price the rows at `nodes` values of each constant; ranges: least and most, logarithms."""
+        self.centre = np.log(np.asarray(centre))
+        self.base = np.array([log_ratio(entry.run, centre) for entry in entries])
+        self.grids: list[NDArray[np.float64]] = []
+        self.rows: list[NDArray[np.intp]] = []
+        self.changes: list[NDArray[np.float64]] = []
+        for index, (constant, (least, most)) in enumerate(zip(CONSTANTS, ranges, strict=True)):
+            own = self.centre[index]
+            others = np.linspace(least, most, nodes)
+            # the centre is a node of its own, which is known already
+            grid = np.unique(np.append(others[np.abs(others - own) > 1e-3 * (most - least)], own))
+            touched = [row for row, entry in enumerate(entries) if constant.touches(entry.run)]
+            changes = np.zeros((len(touched), len(grid)))
+            for column, node in enumerate(grid):
+                if node == own:
+                    continue
+                values = [*centre]
+                values[index] = math.exp(node)
+                for place, row in enumerate(touched):
+                    changes[place, column] = log_ratio(entries[row].run, values) - self.base[row]
+            self.grids.append(grid)
+            self.rows.append(np.array(touched, dtype=np.intp))
+            self.changes.append(changes)
+
+    def change(self, index: int, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the changes of all rows (rows x values) at values of one constant."""
+        grid = self.grids[index]
+        found = np.zeros((len(self.base), len(logs)))
+        if len(grid) > 1:
+            place = np.clip(np.searchsorted(grid, logs) - 1, 0, len(grid) - 2)
+            share = (logs - grid[place]) / (grid[place + 1] - grid[place])
+            known = self.changes[index]
+            found[self.rows[index]] = known[:, place] * (1 - share) + known[:, place + 1] * share
+        return found
+
+    def log_ratios(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return ln(estimated / measured) of all rows at logarithms of all constants."""
+        found = self.base.copy()
+        for index, value in enumerate(logs):
+            found += self.change(index, np.array([value]))[:, 0]
+        return found
+
+
+def ranges_around(centre: Sequence[float], widths: Sequence[float]) -> list[tuple[float, float]]:
+    """Return least and most logarithm of each constant, a width to both sides."""
+    return [
+        (math.log(value) - width, math.log(value) + width)
+        for value, width in zip(centre, widths, strict=True)
+    ]
+
+
+def misfit(
+    groups: Mapping[str, NDArray[np.intp]], ratios: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the sum over sources of sqrt(n) (mean |ln ratio| + median |ln ratio|) / 2.
+
+    The root lets sources of a hundred rows not outvote those of ten; the median lets a few rows
+    with settings that are not understood not pull. ratios: rows x values.
+    """
+    sizes = np.minimum(np.abs(ratios), _MOST)
+    total = np.zeros(ratios.shape[1])
+    for rows in groups.values():
+        own = sizes[rows]
+        total += math.sqrt(len(rows)) * (own.mean(axis=0) + np.median(own, axis=0)) / 2
+    return total
+
+
+def fit(
+    sensitivity: Sensitivity,
+    groups: Mapping[str, NDArray[np.intp]],
+    priors: Sequence[tuple[float, float]],
+) -> NDArray[np.float64]:
+    """Return the logarithms of the constants with the least misfit and distance from their priors.
+
+    Coordinate descent, each constant over values of its whole range, then of narrower ones. priors:
+    logarithm and deviation; those of constants that no row knows stay at their prior.
+    """
+    logs = np.clip(
+        np.array([centre for centre, _ in priors]),
+        [grid[0] for grid in sensitivity.grids],
+        [grid[-1] for grid in sensitivity.grids],
+    )
+    ratios = sensitivity.log_ratios(logs)
+    for share in (1.0, 0.3, 0.08, 0.02):
+        for _ in range(12):
+            before = logs.copy()
+            for index, (centre, deviation) in enumerate(priors):
+                grid = sensitivity.grids[index]
+                half = share * (grid[-1] - grid[0]) / 2
+                values = logs[index] + np.linspace(-half, half, 13)
+                values = np.clip(values, grid[0], grid[-1])
+                own = sensitivity.change(index, logs[index : index + 1])
+                tried = ratios[:, None] - own + sensitivity.change(index, values)
+                losses = misfit(groups, tried)
+                losses += _PRIOR_WEIGHT * ((values - centre) / deviation) ** 2
+                # the value in the middle is today's: no move without a gain
+                best = int(np.argmin(losses))
+                if losses[best] < losses[6] - 1e-9:
+                    logs[index], ratios = values[best], tried[:, best]
+            if np.array_equal(before, logs):
+                break
+    return logs
+
+
+def groups_of(
+    entries: Sequence[Entry], wanted: Iterable[str] = FITTED
+) -> dict[str, NDArray[np.intp]]:
+    """Return the places of the rows of each source."""
+    places: dict[str, list[int]] = {group: [] for group in wanted}
+    for place, entry in enumerate(entries):
+        if entry.group in places:
+            places[entry.group].append(place)
+    return {group: np.array(found, dtype=np.intp) for group, found in places.items() if found}

@@ -1,0 +1,180 @@
+"""Leaves one source after the other out of the fit, and prices its rows as those of a new cluster.
+
+Without a source everything that was fitted starts from what tables of kernels say, or from a round
+assumption (`Constant.neutral`), its cluster is at the defaults of its card, and intervals are made
+of the errors of the other rows. What stays is what was counted or chosen by hand with all rows in
+sight: bytes per element, the shape of the formulas, GEMM surfaces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.estimate.accuracy import Accuracy, RunClass
+from autopar.estimate.collectives import SiteFactors
+from autopar.estimate.layer import Machine
+from autopar.estimate.step import step_time
+from benchmarks.ledger import classes_of, statistics_of
+from benchmarks.ledger_constants import (
+    CONSTANTS,
+    FITTED,
+    Entry,
+    Sensitivity,
+    fit,
+    groups_of,
+    load_entries,
+    put,
+)
+from benchmarks.ledger_rows import Run
+
+__all__ = ["LEFT_OUT", "Case", "leave_out_each"]
+
+LEFT_OUT: Mapping[str, tuple[str, ...]] = {
+    "BLOOM": ("BLOOM",),
+    "Korthikanti and Narayanan": ("Korthikanti", "Narayanan"),
+    "MPT A100": ("MPT A100",),
+    "MPT H100, fp8 too": ("MPT H100", "MPT fp8"),
+    "Megatron-Bridge dense": ("Megatron-Bridge dense",),
+    "Megatron-Bridge mixtures": ("Megatron-Bridge mixtures",),
+    "NeMo": ("NeMo",),
+    "SimuMax": ("SimuMax dense", "SimuMax context", "SimuMax mixtures"),
+    "torchtitan": ("torchtitan",),
+    "Megatron-MoE-ModelZoo": ("Megatron-MoE-ModelZoo",),
+}
+"""Groups of the ledger that are one source."""
+
+_NODES = 6
+_DEVIATIONS = 1.5
+"""How far grids reach beyond both the shipped and the neutral value, in the narrower deviation."""
+_FACTORS = np.geomspace(0.2, 1.0, 9)
+"""Of a cluster's links, beside what their card says."""
+_USUAL_FACTOR = 0.65
+"""Networks reach .4 to 1.0 of nominal across nodes."""
+
+
+class Estimated(NamedTuple):
+    """A run and its estimated time, for statistics of the ledger."""
+
+    group: str
+    run: Run
+    total_s: float
+
+    @property
+    def error(self) -> float:
+        """Estimated over measured time, less one."""
+        return self.total_s / self.run.measured_s - 1.0
+
+
+class Case(NamedTuple):
+    """The rows of a source, priced without it."""
+
+    name: str
+    found: Mapping[str, float]
+    """As `statistics_of` has it."""
+    mape_with: float
+    """Mean absolute error of the same rows with the shipped constants and sites."""
+
+
+def leave_out_each() -> Iterator[Case]:
+    """Yield each source of `LEFT_OUT`, clusters with their own site once more without and with."""
+    entries = load_entries()
+    neutral = [constant.neutral for constant in CONSTANTS]
+    ranges = [_range(c.shipped, c.neutral, c.width) for c in CONSTANTS]
+    sensitivity = Sensitivity(entries, neutral, ranges, _NODES)
+    unknown = {entry.line: entry for entry in load_entries(use_site=False)}
+    priors = [(math.log(constant.neutral), constant.doubt) for constant in CONSTANTS]
+    for name, left in LEFT_OUT.items():
+        groups = groups_of(entries, [group for group in FITTED if group not in left])
+        logs = fit(sensitivity, groups, priors)
+        values = [float(value) for value in np.exp(logs)]
+        accuracy = _accuracy(entries, sensitivity.log_ratios(logs), left)
+        rows = [entry for entry in entries if entry.group in left]
+        shipped = [step_time(e.run.machine, e.run.job).total_s / e.run.measured_s - 1 for e in rows]
+        mape = float(np.mean(np.abs(shipped)))
+        without = [unknown[entry.line] for entry in rows]
+        exact = [_estimated(e.run, put(e.run, values)) for e in without]
+        yield Case(name, _statistics(exact, accuracy), mape)
+        if name == "BLOOM":
+            # what a datasheet says is no fit: its nodes have four adapters of 100 Gb/s
+            machines = [
+                dataclasses.replace(put(e.run, values), factors=SiteFactors()) for e in rows
+            ]
+            # and leaves the site as little known as it was
+            known = [_estimated(e.run, m) for e, m in zip(without, machines, strict=True)]
+            yield Case(
+                f"{name}, its adapters' nominal rate known", _statistics(known, accuracy), mape
+            )
+            few = list(_from_three_runs(rows, machines))
+            yield Case(
+                f"{name}, two factors of its network from 3 runs", _statistics(few, accuracy), mape
+            )
+
+
+def _range(shipped: float, neutral: float, width: float) -> tuple[float, float]:
+    reach = _DEVIATIONS * width
+    ends = math.log(shipped), math.log(neutral)
+    return min(ends) - reach, max(ends) + reach
+
+
+def _estimated(run: Run, machine: Machine) -> Estimated:
+    # of one group: these are the rows of one source
+    return Estimated("left out", run, step_time(machine, run.job).total_s)
+
+
+def _statistics(rows: Sequence[Estimated], accuracy: Accuracy) -> Mapping[str, float]:
+    return statistics_of(rows, accuracy)["left out"]
+
+
+def _accuracy(
+    entries: Sequence[Entry], ratios: NDArray[np.float64], left: Sequence[str]
+) -> Accuracy:
+    """Return the intervals of all rows but those that are left out."""
+    others = [
+        Estimated(entry.group, entry.run, entry.run.measured_s * math.exp(ratio))
+        for entry, ratio in zip(entries, ratios, strict=True)
+        if entry.group not in left
+    ]
+    classes = tuple(RunClass(**found) for found in classes_of(others))
+    return Accuracy(classes=classes, path=Path("without a source"))
+
+
+def _from_three_runs(entries: Sequence[Entry], machines: Sequence[Machine]) -> Iterator[Estimated]:
+    """Yield every row as each three rows that are far apart in the table predict it.
+
+    The factors in and across nodes are those of the least mean error of the three, beside a weak
+    prior; effects of both are added up in seconds. No row is predicted from itself.
+    """
+    grid: dict[str, NDArray[np.float64]] = {}
+    for key in ("in_node", "cross_node"):
+        columns = []
+        for factor in _FACTORS:
+            factors = SiteFactors(**{key: float(factor)})
+            columns.append(
+                [
+                    step_time(dataclasses.replace(machine, factors=factors), entry.run.job).total_s
+                    for entry, machine in zip(entries, machines, strict=True)
+                ]
+            )
+        grid[key] = np.array(columns)
+    # the last factor is 1: the card's own
+    base = grid["in_node"][-1]
+    times = grid["in_node"][:, None, :] + grid["cross_node"][None, :, :] - base
+    measured = np.array([entry.run.measured_s for entry in entries])
+    errors = np.abs(np.log(times / measured))
+    doubt = (np.log(_FACTORS / _USUAL_FACTOR) / 0.5) ** 2
+    prior = 0.002 * (doubt[:, None] + doubt[None, :])
+    number = len(entries) // 3
+    for first in range(number):
+        seen = [first, first + number, first + 2 * number]
+        losses = errors[:, :, seen].mean(axis=2) + prior
+        inside, across = np.unravel_index(int(np.argmin(losses)), losses.shape)
+        for place, entry in enumerate(entries):
+            if place not in seen:
+                yield Estimated("left out", entry.run, float(times[inside, across, place]))
