@@ -81,6 +81,7 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     ),
     "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
     "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
+    "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
 }
 _RANKS = {"plan", "profile hardware"}
 """Of several processes that torchrun starts, one says Ctrl-C."""

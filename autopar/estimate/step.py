@@ -223,15 +223,7 @@ def _ends(job: Job) -> Job:
     # all ranks of a stage are of one split or the other, and a micro-batch has as many samples
     dp = job.tp * job.cp * job.dp // degree
     samples = job.micro_batch * job.dp // dp
-    return replace(
-        job,
-        tp=degree,
-        cp=1,
-        dp=dp,
-        micro_batch=samples,
-        zero=zero,
-        sequence_parallel=job.sequence_parallel and degree > 1,
-    )
+    return replace(job, tp=degree, cp=1, dp=dp, micro_batch=samples, zero=zero)
 
 
 def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:

@@ -207,6 +207,7 @@ BASES = (
     Base(name="plan", arguments=(*GLOBAL, "--world-size", "4"), reads=("tiny.json",)),
     Base(name="models", arguments=()),
     Base(name="cards", arguments=()),
+    Base(name="stacks", arguments=()),
     Base(
         name="verify",
         arguments=("--dry-run", "--work", "w", "--device", "cpu"),
