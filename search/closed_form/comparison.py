@@ -13,15 +13,16 @@ from dataclasses import field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
-from autopar.errors import InfeasibleExecution, InputError
+from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
 from autopar.estimate.card import Card
 from autopar.estimate.job import job_of_plan
 from autopar.model import ModelSpec
-from autopar.plans import LayerStrategy, Plan
+from autopar.plans import LayerStrategy, Plan, violations
 from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.stack import Stack
     from search.request import InputSpec
 
 __all__ = [
@@ -140,7 +141,7 @@ class PlanQuestion:
     spec: ModelSpec
     card: Card
     """With as many GPUs in a node as the plan was made for."""
-    stack: str
+    stack: Stack
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
@@ -248,7 +249,7 @@ def load_question(
     InputError: a file is unusable, or something is not said (OptionError).
     """
     from autopar.documents.plan import PlanDocument, read_strategy
-    from autopar.errors import OptionError
+    from autopar.estimate.stack import load_stack
     from search.request import build_request, model_spec, stored_request
 
     document = PlanDocument.read(path)
@@ -256,21 +257,29 @@ def load_question(
     stored = stored_request(path, document, given, notice)
     for option, value in (("model", model), ("system", system)):
         if value is None and not stored:
-            raise OptionError(
-                f"--{option}: is missing; {path} is a strategy file, which names no "
-                f"{'model' if option == 'model' else 'devices'}"
-            )
+            what = "model" if option == "model" else "devices"
+            raise OptionError(f"--{option}: is missing; {path} does not say of which {what} it is")
     request = build_request({**stored, **given})
     spec = model_spec(request.inputs)
-    plan = read_strategy(document, num_layers=spec.num_layers, path=path)
     options = request.options
+    plan = read_strategy(document, num_layers=spec.num_layers, path=path)
+    if len(plan.layers) != spec.num_layers:
+        raise DocumentError(
+            path,
+            f"describes {len(plan.layers)} layers while {spec.name} has {spec.num_layers}",
+            key="tp_sizes_enc",
+            remedy="give the plan's --model",
+        )
+    problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
+    if problems:
+        raise InputError(f"{path}: the plan is illegal, so that it takes no time: {problems[0]}")
     waterfall = document.prediction.waterfall_s if document.prediction is not None else {}
     return PlanQuestion(
         path=path,
         plan=plan,
         spec=spec,
         card=_card(path, request.inputs, system, plan),
-        stack=stack or _stack_of(document),
+        stack=load_stack(stack or _stack_of(document)),
         precision=options.mixed_precision,
         sequence_parallel=options.sequence_parallel,
         async_grad_reduce=options.async_grad_reduce,
@@ -293,7 +302,6 @@ def _stack_of(document: PlanDocument) -> str:
 
 def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
     """Return the card of a plan's devices, with as many of them in a node as it was made for."""
-    from autopar.errors import OptionError
     from autopar.estimate.card import load_card, parse_hardware
     from search.places import named_card
     from search.request import DEFAULT_HARDWARE, measured_hardware
@@ -384,10 +392,9 @@ def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, fl
 def _bottom_up(question: PlanQuestion) -> Column:
     from autopar.estimate.accuracy import load_accuracy
     from autopar.estimate.layer import machine_of
-    from autopar.estimate.stack import load_stack
     from autopar.estimate.step import step_time
 
-    stack = load_stack(question.stack)
+    stack = question.stack
     job = job_of_plan(
         question.plan,
         question.spec,
@@ -456,8 +463,6 @@ def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
         ]
         raise InputError(f"layers differ in {', '.join(fields)}, and {model} runs all alike")
     first = plan.layers[0]
-    if not plan.data_degree(0):
-        raise InputError("degrees of the plan do not fill its GPUs")
     if first.cp > 1:
         raise InputError("it has no ring of context-parallel ranks")
     if first.ulysses and first.tp > 1:
@@ -564,7 +569,7 @@ def _tensor2d(question: PlanQuestion) -> Column:
     model = model_of(question.spec)
     first, dp = _uniform(question, "the 2D model"), plan.data_degree(0)
     if first.checkpoint:
-        raise InputError("it recomputes attention's scores alone, no whole layers")
+        raise InputError("it recomputes the scores of attention alone, no whole layers")
     if question.precision == "fp32":
         raise InputError("it has 16-bit products alone")
     config = {

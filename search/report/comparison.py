@@ -39,7 +39,7 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     console.print(table)
     for column in columns:
         if column.interval is not None:
-            print_plain(console, _interval(column.interval, comparison.question.stack))
+            print_plain(console, _interval(column.interval, comparison.question.stack.name))
     _show_differences(console, comparison.differences)
     _show_lists(console, [comparison], named=False)
 
@@ -101,7 +101,7 @@ def _title(comparison: Comparison) -> str:
     return (
         f"{_subject(comparison)}: {batches} of "
         f"{plan.global_batch / plan.num_microbatches:g} x {layer.seq_length} tokens, as "
-        f"{question.stack} runs it"
+        f"{question.stack.name} runs it"
     )
 
 
@@ -193,7 +193,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "plan": question.path,
         "model": question.spec.name,
         "system": question.card.name,
-        "stack": question.stack,
+        "stack": question.stack.name,
         "num_gpus": plan.world_size,
         "global_batch": plan.global_batch,
         "models": {column.model: _column(column) for column in comparison.columns},
