@@ -144,8 +144,12 @@ class Block:
     mamba: Mamba | None = None
     mlp: Mlp | Experts | None = None
     recompute: Recomputation | None = None
-    """None: as the job says; so is the next."""
+    """None: as the job says; so are the next ones."""
     zero: int | None = None
+    tp: int | None = None
+    cp: int | None = None
+    """Degrees of its own share the job's ranks and samples otherwise; what changing from those of
+    other blocks takes is no part of a step."""
 
     @property
     def norms(self) -> int:
@@ -363,8 +367,8 @@ def job_of_plan(
 ) -> Job:
     """Return what a plan trains and how; raises InputError with what a job cannot say.
 
-    Layers may differ in recomputation and ZeRO-3, embedding and head from them in their degree too,
-    stages in length. The options are those of a search, by the same names.
+    Layers may differ in degrees, recomputation and ZeRO-3, embedding and head from them, and stages
+    in length. The options are those of a search, by the same names.
     """
     _check_model(spec)
     _check_plan(plan, spec, sequence_parallel=sequence_parallel)
@@ -412,42 +416,40 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
     problems = violations(plan, spec, sequence_parallel=sequence_parallel)
     if problems:
         raise InputError(f"the plan is illegal: {problems[0]}")
-    degrees = dict.fromkeys(_degrees(strategy) for strategy in plan.layers)
-    if len(degrees) > 1:
-        raise InputError(
-            f"layers have several degrees ({', '.join(degrees)}), and changing from one to another "
-            "has no estimated time"
-        )
-    first = plan.layers[0]
-    if (first.ulysses and first.tp > 1) or (plan.vocab.ulysses and plan.vocab.tp > 1):
+    split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
+    if any(strategy.ulysses for strategy in split):
         raise InputError("Ulysses sequence parallelism has no estimated time")
-    if first.strided and first.tp > 1:
+    if any(strategy.strided for strategy in split):
         raise InputError("tensor groups of ranks that are no neighbours have no estimated time")
-
-
-def _degrees(strategy: LayerStrategy) -> str:
-    kind = "ulysses" if strategy.ulysses else "tp"
-    strided = " strided" if strategy.strided and strategy.tp > 1 else ""
-    return f"{kind} {strategy.tp}{strided}" + (f" cp {strategy.cp}" if strategy.cp > 1 else "")
+    # a job's ranks hold whole experts, of which each has some
+    if any(
+        spec.layers[kind].num_experts is not None and strategy.tp > 1
+        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
+    ):
+        raise InputError("experts that tensor ranks split have no estimated time")
 
 
 def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
-    """Return runs of layers that are alike in type, recomputation and sharding."""
+    """Return runs of layers that are alike in type and strategy."""
     types = blocks_of(spec)
-    alike = [
-        (kind, strategy.checkpoint, strategy.zero3)
-        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
-    ]
+    alike = zip(spec.layer_types, plan.layers, strict=True)
     return tuple(
-        _planned(types[kind], len(list(run)), checkpoint, 3 if zero3 else default)
-        for (kind, checkpoint, zero3), run in groupby(alike)
+        _planned(types[kind], len(list(run)), strategy, default)
+        for (kind, strategy), run in groupby(alike)
     )
 
 
-def _planned(block: Block, number: int, checkpoint: bool, zero: int) -> Block:
+def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -> Block:
     from dataclasses import replace
 
-    return replace(block, number=number, recompute="full" if checkpoint else frozenset(), zero=zero)
+    return replace(
+        block,
+        number=number,
+        recompute="full" if strategy.checkpoint else frozenset(),
+        zero=3 if strategy.zero3 else default,
+        tp=strategy.tp,
+        cp=strategy.cp,
+    )
 
 
 def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
@@ -457,6 +459,7 @@ def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
     sharded = any(strategy.zero3 for strategy in plan.layers)
     if sharded and async_grad_reduce and plan.num_microbatches > 1:
         notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")
-    if plan.vocab.tp != plan.layers[0].tp or plan.layers[0].cp > 1:
-        notes.append("redistribution between layers and embedding or head is left out")
+    layers = dict.fromkeys((strategy.tp, strategy.cp) for strategy in plan.layers)
+    if {*layers} != {(plan.vocab.tp, 1)}:
+        notes.append("redistribution between layers of other degrees is left out")
     return notes

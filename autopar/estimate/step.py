@@ -168,14 +168,14 @@ def _stage(
         # of one block the number of layers differs by stage, their times do not
         times = known.get(block)
         if times is None:
-            times = known[block] = layer_times(machine, job, block)
+            times = known[block] = layer_times(machine, own, block)
         found, waited = _layer(machine, own, times)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
         of_experts, others = parameters(block)
-        _hold(weights, _dense_group(own), block.number * others / job.tp)
-        _hold(weights, _expert_group(own), block.number * of_experts / job.ep)
+        _hold(weights, _dense_group(own), block.number * others / own.tp)
+        _hold(weights, _expert_group(own), block.number * of_experts / own.ep)
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
@@ -204,26 +204,34 @@ def _stage(
 
 
 def _own(job: Job, block: Block) -> Job:
-    """Return a job as a block has it, which may differ in recomputation and sharding."""
-    if block.recompute is None and block.zero is None:
-        return job
-    return replace(
+    """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
+    recompute, zero = block.recompute, block.zero
+    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+        return _split(job, block.tp, block.cp)
+    own = replace(
         job,
-        recompute=job.recompute if block.recompute is None else block.recompute,
-        zero=job.zero if block.zero is None else block.zero,
+        recompute=job.recompute if recompute is None else recompute,
+        zero=job.zero if zero is None else zero,
     )
+    return _split(own, block.tp, block.cp)
 
 
 def _ends(job: Job) -> Job:
-    """Return a job as embedding and head have it: other ranks may share the same samples."""
+    """Return a job as embedding and head have it."""
     zero = job.zero if job.vocab_zero is None else job.vocab_zero
-    degree = job.tp if job.vocab_tp is None else job.vocab_tp
-    if degree == job.tp:
-        return job if zero == job.zero else replace(job, zero=zero)
+    # context ranks hold the same tables, so that a context degree changes nothing of them
+    cp = None if job.vocab_tp in (None, job.tp) else 1
+    return _split(job if zero == job.zero else replace(job, zero=zero), job.vocab_tp, cp)
+
+
+def _split(job: Job, tp: int | None, cp: int | None) -> Job:
+    """Return a job whose ranks and samples are shared by other degrees."""
+    tp, cp = job.tp if tp is None else tp, job.cp if cp is None else cp
+    if (tp, cp) == (job.tp, job.cp):
+        return job
     # all ranks of a stage are of one split or the other, and a micro-batch has as many samples
-    dp = job.tp * job.cp * job.dp // degree
-    samples = job.micro_batch * job.dp // dp
-    return replace(job, tp=degree, cp=1, dp=dp, micro_batch=samples, zero=zero)
+    dp = job.tp * job.cp * job.dp // (tp * cp)
+    return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
 
 
 def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:

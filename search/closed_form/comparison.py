@@ -347,7 +347,9 @@ def compare(question: PlanQuestion) -> Comparison:
         except InfeasibleExecution as error:
             columns.append(Column(model=model, total_s=None, reason=error.reason))
         except InputError as error:
-            columns.append(Column(model=model, total_s=None, reason=str(error)))
+            # a remedy follows the first `; `, and the plan is what it is
+            reason = str(error).partition("; ")[0]
+            columns.append(Column(model=model, total_s=None, reason=reason))
     return Comparison(question=question, columns=tuple(columns))
 
 
@@ -434,8 +436,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
 def _planner(question: PlanQuestion) -> Column:
     if question.step_time_s is None or not question.waterfall_s:
         raise InputError(
-            "the file holds no prediction; autopar-search --evaluate with --json writes one that "
-            "does"
+            "the file holds no prediction, which autopar-search --evaluate with --json writes"
         )
     basis = "datasheets" if question.estimated else "measured files"
     return Column(

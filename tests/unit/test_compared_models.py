@@ -95,7 +95,7 @@ def test_planner_is_what_the_file_says(question: PlanQuestion, path: Path) -> No
     bare = replace(question, step_time_s=None)
     (none,) = (one for one in compare(bare).columns if one.model == "planner")
     assert none.total_s is None
-    assert "holds no prediction; autopar-search --evaluate" in none.reason
+    assert "holds no prediction, which autopar-search --evaluate" in none.reason
 
 
 def test_calculon_is_asked_the_same(question: PlanQuestion) -> None:
@@ -152,7 +152,9 @@ def test_closed_forms_say_what_they_cannot_price(question: PlanQuestion) -> None
 def test_no_closed_form_has_experts(question: PlanQuestion) -> None:
     """The bottom-up step does, with the interval of runs that have them."""
     spec = load_spec("mixtral-8x7b")
-    found = {one.model: one for one in compare(replace(question, spec=spec)).columns}
+    plan = replace(question.plan, layers=(LayerStrategy(zero3=True),) * 32, num_microbatches=1)
+    asked = replace(question, spec=spec, plan=plan)
+    found = {one.model: one for one in compare(asked).columns}
 
     assert found["bottom_up"].interval is not None
     assert found["bottom_up"].interval.experts
@@ -161,13 +163,19 @@ def test_no_closed_form_has_experts(question: PlanQuestion) -> None:
 
 
 def test_bottom_up_says_what_it_cannot_price(question: PlanQuestion) -> None:
-    """The others still have their columns."""
+    """The others still have their columns; layers of several degrees are priced, and it is said."""
+    found = columns(question, layers=(LayerStrategy(tp=8, ulysses=True),) * 32)
+    assert found["bottom_up"].total_s is None
+    assert found["bottom_up"].reason == "Ulysses sequence parallelism has no estimated time"
+    assert found["planner"].total_s is not None
+
     layers = (LayerStrategy(tp=8),) * 16 + (LayerStrategy(tp=4),) * 16
     found = columns(question, layers=layers, num_microbatches=1)
-
-    assert found["bottom_up"].total_s is None
-    assert found["bottom_up"].reason.startswith("layers have several degrees (tp 8, tp 4)")
-    assert found["planner"].total_s is not None
+    assert found["bottom_up"].total_s
+    assert found["bottom_up"].notes == (
+        "redistribution between layers of other degrees is left out",
+    )
+    assert found["calculon"].reason == "layers differ in tp, and Calculon runs all alike"
 
 
 def test_notes_say_how_what_is_priced_differs(question: PlanQuestion) -> None:

@@ -18,7 +18,7 @@ from autopar.model import ModelSpec, padded_vocab_size
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 
 LLAMA = load_spec("llama2-7b")
-UNKNOWN = "and changing from one to another has no estimated time"
+LEFT_OUT = "redistribution between layers of other degrees is left out"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_degrees_of_strategies() -> None:
     job = job_of_plan(plan((32, LayerStrategy(tp=2, cp=4))), LLAMA)
 
     assert (job.tp, job.cp, job.dp) == (2, 4, 2)
-    assert job.notes == ("redistribution between layers and embedding or head is left out",)
+    assert job.notes == (LEFT_OUT,)
 
 
 def test_layers_may_differ_in_recomputation_and_sharding(machine: Machine) -> None:
@@ -139,6 +139,38 @@ def test_layers_may_differ_in_recomputation_and_sharding(machine: Machine) -> No
         whole = priced(machine, plan((32, strategy))).terms_s[term]
         assert part > 0
         assert whole == pytest.approx(4 * part, rel=1e-12)
+
+
+def test_layers_may_differ_in_degrees(machine: Machine) -> None:
+    """Every block is priced as in a plan of its own: device terms are sums over layers."""
+    one, other = LayerStrategy(tp=4), LayerStrategy(tp=2, cp=2)
+    vocab = VocabStrategy(tp=4)
+    mixed = plan((24, one), (8, other), vocab=vocab)
+    job = job_of_plan(mixed, LLAMA)
+    whole = [priced(machine, plan((32, strategy), vocab=vocab)) for strategy in (one, other)]
+    found = step_time(machine, job)
+
+    assert [(block.number, block.tp, block.cp) for block in job.blocks] == [(24, 4, 1), (8, 2, 2)]
+    assert job.notes == (LEFT_OUT,)
+    for term in ("gemm", "attention", "memory", "tensor", "context"):
+        expected = 0.75 * whole[0].terms_s[term] + 0.25 * whole[1].terms_s[term]
+        assert found.terms_s[term] == pytest.approx(expected, rel=1e-9)
+    assert found.terms_s["context"] > 0
+    # degrees change who shares weights, not how much all ranks update
+    assert whole[0].optimizer_s < found.optimizer_s < whole[1].optimizer_s
+
+
+def test_first_layer_is_no_other_than_the_rest(machine: Machine) -> None:
+    """What the job itself has, the first layer's degrees, is a matter of counting only."""
+    wide, narrow = LayerStrategy(tp=4), LayerStrategy(tp=1)
+    vocab = VocabStrategy(tp=2)
+    changes = {"vocab": vocab, "default_dp_type": "zero2"}
+    first = priced(machine, plan((16, wide), (16, narrow), **changes))
+    last = priced(machine, plan((16, narrow), (16, wide), **changes))
+
+    assert first.total_s == pytest.approx(last.total_s, rel=1e-12)
+    for term, seconds in first.terms_s.items():
+        assert seconds == pytest.approx(last.terms_s[term], rel=1e-12), term
 
 
 def test_sharded_layers_are_not_reduced_again(machine: Machine) -> None:
@@ -170,7 +202,7 @@ def test_vocabulary_of_another_degree(machine: Machine) -> None:
     shared, apart = (priced(machine, plan(vocab=v)) for v in (VocabStrategy(tp=4), alone))
     job = job_of_plan(plan(vocab=alone), LLAMA)
 
-    assert job.notes == ("redistribution between layers and embedding or head is left out",)
+    assert job.notes == (LEFT_OUT,)
     assert apart.terms_s["tensor"] < shared.terms_s["tensor"]
     assert apart.terms_s["gemm"] == pytest.approx(shared.terms_s["gemm"], rel=0.02)
     # every rank has the whole tables, and reduces and updates them
@@ -202,26 +234,20 @@ def test_notes_say_what_is_priced_otherwise() -> None:
 
 
 def test_mixtures_are_at_expert_degree_1() -> None:
-    """As the planner has them."""
+    """As the planner has them, whole on every rank: those that tensor ranks split have no time."""
     spec = load_spec("mixtral-8x7b")
-    job = job_of_plan(plan(spec=spec), spec)
+    job = job_of_plan(plan((32, LayerStrategy(zero3=True)), spec=spec), spec)
 
     assert job.ep == 1
     assert isinstance(job.blocks[0].mlp, Experts)
     assert job.blocks[0].mlp.number == 8
+    with pytest.raises(InputError, match="experts that tensor ranks split have no estimated time"):
+        job_of_plan(plan(spec=spec), spec)
 
 
 @pytest.mark.parametrize(
     ("one", "sentence"),
     [
-        (
-            plan((16, LayerStrategy(tp=4)), (16, LayerStrategy(tp=2))),
-            f"layers have several degrees (tp 4, tp 2), {UNKNOWN}",
-        ),
-        (
-            plan((16, LayerStrategy(tp=4)), (16, LayerStrategy(tp=2, cp=2))),
-            f"layers have several degrees (tp 4, tp 2 cp 2), {UNKNOWN}",
-        ),
         (
             plan((32, LayerStrategy(tp=4, ulysses=True))),
             "Ulysses sequence parallelism has no estimated time",
