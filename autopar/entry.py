@@ -88,6 +88,7 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "models": ("autopar models", "autopar.command.shipped", "list the models that are shipped"),
     "cards": ("autopar cards", "autopar.command.shipped", "list the device cards"),
     "sites": ("autopar sites", "autopar.command.shipped", "list the sites of single clusters"),
+    "stacks": ("autopar stacks", "autopar.command.shipped", "list the stacks of trainers"),
 }
 _RANKS = {"plan", "profile hardware", "profile site"}
 """Of several processes that torchrun starts, one says Ctrl-C."""

@@ -31,11 +31,12 @@ _NESTED: Mapping[str, tuple[str, ...]] = {
     "explore": ("calculon", "tensor2d"),
 }
 """Commands whose first word says which model; each has a module of its own."""
-_NAMES: Mapping[str, Literal["models", "cards"]] = {
+_NAMES: Mapping[str, Literal["models", "cards", "stacks"]] = {
     "model": "models",
     "application": "models",
     "hardware": "cards",
     "system": "cards",
+    "stack": "stacks",
 }
 """Options that take a shipped name."""
 
@@ -128,9 +129,9 @@ def _words(row: Row) -> Callable[[str], list[str]] | None:
         return None
 
     def found(incomplete: str) -> list[str]:
-        from autopar.documents.catalog import card_names, model_names
+        from autopar.documents.catalog import card_names, model_names, stack_names
 
-        shipped = {"models": model_names, "cards": card_names}
+        shipped = {"models": model_names, "cards": card_names, "stacks": stack_names}
         known = list(row.choices) if names is None else shipped[names]()
         return [word for word in known if word.startswith(incomplete)]
 

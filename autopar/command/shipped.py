@@ -1,17 +1,28 @@
-"""`autopar models`, `cards` and `sites`: what is shipped, as tables; what it means is not here."""
+"""`autopar models`, `cards`, `stacks`, `sites`: what is shipped, as tables, and no more."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
 from autopar.records import dataclass
 from autopar.units import GIB
 
-__all__ = ["COMMAND", "ListSpec", "card_rows", "main", "model_rows", "run", "site_rows"]
+__all__ = [
+    "COMMAND",
+    "ListSpec",
+    "card_rows",
+    "main",
+    "model_rows",
+    "run",
+    "site_rows",
+    "stack_rows",
+]
+
+What = Literal["models", "cards", "stacks", "sites"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,33 +58,43 @@ hardware_configs/sites.
 )
 
 
+_STACKS = Command(
+    name="autopar stacks",
+    fills=(ListSpec,),
+    intro="""List the stacks of trainers: what autopar-estimate --stack takes by name.
+
+The numbers and their sources stand in hardware_configs/stacks.
+""",
+)
+
+
 def main() -> None:
-    """Entry point of all lists: the last word of the process's name says which."""
-    sys.exit(run(sys.argv[1:], sys.argv[0].rpartition(" ")[2]))
+    """Entry point of all: the last word of the process's name says which."""
+    word = sys.argv[0].rpartition(" ")[2]
+    sys.exit(run(sys.argv[1:], next(what for what in _LISTS if word.endswith(what))))
 
 
-def run(arguments: Sequence[str], what: str) -> int:
-    """Run the list of models, cards or sites with these arguments and return its exit code."""
-    command = {"cards": _CARDS, "sites": _SITES}.get(what, COMMAND)
-    return command.run(arguments, lambda raw: _print(command, raw))
+def run(arguments: Sequence[str], what: What) -> int:
+    """Run one of the lists with these arguments and return its exit code."""
+    listed = _LISTS[what]
+    return listed.command.run(arguments, lambda raw: _print(listed, raw))
 
 
-def _print(command: Command, raw: dict[str, Any]) -> int:
-    asked = make(ListSpec, read_values(command.rows, raw))
-    rows_of, table_of, left = {
-        _CARDS.name: (card_rows, _card_table, 2),
-        _SITES.name: (site_rows, _site_table, 2),
-    }.get(command.name, (model_rows, _model_table, 1))
-    rows = rows_of()
+def _print(listed: _List, raw: dict[str, Any]) -> int:
+    asked = make(ListSpec, read_values(listed.command.rows, raw))
+    rows = listed.rows()
     if asked.json:
         import json
 
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0
-    from autopar.command.show import make_console, print_table
+    from autopar.command.show import make_console, print_plain, print_table
 
-    columns, cells = table_of(rows)
-    print_table(make_console(sys.stdout), columns, cells, left=left)
+    columns, cells = listed.table(rows)
+    console = make_console(sys.stdout)
+    print_table(console, columns, cells, left=listed.left)
+    if listed.legend:
+        print_plain(console, listed.legend, style="dim")
     return 0
 
 
@@ -150,6 +171,28 @@ def site_rows() -> list[dict[str, Any]]:
     ]
 
 
+def stack_rows() -> list[dict[str, Any]]:
+    """Return name, kernels, host times and overlap of every shipped stack, in base units."""
+    from autopar.documents.catalog import stack_names
+    from autopar.estimate.stack import load_stack
+
+    return [
+        {
+            "name": name,
+            "description": stack.description,
+            "attention": list(stack.attention),
+            "host_forward_s": stack.figures.host["forward_s"],
+            "host_backward_s": stack.figures.host["backward_s"],
+            "host_collective_s": stack.figures.host["collective_s"],
+            "tensor_hidden": stack.figures.overlap["tensor"],
+            "fully_sharded_visible": stack.figures.overlap["fully_sharded"],
+            "gradients_hidden": stack.figures.overlap["gradients"],
+        }
+        for name in stack_names()
+        for stack in (load_stack(name),)
+    ]
+
+
 def _model_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     columns = ["model", "parameters", "layers", "hidden", "heads", "kv", "experts", "tokens"]
     return columns, [
@@ -202,3 +245,50 @@ def _site_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         ]
         for row in rows
     ]
+
+
+def _stack_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    columns = ["stack", "what", "attention", "host ms", "tensor", "ZeRO-3", "gradients"]
+    return columns, [
+        [
+            row["name"],
+            row["description"].partition(":")[0].partition(",")[0],
+            ", ".join(row["attention"]),
+            f"{row['host_forward_s'] * 1e3:.2g} + {row['host_backward_s'] * 1e3:.2g}",
+            _percent(row["tensor_hidden"]),
+            # more than all of the shorter is visible where traffic slows compute down
+            _percent(max(0.0, 1.0 - row["fully_sharded_visible"])),
+            _percent(row["gradients_hidden"]),
+        ]
+        for row in rows
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+_STACK_LEGEND = (
+    "host ms: of one layer, forward + backward; then how much is hidden of tensor-parallel "
+    "collectives, and of ZeRO-3's traffic or the compute beside it; gradients: the share of a "
+    "micro-batch under which their reduction hides"
+)
+
+
+class _List(NamedTuple):
+    """One of the lists: its command, what it lists, and how."""
+
+    command: Command
+    rows: Callable[[], list[dict[str, Any]]]
+    table: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]]
+    left: int
+    """Columns of words."""
+    legend: str = ""
+
+
+_LISTS: dict[What, _List] = {
+    "models": _List(COMMAND, model_rows, _model_table, 1),
+    "cards": _List(_CARDS, card_rows, _card_table, 2),
+    "sites": _List(_SITES, site_rows, _site_table, 2),
+    "stacks": _List(_STACKS, stack_rows, _stack_table, 3, _STACK_LEGEND),
+}

@@ -37,6 +37,7 @@ __all__ = [
     "model_names",
     "published_name",
     "site_names",
+    "stack_names",
 ]
 
 
@@ -260,6 +261,11 @@ def site_names() -> tuple[str, ...]:
     return tuple(sorted(_files("hardware_configs/sites", "*.json", lambda p: p.stem)))
 
 
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the shipped stacks of trainers, sorted."""
+    return tuple(sorted(_files("hardware_configs/stacks", "*.json", lambda p: p.stem)))
+
+
 def hardware_names() -> tuple[str, ...]:
     """Return the names of the shipped sets of hardware files, sorted."""
     return tuple(sorted(_hardware()))
@@ -309,6 +315,8 @@ def find_configs(name: str) -> Path | None:
 
 _CARDS = "`autopar cards`"
 """What lists the device cards, which are too many for a line."""
+_LISTINGS = {"cards": _CARDS, "stacks": "`autopar stacks`"}
+"""By folder."""
 
 
 def find_card(name: str) -> Path:
@@ -379,7 +387,7 @@ def find_document(folder: str, what: str, name: str) -> Path:
     if found is None:
         raise InputError(
             f"no {what} {name!r}: neither a file nor a shipped {what}; "
-            f"{_nearest(name, shipped, _CARDS if folder == 'cards' else '')}"
+            f"{_nearest(name, shipped, _LISTINGS.get(folder, ''))}"
         )
     return found
 

@@ -314,6 +314,8 @@ class OptionsEntry(BaseModel):
     """Gradients are reduced once per step, else in every micro-batch."""
     fp32_gradients: _Flag | None = None
     """Gradients of a bf16 run take 4 bytes, else 2."""
+    engine: _Text | None = None
+    """Whose plans were searched, where it was said."""
 
     @model_serializer(mode="wrap")
     def _sorted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

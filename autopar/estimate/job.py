@@ -8,10 +8,12 @@ those are `autopar.estimate.card`, `site` and `stack`.
 from __future__ import annotations
 
 from dataclasses import field
+from itertools import groupby
 from typing import Literal
 
 from autopar.errors import InputError
-from autopar.model import LayerSpec, ModelSpec, head_dim
+from autopar.model import LayerSpec, ModelSpec, head_dim, padded_vocab_size
+from autopar.plans import LayerStrategy, Plan, violations
 from autopar.records import dataclass
 
 __all__ = [
@@ -24,8 +26,10 @@ __all__ = [
     "Mlp",
     "Module",
     "Precision",
+    "Recomputation",
     "attention_matrices",
     "blocks_of",
+    "job_of_plan",
     "mamba_inputs",
     "parameters",
     "stage_blocks",
@@ -45,6 +49,7 @@ Module = Literal[
 ]
 """What recomputation can be of, in Megatron-Core's words; `per_op` is torchtitan's: everything but
 attention and every other product."""
+Recomputation = frozenset[Module] | Literal["full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +145,13 @@ class Block:
     mlp: Mlp | Experts | None = None
     cross_tokens: int | None = None
     """Of another sequence, such as an encoder's, that its attention sees in a part of its own."""
+    recompute: Recomputation | None = None
+    """None: as the job says; so are the next ones."""
+    zero: int | None = None
+    tp: int | None = None
+    cp: int | None = None
+    """Degrees of its own share the job's ranks and samples otherwise; what changing from those of
+    other blocks takes is no part of a step."""
 
     @property
     def norms(self) -> int:
@@ -169,13 +181,19 @@ class Job:
     ep: int = 1
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of every stage; empty: as even as `stage_blocks` makes them."""
+    vocab_tp: int | None = None
+    """Ranks over which embedding and head are split; None: `tp`, as layers are."""
+    vocab_zero: int | None = None
+    """As `zero`, of embedding and head; None: the same."""
     sequence_parallel: bool = False
     zero: int = 0
     """What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights as well."""
     reshard: bool = True
     """ZeRO-3: weights are gathered again for the backward."""
     precision: Precision = "bf16"
-    recompute: frozenset[Module] | Literal["full"] = frozenset()
+    recompute: Recomputation = frozenset()
     attention_kernel: str | None = None
     """One of the card's kernels, or "unfused"; None: what the stack uses."""
     ring_balanced: bool = True
@@ -191,6 +209,8 @@ class Job:
     overlap_tensor: bool = True
     """Tensor-parallel collectives run under products, as far as the stack can."""
     overlap_gradients: bool = True
+    reduce_every_micro_batch: bool = False
+    """Gradients are summed over data-parallel ranks after each micro-batch, not once a step."""
     gradient_bytes: float | None = None
     """Of an element when data-parallel ranks reduce; None: what the stack does."""
     accumulation_bytes: float | None = None
@@ -311,7 +331,8 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks of every pipeline stage, with whole layers.
 
     Layers that do not divide evenly are fewest on the stages with embedding and head, which have
-    work of their own. Raises InputError where a stage would have no layer.
+    work of their own, unless the job says how many each has. Raises InputError where a stage would
+    have no layer.
     """
     total = sum(block.number for block in job.blocks)
     if total < job.pp:
@@ -320,6 +341,7 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
     # middle stages first; then the last and the first
     for stage in [*range(1, job.pp - 1), 0, job.pp - 1][: total % job.pp]:
         counts[stage] += 1
+    counts = [*job.stage_layers] or counts
     queue = [(block, block.number) for block in job.blocks]
     stages = []
     for count in counts:
@@ -339,3 +361,117 @@ def _resized(block: Block, number: int) -> Block:
     from dataclasses import replace
 
     return block if number == block.number else replace(block, number=number)
+
+
+# --------------------------------------------------------------------------------------------------
+# Jobs of plans
+
+
+def job_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    *,
+    precision: Precision = "bf16",
+    sequence_parallel: bool = True,
+    fp32_gradients: bool = False,
+    async_grad_reduce: bool = True,
+    tp_overlap: bool = True,
+) -> Job:
+    """Return what a plan trains and how; raises InputError with what a job cannot say.
+
+    Layers may differ in degrees, recomputation and ZeRO-3, embedding and head from them, and stages
+    in length. The options are those of a search, by the same names.
+    """
+    _check_model(spec)
+    _check_plan(plan, spec, sequence_parallel=sequence_parallel)
+    first, dp = plan.layers[0], plan.data_degree(0)
+    default = 2 if plan.default_dp_type == "zero2" else 0
+    return Job(
+        name=spec.name,
+        blocks=_planned_blocks(plan, spec, default),
+        vocab=padded_vocab_size(spec, plan.vocab.tp),
+        tied=spec.tied_embeddings,
+        seq=spec.layers[0].seq_length,
+        micro_batch=plan.global_batch // (plan.num_microbatches * dp),
+        global_batch=plan.global_batch,
+        gpus=plan.world_size,
+        tp=first.tp,
+        cp=first.cp,
+        pp=plan.num_stages,
+        dp=dp,
+        stage_layers=plan.stage_sizes,
+        vocab_tp=plan.vocab.tp,
+        vocab_zero=3 if plan.vocab.zero3 else default,
+        sequence_parallel=sequence_parallel,
+        zero=default,
+        precision=precision,
+        overlap_tensor=tp_overlap,
+        reduce_every_micro_batch=not async_grad_reduce,
+        # what plans are priced with: gradients of 32-bit training are of 32 bits
+        gradient_bytes=4.0 if fp32_gradients or precision == "fp32" else 2.0,
+        notes=tuple(_plan_notes(plan, async_grad_reduce=async_grad_reduce)),
+    )
+
+
+def _check_model(spec: ModelSpec) -> None:
+    if any(layer.cross_attention for layer in spec.layers):
+        raise InputError(
+            f"{spec.name} is an encoder-decoder model, whose cross-attention has no estimated time"
+        )
+    if len({layer.seq_length for layer in spec.layers}) > 1:
+        lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
+        raise InputError(f"layers of {spec.name} see sequences of {lengths} tokens, not one length")
+
+
+def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None:
+    """Raise InputError for what breaks a rule, and for degrees that no transfer is known of."""
+    problems = violations(plan, spec, sequence_parallel=sequence_parallel)
+    if problems:
+        raise InputError(f"the plan is illegal: {problems[0]}")
+    split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
+    if any(strategy.ulysses for strategy in split):
+        raise InputError("Ulysses sequence parallelism has no estimated time")
+    if any(strategy.strided for strategy in split):
+        raise InputError("tensor groups of ranks that are no neighbours have no estimated time")
+    # a job's ranks hold whole experts, of which each has some
+    if any(
+        spec.layers[kind].num_experts is not None and strategy.tp > 1
+        for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
+    ):
+        raise InputError("experts that tensor ranks split have no estimated time")
+
+
+def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
+    """Return runs of layers that are alike in type and strategy."""
+    types = blocks_of(spec)
+    alike = zip(spec.layer_types, plan.layers, strict=True)
+    return tuple(
+        _planned(types[kind], len(list(run)), strategy, default)
+        for (kind, strategy), run in groupby(alike)
+    )
+
+
+def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -> Block:
+    from dataclasses import replace
+
+    return replace(
+        block,
+        number=number,
+        recompute="full" if strategy.checkpoint else frozenset(),
+        zero=3 if strategy.zero3 else default,
+        tp=strategy.tp,
+        cp=strategy.cp,
+    )
+
+
+def _plan_notes(plan: Plan, *, async_grad_reduce: bool) -> list[str]:
+    notes = []
+    if plan.pipeline_type == "gpipe" and plan.num_stages > 1:
+        notes.append("GPipe is priced as 1F1B, whose step takes as long")
+    sharded = any(strategy.zero3 for strategy in plan.layers)
+    if sharded and async_grad_reduce and plan.num_microbatches > 1:
+        notes.append("gradients of ZeRO-3 are scattered in every micro-batch, not once a step")
+    layers = dict.fromkeys((strategy.tp, strategy.cp) for strategy in plan.layers)
+    if {*layers} != {(plan.vocab.tp, 1)}:
+        notes.append("redistribution between layers of other degrees is left out")
+    return notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.errors import InputError
@@ -71,14 +72,22 @@ class StepTime:
     optimizer_s: float
 
 
+class _Group(NamedTuple):
+    """Ranks that hold the same weights, `stride` apart, and what they shard of them."""
+
+    experts: bool
+    ranks: int
+    stride: int
+    zero: int
+
+
 class _Stage(NamedTuple):
     """Seconds of one micro-batch on a stage."""
 
     terms: dict[str, float]
     total_s: float
-    dense: float
-    """Parameters of a rank outside experts, and those of its experts."""
-    experts: float
+    weights: Mapping[_Group, float]
+    """Parameters of a rank."""
 
 
 def step_time(machine: Machine, job: Job) -> StepTime:
@@ -100,14 +109,22 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     terms = {key: number * value for key, value in stages[longest].terms.items()}
     terms["bubble"] = pipeline - number * times[longest]
 
-    reduction = max(_reduction_s(machine, job, stage) for stage in stages)
     window = machine.stack.figures.overlap["gradients"] * pipeline / number
-    visible = reduction
-    if job.overlap_gradients:
-        visible = max(0.0, reduction - window) + _HIDDEN_REDUCTION * reduction
+
+    def visible_s(seconds: float) -> float:
+        if not job.overlap_gradients:
+            return seconds
+        return max(0.0, seconds - window) + _HIDDEN_REDUCTION * seconds
+
+    summed, gathered = max((_reduction_s(machine, job, stage) for stage in stages), key=sum)
+    visible = visible_s(summed + gathered)
+    if job.reduce_every_micro_batch:
+        # new weights are gathered once, behind the last
+        visible += (number - 1) * visible_s(summed)
     # the two copies of a tied table add up over the first and the last stage
     if job.tied and job.pp > 1 and not job.frozen:
-        size = job.vocab / job.tp * job.blocks[0].hidden * _gradient_bytes(machine, job)
+        rows = job.vocab / (job.vocab_tp or job.tp)
+        size = rows * job.blocks[0].hidden * _gradient_bytes(machine, job)
         visible += transfer_s(machine, "allreduce", size, 2, _stride_of_stages(job) * (job.pp - 1))
     terms["gradients"] = visible
     once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
@@ -170,42 +187,90 @@ def _stage(
 ) -> _Stage:
     """Return a micro-batch of one stage: its layers, and embedding or head at the ends."""
     terms = dict.fromkeys(TERMS, 0.0)
-    dense = routed = host = 0.0
+    weights: dict[_Group, float] = {}
+    host = 0.0
     for block in blocks:
+        own = _own(job, block)
         # of one block the number of layers differs by stage, their times do not
         times = known.get(block)
         if times is None:
-            times = known[block] = layer_times(machine, job, block)
-        found, waited = _layer(machine, job, times)
+            times = known[block] = layer_times(machine, own, block)
+        found, waited = _layer(machine, own, times)
         for key, value in found.items():
             terms[key] += block.number * value
         host += block.number * waited
         of_experts, others = parameters(block)
-        dense += block.number * others / job.tp
-        routed += block.number * of_experts / job.ep
-        if job.zero == 3:
-            terms["sharding"] += block.number * _sharding_s(machine, job, block, found)
-    table = job.vocab * job.blocks[0].hidden / job.tp
+        _hold(weights, _dense_group(own), block.number * others / own.tp)
+        _hold(weights, _expert_group(own), block.number * of_experts / own.ep)
+        if own.zero == 3:
+            terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
+    ends = _ends(job)
+    table = ends.vocab * ends.blocks[0].hidden / ends.tp
     if index == 0:
-        _add(terms, job, embedding_times(machine, job))
-        dense += table
+        _add(terms, ends, embedding_times(machine, ends))
+        _hold(weights, _dense_group(ends), table)
     if index == job.pp - 1:
-        parts, sends = head_times(machine, job), head_sends_s(machine, job)
+        parts, sends = head_times(machine, ends), head_sends_s(machine, ends)
         for _ in range(1 + job.mtp):
-            _add(terms, job, parts)
+            _add(terms, ends, parts)
             terms["tensor"] += sends
-        dense += 0.0 if job.tied and job.pp == 1 else table
-    if job.zero == 3 and (index in (0, job.pp - 1)):
+        if not (job.tied and job.pp == 1):
+            _hold(weights, _dense_group(ends), table)
+    if ends.zero == 3 and (index in (0, job.pp - 1)):
         # embedding and head are one more unit, gathered once a micro-batch
         tables = (1 if job.tied or job.pp > 1 else 2) * table
-        moved = _gather_s(machine, job, tables) + _scatter_s(machine, job, tables)
+        moved = _gather_s(machine, ends, tables) + _scatter_s(machine, ends, tables)
         terms["sharding"] += machine.stack.figures.overlap["fully_sharded"] * moved
     device = sum(terms.values())
     total = float(together_s(device, host))
     terms["host"] = total - device
     transfer = _transfer_s(machine, job)
     terms["transfer"] = transfer
-    return _Stage(terms, total + transfer, dense, routed)
+    return _Stage(terms, total + transfer, weights)
+
+
+def _own(job: Job, block: Block) -> Job:
+    """Return a job as a block has it, which may differ in degrees, recomputation and sharding."""
+    recompute, zero = block.recompute, block.zero
+    if (recompute is None or recompute == job.recompute) and zero in (None, job.zero):
+        return _split(job, block.tp, block.cp)
+    own = replace(
+        job,
+        recompute=job.recompute if recompute is None else recompute,
+        zero=job.zero if zero is None else zero,
+    )
+    return _split(own, block.tp, block.cp)
+
+
+def _ends(job: Job) -> Job:
+    """Return a job as embedding and head have it."""
+    zero = job.zero if job.vocab_zero is None else job.vocab_zero
+    # context ranks hold the same tables, so that a context degree changes nothing of them
+    cp = None if job.vocab_tp in (None, job.tp) else 1
+    return _split(job if zero == job.zero else replace(job, zero=zero), job.vocab_tp, cp)
+
+
+def _split(job: Job, tp: int | None, cp: int | None) -> Job:
+    """Return a job whose ranks and samples are shared by other degrees."""
+    tp, cp = job.tp if tp is None else tp, job.cp if cp is None else cp
+    if (tp, cp) == (job.tp, job.cp):
+        return job
+    # all ranks of a stage are of one split or the other, and a micro-batch has as many samples
+    dp = job.tp * job.cp * job.dp // (tp * cp)
+    return replace(job, tp=tp, cp=cp, dp=dp, micro_batch=job.micro_batch * job.dp // dp)
+
+
+def _hold(weights: dict[_Group, float], group: _Group, number: float) -> None:
+    if number:
+        weights[group] = weights.get(group, 0.0) + number
+
+
+def _dense_group(job: Job) -> _Group:
+    return _Group(False, _data_ranks(job), job.tp, job.zero)
+
+
+def _expert_group(job: Job) -> _Group:
+    return _Group(True, _expert_ranks(job), job.ep, job.zero)
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -323,36 +388,30 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     return max(device, traffic) + visible * min(device, traffic) - device
 
 
-def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> float:
+def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, float]:
     """Return the seconds of summing a stage's gradients, and of gathering its new weights."""
-    if job.zero == 3 or job.frozen:
-        return 0.0
     grads = _gradient_bytes(machine, job)
-    seconds = 0.0
-    for weights, ranks, stride in (
-        (stage.dense, _data_ranks(job), job.tp),
-        (stage.experts, _expert_ranks(job), job.ep),
-    ):
-        if not weights:
+    summed = gathered = 0.0
+    for (_, ranks, stride, zero), weights in stage.weights.items():
+        if zero == 3 or job.frozen:
             continue
-        if job.zero:
-            seconds += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            seconds += transfer_s(machine, "allgather", weights * _WEIGHT_BYTES, ranks, stride)
+        if zero:
+            summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
+            gathered += transfer_s(machine, "allgather", weights * _WEIGHT_BYTES, ranks, stride)
         else:
-            seconds += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
-    return seconds
+            summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
+    return summed, gathered
 
 
 def _optimizer_s(machine: Machine, job: Job, stage: _Stage) -> float:
     if job.frozen or not job.optimizer:
         return 0.0
-    own, resident = stage.dense, stage.dense
-    experts, held = stage.experts, stage.experts
-    if job.zero:
-        own, experts = own / _data_ranks(job), experts / _expert_ranks(job)
-    if job.zero == 3:
-        resident, held = own, experts
-    return optimizer_time_s(machine, job, own + experts, resident + held)
+    own = resident = 0.0
+    for group, weights in stage.weights.items():
+        share = weights / group.ranks if group.zero else weights
+        own += share
+        resident += share if group.zero == 3 else weights
+    return optimizer_time_s(machine, job, own, resident)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.command.fields import make, option, read_values
 from autopar.command.options import Command
-from autopar.command.run import visible
+from autopar.command.run import say, visible
 from autopar.errors import InfeasibleExecution, OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
@@ -52,11 +52,26 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 class EstimateSpec:
     """What `autopar-estimate` is asked without a model."""
 
+    plan: tuple[str, ...] = option(
+        (), help="plan file of autopar-search, in all models; repeats", panel="Question"
+    )
     validate: bool = option(
         False, help="compare with published step times and memory", panel="Question"
     )
-    system: str = option(
-        "a100-80gb", help="file, or shipped name such as a100, h100, h200, b200", panel="Inputs"
+    model: str | None = option(
+        None, help="file or shipped name, for a --plan", panel=_IN, shown="that of the plan"
+    )
+    system: str | None = option(
+        None,
+        help="file, or shipped name such as a100, h100, h200, b200",
+        panel=_IN,
+        shown="the devices of the plan; of --validate a100-80gb",
+    )
+    stack: str | None = option(
+        None,
+        help="trainer's software, file or shipped name",
+        panel=_IN,
+        shown="that of the plan's engine, else megatron-core",
     )
     json: str | None = option(
         None,
@@ -130,9 +145,13 @@ class Tensor2dSpec:
 
 COMMAND = Command(
     name=_NAME,
-    usage="calculon|tensor2d [OPTIONS]",
+    usage="[calculon|tensor2d] [OPTIONS]",
     fills=(EstimateSpec,),
     intro="""Price one training step in closed form: where its time and memory go.
+
+autopar-estimate --plan PLAN.json: one plan in four models side by side, and which part makes most
+of each difference: the estimate from a card and the trainer's stack (with its 90 % interval), the
+planner's prediction in the file, and both closed forms below. With several plans, one table.
 
 autopar-estimate calculon [OPTIONS]: tensor, pipeline and data parallelism with interleaving,
 recomputation, offload and overlap.
@@ -182,28 +201,72 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return run_model(arguments, COMMAND, MODELS, _validate)
+    return run_model(arguments, COMMAND, MODELS, _without_model)
 
 
-def _validate(raw: dict[str, Any]) -> int:
+_SYSTEM = "a100-80gb"
+"""What published figures are compared on."""
+
+
+def _without_model(raw: dict[str, Any]) -> int:
     asked = make(EstimateSpec, read_values(COMMAND.rows, raw))
+    if asked.validate and asked.plan:
+        raise OptionError("--validate: not together with --plan; leave one of them out")
+    if asked.plan:
+        return _compare(asked)
+    for name in ("model", "stack"):
+        if getattr(asked, name) is not None:
+            raise OptionError(f"--{name}: is of a plan; give --plan PLAN.json, or leave it out")
     if not asked.validate:
-        raise OptionError("say what to price with, calculon or tensor2d, or give --validate")
+        raise OptionError(
+            "say what to price with, calculon or tensor2d, or give --plan or --validate"
+        )
+    return _validate(asked.system or _SYSTEM, asked.json)
 
+
+def _compare(asked: EstimateSpec) -> int:
+    from search.closed_form.comparison import compare, load_question
+    from search.report.comparison import comparison_document, show_comparison, show_overview
+
+    refuse_clashes({"--json": asked.json}, [path for path in asked.plan if path])
+    comparisons = []
+    for path in asked.plan:
+        question = load_question(
+            path,
+            model=asked.model,
+            system=asked.system,
+            stack=asked.stack,
+            notice=lambda text: say(f"{_NAME}: {text}"),
+        )
+        comparisons.append(compare(question))
+    if asked.json is not None:
+        write_answer(asked.json, {"plans": [comparison_document(one) for one in comparisons]})
+    if asked.json != "-":
+        from autopar.command.show import make_console
+
+        console = make_console(sys.stdout)
+        if len(comparisons) == 1:
+            show_comparison(console, comparisons[0])
+        else:
+            show_overview(console, comparisons)
+    return 0
+
+
+def _validate(name: str, json: str | None) -> int:
     from autopar.command.show import make_console
     from autopar.documents import catalog
     from search.closed_form.files import calculon_system
     from search.closed_form.validation import validate
     from search.report.closed_form import show_validation
 
-    system = calculon_system(asked.system)
-    refuse_clashes({"--json": asked.json}, [catalog.find_document("cards", "system", asked.system)])
+    system = calculon_system(name)
+    refuse_clashes({"--json": json}, [catalog.find_document("cards", "system", name)])
     answers = {"default": validate(system), "compat": validate(system, compat=True)}
-    if asked.json is not None:
-        write_answer(asked.json, {key: _rows(checks) for key, checks in answers.items()})
-    if asked.json != "-":
+    if json is not None:
+        write_answer(json, {key: _rows(checks) for key, checks in answers.items()})
+    if json != "-":
         console = make_console(sys.stdout)
-        show_validation(console, answers["default"], answers["compat"], system=asked.system)
+        show_validation(console, answers["default"], answers["compat"], system=name)
     return 0
 
 

@@ -220,7 +220,12 @@ def _write(
 
         asked = {**session.named, **request.given}
         files = output_texts(
-            result, paths, spec=session.spec, options=session.options, request=asked
+            result,
+            paths,
+            spec=session.spec,
+            options=session.options,
+            request=asked,
+            engine=request.engine,
         )
         if files:
             for what in replaced(*paths, asked):

@@ -130,15 +130,20 @@ def frontier_entries(results: Sequence[SearchResult]) -> list[FrontierEntry]:
 
 
 def plan_document(
-    result: SearchResult, *, request: Mapping[str, object] | None = None
+    result: SearchResult,
+    *,
+    request: Mapping[str, object] | None = None,
+    engine: str | None = None,
 ) -> PlanDocument:
     """Return our own plan file of a result.
 
     Parameters
     ----------
     request : options as typed, so that `autopar-explain` can ask the same question again.
+    engine : whose plans were searched, which the options of the request stand for.
     """
     plan, prediction, infeasibility = result.plan, result.prediction, result.infeasibility
+    searched = {} if engine is None else {"engine": engine}
     return PlanDocument(
         plan=_strategy(plan),
         **_head(result.status, plan, prediction),
@@ -154,7 +159,7 @@ def plan_document(
         estimated=result.estimated,
         synthetic=result.synthetic,
         inputs=[InputEntry(**plain(source)) for source in result.sources],
-        options=OptionsEntry(**plain(result.options)),
+        options=OptionsEntry(**plain({**result.options, **searched})),
         request=_typed(request),
         versions=_versions(),
     )
@@ -195,6 +200,7 @@ def output_texts(
     spec: ModelSpec,
     options: SearchOptions,
     request: Mapping[str, object],
+    engine: str | None = None,
 ) -> dict[Path, str]:
     """Return what the strategy file and our plan file hold; nothing where there is no plan."""
     if result.plan is None:
@@ -204,7 +210,7 @@ def output_texts(
     assert not problems, problems
     return {
         paths[0]: document_text(strategy_document(result.plan)),
-        paths[1]: document_text(plan_document(result, request=request).content()),
+        paths[1]: document_text(plan_document(result, request=request, engine=engine).content()),
     }
 
 

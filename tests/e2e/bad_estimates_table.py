@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from search.closed_form.files import calculon_system, tensor2d_system
-from tests.e2e.bad_input_table import Case, changed, write
+from tests.e2e.bad_input_table import STRATEGY, Case, changed, write
 
 __all__ = ["COMMAND", "GOOD", "cases", "prepare_estimates"]
 
@@ -41,7 +41,23 @@ TWO = (
     *("--system", "two_system.json"),
     *("--execution", "candidate.json"),
 )
-GOOD = (CALCULON, TWO, (*CALCULON, "--compat"), (*TWO, "--compat", "--layers"))
+_TINY = {
+    "format": "autopar-model",
+    "version": 1,
+    "name": "tiny",
+    "vocab_size": 512,
+    "layers": [
+        {
+            "num_layers": 2,
+            "seq_length": 128,
+            "hidden_size": 256,
+            "num_heads": 4,
+            "ffn_hidden_size": 1024,
+        }
+    ],
+}
+PLAN = ("--plan", "plan.json", "--model", "tiny_model.json", "--system", "card.json")
+GOOD = (CALCULON, TWO, (*CALCULON, "--compat"), (*TWO, "--compat", "--layers"), PLAN)
 """What the rows start from, and what is priced without a word."""
 
 
@@ -55,6 +71,10 @@ def prepare_estimates(folder: Path, root: Path) -> None:
     write(folder / "application.json", APPLICATION)
     write(folder / "two.json", MODEL)
     write(folder / "candidate.json", CANDIDATE)
+    write(folder / "tiny_model.json", _TINY)
+    write(folder / "plan.json", {"format": "autopar-plan", "version": 1, "plan": STRATEGY})
+    shutil.copyfile(configs / "cards" / "a100-80gb.json", folder / "card.json")
+    shutil.copyfile(configs / "stacks" / "megatron-core.json", folder / "stack.json")
 
 
 def _case(
@@ -106,6 +126,35 @@ def cases() -> Iterator[Case]:
     yield from _systems()
     yield from _candidates()
     yield from _options()
+    yield from _plans()
+
+
+def _plans() -> Iterator[Case]:
+    for what, edit in (
+        ("missing file", _unlinked("plan.json")),
+        ("no plan", changed("plan.json", ("plan",), None)),
+        ("text for a degree", changed("plan.json", ("plan", "vtp"), "two")),
+        ("another number of layers", changed("tiny_model.json", ("layers", 0, "num_layers"), 5)),
+        ("degrees that do not fill the GPUs", changed("plan.json", ("plan", "world_size"), 7)),
+        ("a missing model", _unlinked("tiny_model.json")),
+        ("a missing card", _unlinked("card.json")),
+        ("a card without a number", _without("card.json", "device", "memory_bytes")),
+        ("a stack without a key", _without("stack.json", "host")),
+        ("a share above 1", changed("stack.json", ("overlap", "value", "tensor"), 1.5)),
+    ):
+        yield _case("plan in four models", what, (*PLAN, "--stack", "stack.json"), edit)
+    for what, arguments in (
+        ("no devices", PLAN[:4]),
+        ("no model", (*PLAN[:2], *PLAN[4:])),
+        ("unknown stack", (*PLAN, "--stack", "megatron-cor")),
+        ("a card for a stack", (*PLAN, "--stack", "card.json")),
+        ("an unknown card", (*PLAN[:4], "--system", "b2000")),
+        ("two questions", (*PLAN, "--validate")),
+        ("a stack without a plan", ("--validate", "--stack", "megatron-core")),
+        ("an answer over a plan", (*PLAN, "--json", "plan.json")),
+        ("an empty name", ("--plan", "")),
+    ):
+        yield _case("plan in four models", what, arguments)
 
 
 def _without(file: str, *keys: str) -> Callable[[Path], None]:

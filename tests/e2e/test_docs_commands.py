@@ -180,3 +180,27 @@ def test_golden_exploration_shows_what_is_printed(
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         return
     assert blocks[place + 1] == report, "the page shows another answer; run `make golden`"
+
+
+def test_golden_comparison_shows_what_is_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """The plans of docs/analytic.md in four models, one and all, are the ones of today."""
+    path = ROOT / "docs" / "analytic.md"
+    text = path.read_text(encoding="utf-8")
+    blocks = plain_blocks(text)
+    for place, block in enumerate(blocks):
+        if "autopar-estimate --plan" not in block:
+            continue
+        report = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line)
+            capsys.readouterr()
+            assert RUN[words[0]](words[1:]) == 0, line
+            report = capsys.readouterr().out
+        if request.config.getoption("--update-golden"):
+            old, new = (f"{block}```\n\n```\n{shown}```" for shown in (blocks[place + 1], report))
+            text = text.replace(old, new, 1)
+            path.write_text(text, encoding="utf-8")
+        else:
+            assert blocks[place + 1] == report, "the page shows other steps; run `make golden`"

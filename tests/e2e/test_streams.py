@@ -17,6 +17,7 @@ COMMANDS = [
     "autopar --help",
     "autopar cards",
     "autopar models",
+    "autopar stacks",
     "autopar-search --output-config-path none",
     "autopar-explain --help",
     "autopar-estimate --help",

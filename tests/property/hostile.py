@@ -208,6 +208,7 @@ BASES = (
     Base(name="models", arguments=()),
     Base(name="cards", arguments=()),
     Base(name="sites", arguments=()),
+    Base(name="stacks", arguments=()),
     Base(
         name="verify",
         arguments=("--dry-run", "--work", "w", "--device", "cpu"),

@@ -12,8 +12,9 @@ import pytest
 import autopar
 import search
 from autopar.command import completion, shipped
-from autopar.documents.catalog import card_names, model_names, site_names
+from autopar.documents.catalog import card_names, model_names, site_names, stack_names
 from autopar.entry import SUBCOMMANDS
+from autopar.estimate.stack import load_stack
 from tests import warm
 
 
@@ -161,6 +162,28 @@ def test_lists_of_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert shipped.run([], "sites") == 0
     table = capsys.readouterr().out
     assert all(name in table for name in sites)
+
+
+def test_list_of_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every shipped stack is a row with the figures of its document, whole in the table."""
+    rows = {row["name"]: row for row in shipped.stack_rows()}
+
+    assert tuple(rows) == stack_names()
+    assert rows["megatron-2021"]["attention"] == ["unfused"]
+    core = load_stack("megatron-core").figures
+    assert rows["megatron-core"]["host_forward_s"] == core.host["forward_s"]
+    assert rows["megatron-core"]["tensor_hidden"] == core.overlap["tensor"]
+
+    assert shipped.run(["--json"], "stacks") == 0
+    assert json.loads(capsys.readouterr().out) == shipped.stack_rows()
+    assert shipped.run([], "stacks") == 0
+    table = capsys.readouterr().out
+    (line,) = (line for line in table.splitlines() if line.startswith("megatron-core "))
+    assert "Megatron-Core" in line
+    assert f"{core.overlap['tensor'] * 100:.0f} %" in line
+    assert all(f"\n{name} " in table for name in rows)
+    assert shipped.run(["--jsn"], "stacks") == 2
+    assert "did you mean --json" in capsys.readouterr().err
 
 
 def test_python_offers_what_a_user_needs() -> None:

@@ -1,0 +1,634 @@
+"""One plan in four models of a step: the bottom-up estimate, the planner's, and both closed forms.
+
+Every model is told the same plan as far as it can be, and its parts are brought under common names,
+so that they stand side by side; what a model cannot be told, its column says instead of a time.
+Nothing is searched here, and nothing printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+from autopar.errors import DocumentError, InfeasibleExecution, InputError, OptionError
+from autopar.estimate.card import Card
+from autopar.estimate.job import job_of_plan
+from autopar.model import ModelSpec
+from autopar.plans import LayerStrategy, Plan, violations
+from autopar.records import dataclass
+
+if TYPE_CHECKING:
+    from autopar.documents.plan import PlanDocument
+    from autopar.estimate.stack import Stack
+    from search.request import InputSpec
+
+__all__ = [
+    "KINDS",
+    "MODELS",
+    "TERMS",
+    "Column",
+    "Comparison",
+    "Difference",
+    "Interval",
+    "PlanQuestion",
+    "compare",
+    "load_question",
+]
+
+MODELS: Mapping[str, str] = {
+    "bottom_up": "bottom-up",
+    "planner": "planner",
+    "calculon": "Calculon",
+    "tensor2d": "2D",
+}
+"""Columns in their order, and how they are called."""
+KINDS = ("products", "attention", "memory-bound")
+"""What computing consists of, where a model says it."""
+TERMS = (
+    "compute",
+    "recomputation",
+    "tensor parallel",
+    "context parallel",
+    "ZeRO-3 traffic",
+    "stage transfer",
+    "pipeline bubble",
+    "gradients",
+    "optimizer",
+    "host",
+    "stragglers",
+    "other",
+)
+"""Parts of a step, which add up to it."""
+_OF_STEP = {
+    "gemm": "compute",
+    "attention": "compute",
+    "memory": "compute",
+    "cast": "compute",
+    "recompute": "recomputation",
+    "tensor": "tensor parallel",
+    "context": "context parallel",
+    "experts": "other",
+    "transfer": "stage transfer",
+    "host": "host",
+    "sharding": "ZeRO-3 traffic",
+    "bubble": "pipeline bubble",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "stragglers": "stragglers",
+}
+_KINDS_OF_STEP = {
+    "gemm": "products",
+    "attention": "attention",
+    "memory": "memory-bound",
+    "cast": "memory-bound",
+}
+_OF_WATERFALL = {
+    "forward": "compute",
+    "backward": "compute",
+    "vocab": "compute",
+    "recompute": "recomputation",
+    "tp": "tensor parallel",
+    "ulysses": "tensor parallel",
+    "cp": "context parallel",
+    "zero3": "ZeRO-3 traffic",
+    "transfer": "stage transfer",
+    "bubble": "pipeline bubble",
+    "gradient_sync": "gradients",
+    "optimizer": "optimizer",
+}
+"""Parts of a plan file; others are `other`."""
+_OF_CALCULON = {
+    "forward": "compute",
+    "backward": "compute",
+    "embedding": "compute",
+    "head and loss": "compute",
+    "recomputation": "recomputation",
+    "tensor parallel": "tensor parallel",
+    "tensor parallel, repeated": "tensor parallel",
+    "stage transfer": "stage transfer",
+    "pipeline bubble": "pipeline bubble",
+    "data parallel": "gradients",
+    "offload": "other",
+    "optimizer": "optimizer",
+}
+_OF_TENSOR2D = {
+    "computation": "compute",
+    "memory traffic": "compute",
+    "tensor parallel": "tensor parallel",
+    "stage transfer": "stage transfer",
+    "pipeline bubble": "pipeline bubble",
+    "data parallel": "gradients",
+}
+_CALCULON_PRODUCTS = ("_Query", "_Key", "_Value", "_MLP", "_Mlp1", "_Mlp2")
+_CALCULON_ATTENTION = ("_Flash",)
+_TENSOR2D_PRODUCTS = frozenset({"fc1", "fc2", "qkv", "vproj", "head"})
+_TENSOR2D_ENDS = frozenset({"embedding", "ln_f", "head", "loss"})
+"""Operations that are there once, not in every layer."""
+_ROOM_GIB = 1e6
+"""Memory of the machine in this comparison: it is of times, and a plan says itself if it fits."""
+_DATATYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion:
+    """A plan, and what its file and the options say of the model, the machine and the trainer."""
+
+    path: str
+    plan: Plan
+    spec: ModelSpec
+    card: Card
+    """With as many GPUs in a node as the plan was made for."""
+    stack: Stack
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    sequence_parallel: bool = True
+    async_grad_reduce: bool = True
+    fp32_gradients: bool = False
+    tp_overlap: bool = True
+    step_time_s: float | None = None
+    """What the planner predicted, None where the file says nothing; so are the parts."""
+    waterfall_s: Mapping[str, float] = field(default_factory=dict)
+    estimated: bool = True
+    """The prediction rests on datasheets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Between what 9 of 10 measured steps lie, and how that is known."""
+
+    low_s: float
+    high_s: float
+    stack: str
+    """Of the runs, which may be another where none of this one are known."""
+    experts: bool
+    rows: int
+    low: float
+    high: float
+    """Of measured over estimated time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What one model says of a plan."""
+
+    model: str
+    total_s: float | None
+    """None: `reason` says why."""
+    terms_s: Mapping[str, float] = field(default_factory=dict)
+    """By `TERMS`, those that the model has; they add up to the total."""
+    kinds_s: Mapping[str, float] = field(default_factory=dict)
+    """By `KINDS`, what `compute` consists of; empty where the model does not say it."""
+    own_s: Mapping[str, float] = field(default_factory=dict)
+    """The same parts in the model's own names."""
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    """How what was priced differs from the plan."""
+    interval: Interval | None = None
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Return the finest parts: kinds in the place of `compute` where they are known."""
+        if not self.kinds_s:
+            return dict(self.terms_s)
+        rest = {name: value for name, value in self.terms_s.items() if name != "compute"}
+        return {**self.kinds_s, **rest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How the step of one model differs from that of another, and in which part most."""
+
+    one: str
+    other: str
+    seconds: float
+    """Of the other less the one."""
+    share: float
+    """Of the one's step."""
+    term: str
+    """What differs most in the direction of the whole."""
+    term_s: float
+    against: str
+    """What differs most in the other direction; empty where nothing does."""
+    against_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One plan in all models."""
+
+    question: PlanQuestion
+    columns: tuple[Column, ...]
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Every pair of models that price the plan."""
+        priced = [column for column in self.columns if column.total_s is not None]
+        return tuple(_difference(one, other) for one, other in combinations(priced, 2))
+
+
+def load_question(
+    path: str,
+    *,
+    model: str | None = None,
+    system: str | None = None,
+    stack: str | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> PlanQuestion:
+    """Return the question of a plan file; options win over what it says.
+
+    Parameters
+    ----------
+    model, system, stack : shipped names or files; the card `system` is needed where the plan was
+        made for a measured cluster, both of the first for strategy files, which name neither.
+    notice : takes a sentence on each input that was found beside the plan file.
+
+    Raises
+    ------
+    InputError: a file is unusable, or something is not said (OptionError).
+    """
+    from autopar.documents.plan import PlanDocument, read_strategy
+    from autopar.estimate.stack import load_stack
+    from search.request import build_request, model_spec, stored_request
+
+    document = PlanDocument.read(path)
+    given = {} if model is None else {"model": model}
+    stored = stored_request(path, document, given, notice)
+    for option, value in (("model", model), ("system", system)):
+        if value is None and not stored:
+            what = "model" if option == "model" else "devices"
+            raise OptionError(f"--{option}: is missing; {path} does not say of which {what} it is")
+    request = build_request({**stored, **given})
+    spec = model_spec(request.inputs)
+    options = request.options
+    plan = read_strategy(document, num_layers=spec.num_layers, path=path)
+    if len(plan.layers) != spec.num_layers:
+        raise DocumentError(
+            path,
+            f"describes {len(plan.layers)} layers while {spec.name} has {spec.num_layers}",
+            key="tp_sizes_enc",
+            remedy="give the plan's --model",
+        )
+    problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
+    if problems:
+        raise InputError(f"{path}: the plan is illegal, so that it takes no time: {problems[0]}")
+    waterfall = document.prediction.waterfall_s if document.prediction is not None else {}
+    return PlanQuestion(
+        path=path,
+        plan=plan,
+        spec=spec,
+        card=_card(path, request.inputs, system, plan),
+        stack=load_stack(stack or _stack_of(document)),
+        precision=options.mixed_precision,
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=options.async_grad_reduce,
+        fp32_gradients=options.fp32_gradients,
+        tp_overlap=options.tp_overlap,
+        step_time_s=document.step_time_s,
+        waterfall_s={name: value for name, value in waterfall.items() if value is not None},
+        estimated=document.estimated,
+    )
+
+
+_STACKS = {"torchtitan": "torchtitan-eager", "accelerate": "composer-fsdp"}
+"""Engine -> the stack whose trainer is built as it is; the others build on Megatron's kernels."""
+_DEFAULT_STACK = "megatron-core"
+
+
+def _stack_of(document: PlanDocument) -> str:
+    return _STACKS.get(document.options.engine or "", _DEFAULT_STACK)
+
+
+def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
+    """Return the card of a plan's devices, with as many of them in a node as it was made for."""
+    from autopar.estimate.card import load_card, parse_hardware
+    from search.places import named_card
+    from search.request import DEFAULT_HARDWARE, measured_hardware
+
+    hardware = DEFAULT_HARDWARE if inputs.uses_default_hardware else inputs.hardware
+    name, per_node = system, None
+    asked = named_card(hardware)
+    if asked is not None:
+        of_plan, nodes, gpus = parse_hardware(asked)
+        name = system or of_plan
+        # the default cluster of a strategy file is nobody's
+        per_node = gpus if nodes * gpus == plan.world_size else None
+    elif system is None:
+        raise OptionError(
+            f"--system: is missing; {path} was made for a measured cluster, and estimates need the "
+            "card of its devices"
+        )
+    else:
+        per_node = measured_hardware(inputs, hardware).gpus_per_node
+    assert name is not None, "a cluster that is no card's was refused"
+    card = load_card(name)
+    if per_node is None or per_node >= card.max_gpus_per_node:
+        return card
+    return replace(card, max_gpus_per_node=per_node)
+
+
+# --------------------------------------------------------------------------------------------------
+# The comparison.
+
+
+def compare(question: PlanQuestion) -> Comparison:
+    """Return a plan in all models; what cannot price it says why in its column."""
+    priced = (
+        ("bottom_up", _bottom_up),
+        ("planner", _planner),
+        ("calculon", _calculon),
+        ("tensor2d", _tensor2d),
+    )
+    columns = []
+    for model, price in priced:
+        try:
+            columns.append(price(question))
+        except InfeasibleExecution as error:
+            columns.append(Column(model=model, total_s=None, reason=error.reason))
+        except InputError as error:
+            # a remedy follows the first `; `, and the plan is what it is
+            reason = str(error).partition("; ")[0]
+            columns.append(Column(model=model, total_s=None, reason=reason))
+    return Comparison(question=question, columns=tuple(columns))
+
+
+def _difference(one: Column, other: Column) -> Difference:
+    assert one.total_s is not None
+    assert other.total_s is not None
+    both = one.kinds_s and other.kinds_s
+    left, right = (c.parts_s if both else dict(c.terms_s) for c in (one, other))
+    gaps = {name: right.get(name, 0.0) - left.get(name, 0.0) for name in {**left, **right}}
+    seconds = other.total_s - one.total_s
+    sign = math.copysign(1.0, seconds)
+    term = max(gaps, key=lambda name: sign * gaps[name])
+    against = min(gaps, key=lambda name: sign * gaps[name])
+    # what goes the same way is nothing against it
+    opposed = sign * gaps[against] < 0.0
+    return Difference(
+        one=one.model,
+        other=other.model,
+        seconds=seconds,
+        share=seconds / one.total_s,
+        term=term,
+        term_s=gaps[term],
+        against=against if opposed else "",
+        against_s=gaps[against] if opposed else 0.0,
+    )
+
+
+def _under(names: Mapping[str, str], parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of parts by their common names, in the order of `TERMS`."""
+    found: dict[str, float] = {}
+    for name, value in parts.items():
+        common = names.get(name, "other")
+        found[common] = found.get(common, 0.0) + value
+    order = (*TERMS, *KINDS)
+    return {name: found[name] for name in order if found.get(name)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Bottom-up: card, stack and job.
+
+
+def _bottom_up(question: PlanQuestion) -> Column:
+    from autopar.estimate.accuracy import load_accuracy
+    from autopar.estimate.layer import machine_of
+    from autopar.estimate.step import step_time
+
+    stack = question.stack
+    job = job_of_plan(
+        question.plan,
+        question.spec,
+        precision=question.precision,
+        sequence_parallel=question.sequence_parallel,
+        fp32_gradients=question.fp32_gradients,
+        async_grad_reduce=question.async_grad_reduce,
+        tp_overlap=question.tp_overlap,
+    )
+    step = step_time(machine_of(question.card, stack), job)
+    experts = any(layer.num_experts is not None for layer in question.spec.layers)
+    runs = load_accuracy().of(stack.name, experts=experts, site_known=False)
+    low, high = runs.interval_s(step.total_s)
+    return Column(
+        model="bottom_up",
+        total_s=step.total_s,
+        terms_s=_under(_OF_STEP, step.terms_s),
+        kinds_s=_under(_KINDS_OF_STEP, {k: step.terms_s[k] for k in _KINDS_OF_STEP}),
+        own_s=dict(step.terms_s),
+        notes=job.notes,
+        interval=Interval(
+            low_s=low,
+            high_s=high,
+            stack=runs.stack,
+            experts=runs.experts,
+            rows=runs.rows,
+            low=runs.low,
+            high=runs.high,
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The planner: what its file says.
+
+
+def _planner(question: PlanQuestion) -> Column:
+    if question.step_time_s is None or not question.waterfall_s:
+        raise InputError(
+            "the file holds no prediction, which autopar-search --evaluate with --json writes"
+        )
+    basis = "datasheets" if question.estimated else "measured files"
+    return Column(
+        model="planner",
+        total_s=question.step_time_s,
+        terms_s=_under(_OF_WATERFALL, question.waterfall_s),
+        own_s=dict(question.waterfall_s),
+        notes=(f"as the plan file has it, from {basis}",),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Closed forms: every block is run alike.
+
+
+def _uniform(question: PlanQuestion, model: str) -> LayerStrategy:
+    """Return the one strategy of all layers; raises InputError with what such a model has not."""
+    plan = question.plan
+    strategies = dict.fromkeys(plan.layers)
+    if len(strategies) > 1:
+        fields = [
+            name
+            for name in vars(plan.layers[0])
+            if len({getattr(strategy, name) for strategy in strategies}) > 1
+        ]
+        raise InputError(f"layers differ in {', '.join(fields)}, and {model} runs all alike")
+    first = plan.layers[0]
+    if first.cp > 1:
+        raise InputError("it has no ring of context-parallel ranks")
+    if first.ulysses and first.tp > 1:
+        raise InputError("it has no Ulysses sequence parallelism")
+    if first.zero3 and plan.data_degree(0) > 1:
+        raise InputError("it keeps whole weights on every data-parallel rank, ZeRO-3 shards them")
+    return first
+
+
+def _closed_notes(question: PlanQuestion, equal: Sequence[int]) -> Iterator[str]:
+    """Yield how what a closed form prices differs from the plan; `equal` are its stages."""
+    plan = question.plan
+    if tuple(equal) != plan.stage_sizes:
+        sizes = ", ".join(map(str, plan.stage_sizes))
+        yield f"stages of {max(equal)} layers in the place of {sizes}"
+    if plan.vocab.tp != plan.layers[0].tp:
+        yield f"embedding and head have tp {plan.layers[0].tp} as the layers, not {plan.vocab.tp}"
+    if plan.vocab.zero3 and plan.data_degree(0) > 1:
+        yield "embedding and head are whole on every data-parallel rank"
+    if not question.async_grad_reduce and plan.num_microbatches > 1:
+        yield "gradients are reduced once a step, not in every micro-batch"
+
+
+def _calculon(question: PlanQuestion) -> Column:
+    from search.closed_form.calculon import Execution, System, evaluate
+    from search.closed_form.files import application_of, calculon_from_card, structure_of
+    from search.closed_form.questions import calculon_time
+
+    plan, per_node = question.plan, question.card.max_gpus_per_node
+    application = application_of(question.spec)
+    first, dp = _uniform(question, "Calculon"), plan.data_degree(0)
+    pp = plan.num_stages
+    # its last stage has what others leave
+    each = -(-len(plan.layers) // pp)
+    scattered = question.sequence_parallel and first.tp > 1
+
+    def tier(ranks: int) -> int:
+        # of two; groups whose ranks are spread over so many GPUs
+        return int(ranks > per_node)
+
+    execution = Execution(
+        num_procs=plan.world_size,
+        tensor_par=first.tp,
+        pipeline_par=pp,
+        data_par=dp,
+        tensor_par_net=tier(first.tp),
+        data_par_net=tier(first.tp * dp),
+        pipeline_par_net=tier(plan.world_size),
+        batch_size=plan.global_batch,
+        microbatch_size=plan.global_batch // (plan.num_microbatches * dp),
+        datatype=_DATATYPES[question.precision],
+        fused_activation=True,
+        attention_type="flash",
+        activation_recompute="full" if first.checkpoint else "none",
+        pipeline_interleaving=1,
+        optimizer_sharding=plan.default_dp_type == "zero2" and dp > 1,
+        tensor_par_comm_type="rs_ag" if scattered else "ar",
+        tensor_par_overlap="none",
+        # Megatron gathers the input again; a block that is run again has it
+        seq_par_ag_redo=scattered and not first.checkpoint,
+        data_par_overlap=dp > 1,
+        weight_offload=False,
+        activations_offload=False,
+        optimizer_offload=False,
+        structure_type=structure_of(question.spec),
+    )
+    system = calculon_from_card(question.card).model_dump()
+    room = System.model_validate({**system, "mem1": {**system["mem1"], "GiB": _ROOM_GIB}})
+    statistics = evaluate(application, execution, room, layers=True)
+    own = {part.name: part.amount for part in calculon_time(statistics)}
+    block = _by_kind(
+        (_calculon_kind(row["name"]), sum(row[f"{key}_processing_time"] for key in _PASSES))
+        for row in statistics["layers"]
+    )
+    kinds = _scaled(block, statistics["fw_time"] + statistics["bw_time"])
+    kinds["products"] += own.get("head and loss", 0.0)
+    kinds["memory-bound"] += own.get("embedding", 0.0)
+    sizes = (*(each for _ in range(pp - 1)), len(plan.layers) - each * (pp - 1))
+    return Column(
+        model="calculon",
+        total_s=statistics["total_time"],
+        terms_s=_under(_OF_CALCULON, own),
+        kinds_s=kinds,
+        own_s=own,
+        notes=tuple(_closed_notes(question, sizes)),
+    )
+
+
+_PASSES = ("fw", "agrad", "wgrad")
+
+
+def _calculon_kind(name: str) -> str:
+    if name.endswith(_CALCULON_PRODUCTS):
+        return "products"
+    return "attention" if name.endswith(_CALCULON_ATTENTION) else "memory-bound"
+
+
+def _tensor2d(question: PlanQuestion) -> Column:
+    from search.closed_form.files import model_of, tensor2d_from_card
+    from search.closed_form.questions import tensor2d_time
+    from search.closed_form.tensor2d import evaluate
+
+    plan, per_node = question.plan, question.card.max_gpus_per_node
+    model = model_of(question.spec)
+    first, dp = _uniform(question, "the 2D model"), plan.data_degree(0)
+    if first.checkpoint:
+        raise InputError("it recomputes the scores of attention alone, no whole layers")
+    if question.precision == "fp32":
+        raise InputError("it has 16-bit products alone")
+    config = {
+        "dp": dp,
+        "tp": first.tp,
+        "pp": plan.num_stages,
+        "mbs": plan.global_batch // (plan.num_microbatches * dp),
+    }
+    # tensor ranks are neighbours, then data ranks, then stages
+    placement, left = {}, per_node
+    for group in ("tp", "dp", "pp"):
+        placement[f"nv_{group}"] = inside = math.gcd(config[group], left)
+        left //= inside
+    statistics = evaluate(
+        "1d",
+        model,
+        config,
+        placement,
+        n_gpus=plan.world_size,
+        global_batch_size=plan.global_batch,
+        system=tensor2d_from_card(question.card),
+        layers=True,
+    )
+    own = {part.name: part.amount for part in tensor2d_time(statistics)}
+    each = len(plan.layers) // plan.num_stages
+    kinds = _by_kind(
+        (
+            _tensor2d_kind(row["name"]),
+            (1 if row["name"] in _TENSOR2D_ENDS else each)
+            * sum(row[f"t_{way}_{what}"] for way in ("fwd", "bwd") for what in ("comp", "mem")),
+        )
+        for row in statistics["layers"]
+    )
+    notes = [*_closed_notes(question, [each] * plan.num_stages), "it has no optimizer"]
+    return Column(
+        model="tensor2d",
+        total_s=statistics["t"],
+        terms_s=_under(_OF_TENSOR2D, own),
+        kinds_s=_scaled(kinds, statistics["t_comp"] + statistics["t_mem"]),
+        own_s=own,
+        notes=tuple(notes),
+    )
+
+
+def _tensor2d_kind(name: str) -> str:
+    if name in _TENSOR2D_PRODUCTS:
+        return "products"
+    return "attention" if name == "fusedla" else "memory-bound"
+
+
+def _by_kind(parts: Iterator[tuple[str, float]]) -> dict[str, float]:
+    found = dict.fromkeys(KINDS, 0.0)
+    for kind, seconds in parts:
+        found[kind] += seconds
+    return found
+
+
+def _scaled(parts: Mapping[str, float], total_s: float) -> dict[str, float]:
+    """Return the parts of one micro-batch as those of a step, in the same proportion."""
+    whole = sum(parts.values())
+    return {name: value * total_s / whole if whole else 0.0 for name, value in parts.items()}

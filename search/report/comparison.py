@@ -1,0 +1,213 @@
+"""Shows plans in several models of a step: tables of parts side by side, and what differs most.
+
+What the models say is found in `search.closed_form.comparison`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.console import Console, escape
+from autopar.command.show import make_table, print_heading, print_item, print_plain
+from autopar.units import format_count, format_seconds
+from search.closed_form.comparison import KINDS, MODELS, TERMS
+
+if TYPE_CHECKING:
+    from search.closed_form.comparison import Column, Comparison, Difference, Interval
+
+__all__ = ["comparison_document", "show_comparison", "show_overview"]
+
+_FIRST = "bottom_up"
+"""The model that the others are compared with where several plans are shown."""
+_NAME_WIDTH = 24
+_UNSEEN = 1e-6
+"""Of a step."""
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the parts of one plan in all models, the interval, and what differs most by pair."""
+    print_plain(console, _title(comparison), style="bold")
+    print_heading(console, "step time")
+    table = make_table("part", *MODELS.values(), spaced=True)
+    columns = comparison.columns
+    for name, cells in _rows(columns):
+        if any(value is not None for value in cells):
+            table.add_row(escape(name), *map(_seconds, cells))
+    table.add_row("step", *(_seconds(column.total_s, "none") for column in columns), style="bold")
+    console.print(table)
+    for column in columns:
+        if column.interval is not None:
+            print_plain(console, _interval(column.interval, comparison.question.stack.name))
+    _show_differences(console, comparison.differences)
+    _show_lists(console, [comparison], named=False)
+
+
+def show_overview(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Print the steps of several plans in all models, and what makes most of each difference."""
+    table = make_table("plan", *MODELS.values(), spaced=True)
+    for comparison in comparisons:
+        first = comparison.columns[0]
+        from_first = {gap.other: gap for gap in comparison.differences if gap.one == _FIRST}
+        steps = [_seconds(column.total_s, "none") for column in comparison.columns]
+        shares, terms = [], []
+        for column in comparison.columns:
+            gap = from_first.get(column.model)
+            shares.append("" if gap is None else f"{gap.share * 100:+.1f} %")
+            terms.append("" if gap is None else gap.term)
+        if first.interval is not None:
+            shares[0] = _percents(first.interval)
+        # what a plan is takes several lines beside its figures
+        name = [*_wrapped(comparison), "", ""]
+        for index, cells in enumerate((steps, shares, terms)):
+            table.add_row(escape(name[index]), *map(escape, cells))
+        for more in name[3:]:
+            if more:
+                table.add_row(escape(more), *("" for _ in MODELS))
+    console.print(table)
+    print_plain(
+        console,
+        "below a step: its 90 % interval, then how far each model is from bottom-up, and in which "
+        "part most",
+        style="dim",
+    )
+    _show_lists(console, comparisons, named=True)
+
+
+def _wrapped(comparison: Comparison) -> list[str]:
+    return textwrap.wrap(_subject(comparison), _NAME_WIDTH)
+
+
+def _subject(comparison: Comparison) -> str:
+    question = comparison.question
+    plan = question.plan
+    degrees = f"pp{plan.num_stages} " if plan.num_stages > 1 else ""
+    labels = dict.fromkeys(
+        strategy.label(plan.data_degree(layer), plan.default_dp_type)
+        for layer, strategy in enumerate(plan.layers)
+    )
+    several = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    return (
+        f"{question.spec.name}, {plan.world_size} {question.card.name}, "
+        f"{degrees}{next(iter(labels))}{several}"
+    )
+
+
+def _title(comparison: Comparison) -> str:
+    question = comparison.question
+    plan, layer = question.plan, question.spec.layers[0]
+    batches = format_count(plan.num_microbatches, "micro-batch", "micro-batches")
+    return (
+        f"{_subject(comparison)}: {batches} of "
+        f"{plan.global_batch / plan.num_microbatches:g} x {layer.seq_length} tokens, as "
+        f"{question.stack.name} runs it"
+    )
+
+
+def _rows(columns: Sequence[Column]) -> list[tuple[str, list[float | None]]]:
+    """Return the rows of a table, kinds of computing below it."""
+    rows = []
+    for term in TERMS:
+        rows.append((term, [_seen(column, column.terms_s.get(term)) for column in columns]))
+        if term == "compute":
+            rows += [(f"  {kind}", [c.kinds_s.get(kind) for c in columns]) for kind in KINDS]
+    return rows
+
+
+def _seen(column: Column, value: float | None) -> float | None:
+    """Return a part, None where it is too small to be seen in its step."""
+    return None if value is None or abs(value) < _UNSEEN * (column.total_s or 0.0) else value
+
+
+def _seconds(value: float | None, absent: str = "") -> str:
+    return absent if value is None else format_seconds(value)
+
+
+def _interval(found: Interval, stack: str) -> str:
+    runs = "mixtures of experts" if found.experts else "dense models"
+    other = "" if found.stack == stack else f", of {stack} there are none"
+    return (
+        f"bottom-up: 9 of 10 steps lie between {format_seconds(found.low_s)} and "
+        f"{format_seconds(found.high_s)} ({_percents(found)}), as {found.rows} published runs of "
+        f"{runs} with {found.stack} did on clusters that were not measured{other}"
+    )
+
+
+def _percents(found: Interval) -> str:
+    return f"{(found.low - 1) * 100:+.0f} to {(found.high - 1) * 100:+.0f} %"
+
+
+def _show_differences(console: Console, differences: Sequence[Difference]) -> None:
+    if not differences:
+        return
+    print_heading(console, "differences")
+    table = make_table("of", "against", "step", "", "mostly", "", left=2, spaced=True)
+    for gap in differences:
+        table.add_row(
+            MODELS[gap.other],
+            MODELS[gap.one],
+            _signed(gap.seconds),
+            f"{gap.share * 100:+.1f} %",
+            escape(gap.term),
+            _signed(gap.term_s),
+        )
+    console.print(table)
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+
+
+def _show_lists(console: Console, comparisons: Sequence[Comparison], *, named: bool) -> None:
+    """Print why models have no time, and how what they priced differs from the plan.
+
+    named : say of which plans, where it is not of all.
+    """
+    reasons: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
+    for comparison in comparisons:
+        for column in comparison.columns:
+            start, plan = f"{MODELS[column.model]}: ", comparison.question.spec.name
+            if column.reason:
+                reasons.setdefault(start + column.reason, []).append(plan)
+            for note in column.notes:
+                notes.setdefault(start + note, []).append(plan)
+    for heading, found in (("not priced", reasons), ("notes", notes)):
+        if found:
+            print_heading(console, heading)
+        for text, plans in found.items():
+            some = named and len(plans) < len(comparisons)
+            print_item(console, f"{text} ({', '.join(plans)})" if some else text)
+
+
+# --------------------------------------------------------------------------------------------------
+# The object of `--json`.
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return what `--json` writes of one plan: seconds, by model and part."""
+    question = comparison.question
+    plan = question.plan
+    return {
+        "plan": question.path,
+        "model": question.spec.name,
+        "system": question.card.name,
+        "stack": question.stack.name,
+        "num_gpus": plan.world_size,
+        "global_batch": plan.global_batch,
+        "models": {column.model: _column(column) for column in comparison.columns},
+        "differences": [vars(gap) for gap in comparison.differences],
+    }
+
+
+def _column(column: Column) -> Mapping[str, Any]:
+    return {
+        "step_time_s": column.total_s,
+        "reason": column.reason or None,
+        "terms_s": dict(column.terms_s),
+        "kinds_s": dict(column.kinds_s),
+        "own_s": dict(column.own_s),
+        "interval": None if column.interval is None else vars(column.interval),
+        "notes": list(column.notes),
+    }
