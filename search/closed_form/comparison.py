@@ -22,6 +22,7 @@ from autopar.records import dataclass
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
+    from autopar.estimate.site import Site
     from autopar.estimate.stack import Stack
     from search.request import InputSpec
 
@@ -142,6 +143,8 @@ class PlanQuestion:
     card: Card
     """With as many GPUs in a node as the plan was made for."""
     stack: Stack
+    site: Site | None
+    """The cluster that the plan's times were estimated for, where one was named."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
@@ -249,6 +252,7 @@ def load_question(
     InputError: a file is unusable, or something is not said (OptionError).
     """
     from autopar.documents.plan import PlanDocument, read_strategy
+    from autopar.estimate.site import load_site
     from autopar.estimate.stack import load_stack
     from search.request import build_request, model_spec, stored_request
 
@@ -279,7 +283,8 @@ def load_question(
         plan=plan,
         spec=spec,
         card=_card(path, request.inputs, system, plan),
-        stack=load_stack(stack or _stack_of(document)),
+        stack=load_stack(stack or _stack_of(document, request.inputs)),
+        site=None if request.inputs.site is None else load_site(request.inputs.site),
         precision=options.mixed_precision,
         sequence_parallel=options.sequence_parallel,
         async_grad_reduce=options.async_grad_reduce,
@@ -293,11 +298,18 @@ def load_question(
 
 _STACKS = {"torchtitan": "torchtitan-eager", "accelerate": "composer-fsdp"}
 """Engine -> the stack whose trainer is built as it is; the others build on Megatron's kernels."""
-_DEFAULT_STACK = "megatron-core"
+_MEASURED_STACK = "megatron-core"
 
 
-def _stack_of(document: PlanDocument) -> str:
-    return _STACKS.get(document.options.engine or "", _DEFAULT_STACK)
+def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
+    """Return the stack that a plan's times were estimated for; else that of its engine."""
+    from autopar.estimate.stack import DEFAULT_STACK
+
+    if inputs.stack is not None:
+        return inputs.stack
+    if document.estimated:
+        return DEFAULT_STACK
+    return _STACKS.get(document.options.engine or "", _MEASURED_STACK)
 
 
 def _card(path: str, inputs: InputSpec, system: str | None, plan: Plan) -> Card:
@@ -406,9 +418,10 @@ def _bottom_up(question: PlanQuestion) -> Column:
         async_grad_reduce=question.async_grad_reduce,
         tp_overlap=question.tp_overlap,
     )
-    step = step_time(machine_of(question.card, stack), job)
+    step = step_time(machine_of(question.card, stack, question.site), job)
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
-    runs = load_accuracy().of(stack.name, experts=experts, site_known=False)
+    known = question.site is not None
+    runs = load_accuracy().of(stack.name, experts=experts, site_known=known)
     low, high = runs.interval_s(step.total_s)
     return Column(
         model="bottom_up",

@@ -14,6 +14,7 @@ from autopar.documents.spec import load_spec
 from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import job_of_plan
 from autopar.estimate.layer import machine_of
+from autopar.estimate.stack import DEFAULT_STACK
 from autopar.estimate.step import step_time
 from autopar.plans import LayerStrategy, VocabStrategy
 from search.closed_form.calculon import evaluate
@@ -31,7 +32,7 @@ from search.commands import estimate, search
 from search.report.comparison import comparison_document
 
 ASKED = ("--model", "llama2-7b", "--hardware", "a100-80gb:1x8", "--settle-bsz", "8")
-TENSOR = (*ASKED, "--settle-chunk", "8", "--pin", "tp=8,vtp=8")
+TENSOR = (*ASKED, "--stack", "megatron-core", "--settle-chunk", "8", "--pin", "tp=8,vtp=8")
 Ask = Callable[..., tuple[int, str, str]]
 
 
@@ -72,7 +73,7 @@ def test_parts_add_up(question: PlanQuestion) -> None:
 
 
 def test_bottom_up_is_the_step_of_its_job(question: PlanQuestion) -> None:
-    """On the plan's card with the default stack; the interval is that of its class of runs."""
+    """On the card with the stack of its estimates; the interval is that of its class of runs."""
     column = columns(question)["bottom_up"]
     job = job_of_plan(question.plan, question.spec)
     step = step_time(machine_of(question.card, question.stack), job)
@@ -247,15 +248,18 @@ def test_json_is_what_is_shown(ask: Ask, path: Path, question: PlanQuestion) -> 
         assert word in out
 
 
-def test_stack_is_that_of_the_engine(ask: Ask, tmp_path: Path) -> None:
-    """A plan that was searched for an engine says so; an option wins."""
+def test_stack_is_that_of_the_estimates_or_of_the_engine(ask: Ask, tmp_path: Path) -> None:
+    """Estimated times are of a stack; measured ones of whatever the engine runs; an option wins."""
     target = tmp_path / "fsdp.json"
     asked = [*ASKED, "--engine", "accelerate", "--output-config-path", str(target)]
     assert search.run(asked) == 0
     made = tmp_path / "autopar_plan_fsdp.json"
     assert json.loads(made.read_text())["options"]["engine"] == "accelerate"
 
-    assert load_question(str(made)).stack.name == "composer-fsdp"
+    assert load_question(str(made)).stack.name == DEFAULT_STACK
+    measured = tmp_path / "autopar_plan_measured.json"
+    measured.write_text(json.dumps(json.loads(made.read_text()) | {"estimated": False}))
+    assert load_question(str(measured)).stack.name == "composer-fsdp"
     assert load_question(str(made), stack="megatron-2021").stack.name == "megatron-2021"
 
 
