@@ -202,6 +202,8 @@ def run_of(row: Mapping[str, str], settings: Mapping[str, Any], *, use_site: boo
     if "HBM2e" in cells["gpu_type"]:
         # 2.4 TB/s where the card has 3.35
         card = replace(card, memory_bytes_per_s=2.4e12)
+    if job.global_batch != _count(cells, "global_batch"):
+        taken.append(f"global_batch={job.global_batch}")
     site = _site_named(source.site) if source.site is not None and use_site else None
     machine = machine_of(card, stack, site)
     # adapters by their nominal rate say nothing of what is reached
@@ -327,7 +329,7 @@ def _job(
         mtp=0 if "w/o MTP" in cells["model"] else model.mtp,
         seq=_count(cells, "seq"),
         micro_batch=_count(cells, "micro_batch"),
-        global_batch=_count(cells, "global_batch"),
+        global_batch=_whole_batch(cells, dp),
         gpus=gpus,
         tp=tp,
         cp=cp,
@@ -428,9 +430,17 @@ def _stack(cells: Mapping[str, str], source: _Source) -> Stack:
     return _stack_named("torchtitan-compiled" if compiled else source.stack)
 
 
+def _whole_batch(cells: Mapping[str, str], dp: int) -> int:
+    """Return the sequences of a step in whole micro-batches, as near as there are to the row's."""
+    unit = _count(cells, "micro_batch") * dp
+    return max(1, round(_count(cells, "global_batch") / unit)) * unit
+
+
 def _measured_s(cells: Mapping[str, str], job: Job) -> float:
     if cells["iter_time_s"]:
-        return _positive(cells, "iter_time_s")
+        # of so many sequences as are priced
+        share = job.global_batch / _count(cells, "global_batch")
+        return _positive(cells, "iter_time_s") * share
     tokens = job.global_batch * job.seq
     if cells["tokens_s_gpu"]:
         return tokens / (_positive(cells, "tokens_s_gpu") * job.gpus)
