@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import visible
 from autopar.errors import OptionError
+from autopar.model import ModelProfile
 from autopar.records import dataclass
 
 __all__ = ["COMMAND", "EstimatedFiles", "main", "run"]
@@ -90,7 +92,7 @@ def _execute(raw: dict[str, Any]) -> int:
     cluster = estimate_hardware(
         card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, stack=trainer, site=site
     )
-    # the documented memory file has tables of both variants
+    # the documented memory file has tables of both variants, and its sidecar layers of both
     with_sp, without_sp = (
         estimate_model(
             spec,
@@ -107,7 +109,8 @@ def _execute(raw: dict[str, Any]) -> int:
     try:
         paths = write_hardware(cluster, out)
         if asked.sequence_parallel:
-            paths += write_model_profile(with_sp, spec, out, other_variant=without_sp)
+            both = _with_layers_of(with_sp, without_sp)
+            paths += write_model_profile(both, spec, out, other_variant=without_sp)
         else:
             paths += write_model_profile(without_sp, spec, out)
     except OSError as error:
@@ -119,6 +122,21 @@ def _execute(raw: dict[str, Any]) -> int:
     sys.stdout.flush()
     COMMAND.say("estimated from a card and a stack, not measured")
     return 0
+
+
+def _with_layers_of(profile: ModelProfile, other: ModelProfile) -> ModelProfile:
+    """Return a profile with the sharded layers of the other variant beside its own."""
+    layers = tuple(
+        replace(
+            layer,
+            sharded_times=(
+                *layer.sharded_times,
+                *(cell for cell in more.sharded_times if cell.kind == "tp"),
+            ),
+        )
+        for layer, more in zip(profile.layers, other.layers, strict=True)
+    )
+    return replace(profile, layers=layers)
 
 
 def run(arguments: Sequence[str]) -> int:

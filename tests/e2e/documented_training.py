@@ -470,7 +470,8 @@ def _(lab: Lab) -> None:
 @TABLE.works("T5 in exports")
 def _(lab: Lab) -> None:
     """The launch of v2.4 has T5 with both numbers of layers; a refusal names who takes it."""
-    lab = exported(lab, *T5)
+    # a plan that all of them can run
+    lab = exported(lab, *T5, "--pin", "pp=1,tp=1,vtp=1")
     script = lab.path("g", "train_dist_v2.4.sh").read_text(encoding="utf-8")
     for words in (
         *("--model_size t5-3B", "--set_layernum_manually 1"),
@@ -643,7 +644,7 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("exported newest launch")
 def _(lab: Lab) -> None:
-    folder = exported(lab, *LLAMA, "--num_layers", 16).path("g")
+    folder = exported(lab, *LLAMA, "--num_layers", 16, "--pin", "vtp=1").path("g")
     assert "num_layers: 16\n" in (folder / "model_config.yaml").read_text(encoding="utf-8")
     text = (folder / "train_dist.yaml").read_text(encoding="utf-8")
     for line in ("global_batch_size: 8\n", "vocab_tp: 1\n", "mixed_precision: bf16\n"):

@@ -367,7 +367,7 @@ def test_commands_state_and_keep_the_calibration(
 def test_neutral_file_changes_no_byte_of_the_strategy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only what names the calibration differs in the plan file."""
+    """What names the calibration differs in the plan file, and errors of others' runs are left."""
     one = {"value": 1}
     neutral = document(computation=one, communication=one, memory=one, fixed_s={"value": 0})
     path = written(tmp_path, neutral)
@@ -377,7 +377,12 @@ def test_neutral_file_changes_no_byte_of_the_strategy(
     capsys.readouterr()
 
     assert (tmp_path / "strategy.json").read_bytes() == strategy
-    names = {"defaults_used", "inputs", "options", "request"}
+    names = {"defaults_used", "inputs", "options", "request", "prediction", "alternatives"}
+    assert plain["prediction"].pop("step_time_interval_s")[0] < plain["step_time_s"]
+    assert found["prediction"].pop("step_time_interval_s") is None
+    assert plain["prediction"].pop("interval_of") == ["published runs"]
+    assert all(entry.pop("probability_faster") <= 0.5 for entry in plain["alternatives"])
+    names -= {k for k in ("prediction", "alternatives") if plain[k] == found[k]}
     assert {k for k in plain if plain[k] != found[k]} == names
 
 

@@ -23,7 +23,11 @@ def test_every_table_is_described(data_dir: Path) -> None:
     assert sum(path.stat().st_size for path in files) < LARGEST_BYTES
     for path in files:
         name = path.name.split(".")[0]
-        if path.name.endswith(".json.gz"):
+        if path.name.endswith(".jsonl.gz"):
+            settings = read.read_settings(path)
+            assert settings
+            assert all(isinstance(of_row, dict) for of_row in settings.values())
+        elif path.name.endswith(".json.gz"):
             document = read.read_file(data_dir, name)
             assert list(document) == ["what", "source", "obtained", "units", "tables"]
             assert all(document.values())

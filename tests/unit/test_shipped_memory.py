@@ -338,7 +338,7 @@ def test_a_model_without_a_file_is_estimated(
     write_spec(
         replace(load_spec("llama2-7b"), name="new"), tmp_path / "models" / "new" / "model.json"
     )
-    monkeypatch.setattr(catalog, "_ROOTS", (tmp_path,))
+    monkeypatch.setattr(catalog, "_ROOTS", (tmp_path, *catalog._ROOTS))
     spec = load_spec("new")
 
     profile = with_shipped_memory(estimate_model(spec, str(CARD), batches=(1,)), spec, "new")
