@@ -96,13 +96,13 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         draw.choice(degrees) for degrees in ((1, 2, 4, 8), (1, 1, 2, 4), *2 * [(1, 2, 3, 8)])
     )
     surfaces = machine.kernels.section.gemm
-    # the head is in 16 bits, and unfused attention in bf16
-    plain = "bf16" in surfaces
-    precisions = [*surfaces, "fp16", *(["mxfp8"] if "fp8_block" in surfaces else [])]
-    kernels = [*machine.kernels.section.attention, *(["unfused"] if plain and cp == 1 else [])]
-    kernel = draw.choice([None, *kernels])
-    if kernel is None and machine.stack.attention[0] == "unfused" and "unfused" not in kernels:
-        kernel = draw.choice(kernels)
+    precision = draw.choice([*surfaces, "fp16", *(["mxfp8"] if "fp8_block" in surfaces else [])])
+    known = [*machine.kernels.section.attention]
+    kernel = draw.choice([None, "unfused", *known])
+    preferred = next(name for name in (*machine.stack.attention, *known) if name in known)
+    unfused = "unfused" in (kernel, *machine.stack.attention[:1]) or precision == "fp32"
+    if cp > 1 and unfused and kernel not in known:
+        kernel = preferred  # attention that writes its scores has no rings
     blocks = tuple(_block(draw, tp) for _ in range(draw.choice((1, 1, 2))))
     layers = sum(block.number for block in blocks)
     vpp = draw.choice([v for v in (1, 1, 2, 5) if v == 1 or (pp > 1 and pp * v <= layers + 2)])
@@ -131,7 +131,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         sequence_parallel=draw.random() < 0.5,
         zero=draw.choice((0, 1, 2, 3)),
         reshard=draw.random() < 0.7,
-        precision=draw.choice(precisions if plain else ["fp16"]),
+        precision=precision,
         recompute=recompute,
         attention_kernel=kernel,
         ring_balanced=draw.random() < 0.5,
@@ -169,8 +169,6 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
     """Return a job with experts, and of some seeds latent attention, windows and mixers."""
     draw = random.Random(seed)
     _, machine, job = dense_case(draw.randrange(10**6))
-    while "bf16" not in machine.kernels.section.gemm:
-        _, machine, job = dense_case(draw.randrange(10**6))
     ranks = job.tp * job.cp * job.dp
     ep = draw.choice([ep for ep in (1, 2, 3, 4, 6, 8, 16) if ranks % ep == 0])
     experts = Experts(
