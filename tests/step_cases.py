@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from autopar.documents.catalog import card_names
+from autopar.documents.json import JsonDocument
 from autopar.estimate.card import Card, load_card
 from autopar.estimate.collectives import SiteFactors
 from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mamba, Mlp
 from autopar.estimate.layer import Machine, machine_of
+from autopar.estimate.site import Site as Cluster, read_site
 from autopar.estimate.stack import Stack, load_stack
 from tests.oracles.step import Site
 
@@ -76,19 +80,33 @@ def dense_case(seed: int) -> tuple[Site, Machine, Job]:
     draw = random.Random(seed)
     name, stack = draw.choice(CARDS), draw.choice(STACKS)
     card = card_named(name)
-    factors, clock, share = SiteFactors(), None, None
+    factors, share, network, cluster = SiteFactors(), None, card.network, None
     if draw.random() < 0.5:
         factors = SiteFactors(in_node=draw.uniform(0.3, 1), cross_node=draw.uniform(0.3, 1))
         clock, share = draw.uniform(0.6, 1.1), draw.uniform(0.3, 0.9)
-    machine = machine_of(card, stack_named(stack))
-    if clock is not None and share is not None:
-        # as a site of these figures would make it
-        scale = share / machine.kernels.memory_share("elementwise")
-        rate = machine.kernels.memory_bytes_per_s * scale
-        kernels = replace(machine.kernels, memory_bytes_per_s=rate)
-        machine = replace(machine, clock=clock, factors=factors, kernels=kernels)
-    site = Site(name, stack, card.network, machine.clock, share, factors)
+        figures = {
+            "clock": clock,
+            "elementwise_share": share,
+            "in_node": factors.in_node,
+            "cross_node": factors.cross_node,
+        }
+        if draw.random() < 0.5:
+            figures["adapter_bytes_per_s"] = adapters = draw.uniform(5e9, 1e11)
+            network = replace(network, adapter_bytes_per_s=adapters)
+        cluster = _cluster(name, figures)
+    machine = machine_of(card, stack_named(stack), cluster)
+    site = Site(name, stack, network, machine.clock, share, factors)
     return site, machine, _dense_job(draw, machine)
+
+
+def _cluster(card: str, figures: Mapping[str, float]) -> Cluster:
+    """Return a cluster of a card's devices with these figures, as its document would say them."""
+    entries = {
+        key: {"value": value, "quality": "measured", "source": "drawn"}
+        for key, value in figures.items()
+    }
+    data = {"format": "autopar-site", "version": 1, "card": card, **entries}
+    return read_site(JsonDocument(path=Path("drawn.json"), data=data, sha256=""))
 
 
 def _dense_job(draw: random.Random, machine: Machine) -> Job:
@@ -96,13 +114,13 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         draw.choice(degrees) for degrees in ((1, 2, 4, 8), (1, 1, 2, 4), *2 * [(1, 2, 3, 8)])
     )
     surfaces = machine.kernels.section.gemm
-    # the head is in 16 bits, and unfused attention in bf16
-    plain = "bf16" in surfaces
-    precisions = [*surfaces, "fp16", *(["mxfp8"] if "fp8_block" in surfaces else [])]
-    kernels = [*machine.kernels.section.attention, *(["unfused"] if plain and cp == 1 else [])]
-    kernel = draw.choice([None, *kernels])
-    if kernel is None and machine.stack.attention[0] == "unfused" and "unfused" not in kernels:
-        kernel = draw.choice(kernels)
+    precision = draw.choice([*surfaces, "fp16", *(["mxfp8"] if "fp8_block" in surfaces else [])])
+    known = [*machine.kernels.section.attention]
+    kernel = draw.choice([None, "unfused", *known])
+    preferred = next(name for name in (*machine.stack.attention, *known) if name in known)
+    unfused = "unfused" in (kernel, *machine.stack.attention[:1]) or precision == "fp32"
+    if cp > 1 and unfused and kernel not in known:
+        kernel = preferred  # attention that writes its scores has no rings
     blocks = tuple(_block(draw, tp) for _ in range(draw.choice((1, 1, 2))))
     layers = sum(block.number for block in blocks)
     vpp = draw.choice([v for v in (1, 1, 2, 5) if v == 1 or (pp > 1 and pp * v <= layers + 2)])
@@ -131,7 +149,7 @@ def _dense_job(draw: random.Random, machine: Machine) -> Job:
         sequence_parallel=draw.random() < 0.5,
         zero=draw.choice((0, 1, 2, 3)),
         reshard=draw.random() < 0.7,
-        precision=draw.choice(precisions if plain else ["fp16"]),
+        precision=precision,
         recompute=recompute,
         attention_kernel=kernel,
         ring_balanced=draw.random() < 0.5,
@@ -169,8 +187,6 @@ def mixture_case(seed: int) -> tuple[Machine, Job]:
     """Return a job with experts, and of some seeds latent attention, windows and mixers."""
     draw = random.Random(seed)
     _, machine, job = dense_case(draw.randrange(10**6))
-    while "bf16" not in machine.kernels.section.gemm:
-        _, machine, job = dense_case(draw.randrange(10**6))
     ranks = job.tp * job.cp * job.dp
     ep = draw.choice([ep for ep in (1, 2, 3, 4, 6, 8, 16) if ranks % ep == 0])
     experts = Experts(

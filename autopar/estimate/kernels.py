@@ -5,8 +5,8 @@ ways its inner dimension can be split; attention as the pairs of tokens it visit
 takes arrays of shapes and prices them at once. Kernels that only move bytes are in
 `autopar.estimate.memory_bound`, and how kernels make a layer is in neither.
 
-Times are those of a short benchmark unless `clock` says otherwise: `Kernels.clock` is what a
-training run sustains of that rate.
+Times are those of a short benchmark unless `clock` and `sustained` say otherwise: `Kernels.clock`
+is what a training run sustains of that rate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SPLIT_MEMORY_SHARE = 0.8
 _LONG_S = 1e-3
 """Kernels of this length and longer draw the full power, and the clock falls."""
 _SUSTAINED_SLOWDOWN = 0.4
-"""Of that fall, what is left in a run, whose clock is below that of a benchmark already; fitted to
+"""Of that fall, what is left in a run, whose clock has fallen before the kernel begins; fitted to
 published runs with small and large products."""
 _ALIGNMENT = 8
 _MISALIGNED = 2.95
@@ -75,6 +75,14 @@ _GROUPED_WEIGHT_GRADIENT_RATE = 0.8
 PCIe."""
 _BLOCK = 4096
 """Shapes priced at a time: their intermediate arrays stay in the core's own cache."""
+
+
+class _Run(NamedTuple):
+    """How products run: their precision, and the clock of a benchmark or of a run."""
+
+    dtype: str
+    clock: float
+    sustained: bool
 
 
 class LinearTimes(NamedTuple):
@@ -94,6 +102,7 @@ def gemm_s(
     dtype: str = "bf16",
     batch: ArrayLike = 1,
     clock: float = 1.0,
+    sustained: bool = False,
     cast: bool = True,
 ) -> F64:
     """Return the seconds of `batch` products out[m, n] = x[m, k] w[n, k]^T.
@@ -102,12 +111,13 @@ def gemm_s(
     [q 2 tm tn (k/s + k0) / (P eff) + split], bytes / (hb HBM)) + t0 with P = peak c clock / SMs,
     x = batch ceil(m/tm) ceil(n/tn) s / SMs, q = max(1, w ceil(x) + (1-w) x),
     eff = min(1, tile / 85.3)^a, tile = tm tn / (tm + tn); the first term grows by
-    1 + z ln(1 + t / 1 ms), since a long kernel lowers the clock (0.4 z where it is lower already:
-    `clock` below 1). With `cast`, low precisions
+    1 + z ln(1 + t / 1 ms), since a long kernel lowers the clock (0.4 z where a run has lowered it
+    already: `sustained`, whatever share of the rate `clock` is). With `cast`, low precisions
     include the quantisation of x, as in the tables the constants were fitted to. Raises InputError.
     """
     m, n, k, batch = _floats(m, n, k, batch)
-    time = _gemm(kernels, m, n, k, batch, dtype, clock, _misaligned(n, k, dtype))
+    run = _Run(dtype, clock, sustained)
+    time = _gemm(kernels, m, n, k, batch, run, _misaligned(n, k, dtype))
     return time + _cast(kernels, batch * m * k, dtype) if cast else time
 
 
@@ -119,6 +129,7 @@ def linear_s(
     *,
     dtype: str = "bf16",
     clock: float = 1.0,
+    sustained: bool = False,
     cast: bool = True,
 ) -> LinearTimes:
     """Return the seconds of a linear layer's forward, input gradient and weight gradient.
@@ -128,11 +139,11 @@ def linear_s(
     one of the output's gradient, which both gradients share. Raises InputError.
     """
     m, n, k = _floats(tokens, outputs, inputs)
-    one = np.ones_like(m)
+    one, run = np.ones_like(m), _Run(dtype, clock, sustained)
     slow = _misaligned(n, k, dtype)
-    forward = _gemm(kernels, m, n, k, one, dtype, clock, slow)
-    inner = _gemm(kernels, m, k, n, one, dtype, clock, slow)
-    outer = _gemm(kernels, n, k, m, one, dtype, clock, slow) / _WEIGHT_GRADIENT_RATE
+    forward = _gemm(kernels, m, n, k, one, run, slow)
+    inner = _gemm(kernels, m, k, n, one, run, slow)
+    outer = _gemm(kernels, n, k, m, one, run, slow) / _WEIGHT_GRADIENT_RATE
     if cast:
         forward = forward + _cast(kernels, m * k, dtype)
         inner = inner + _cast(kernels, m * n, dtype)
@@ -149,6 +160,7 @@ def grouped_gemm_s(
     dtype: str = "bf16",
     fused: bool = False,
     clock: float = 1.0,
+    sustained: bool = False,
     pad: int = 1,
     cast: bool = True,
 ) -> F64:
@@ -161,7 +173,8 @@ def grouped_gemm_s(
     """
     rows, groups, n, k = _floats(rows, groups, n, k)
     rows = np.ceil(rows / pad) * pad
-    time = _grouped(kernels, (rows, n, k, groups), dtype, fused, clock, _misaligned(n, k, dtype))
+    run, slow = _Run(dtype, clock, sustained), _misaligned(n, k, dtype)
+    time = _grouped(kernels, (rows, n, k, groups), fused, run, slow)
     return time + _cast(kernels, groups * rows * k, dtype) if cast else time
 
 
@@ -175,6 +188,7 @@ def grouped_linear_s(
     dtype: str = "bf16",
     fused: bool = False,
     clock: float = 1.0,
+    sustained: bool = False,
     pad: int = 1,
     cast: bool = True,
 ) -> LinearTimes:
@@ -185,23 +199,21 @@ def grouped_linear_s(
     """
     m, groups, n, k = _floats(rows, groups, outputs, inputs)
     m = np.ceil(m / pad) * pad
-    slow = _misaligned(n, k, dtype)
-    forward = _grouped(kernels, (m, n, k, groups), dtype, fused, clock, slow)
-    inner = _grouped(kernels, (m, k, n, groups), dtype, fused, clock, slow)
-    outer = _grouped(kernels, (n, k, m, groups), dtype, fused, clock, slow)
+    run, slow = _Run(dtype, clock, sustained), _misaligned(n, k, dtype)
+    forward = _grouped(kernels, (m, n, k, groups), fused, run, slow)
+    inner = _grouped(kernels, (m, k, n, groups), fused, run, slow)
+    outer = _grouped(kernels, (n, k, m, groups), fused, run, slow)
     if cast:
         forward = forward + _cast(kernels, groups * m * k, dtype)
         inner = inner + _cast(kernels, groups * m * n, dtype)
     return LinearTimes(forward, inner, outer / _GROUPED_WEIGHT_GRADIENT_RATE)
 
 
-def _grouped(
-    kernels: Kernels, sizes: Sequence[F64], dtype: str, fused: bool, clock: float, slow: Bool
-) -> F64:
+def _grouped(kernels: Kernels, sizes: Sequence[F64], fused: bool, run: _Run, slow: Bool) -> F64:
     section = kernels.section
     share = section.fused_grouped_gemm if fused else section.grouped_gemm
     m, n, k, groups = sizes
-    time: F64 = _gemm(kernels, m, n, k, groups, dtype, clock, slow) / share["share"]
+    time: F64 = _gemm(kernels, m, n, k, groups, run, slow) / share["share"]
     return time
 
 
@@ -230,26 +242,24 @@ def _floats(*sizes: ArrayLike) -> tuple[F64, ...]:
     return tuple(np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes)))
 
 
-def _gemm(
-    kernels: Kernels, m: F64, n: F64, k: F64, batch: F64, dtype: str, clock: float, slow: Bool
-) -> F64:
+def _gemm(kernels: Kernels, m: F64, n: F64, k: F64, batch: F64, run: _Run, slow: Bool) -> F64:
     """Return the seconds of batched products of equally shaped arrays, a block at a time."""
-    figure = kernels.gemm(dtype)
+    figure = kernels.gemm(run.dtype)
     shape = m.shape
     flat = [np.ascontiguousarray(size).ravel() for size in (m, n, k, batch)]
     time: F64 = np.empty(flat[0].size)
     for start in range(0, time.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        time[part] = _block(kernels, figure, [size[part] for size in flat], dtype, clock)
+        time[part] = _block(kernels, figure, [size[part] for size in flat], run)
     time = time.reshape(shape)
     return np.where(slow, _MISALIGNED * time, time)
 
 
-def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], dtype: str, clock: float) -> F64:
+def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], run: _Run) -> F64:
     """Price one block of shapes (m, n, k, batch); see `gemm_s` for the formula and its letters."""
     m, n, k, batch = sizes
     memory, sms = kernels.memory_bytes_per_s, kernels.num_sms
-    rate = kernels.flop_per_s[dtype] * figure["peak_share"] * clock / sms
+    rate = kernels.flop_per_s[run.dtype] * figure["peak_share"] * run.clock / sms
     rounding = figure["wave_rounding"]
     # blocks along one side, shared by the tiles that have it
     along_m = {side: np.ceil(m / side) for side in {tile[0] for tile in _TILES}}
@@ -280,9 +290,9 @@ def _block(kernels: Kernels, figure: Figure, sizes: Sequence[F64], dtype: str, c
             least += partial + figure["split_s"]
             # a batch fills the device already, and libraries do not split it
             np.minimum(best, np.where(batch > 1, np.inf, least), out=best)
-    slowdown = figure["slowdown"] * (_SUSTAINED_SLOWDOWN if clock < 1.0 else 1.0)
+    slowdown = figure["slowdown"] * (_SUSTAINED_SLOWDOWN if run.sustained else 1.0)
     best *= 1 + slowdown * np.log1p(best / _LONG_S)
-    size = ELEMENT_BYTES[dtype]
+    size = ELEMENT_BYTES[run.dtype]
     # low precisions write their result in 16 bits
     result = max(size, ELEMENT_BYTES["bf16"])
     moved = batch * ((m * k + n * k) * size + m * n * result)
@@ -431,6 +441,7 @@ def unfused_attention_s(
     phase: Phase = "forward",
     dtype: str = "bf16",
     clock: float = 1.0,
+    sustained: bool = False,
 ) -> F64:
     """Return the seconds of attention that writes its scores: 2 batched GEMMs, 4 backward.
 
@@ -439,9 +450,9 @@ def unfused_attention_s(
     """
     batch, heads, length, width = _floats(batch, heads, seq_length, head_dim)
     many = batch * heads
-    never = np.zeros(many.shape, dtype=np.bool_)
-    scores = _gemm(kernels, length, length, width, many, dtype, clock, never)
-    values = _gemm(kernels, length, width, length, many, dtype, clock, never)
+    run, never = _Run(dtype, clock, sustained), np.zeros(many.shape, dtype=np.bool_)
+    scores = _gemm(kernels, length, length, width, many, run, never)
+    values = _gemm(kernels, length, width, length, many, run, never)
     products = (scores + values) * (1 if phase == "forward" else 2) / _UNFUSED_GEMM_RATE
     products = np.where(width % _ALIGNMENT != 0, _UNFUSED_MISALIGNED * products, products)
     moved = many * length * length * _SCORE_BYTES[phase]

@@ -296,7 +296,16 @@ def _linear(
     """Yield a linear layer's products, its gradient's accumulation and its casts."""
     dtype = "bf16" if job.experts_only and job.precision not in ("fp16", "fp32") else job.precision
     clock = machine.kernels.product_clock(dtype, machine.clock)
-    times = linear_s(machine.kernels, tokens, outputs, inputs, dtype=dtype, clock=clock, cast=False)
+    times = linear_s(
+        machine.kernels,
+        tokens,
+        outputs,
+        inputs,
+        dtype=dtype,
+        clock=clock,
+        sustained=True,
+        cast=False,
+    )
     yield _product(machine, job, name, module, times, outputs * inputs, dtype)
     yield from _casts(machine, job, name, module, dtype, tokens * inputs, tokens * outputs)
 
@@ -426,6 +435,7 @@ def _core_s(
             phase=phase,
             dtype=job.precision if job.precision in ("fp16", "fp32") else "bf16",
             clock=machine.clock,
+            sustained=True,
         )
     part, window = job.seq / job.cp, attention.window
     # a narrow window is as many pairs for every query, whichever rank has it
@@ -527,6 +537,7 @@ def _expert_parts(
             dtype=job.precision,
             fused=job.fused_experts,
             clock=machine.kernels.product_clock(job.precision, machine.clock),
+            sustained=True,
             pad=pad,
             cast=False,
         )

@@ -443,7 +443,7 @@ def estimate_model(
     vocab_degrees = tuple(sorted(tensor | set(VOCAB_DEGREES)))
     vocab = padded_vocab_size(spec)
     for lengths in dict.fromkeys(cases):
-        blocks = blocks_of(resized_lengths(spec, lengths))
+        blocks = blocks_of(_resized(spec, lengths))
         for index, (layer, length) in enumerate(zip(spec.layers, lengths, strict=True)):
             # cross-attention reads what the layer type in front of it, the encoder, puts out
             source_length = lengths[index - 1] if layer.cross_attention and index else None
@@ -507,7 +507,7 @@ def estimate_model(
     )
 
 
-def resized_lengths(spec: ModelSpec, lengths: Sequence[int]) -> ModelSpec:
+def _resized(spec: ModelSpec, lengths: Sequence[int]) -> ModelSpec:
     """Return a spec whose layer types have these sequence lengths."""
     layers = tuple(
         replace(layer, seq_length=length)

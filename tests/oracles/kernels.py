@@ -41,7 +41,15 @@ def roofline_s(name: str, m: int, n: int, k: int, dtype: str) -> float:
 
 
 def gemm_time_s(
-    name: str, m: int, n: int, k: int, dtype: str, batch: int = 1, clock: float = 1.0
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    batch: int = 1,
+    clock: float = 1.0,
+    sustained: bool = False,
 ) -> float:
     """Return the seconds of one batched GEMM, the cast of its input included."""
     card = _card(name)
@@ -66,8 +74,8 @@ def gemm_time_s(
                 time += value.get("split_s", 2e-6) + 4 * m * n * (splits + 1) / (0.8 * memory)
             times.append(time)
     time = min(times)
-    # a run has a lower clock already, and falls by less
-    fall = value.get("slowdown", 0.0) * (0.4 if clock < 1 else 1.0)
+    # a run's clock has fallen already, and falls by less
+    fall = value.get("slowdown", 0.0) * (0.4 if sustained else 1.0)
     time *= 1 + fall * math.log(1 + time * 1000)
     width = WIDTHS[dtype]
     moved = batch * ((m * k + n * k) * width + m * n * max(width, 2))

@@ -96,8 +96,8 @@ class _Device:
                 if parts > 1:
                     time += value.get("split_s", 2e-6) + 4 * m * n * (parts + 1) / (0.8 * self.hbm)
                 best = min(best, time)
-        # a run's clock is below that of a benchmark, and falls less with long kernels
-        fall = value.get("slowdown", 0.0) * (0.4 if clock < 1 else 1.0)
+        # a run's clock has fallen already, and falls less with long kernels
+        fall = value.get("slowdown", 0.0) * 0.4
         best *= 1 + fall * math.log(1 + best / 1e-3)
         width = WIDTHS[dtype]
         moved = batch * (width * k * (m + n) + max(width, 2) * m * n)
@@ -199,10 +199,16 @@ class _Step:
             outer += device.moving(outputs * inputs * self.added, "optimizer")
         return forward, inner + outer
 
+    def plain(self) -> str:
+        """Return the precision of what is never taken in less than 16 bits."""
+        return "bf16" if WIDTHS[self.job.precision] < 2 else self.job.precision
+
     def elementwise(self, what: str, elements: float, gated: bool = False) -> tuple[float, float]:
         """Return forward and backward of an operation that the stack's document counts."""
         figure = self.bytes[what]
         per = figure["forward"] * (figure.get("gated", 1.0) if gated else 1.0), figure["backward"]
+        if self.job.precision == "fp32":
+            elements *= 2  # the document counts bytes of 16 bits
         forward, backward = (self.device.moving(elements * p) if p else 0.0 for p in per)
         return forward, backward
 
@@ -211,15 +217,15 @@ class _Step:
         job, attention = self.job, block.attention
         assert attention is not None
         has = self.device.kernels["attention"]
-        kernel = job.attention_kernel or next(
-            name for name in [*self.stack["attention"], *has] if name == "unfused" or name in has
-        )
+        names = ["unfused"] if job.precision == "fp32" else [*self.stack["attention"], *has]
+        kernel = job.attention_kernel or next(n for n in names if n == "unfused" or n in has)
         heads, width = attention.heads / job.tp, attention.width
         if kernel == "unfused":
             assert job.cp == 1
             length, many = job.seq, job.micro_batch * heads
-            products = self.device.product(length, length, width, "bf16", many)
-            products += self.device.product(length, width, length, "bf16", many)
+            dtype = self.plain()
+            products = self.device.product(length, length, width, dtype, many)
+            products += self.device.product(length, width, length, dtype, many)
             products *= (10.0 if width % 8 else 1.0) / 0.96
             scores = many * length * length
             return (
@@ -261,6 +267,8 @@ class _Step:
         assert attention.latent is None
         h, n, t = block.hidden, self.tokens, job.tp
         q, k = attention.heads * attention.width, attention.kv_heads * attention.width
+        # a rank holds one key-value head at least
+        k = k * max(1.0, t / attention.kv_heads)
         first = mlp.width * (2 if mlp.gated else 1)
         dtype, found = job.precision, []
         casts = self.stack["cast"]["value"]["bytes"] if WIDTHS[dtype] < 2 else 0
@@ -275,8 +283,6 @@ class _Step:
                 moved = (n * side * casts for side in (inputs, outputs))
                 forward, backward = (self.device.moving(each) for each in moved)
                 found.append(("cast", module, forward, backward))
-        # a rank holds one key-value head at least
-        k = k * max(1.0, t / attention.kv_heads)
         if attention.head_norms:
             found.append(("memory", "attention", *self.elementwise("norm", n * (q + k) / t)))
         layout = self.elementwise("layout", 2 * n * (q + 2 * k) / t)
@@ -441,7 +447,7 @@ class _Step:
         loss = self.bytes["cross_entropy"]["forward"], self.bytes["cross_entropy"]["backward"]
         memory = sum(self.device.moving(n * columns * b, "softmax", 3) for b in loss)
         memory += sum(self.elementwise("norm", n * h / (job.tp if job.sequence_parallel else 1)))
-        gemm = sum(self.linear(columns, h, "fp16" if job.precision == "fp16" else "bf16"))
+        gemm = sum(self.linear(columns, h, self.plain()))
         sends = self.collective("allreduce", 2 * n * h, job.tp, 1)
         sends += 3 * self.collective("allreduce", 4 * n, job.tp, 1)
         return {"gemm": gemm, "memory": memory, "tensor": sends}

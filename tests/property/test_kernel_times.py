@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -31,13 +33,24 @@ sizes = st.integers(1, 8192).map(lambda eights: 8 * eights)
 lengths = st.integers(1, 512).map(lambda blocks: 128 * blocks)
 
 
-@given(surfaces, sizes, sizes, sizes, st.integers(1, 64))
-def test_gemm_is_the_oracle(surface: tuple[str, str], m: int, n: int, k: int, batch: int) -> None:
+@given(
+    surfaces,
+    sizes,
+    sizes,
+    sizes,
+    st.integers(1, 64),
+    st.sampled_from([0.9, 1.0, 1.1]),
+    st.booleans(),
+)
+def test_gemm_is_the_oracle(
+    surface: tuple[str, str], m: int, n: int, k: int, batch: int, clock: float, sustained: bool
+) -> None:
     """The arrays of the product and the loops of the oracle give one price."""
     name, dtype = surface
+    run: dict[str, Any] = {"clock": clock, "sustained": sustained}
     for many in (1, batch):
-        expected = gemm_time_s(name, m, n, k, dtype, batch=many, clock=0.9)
-        found = gemm_s(CARDS[name], m, n, k, dtype=dtype, batch=many, clock=0.9)
+        expected = gemm_time_s(name, m, n, k, dtype, batch=many, **run)
+        found = gemm_s(CARDS[name], m, n, k, dtype=dtype, batch=many, **run)
         assert float(found) == pytest.approx(expected, rel=1e-9)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from autopar.errors import InputError
 from autopar.estimate.job import Block, Experts, Job, stage_blocks
@@ -68,9 +68,8 @@ def test_more_work_takes_longer(seed: int, factor: int) -> None:
 def test_a_faster_machine_is_no_slower(seed: int, factor: float) -> None:
     """A higher clock, wider memory, links and adapters."""
     machine, job = any_case(seed)
-    machine = replace(machine, clock=0.3)
     after = total_s(machine, job) / ROUNDING
-    assert total_s(replace(machine, clock=0.3 * factor), job) <= after
+    assert total_s(replace(machine, clock=machine.clock * factor), job) <= after
     wider = replace(machine.kernels, memory_bytes_per_s=machine.kernels.memory_bytes_per_s * factor)
     assert total_s(replace(machine, kernels=wider), job) <= after
     network = machine.card.network
@@ -176,7 +175,6 @@ def test_any_degrees_have_a_time_or_a_sentence(
     """No other exception than the sentence, and no time that is none."""
     machine = machine_of(card_named(card), stack_named(stack))
     job = replace(DENSE, precision="fp16", **changes)
-    assume(stack != "megatron-2021" or "bf16" in machine.kernels.section.gemm)
     try:
         step = step_time(machine, job)
     except InputError as error:

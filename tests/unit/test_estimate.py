@@ -58,10 +58,22 @@ def test_profile_is_complete_and_marked():
     assert set(memory.activation_bytes_per_sample) == {1, 2, 4, 8, 16, 32}
     assert memory.checkpoint_bytes_per_sample == 8192 * 4096 * 2
     assert profile.logits_peak_bytes_per_sample == 4 * 8192 * 128256
-    per_sample = [p.forward_s / p.batch for p in profile.layers[0].times]
-    assert per_sample == sorted(per_sample, reverse=True)
     only = profile.other_memory["only"][(8192,)]
     assert only.model_state_bytes[1] == 16 * (2 * 128256 * 4096 + 4096)
+
+
+def test_samples_of_a_batch_share_what_a_kernel_costs():
+    """Short ones share launches and waves; a long one fills the device, and more of it heats it."""
+    spec = load_spec("llama3-8b")
+    profile = estimate_model(spec, "h100", seq_lengths=[128, 8192], batches=(1, 2, 8))
+    short, long = (
+        [p.forward_s / p.batch for p in profile.layers[0].times if p.seq_length == length]
+        for length in (128, 8192)
+    )
+    assert short == sorted(short, reverse=True)
+    assert short[0] > 2 * short[-1]
+    assert long == sorted(long)
+    assert long[-1] < 1.02 * long[0]
 
 
 def test_tied_weights_stand_once_on_one_stage_and_twice_on_two():

@@ -137,6 +137,22 @@ def test_groups_and_clock() -> None:
     assert fast < slow < fast / 0.88
 
 
+def test_long_products_of_a_run_slow_down_less() -> None:
+    """Its clock has fallen already, also where it settles at a benchmark's own: no step there."""
+    card = kernels_of(load_card("h100"))
+    short = float(gemm_s(card, 16384, 8192, 8192))
+
+    def long_s(clock: float) -> float:
+        return float(gemm_s(card, 16384, 8192, 8192, clock=clock, sustained=True))
+
+    assert 0.9 * short < long_s(1.0) < 0.99 * short
+    assert long_s(1.0) < long_s(0.9999) < long_s(1.0) * 1.001
+    for make in (linear_s, grouped_linear_s):
+        sizes = (16384, 8192, 8192) if make is linear_s else (2048, 8, 8192, 8192)
+        for one, other in zip(make(card, *sizes, sustained=True), make(card, *sizes), strict=True):
+            assert 0.9 * float(other) < float(one) < 0.99 * float(other)
+
+
 def test_memory_bound_operations() -> None:
     """Bytes are what was counted, and each kernel adds a launch."""
     card = kernels_of(load_card("h100"))

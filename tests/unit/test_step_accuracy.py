@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,16 @@ from autopar.estimate.accuracy import (
 from tests.step_cases import STACKS
 
 
-def of_runs(stack: str, experts: bool, known: bool, low: float, high: float) -> RunClass:
-    """Return a class of runs with an interval."""
+def of_runs(
+    stack: str, experts: bool, known: bool, low: float, high: float, sources: int = 3
+) -> RunClass:
+    """Return a class of runs with an interval; three sources are enough for one's own."""
     return RunClass(
         stack=stack,
         experts=experts,
         site_known=known,
         rows=9,
-        sources=2,
+        sources=sources,
         low=low,
         high=high,
         plan_spread=0.05,
@@ -71,6 +74,40 @@ def test_without_mixtures_the_widest_of_all() -> None:
     """Nothing is known of experts: the worst that was measured."""
     accuracy = Accuracy(classes=(KNOWN, ONLY_UNKNOWN), path=Path("x.json"))
     assert accuracy.of("a", experts=True, site_known=True) is ONLY_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.95, 1.05, (0.8, 1.3)),
+        (0.75, 1.05, (0.75, 1.3)),  # each end is the further of the two
+        (0.7, 1.5, (0.7, 1.5)),
+    ],
+)
+def test_few_sources_have_the_widest_of_their_kind(
+    low: float, high: float, expected: tuple[float, float]
+) -> None:
+    """Of classes with two sources at least, as many experts and the same knowledge of the site."""
+    few = of_runs("a", False, True, low, high, sources=2)
+    others = (
+        of_runs("b", False, True, 0.9, 1.1),
+        of_runs("c", False, True, 0.8, 1.3, sources=2),
+        of_runs("d", False, True, 0.5, 2.0, sources=1),  # one cluster's own trouble
+        of_runs("b", True, True, 0.4, 2.1),
+        of_runs("b", False, False, 0.4, 2.1),
+    )
+    found = Accuracy(classes=(few, *others), path=Path("x.json")).of(
+        "a", experts=False, site_known=True
+    )
+    assert (found.low, found.high) == expected
+    assert found == replace(few, low=found.low, high=found.high)
+
+
+def test_few_sources_without_others_keep_their_interval() -> None:
+    """There is nothing to widen them to."""
+    alone = of_runs("a", False, True, 0.9, 1.1, sources=1)
+    accuracy = Accuracy(classes=(alone, MIXTURE, UNKNOWN), path=Path("x.json"))
+    assert accuracy.of("a", experts=False, site_known=True) == alone
 
 
 def test_shipped_errors_have_a_class_for_every_stack() -> None:
