@@ -288,7 +288,9 @@ def _moe(path: Path, cards: Mapping[str, Kernels]) -> Iterator[Score]:
     for (gpu, dtype), rows in sorted(grouped.items()):
         per_group, groups, n, k, measured_s = _table(rows)
         card = cards[gpu]
-        priced = grouped_gemm_s(card, per_group, groups, n, k, dtype=dtype, clock=card.clock)
+        priced = grouped_gemm_s(
+            card, per_group, groups, n, k, dtype=dtype, clock=card.clock, sustained=True
+        )
         yield from _score("grouped gemm in a loop", gpu, dtype, priced, measured_s)
     for (gpu, dtype), rows in sorted(fused.items()):
         tokens, hidden, inter, topk, experts, tp, ep, measured_s = _table(rows)
