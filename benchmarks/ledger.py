@@ -66,6 +66,11 @@ class Compared(Protocol):
         """The job and its machine."""
 
     @property
+    def source(self) -> str:
+        """As the row names it."""
+        return self.row["source"]
+
+    @property
     def total_s(self) -> float:
         """Of a step, estimated."""
 
@@ -99,6 +104,7 @@ class Refused(NamedTuple):
 
     line: int
     group: str
+    source: str
     reason: str
 
 
@@ -146,7 +152,7 @@ def price_rows(
             run = run_of(row, settings.get(line, {}))
             step = step_time(run.machine, run.job)
         except (UnusableError, InputError) as error:
-            yield Refused(line, group, str(error))
+            yield Refused(line, group, row.get("source") or "", str(error))
             continue
         yield Priced(line, group, row, run, step)
 
@@ -323,7 +329,8 @@ def _document(entries: Sequence[Priced | Refused], accuracy: Accuracy) -> dict[s
     for entry in entries:
         found: dict[str, Any] = {
             "row": entry.line,
-            "source": entry.group,
+            "source": entry.source,
+            "group": entry.group,
             "predicted_s": None,
             "interval_s": None,
             "measured_s": None,

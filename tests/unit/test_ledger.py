@@ -175,7 +175,8 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     good, unusable, wrong = found
     assert [row["row"] for row in found] == [2, 3, 4]
-    assert good["source"] == "Korthikanti"
+    assert (good["source"], good["group"]) == (GOOD["source"], "Korthikanti")
+    assert unusable["source"] == MEMORY_ONLY["source"]
     assert good["measured_s"] == float(GOOD["iter_time_s"])
     assert good["predicted_s"] == pytest.approx(good["measured_s"], rel=0.06)
     low, high = good["interval_s"]
