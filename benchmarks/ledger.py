@@ -66,11 +66,6 @@ class Compared(Protocol):
         """The job and its machine."""
 
     @property
-    def source(self) -> str:
-        """As the row names it."""
-        return self.row["source"]
-
-    @property
     def total_s(self) -> float:
         """Of a step, estimated."""
 
@@ -87,6 +82,11 @@ class Priced(NamedTuple):
     row: Mapping[str, str]
     run: Run
     step: StepTime
+
+    @property
+    def source(self) -> str:
+        """As the row names it."""
+        return self.row["source"]
 
     @property
     def total_s(self) -> float:
