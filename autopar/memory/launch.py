@@ -93,8 +93,8 @@ class Experts:
     fused_permutation: bool = False
     fused_weighting: bool = True
     """The activation multiplies with the router's probabilities and saves no product before."""
-    balance: float = 1.05
-    """Tokens of the busiest rank over the mean, at the worst step."""
+    skew: float | None = None
+    """Tokens of the busiest rank over the mean, at the worst step; None: as in published runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

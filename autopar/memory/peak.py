@@ -135,8 +135,9 @@ def deferred_head_bytes(launch: Launch) -> int:
 def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[float, float]:
     """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
 
-    Attention that is not fused makes several gradients as large as its scores, when the MLP behind
-    it is done.
+    At its fullest moment: in the MLP the gradients of what is in front of its activation and of the
+    layer's output; or in attention that is not fused, when the MLP behind it is done, several
+    gradients as large as the scores.
     """
     model, recompute = launch.model, launch.recompute
     _, layers, mtp, has_head = chunk
@@ -149,13 +150,15 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[float, float]:
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
         again = layer_saved_bytes(launch, experts=experts)
     freed = 2 * input_bytes(launch) if has_head else 0.0
-    kernel = launch.software.attention
-    if kernel not in ("unfused", "local"):
-        return again, 0.0
-    copies = launch.software.unfused_backward_copies
-    number = scores(launch) * launch.precision.element_bytes * copies
-    freed += sum(_behind_attention(launch, experts=experts))
-    return again + number, freed
+    parts = dict(saved_parts(launch, experts=experts))
+    gradients = sum(parts.get(f"{name} fc1 output", 0.0) for name in ("mlp", "expert"))
+    moments = [(again + gradients + input_bytes(launch), freed)]
+    if launch.software.attention in ("unfused", "local"):
+        number = scores(launch) * launch.precision.element_bytes
+        number *= launch.software.unfused_backward_copies
+        freed += sum(_behind_attention(launch, experts=experts))
+        moments.append((again + number, freed))
+    return max(moments, key=lambda moment: moment[0] - moment[1])
 
 
 def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[float]:

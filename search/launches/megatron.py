@@ -317,6 +317,12 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
     # a vocabulary with merges is GPT-2's, and one without is BERT's
     if kind == "" and words.has("vocab-file") and words.has("merge-file"):
         kind = "GPT2BPETokenizer"
+    if kind == "" and words.has("vocab-file"):
+        raise words.fail(
+            "vocab-file",
+            "comes without --merge-file, as that of a BERT model",
+            "only models of the GPT kind are priced",
+        )
     if kind not in _VOCABULARIES:
         raise words.fail("vocab-size", "is not given", "add the size of the tokenizer's vocabulary")
     return _VOCABULARIES[kind]

@@ -63,7 +63,7 @@ def software_of(
         kept_dummies=release.has("2025-08"),
         grouped_workspaces=0 if release.old_libraries else 4,
         expert_workspace=release.has("2025-10"),
-        saved_expert_output=release.date < "2025-04-15",
+        saved_expert_output=release.date < "2025-04-29",
         compiled_experts=release.old_libraries,
         unfused_backward_copies=4 if release.date >= "2026" else 3,
         fused_loss_copies=9 if release.old_libraries else 7 if release.date < "2025-02" else 5,
