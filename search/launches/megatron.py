@@ -29,12 +29,17 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.records import dataclass
-from search.engines.configuration import Configuration
+from search.configuration import Configuration
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, words_of
 from search.launches.release import Release, software_of
 
-__all__ = ["ReadLaunch", "launch_of_configuration", "read_launch"]
+__all__ = [
+    "ReadLaunch",
+    "arguments_of_configuration",
+    "launch_of_configuration",
+    "read_launch",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,24 +144,29 @@ def read_launch(
     return ReadLaunch(launch=launch, ignored=words.ignored())
 
 
+def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments in a script, YAML or JSON, and the environment that it sets."""
+    document: Any = source.document
+    if source.flags is not None:
+        document = {
+            flag: True if not given else given[0] if len(given) == 1 else list(given)
+            for flag, given in source.flags.items()
+        }
+        return document, {**source.environment}
+    for key in ("MODEL_ARGS", "model_args", "args"):
+        if isinstance(document.get(key), Mapping):
+            variables = document.get("ENV_VARS") or {}
+            return {**document[key]}, {name: str(value) for name, value in variables.items()}
+    return {**document}, {}
+
+
 def launch_of_configuration(
     source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
 ) -> ReadLaunch:
     """Return the launch in a script, YAML or JSON; raises InputError as `read_launch` does."""
-    document: Any = source.document if source.flags is None else source.flags
-    environment: Any = {}
-    for key in ("MODEL_ARGS", "model_args", "args"):
-        if isinstance(document.get(key), Mapping):
-            environment = document.get("ENV_VARS") or {}
-            document = document[key]
-            break
-    if source.flags is not None:
-        document = {
-            flag: True if not given else given[0] if len(given) == 1 else list(given)
-            for flag, given in document.items()
-        }
+    arguments, environment = arguments_of_configuration(source)
     return read_launch(
-        document,
+        arguments,
         world_size=world_size or source.world_size,
         environment=environment,
         gpu=gpu,
