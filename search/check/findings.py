@@ -158,16 +158,22 @@ def findings_of(
 
 
 def _illegal(setting: _Setting, problem: str | None) -> Iterator[str]:
-    if problem is not None:
-        yield problem
     try:
         rules = violated_rules(setting.words, setting.world)
     except (ValueError, IndexError):
         rules = ()  # a value that is no number is the problem already
     # no error of theirs: it is switched off, with a warning
-    yield from (text for text in rules if not text.startswith("--sequence-parallel needs"))
-    yield from _experts(setting)
-    yield from _chunks(setting)
+    found = [text for text in rules if not text.startswith("--sequence-parallel needs")]
+    found += [*_experts(setting), *_chunks(setting)]
+    # what the reading stumbled over may be one of them, without its rest
+    if problem is not None and not any(_left(problem) in text for text in found):
+        yield problem
+    yield from found
+
+
+def _left(rule: str) -> str:
+    """Return what stands left of a rule's sign."""
+    return rule.partition(" != ")[0].partition(" = ")[0]
 
 
 def _experts(setting: _Setting) -> Iterator[str]:
