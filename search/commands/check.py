@@ -10,7 +10,7 @@ from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
 from autopar.command.run import say
 from autopar.records import dataclass
-from search.commands.app import leave, working, write_answer
+from search.commands.app import files_read, leave, working, write_answer
 
 if TYPE_CHECKING:
     from search.check.assessment import Assessment, Target
@@ -90,11 +90,14 @@ def run(arguments: Sequence[str]) -> int:
 def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
     from autopar.command.show import make_console
+    from autopar.output import refuse_clashes
     from search.check.read import read_checked
     from search.report.check import check_document, show_check
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
     target, world = _target(asked)
+    own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
+    refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
     console = make_console(sys.stdout)
     documents: list[dict[str, Any]] = []
     says = False
