@@ -106,6 +106,11 @@ def _same_words(answers: Sequence[Answer], varied: Sequence[str]) -> list[str]:
         for name in AXES
         if name in words and name not in (*varied, *TRAINED, "hardware")
     ]
+    rows = {row.name: row for row in ROWS}
+    given = answers[0].choice.request.given
+    same += [
+        " ".join(words_of(rows[name], value)) for name, value in given.items() if name not in AXES
+    ]
     if "stack" not in words:
         shown = next(row.shown for row in ROWS if row.name == "stack")
         same.append(f"stack {shown} (the default)")
@@ -146,7 +151,7 @@ def _show_table(console: Console, group: Group, axes: Sequence[str]) -> tuple[st
     """Print the figures of every answer; return the axes that have a column, as many as fit."""
     priced = any(a.figures is not None and a.figures.cost_per_mtoken for a in group.ranked)
     last = ["GPUs", "step", "90 %", "tokens/s/GPU", "MFU", "GiB used"]
-    last += ["price/Mtoken"] if priced else []
+    last += ["/Mtoken"] if priced else []
     rows = [
         (str(place), answer.choice.words["hardware"], answer, _cells(answer, priced=priced))
         for place, answer in enumerate(group.ranked, 1)
@@ -275,6 +280,8 @@ def _legend(console: Console, found: Sequence[Answer]) -> None:
         "MFU: FLOP of the model over the dense peak of the card; GiB used: of the fullest GPU; "
         "plans: pp stages, m micro-batches, G samples a step, then layers x how they are divided"
     )
+    if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
+        text += "; /Mtoken: price of a million tokens"
     if estimated:
         text = "90 %: where 9 of 10 published runs lay around such an estimate; " + text
     console.print()
