@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autopar.errors import InfeasibleError, InputError, OptionError
+from autopar.errors import DocumentError, InfeasibleError, InputError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
 from search.places import named_card
@@ -239,7 +239,7 @@ def search_one(
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.planner.solve(top=None if alternatives else 0)
     except InputError as error:
-        return Answer(choice=choice, status="not tried", reason=str(error), error=error)
+        return Answer(choice=choice, status="not tried", reason=_reason(error), error=error)
     except InfeasibleError as error:
         return Answer(choice=choice, status="no plan", reason=str(error))
     result = replace(result, defaults_used=session.defaults + result.defaults_used)
@@ -267,6 +267,13 @@ def search_one(
         figures=_figures(session, result, request.inputs.hardware, prices or {}),
         notices=notices,
     )
+
+
+def _reason(error: InputError) -> str:
+    """Return what is wrong without the folder and the remedy, which is that of a single search."""
+    if isinstance(error, DocumentError):
+        return f"{Path(error.path).name}: {error.problem}"
+    return str(error)
 
 
 def _why_none(session: Session, result: SearchResult) -> str:

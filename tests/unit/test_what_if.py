@@ -266,6 +266,31 @@ def test_what_makes_no_sense_is_not_tried(capsys: Capture) -> None:
     assert capsys.readouterr() == ("", f"autopar-explore: {other['reason']}\n")
 
 
+def test_sites_are_of_their_card(capsys: Capture) -> None:
+    """A site stands for its own card alone, `none` for no site; each as in a search of its own."""
+    words = several(model=("llama2-7b",), hardware=("a100:1x2", "h100:1x2"))
+    words += several(site=("none", "jean-zay-a100"), stack=("megatron-core",), settle_bsz=("8",))
+    answers = rows(asked(*words, *SMALL, capsys=capsys))
+    found = {(a["choice"]["hardware"], a["choice"]["site"]): a for a in answers}
+
+    assert {a["status"] for a in answers if a is not found["h100:1x2", "jean-zay-a100"]} == {
+        "found"
+    }
+    refused = found["h100:1x2", "jean-zay-a100"]
+    assert refused["status"] == "not tried"
+    assert refused["reason"] == (
+        "jean-zay-a100.json: the site is of a100-80gb and the hardware is h100-80gb"
+    )
+    own = ["--model", "llama2-7b", "--hardware", "a100:1x2", "--settle-bsz", "8", *SMALL]
+    own += ["--stack", "megatron-core", "--json", "-", "--output-config-path", "none"]
+    for site in ("none", "jean-zay-a100"):
+        assert search_command.run([*own, *(() if site == "none" else ("--site", site))]) == 0
+        direct = json.loads(capsys.readouterr().out)
+        assert found["a100:1x2", site]["step_time_s"] == direct["step_time_s"]
+    assert run([*BASE, "--site", "jean-zay-a100"]) == 2
+    assert "the site is of a100-80gb and the hardware is h100-80gb" in capsys.readouterr().err
+
+
 def test_nothing_fits(capsys: Capture) -> None:
     """Exit 3 where no combination has a plan; each says what it needs."""
     small = ("--model", "llama2-7b", "--settle-bsz", "8", "--hardware", "a10g:1x1")
