@@ -24,6 +24,7 @@ from autopar.command.show import (
     save_figure,
 )
 from autopar.errors import OptionError
+from autopar.plans import PUBLISHED_RUNS
 from autopar.units import GIB, format_count, format_seconds
 from search.report.plan import one_line
 from search.request import ROWS
@@ -48,6 +49,8 @@ PICTURE = "what_if"
 """Name of the picture, without its kind."""
 _COLUMNS = {"settle-bsz": "batch"}
 """Names of options as columns have them; others are their own."""
+_FLAG = {"SYNTHETIC": "synthetic", "ESTIMATES": "estimated"}
+"""Fields of a result that say what it rests on."""
 _SAME = 1.005
 """Ratios below it are shown as 1."""
 _WORTH = {"tokens": "tokens/s/GPU", "step": "time of a step", "cost": "price of a token"}
@@ -69,9 +72,7 @@ def show_answers(console: Console, groups: Sequence[Group], by: By) -> None:
     varied = varied_axes([answer.choice for answer in answers])
     title = f"{format_count(len(answers), 'combination')}, {len(found)} with a plan, {_ORDER[by]}"
     print_plain(console, title, style="bold")
-    if any(answer.result is not None and answer.result.estimated for answer in found):
-        text = "rests on ESTIMATES from datasheets, not on measurements"
-        print_plain(console, text, style="yellow")
+    _show_basis(console, found)
     same = _same_words(answers, varied)
     if same:
         print_plain(console, f"all with {', '.join(same)}")
@@ -87,6 +88,19 @@ def show_answers(console: Console, groups: Sequence[Group], by: By) -> None:
             for answer in group.ranked[:1]:
                 # one line however long, so that it can be copied
                 console.print(escape(command_of(answer.choice)), soft_wrap=True)
+
+
+def _show_basis(console: Console, found: Sequence[Answer]) -> None:
+    """Say what is estimated or synthetic: all of it, or of which hardware."""
+    for kind, whence, style in (
+        ("SYNTHETIC", " timings, which exercise the code and describe no machine", "bold red"),
+        ("ESTIMATES", " from datasheets, not on measurements", "yellow"),
+    ):
+        of = [a for a in found if a.result is not None and getattr(a.result, _FLAG[kind])]
+        names = ", ".join(dict.fromkeys(answer.choice.words["hardware"] for answer in of))
+        if of:
+            whose = "" if len(of) == len(found) else f"of {names} "
+            print_plain(console, f"rests {whose}on {kind}{whence}", style=style)
 
 
 def varied_axes(asked: Iterable[Choice]) -> tuple[str, ...]:
@@ -275,14 +289,15 @@ def _show_effects(console: Console, answers: Sequence[Answer], by: By) -> None:
 
 
 def _legend(console: Console, found: Sequence[Answer]) -> None:
-    estimated = any(a.result is not None and a.result.estimated for a in found)
+    predictions = [a.result.prediction for a in found if a.result is not None]
+    published = any(one is not None and PUBLISHED_RUNS in one.interval_of for one in predictions)
     text = (
         "MFU: FLOP of the model over the dense peak of the card; GiB used: of the fullest GPU; "
         "plans: pp stages, m micro-batches, G samples a step, then layers x how they are divided"
     )
     if any(a.figures is not None and a.figures.cost_per_mtoken for a in found):
         text += "; /Mtoken: price of a million tokens"
-    if estimated:
+    if published:
         text = "90 %: where 9 of 10 published runs lay around such an estimate; " + text
     console.print()
     print_plain(console, text, style="dim")

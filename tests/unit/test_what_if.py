@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,32 @@ def test_sites_are_of_their_card(capsys: Capture) -> None:
         assert found["a100:1x2", site]["step_time_s"] == direct["step_time_s"]
     assert run([*BASE, "--site", "jean-zay-a100"]) == 2
     assert "the site is of a100-80gb and the hardware is h100-80gb" in capsys.readouterr().err
+
+
+def test_measured_hardware_stands_beside_cards(capsys: Capture) -> None:
+    """Where times of the model lie beside it, and what is estimated is said of whom."""
+    root = Path(what_if_command.__file__).parents[2]
+    shutil.copytree(root / "models" / "llama2-7b" / "configs", "models/llama2-7b/configs")
+    shutil.copytree(root / "hardware_configs" / "a100-80gb_1x8", "measured")
+    for path in (*Path("measured").glob("*.meta.json"), *Path("models").rglob("*.meta.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, "estimated": False}), encoding="utf-8")
+    words = several(model=("llama2-7b",), hardware=("measured", "h100:1x8"), settle_bsz=("8",))
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "\nrests of h100:1x8 on ESTIMATES from datasheets, not on measurements\n" in out
+    assert "planning with times and memory of models/llama2-7b/configs\n" in err
+
+    found = {answer["choice"]["hardware"]: answer for answer in rows(asked(*words, capsys=capsys))}
+    assert {name: answer["estimated"] for name, answer in found.items()} == {
+        "measured": False,
+        "h100:1x8": True,
+    }
+    assert found["measured"]["mfu"] is None  # whose peak nobody knows
+    own = ["--model", "llama2-7b", "--hardware", "measured", "--settle-bsz", "8", "--json", "-"]
+    assert search_command.run([*own, "--output-config-path", "none"]) == 0
+    direct = json.loads(capsys.readouterr().out)
+    assert found["measured"]["step_time_s"] == direct["step_time_s"]
 
 
 def test_nothing_fits(capsys: Capture) -> None:
