@@ -194,7 +194,7 @@ _EXPLORE = replace(
         **dict.fromkeys(("application", "num-procs", "max-batch"), _CALCULON),
         **dict.fromkeys(("system", "objective", "sweep"), _CALCULON),
         **dict.fromkeys(("num-gpus", "batch", "strategy"), _TENSOR2D),
-        **dict.fromkeys(("evaluate", "frontier"), "autopar-search has it, for one question"),
+        **dict.fromkeys(("evaluate", "frontier", "top"), "autopar-search has it, for one question"),
     },
 )
 _DEPTH = "layers are measured one by one; --layernum-max says how many whole forwards have"
