@@ -37,7 +37,9 @@ from tests.data.read import csv_path, read_csv
 __all__ = [
     "Priced",
     "Refused",
+    "class_table",
     "classes_of",
+    "configurations_left_out",
     "errors_by_class",
     "intervals_of",
     "left_out",
@@ -288,6 +290,16 @@ def left_out(entries: Sequence[Priced]) -> dict[str, tuple[int, float]]:
     return found
 
 
+def configurations_left_out(entries: Sequence[Priced]) -> tuple[int, float]:
+    """Return rows and their coverage by intervals that their own configuration has not made."""
+    covered: list[bool] = []
+    for config in dict.fromkeys(entry.config for entry in entries):
+        intervals = intervals_of(entry for entry in entries if entry.config != config)
+        own = (entry for entry in entries if entry.config == config)
+        covered += [_covered(entry, intervals) for entry in own]
+    return len(covered), float(np.mean(covered))
+
+
 # --------------------------------------------------------------------------------------------------
 # Output.
 
@@ -399,7 +411,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print(entries)
     if asked.left_out:
-        print("\nclass left out            rows  covered by the 90 % interval of the others")
+        rows_out, share = configurations_left_out(priced)
+        print(f"\none configuration left out at a time: {rows_out} rows, {share:.0%} covered")
+        print("class left out            rows  covered by the 90 % interval of the others")
         for name, (rows, share) in left_out(priced).items():
             print(f"{name:24s} {rows:5d} {share:8.0%}")
     if asked.json is not None:

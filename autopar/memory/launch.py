@@ -114,6 +114,9 @@ class Model:
     fused_gate: bool = True
     """Gate and product are one kernel that saves its input alone."""
     biases: bool = True
+    """Of all linear layers, the router's left out."""
+    qkv_biases: bool = True
+    """Of the projection to queries, keys and values."""
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
     positions: Literal["learned", "rotary", "none"] = "learned"

@@ -45,7 +45,8 @@ HARMLESS = re.compile(
     norm-epsilon | num-workers | one-logger.* | override-opt.param-scheduler | per-split-.* |
     profile.* | rampup-batch-size | rerun-mode | rotary-(base|interleaved|scaling-factor|
     seq-len-interpolation-factor) | save | save-(interval|retain-interval) | seed | split |
-    muon-.* | sgd-momentum | straggler-.* | tensorboard-.* | test-(mode|data-path) | tiktoken-.* |
+    muon-.* | sgd-momentum | straggler-.* | step-batch-size-schedule | tensorboard-.* |
+    test-(mode|data-path) | tiktoken-.* |
     timing-log-.* | tokenizer-model | train-(iters|samples|data-path|sync-interval) |
     use-(checkpoint-args|checkpoint-opt.param-scheduler|mcore-models|persistent-ckpt-worker|
     dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
