@@ -103,13 +103,16 @@ class LaunchArguments:
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
-    def number(self, flag: str, default: int | None = None) -> int:
+    def number(self, flag: str, default: int | None = None, *, most: int | None = None) -> int:
         """Return a positive whole number; raises DocumentError without it and without a default."""
         if not self.has(flag):
             if default is None:
                 raise self.fail(flag, "is missing", "add it")
             return default
-        return self._whole(flag, self.text(flag))
+        found = self._whole(flag, self.text(flag))
+        if most is not None and found > most:
+            raise self.fail(flag, f"expected at most {most}, got {found}")
+        return found
 
     def numbers(self, flag: str) -> tuple[int, ...]:
         """Return positive whole numbers, none where the flag is absent."""

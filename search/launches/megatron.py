@@ -84,6 +84,8 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
 )
+_MOST = 4096
+"""Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
     "GPT2BPETokenizer": 50257,
     "Llama2Tokenizer": 32000,
@@ -194,7 +196,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
     gated = words.has("swiglu")
     # what Megatron-LM takes where no width is given: two thirds of 4h for three matrices
     ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
-    layers = words.number("num-layers")
+    layers = words.number("num-layers", most=_MOST)
     experts = _experts(words, ffn, gated=gated)
     kind = words.choice(
         "position-embedding-type",
@@ -205,7 +207,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         raise words.fail("position-embedding-type", f"{kind} is not priced", "rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
-    mtp = words.number("mtp-num-layers", 0)
+    mtp = words.number("mtp-num-layers", 0, most=_MOST)
     return Model(
         hidden=hidden,
         ffn=ffn,
@@ -261,7 +263,7 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
     )
     return Experts(
-        number=words.number("num-experts"),
+        number=words.number("num-experts", most=_MOST),
         skew=_skew(words),
         per_token=words.number("moe-router-topk", 2),
         ffn=words.number("moe-ffn-hidden-size", ffn),
@@ -308,7 +310,7 @@ def _pattern(node: ast.expr) -> list[int]:
         return _pattern(node.left) + _pattern(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         times = _constant(node.right)
-        if times > 4096:
+        if times > _MOST:
             raise ValueError("too many")
         return _pattern(node.left) * times
     raise ValueError("no list")

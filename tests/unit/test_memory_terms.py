@@ -147,6 +147,7 @@ def test_a_module_of_further_tokens_has_a_layer_and_an_embedding() -> None:
         (Precision(), "distributed", 8, 6 + 12 / 8),
         (Precision(kind="fp16"), "none", 1, 20.0),
         (Precision(kind="fp32"), "none", 1, 16.0),
+        (Precision(), "zero2", 8, 2 + 16 / 8),
         (Precision(), "fsdp", 4, 4.5),
     ],
 )
@@ -171,6 +172,8 @@ def test_states_of_a_rank_are_those_of_its_parameters() -> None:
     assert states.gradients_bytes == 4 * buffer.elements
     assert states.total_bytes == 6 * buffer.elements + 12 * buffer.elements // 8
     assert sum(buffer.spans) <= buffer.elements // 8
+    second = replace(sharded, optimizer=Optimizer(sharding="zero2"))
+    assert states_of(second, weights).gradients_bytes == 4 * buffer.elements // 8
     halves = replace(sharded, optimizer=Optimizer(sharding="distributed", instances=2))
     assert states_of(halves, weights).moments_bytes == 2 * states.moments_bytes
 
@@ -423,6 +426,15 @@ def test_interleaved_order() -> None:
     assert warmup_chunks(wide, 1) == 4
     beside = launch(world=2, pp=2, chunks=2, global_batch=16, overlap_experts=True)
     assert warmup_chunks(beside, 1) == 3
+
+
+def test_many_micro_batches_are_not_all_replayed() -> None:
+    """What is live repeats itself: a step of a million takes no longer than one of fifty."""
+    few = launch(world=4, pp=4, chunks=3, global_batch=4 * 50)
+    many = launch(world=4, pp=4, chunks=3, global_batch=4 * 1_000_002)
+    assert len(order(many, 0)) < 300
+    for stage in range(4):
+        assert account_of(few, stage).peak_bytes == account_of(many, stage).peak_bytes
 
 
 def test_peak_of_the_last_stage_is_one_micro_batch_and_three_logits() -> None:
