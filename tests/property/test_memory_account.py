@@ -22,6 +22,7 @@ from autopar.memory.launch import (
     Software,
     even_chunks,
 )
+from search.launches.megatron import read_launch
 from tests.often import often
 from tests.oracles import memory as oracle
 
@@ -182,3 +183,64 @@ def test_more_of_everything_needs_more(launch: Launch) -> None:
     assert account_of(larger).peak_bytes >= account_of(launch).peak_bytes
     assert account_of(larger).states_bytes >= account_of(launch).states_bytes
     assert account_of(saving).peak_bytes <= account_of(keeping).peak_bytes
+
+
+_FLAGS = """
+num-layers hidden-size num-attention-heads seq-length max-position-embeddings micro-batch-size
+global-batch-size vocab-size tensor-model-parallel-size pipeline-model-parallel-size
+context-parallel-size num-experts moe-router-topk expert-model-parallel-size
+expert-tensor-parallel-size moe-ffn-hidden-size num-layers-per-virtual-pipeline-stage
+num-virtual-stages-per-pipeline-rank decoder-first-pipeline-num-layers
+decoder-last-pipeline-num-layers mtp-num-layers num-query-groups kv-lora-rank q-lora-rank
+qk-head-dim recompute-num-layers num-distributed-optimizer-instances ddp-bucket-size
+wgrad-deferral-limit microbatch-group-size-per-virtual-pipeline-stage
+hierarchical-context-parallel-sizes make-vocab-size-divisible-by hidden-dropout
+attention-dropout rotary-percent moe-expert-capacity-factor bf16 fp16 fp8-format
+fp8-param-gather swiglu sequence-parallel use-distributed-optimizer overlap-grad-reduce
+multi-latent-attention qk-layernorm group-query-attention untie-embeddings-and-output-weights
+moe-grouped-gemm moe-permute-fusion moe-pad-expert-input-to-capacity recompute-activations
+use-megatron-fsdp account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+moe-layer-freq recompute-granularity recompute-method recompute-modules
+pipeline-model-parallel-layout attention-backend transformer-impl tokenizer-type normalization
+position-embedding-type cp-comm-type data-parallel-sharding-strategy cross-entropy-loss-fusion
+cross-entropy-fusion-impl moe-token-dispatcher-type optimizer spec defer-embedding-wgrad-compute
+tp-comm-overlap no-such-flag
+"""
+FLAGS = tuple(_FLAGS.split())
+_WORDS = """
+1 2 3 4 8 64 1024 4096 999999999 0 -1 1e3 0.1 nan x [1,2] ([0]*1+[1]*3) full selective uniform
+block Ett|ttL E|t*4|L allgather alltoall optim_grads_params fused flash local rope RMSNorm te
+NullTokenizer a2a+p2p muon
+"""
+WORDS = tuple(_WORDS.split())
+BASE: dict[str, Any] = {
+    "num-layers": 4,
+    "hidden-size": 64,
+    "num-attention-heads": 4,
+    "seq-length": 64,
+    "micro-batch-size": 1,
+    "vocab-size": 100,
+    "bf16": True,
+}
+
+
+@often(
+    150,
+    4000,
+    st.dictionaries(st.sampled_from(FLAGS), st.sampled_from((*WORDS, True)), max_size=8),
+    st.sampled_from((1, 2, 4, 8, 48)),
+)
+def test_any_arguments_are_priced_or_refused(arguments: dict[str, Any], world: int) -> None:
+    """Whatever stands behind a flag: bytes above nothing, or one sentence."""
+    problem = ""
+    accounts = []
+    try:
+        launch = read_launch(BASE | arguments, world_size=world).launch
+        accounts = [account_of(launch, stage) for stage in range(launch.degrees.pp)]
+    except InputError as error:
+        problem = str(error)
+    assert bool(problem) != bool(accounts)
+    assert "\n" not in problem
+    for account in accounts:
+        assert account.states_bytes > 0
+        assert account.peak_bytes > 0
