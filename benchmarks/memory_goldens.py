@@ -29,6 +29,7 @@ from autopar.errors import InputError
 from autopar.estimate.accuracy import quantile_interval
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch
+from autopar.memory.risk import kind_of
 from benchmarks.ledger_docs import write_tables
 from search.launches.megatron import ReadLaunch, read_launch
 from search.launches.release import Release
@@ -37,7 +38,9 @@ from tests.data.read import csv_path, read_csv
 __all__ = [
     "Priced",
     "Refused",
+    "class_table",
     "classes_of",
+    "configurations_left_out",
     "errors_by_class",
     "intervals_of",
     "left_out",
@@ -227,16 +230,6 @@ def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
 # Intervals of the peak.
 
 
-def _interval_key(entry: Priced) -> str:
-    """Return the class whose errors make a row's interval: what routing and blocks can change."""
-    launch = entry.read.launch
-    if launch.precision.fp8 or launch.optimizer.sharding == "fsdp":
-        return "fp8 or fsdp"
-    if launch.model.experts is not None:
-        return "experts"
-    return "dense"
-
-
 def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
     """Return by class the ends of the 90 % interval of measured over predicted peaks.
 
@@ -246,7 +239,7 @@ def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
     by_class: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in entries:
         ratio = entry.measured_peak_bytes / entry.account.peak_bytes
-        for name in (_interval_key(entry), "pooled"):
+        for name in (kind_of(entry.read.launch), "pooled"):
             by_class[name][entry.config].append(ratio)
     return {
         name: quantile_interval([_farthest(ratios) for ratios in configs.values()])
@@ -268,7 +261,7 @@ def _covered(entry: Priced, intervals: Mapping[str, tuple[float, float]]) -> boo
 def _interval_bytes(
     entry: Priced, intervals: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
-    low, high = intervals.get(_interval_key(entry), intervals["pooled"])
+    low, high = intervals.get(kind_of(entry.read.launch), intervals["pooled"])
     return entry.account.peak_bytes * low, entry.account.peak_bytes * high
 
 
@@ -286,6 +279,16 @@ def left_out(entries: Sequence[Priced]) -> dict[str, tuple[int, float]]:
         covered = [_covered(entry, intervals) for entry in inside]
         found[name] = (len(inside), float(np.mean(covered)))
     return found
+
+
+def configurations_left_out(entries: Sequence[Priced]) -> tuple[int, float]:
+    """Return rows and their coverage by intervals that their own configuration has not made."""
+    covered: list[bool] = []
+    for config in dict.fromkeys(entry.config for entry in entries):
+        intervals = intervals_of(entry for entry in entries if entry.config != config)
+        own = (entry for entry in entries if entry.config == config)
+        covered += [_covered(entry, intervals) for entry in own]
+    return len(covered), float(np.mean(covered))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -399,7 +402,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print(entries)
     if asked.left_out:
-        print("\nclass left out            rows  covered by the 90 % interval of the others")
+        rows_out, share = configurations_left_out(priced)
+        print(f"\none configuration left out at a time: {rows_out} rows, {share:.0%} covered")
+        print("class left out            rows  covered by the 90 % interval of the others")
         for name, (rows, share) in left_out(priced).items():
             print(f"{name:24s} {rows:5d} {share:8.0%}")
     if asked.json is not None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.memory import kept
-from autopar.memory.allocator import rounding_bytes
+from autopar.memory.allocator import reserved_bytes, rounding_bytes
 from autopar.memory.launch import Launch
 from autopar.memory.parameters import stage_weights
 from autopar.memory.peak import Peak, gathered_bytes, peak_of, transfer_bytes
 from autopar.memory.states import States, states_of
 from autopar.records import dataclass
 
-__all__ = ["RESERVED_RATIOS", "Account", "Term", "account_of"]
-
-RESERVED_RATIOS = (1.02, 1.03, 1.11)
-"""Reserved over allocated: lowest, median and highest of published runs that print both."""
+__all__ = ["Account", "Term", "account_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +53,7 @@ class Account:
     @property
     def reserved_bytes(self) -> tuple[int, int]:
         """Reserved from the device at the peak, at least and at most."""
-        low, _, high = RESERVED_RATIOS
-        return int(self.peak_bytes * low), int(self.peak_bytes * high)
+        return reserved_bytes(self.peak_bytes)
 
 
 def account_of(launch: Launch, stage: int | None = None) -> Account:
@@ -157,4 +153,4 @@ def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
         ("gathered weights", gathered_bytes(launch, stage), "--use-megatron-fsdp"),
     )
     for name, size, switch in rows:
-        yield Term(name=name, num_bytes=round(size), switch=switch)
+        yield Term(name=name, num_bytes=size, switch=switch)

@@ -7,6 +7,7 @@ micro-batches are live at once, are other files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from autopar.memory.launch import Chunk, Launch
@@ -38,7 +39,7 @@ def input_bytes(launch: Launch) -> int:
     return launch.scattered_tokens * launch.model.hidden * launch.precision.element_bytes
 
 
-def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, float]]:
+def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, int]]:
     """Yield (part, bytes) of everything that a layer saves which recomputes no whole layers."""
     recomputed = launch.recompute.modules
     whole = input_bytes(launch)
@@ -63,34 +64,34 @@ def saved_parts(launch: Launch, *, experts: bool) -> Iterator[tuple[str, float]]
     yield "norm statistics", 16 * launch.tokens
 
 
-def _linear_input(launch: Launch, size_bytes: float) -> float:
+def _linear_input(launch: Launch, size_bytes: int) -> int:
     """Return the bytes of a tensor that nothing but a product needs: with 8-bit products its copy.
 
-    The 16-bit tensor is freed then; Micikevicius et al., arXiv 2209.05433, section 3.
+    Transformer Engine saves the copy that the weight's gradient takes, and lets the tensor go.
     """
     if not launch.precision.fp8:
         return size_bytes
-    return size_bytes / launch.precision.element_bytes
+    return size_bytes // launch.precision.element_bytes
 
 
-def _expert_input(launch: Launch, size_bytes: float) -> float:
+def _expert_input(launch: Launch, size_bytes: int) -> int:
     """Return the same of products of experts: grouped ones keep a copy by rows and by columns."""
     experts = launch.model.experts
     grouped = experts is not None and experts.grouped
     return _linear_input(launch, size_bytes) * (2 if launch.precision.fp8 and grouped else 1)
 
 
-def _attention_parts(launch: Launch) -> Iterator[tuple[str, float]]:
+def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     attention, tp = launch.model.attention, launch.degrees.tp
     recomputed = launch.recompute.modules
     tokens, element = launch.tokens, launch.precision.element_bytes
     heads, groups, width = attention.heads, attention.groups, attention.width
     latent = attention.latent
     if latent is None:
-        yield "qkv", tokens * width * (heads + 2 * groups) / tp * element
+        yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
         if attention.head_norms:
-            yield "query norm", tokens * width * heads / tp * element
-            yield "key norm", tokens * width * groups / tp * element
+            yield "query norm", tokens * width * (heads // tp) * element
+            yield "key norm", tokens * width * groups // tp * element
     else:
         query_rank = latent.query_rank or 0
         narrow = query_rank + latent.key_value_rank
@@ -103,8 +104,8 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, float]]:
                 ("key", attention.query_width),
                 ("value", latent.value_width),
             ):
-                yield name, tokens * heads / tp * each * element
-    output = tokens * heads / tp * attention.value_width * element
+                yield name, tokens * (heads // tp) * each * element
+    output = tokens * (heads // tp) * attention.value_width * element
     if "core_attn" in recomputed:
         yield "attention output", output
         return
@@ -123,7 +124,7 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, float]]:
     # the kernel keeps its own output, and the product behind it the copy that it takes
     if kernel == "flash" or launch.precision.fp8:
         yield "attention output's copy", _linear_input(launch, output)
-    rows = tokens * heads / tp
+    rows = tokens * (heads // tp)
     yield "softmax statistics", rows * (4 if kernel == "flash" else 8)
 
 
@@ -141,10 +142,10 @@ def routing_skew(launch: Launch) -> float:
     return _ALONE if experts.number == degrees.ep else _SEVERAL
 
 
-def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, float]]:
+def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[str, int]]:
     """Yield what an MLP on all tokens saves."""
     model, element = launch.model, launch.precision.element_bytes
-    elements = launch.tokens * ffn / launch.degrees.tp
+    elements = launch.tokens * (ffn // launch.degrees.tp)
     yield f"{name} fc1 output", model.gates * elements * element
     yield f"{name} activation", _linear_input(launch, elements * element)
     if model.gated and not model.fused_gate:
@@ -152,7 +153,7 @@ def _mlp_parts(launch: Launch, ffn: int, name: str = "mlp") -> Iterator[tuple[st
         yield f"{name} gate", elements * element
 
 
-def _expert_parts(launch: Launch) -> Iterator[tuple[str, float]]:
+def _expert_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     model, degrees, software = launch.model, launch.degrees, launch.software
     experts, element = model.experts, launch.precision.element_bytes
     recomputed = launch.recompute.modules
@@ -161,8 +162,9 @@ def _expert_parts(launch: Launch) -> Iterator[tuple[str, float]]:
     if "moe" in recomputed:
         return
     # routed tokens of a rank, and how many more the busiest one has
-    routed = launch.scattered_tokens * degrees.etp * experts.per_token * routing_skew(launch)
-    inner = routed * experts.ffn / degrees.etp * element
+    mean = launch.scattered_tokens * degrees.etp * experts.per_token
+    routed = math.ceil(mean * routing_skew(launch))
+    inner = routed * (experts.ffn // degrees.etp) * element
     yield "expert input", _expert_input(launch, routed * hidden * element)
     if experts.dispatcher == "allgather" and degrees.etp > 1 and software.regathered_experts:
         yield "expert input, gathered", routed * hidden * element
@@ -180,12 +182,12 @@ def _expert_parts(launch: Launch) -> Iterator[tuple[str, float]]:
         yield from _mlp_parts(launch, experts.shared_ffn, "shared expert")
 
 
-def layer_saved_bytes(launch: Launch, *, experts: bool) -> float:
+def layer_saved_bytes(launch: Launch, *, experts: bool) -> int:
     """Return what one layer saves that is not recomputed as a whole."""
     return sum(size for _, size in saved_parts(launch, experts=experts))
 
 
-def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, float]]:
+def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, int]]:
     """Yield (part, bytes) of what a micro-batch saves in a chunk of the pipeline.
 
     The head's logits are left out: they live within one event.
@@ -209,7 +211,7 @@ def chunk_parts(launch: Launch, chunk: Chunk) -> Iterator[tuple[str, float]]:
         yield "norm output", whole
 
 
-def chunk_saved_bytes(launch: Launch, chunk: Chunk) -> float:
+def chunk_saved_bytes(launch: Launch, chunk: Chunk) -> int:
     """Return what one micro-batch saves in a chunk of the pipeline, its head's logits left out."""
     return sum(size for _, size in chunk_parts(launch, chunk))
 

@@ -13,8 +13,12 @@ from collections.abc import Iterable
 
 from autopar.units import MIB
 
-__all__ = ["Pool", "recycled_bytes", "rounding_bytes"]
+__all__ = ["RESERVED_RATIOS", "Pool", "recycled_bytes", "reserved_bytes", "rounding_bytes"]
 
+RESERVED_RATIOS = (1.02, 1.03, 1.11)
+"""Reserved over allocated: lowest, median and highest of published runs that print both."""
+
+# all in bytes
 _UNIT = 512
 _OWN_SEGMENT = 10 * MIB
 _SHARED_SEGMENT = 20 * MIB
@@ -37,7 +41,11 @@ def recycled_bytes(size_bytes: float, *, expandable: bool) -> int:
 
 
 class Pool:
-    """Blocks that are given out one after the other, in the order of their requests."""
+    """Blocks that are given out one after the other, in the order of their requests.
+
+    Nothing is given back: what is laid here stays as long as the rank runs, such as weights,
+    gradient buffers and the states of the optimizer. Holes are then only what is left of segments.
+    """
 
     def __init__(self, *, expandable: bool) -> None:
         self._expandable = expandable
@@ -68,7 +76,7 @@ class Pool:
 
     @property
     def rounding_bytes(self) -> int:
-        """How much more was given out than was asked for."""
+        """How much more was given out than was asked for, in bytes."""
         return self.allocated_bytes - self.requested_bytes
 
 
@@ -78,6 +86,15 @@ def rounding_bytes(sizes_bytes: Iterable[float], *, expandable: bool) -> int:
     for size in sizes_bytes:
         pool.take(size)
     return pool.rounding_bytes
+
+
+def reserved_bytes(allocated_bytes: int) -> tuple[int, int]:
+    """Return what is reserved from the device for so many allocated bytes, at least and at most.
+
+    Holes and rests of segments are in it; communicators and the context of CUDA are not.
+    """
+    low, _, high = RESERVED_RATIOS
+    return int(allocated_bytes * low), int(allocated_bytes * high)
 
 
 def _units(size_bytes: float) -> int:

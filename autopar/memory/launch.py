@@ -114,6 +114,9 @@ class Model:
     fused_gate: bool = True
     """Gate and product are one kernel that saves its input alone."""
     biases: bool = True
+    """Of all linear layers, the router's left out."""
+    qkv_biases: bool = True
+    """Of the projection to queries, keys and values."""
     tied: bool = True
     norm: Literal["layer", "rms"] = "layer"
     positions: Literal["learned", "rotary", "none"] = "learned"
@@ -275,8 +278,9 @@ class Optimizer:
 
     kind: Literal["adam", "muon"] = "adam"
     """Muon keeps a momentum of matrices, and of other weights what Adam keeps."""
-    sharding: Literal["none", "distributed", "fsdp"] = "none"
-    """Megatron's distributed optimizer, or everything sharded over data-parallel ranks."""
+    sharding: Literal["none", "distributed", "zero2", "fsdp"] = "none"
+    """The optimizer's states over data-parallel ranks (Megatron's distributed optimizer, ZeRO-1),
+    gradients as well, or weights as well (Megatron-FSDP; ZeRO-3 and FSDP2 keep the same)."""
     instances: int = 1
     """Of the distributed optimizer: each shards its states over its own part of the ranks."""
     overlap_gradients: bool = False

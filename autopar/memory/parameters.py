@@ -89,7 +89,7 @@ def attention_weights(launch: Launch) -> Iterator[Weight]:
     if latent is None:
         rows = (heads + 2 * groups) * width // tp
         yield from _vectors("attention norm", hidden, norms)
-        yield from _linear("qkv", rows, hidden, bias=rows if model.biases else 0)
+        yield from _linear("qkv", rows, hidden, bias=rows if model.qkv_biases else 0)
         if attention.head_norms:
             yield from _vectors("head norms", width, 2 * norms)
         return

@@ -38,19 +38,19 @@ class Peak:
     """The fullest moment of a stage's step by what fills it, in bytes."""
 
     moment: Moment
-    saved_bytes: float
+    saved_bytes: int
     """Activations of all live micro-batches and chunks."""
-    rounding_bytes: float
+    rounding_bytes: int
     """How much larger their blocks are."""
-    head_bytes: float
+    head_bytes: int
     """Logits and what the loss makes of them."""
-    backward_bytes: float
+    backward_bytes: int
     """Of one layer's backward: gradients of scores, layers that are computed again."""
-    freed_bytes: float
+    freed_bytes: int
     """What that backward has freed before, of the activations counted above."""
 
     @property
-    def total_bytes(self) -> float:
+    def total_bytes(self) -> int:
         """Of all of them."""
         return (
             self.saved_bytes
@@ -132,7 +132,7 @@ def deferred_head_bytes(launch: Launch) -> int:
     return launch.deferred_head * (logits_bytes(launch) + 3 * inputs)
 
 
-def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[float, float]:
+def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
     """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
 
     At its fullest moment: in the MLP the gradients of what is in front of its activation and of the
@@ -142,16 +142,16 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[float, float]:
     model, recompute = launch.model, launch.recompute
     _, layers, mtp, has_head = chunk
     if not (layers or mtp):
-        return 0.0, 0.0
+        return 0, 0
     experts = model.expert_layers[-1] if mtp else model.expert_layers[layers[-1]]
-    again = 0.0
+    again = 0
     if not mtp and recompute.layers == "uniform":
         again = recompute.number * layer_saved_bytes(launch, experts=experts)
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
         again = layer_saved_bytes(launch, experts=experts)
-    freed = 2 * input_bytes(launch) if has_head else 0.0
+    freed = 2 * input_bytes(launch) if has_head else 0
     parts = dict(saved_parts(launch, experts=experts))
-    gradients = sum(parts.get(f"{name} fc1 output", 0.0) for name in ("mlp", "expert"))
+    gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
     moments = [(again + gradients + input_bytes(launch), freed)]
     if launch.software.attention in ("unfused", "local"):
         number = scores(launch) * launch.precision.element_bytes
@@ -161,7 +161,7 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[float, float]:
     return max(moments, key=lambda moment: moment[0] - moment[1])
 
 
-def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[float]:
+def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
     """Return the sizes of what a layer saves from its second norm on."""
     parts = list(saved_parts(launch, experts=experts))
     inputs = [at for at, (name, _) in enumerate(parts) if name == "norm input"]
@@ -183,7 +183,7 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     for moment in moments(launch, stage):
         at = moment.event.chunk
         head = kept if moment.waiting_logits else 0
-        own, freed = 0.0, 0.0
+        own, freed = 0, 0
         if moment.event.kind == "backward":
             own, freed = backward[at]
             if chunks[at][3]:

@@ -41,7 +41,7 @@ def _forwards(launch: Launch) -> Iterator[tuple[int, int]]:
 
     Groups of micro-batches pass through all chunks before the next group.
     """
-    degrees, total = launch.degrees, launch.micro_batches
+    degrees, total = launch.degrees, _replayed(launch)
     group = degrees.group or degrees.pp
     for first in range(0, total, group):
         for chunk in range(degrees.vpp):
@@ -49,11 +49,24 @@ def _forwards(launch: Launch) -> Iterator[tuple[int, int]]:
                 yield chunk, micro_batch
 
 
+def _replayed(launch: Launch) -> int:
+    """Return how many micro-batches show everything that a stage of the pipeline ever holds.
+
+    After the warm-up of the first stage, each further group repeats the one before it; the last one
+    may be smaller than the others.
+    """
+    degrees = launch.degrees
+    group = degrees.group or degrees.pp
+    first = 2 * degrees.pp + degrees.vpp * group + 1
+    groups = first // group + 3
+    return min(launch.micro_batches, groups * group + launch.micro_batches % group)
+
+
 def warmup_chunks(launch: Launch, stage: int) -> int:
     """Return how many forwards a stage runs before its first backward."""
     degrees = launch.degrees
     behind = degrees.pp - stage - 1
-    total = launch.micro_batches * degrees.vpp
+    total = _replayed(launch) * degrees.vpp
     if degrees.vpp == 1:
         return min(behind, total)
     group = degrees.group or degrees.pp
@@ -63,7 +76,10 @@ def warmup_chunks(launch: Launch, stage: int) -> int:
 
 
 def order(launch: Launch, stage: int) -> tuple[Event, ...]:
-    """Return the events of a stage's step: warm-up, one forward and one backward, cool-down."""
+    """Return the events of a stage's step: warm-up, one forward and one backward, cool-down.
+
+    Of many micro-batches so many that nothing new comes.
+    """
     degrees = launch.degrees
     forwards = [
         Event(kind="forward", chunk=chunk, micro_batch=micro_batch)

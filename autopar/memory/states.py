@@ -82,7 +82,8 @@ def states_per_parameter(
 ) -> float:
     """Return the bytes of a parameter after a step, 8-bit copies and padding left out.
 
-    replicas : ranks that share the optimizer's states (`distributed`) or everything (`fsdp`).
+    replicas : ranks that share the optimizer's states (`distributed`), gradients too (`zero2`), or
+    everything (`fsdp`).
     """
     element = precision.element_bytes
     kept = element + precision.gradient_bytes
@@ -92,7 +93,10 @@ def states_per_parameter(
         optimizer += 4
     if sharding == "fsdp":
         return (kept + optimizer) / replicas
-    return kept + optimizer / (replicas if sharding == "distributed" else 1)
+    if sharding == "none":
+        return kept + optimizer
+    shared = optimizer + (precision.gradient_bytes if sharding == "zero2" else 0)
+    return kept + optimizer - shared + shared / replicas
 
 
 def buffers_of(launch: Launch, weights: Sequence[Weight]) -> Iterator[Buffer]:
@@ -109,7 +113,7 @@ def buffers_of(launch: Launch, weights: Sequence[Weight]) -> Iterator[Buffer]:
             continue
         ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
         parts = max(1, ranks // optimizer.instances)
-        sharded = optimizer.sharding == "distributed"
+        sharded = optimizer.sharding != "none"
         elements, spans = (
             _sharded_buffer(group, launch, ranks, parts)
             if sharded
@@ -178,7 +182,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
     """Return the bytes of a rank's states after a step, of the weights of its chunks."""
     if launch.optimizer.sharding == "fsdp":
         return _fully_sharded(launch, chunks)
-    precision, sharded = launch.precision, launch.optimizer.sharding == "distributed"
+    precision, sharded = launch.precision, launch.optimizer.sharding != "none"
     element, gradient = precision.element_bytes, precision.gradient_bytes
     buffers = [buffer for chunk in chunks for buffer in buffers_of(launch, chunk)]
     weights = gradients = master = moments = copies = unscaled = 0
@@ -194,7 +198,9 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         elif eighth:
             copies += 2 * eighth
         weights += stored
-        gradients += buffer.elements * gradient
+        # ZeRO-2 keeps a rank's own once they are reduced
+        summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
+        gradients += summed * gradient
         master += own * MASTER_BYTES if element == 2 else 0
         moments += own * MOMENTS_BYTES
         if launch.optimizer.kind == "muon":
@@ -202,7 +208,7 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
             moments -= buffer.matrices // buffer.replicas * (MOMENTS_BYTES // 2)
         if precision.kind == "fp16":
             unscaled += own * 4
-        made += [stored] * sharded + [buffer.elements * gradient]
+        made += [stored] * sharded + [summed * gradient]
     if not sharded:
         tensors = (weight for chunk in chunks for weight in chunk)
         made = [w.size * element for w in tensors for _ in range(w.number)] + made

@@ -15,7 +15,7 @@ from autopar.estimate.layer import Machine
 from autopar.estimate.step import StepTime, step_time
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch
-from autopar.memory.risk import odds_of_more
+from autopar.memory.risk import odds_of_any, odds_of_more
 from autopar.records import dataclass
 from search.check.job import job_of_launch
 
@@ -37,9 +37,9 @@ class Target:
         """Memory of a device."""
         return self.machine.card.memory_bytes
 
-    def odds(self, peak_bytes: float) -> float:
+    def odds(self, launch: Launch, peak_bytes: float) -> float:
         """Return the odds that a device runs out of memory at such a predicted peak."""
-        return odds_of_more(peak_bytes, self.capacity_bytes)
+        return odds_of_more(launch, peak_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ def assess(launch: Launch, target: Target, stages: Iterable[int] | None = None) 
     """Return the price of a launch; stages default to all."""
     asked = range(launch.degrees.pp) if stages is None else sorted({*stages})
     accounts = tuple(account_of(launch, stage) for stage in asked)
-    odds = target.odds(max(account.peak_bytes for account in accounts))
+    peaks = [account.peak_bytes for account in accounts]
+    odds = odds_of_any(launch, peaks, target.capacity_bytes)
     try:
         job = job_of_launch(launch)
         step = step_time(target.machine, job)

@@ -45,7 +45,8 @@ HARMLESS = re.compile(
     norm-epsilon | num-workers | one-logger.* | override-opt.param-scheduler | per-split-.* |
     profile.* | rampup-batch-size | rerun-mode | rotary-(base|interleaved|scaling-factor|
     seq-len-interpolation-factor) | save | save-(interval|retain-interval) | seed | split |
-    muon-.* | sgd-momentum | straggler-.* | tensorboard-.* | test-(mode|data-path) | tiktoken-.* |
+    muon-.* | sgd-momentum | straggler-.* | step-batch-size-schedule | tensorboard-.* |
+    test-(mode|data-path) | tiktoken-.* |
     timing-log-.* | tokenizer-model | train-(iters|samples|data-path|sync-interval) |
     use-(checkpoint-args|checkpoint-opt.param-scheduler|mcore-models|persistent-ckpt-worker|
     dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
@@ -102,13 +103,16 @@ class LaunchArguments:
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
-    def number(self, flag: str, default: int | None = None) -> int:
+    def number(self, flag: str, default: int | None = None, *, most: int | None = None) -> int:
         """Return a positive whole number; raises DocumentError without it and without a default."""
         if not self.has(flag):
             if default is None:
                 raise self.fail(flag, "is missing", "add it")
             return default
-        return self._whole(flag, self.text(flag))
+        found = self._whole(flag, self.text(flag))
+        if most is not None and found > most:
+            raise self.fail(flag, f"expected at most {most}, got {found}")
+        return found
 
     def numbers(self, flag: str) -> tuple[int, ...]:
         """Return positive whole numbers, none where the flag is absent."""

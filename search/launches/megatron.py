@@ -11,7 +11,6 @@ import ast
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from autopar.errors import InputError
 from autopar.memory.launch import (
     Attention,
     Chunk,
@@ -58,7 +57,10 @@ class ReadLaunch:
 _OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
     (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
-    (("decoder-num-layers", "decoder-seq-length", "encoder-seq-length"), "a T5 model"),
+    (
+        ("decoder-num-layers", "decoder-seq-length", "encoder-seq-length", "encoder-num-layers"),
+        "a T5 model",
+    ),
     (("binary-head", "bert-no-binary-head"), "a BERT model"),
     (
         ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type"),
@@ -87,6 +89,8 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
 )
+_MOST = 4096
+"""Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
     "GPT2BPETokenizer": 50257,
     "Llama2Tokenizer": 32000,
@@ -202,7 +206,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
     gated = words.has("swiglu")
     # what Megatron-LM takes where no width is given: two thirds of 4h for three matrices
     ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
-    layers = words.number("num-layers")
+    layers = words.number("num-layers", most=_MOST)
     experts = _experts(words, ffn, gated=gated)
     kind = words.choice(
         "position-embedding-type",
@@ -213,7 +217,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         raise words.fail("position-embedding-type", f"{kind} is not priced", "rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
-    mtp = words.number("mtp-num-layers", 0)
+    mtp = words.number("mtp-num-layers", 0, most=_MOST)
     return Model(
         hidden=hidden,
         ffn=ffn,
@@ -225,6 +229,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         gated=gated,
         fused_gate=not words.has("no-bias-swiglu-fusion"),
         biases=not words.has("disable-bias-linear"),
+        qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
         tied=not words.has("untie-embeddings-and-output-weights"),
         norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
         positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
@@ -268,7 +273,8 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
     )
     return Experts(
-        number=words.number("num-experts"),
+        number=words.number("num-experts", most=_MOST),
+        skew=_skew(words),
         per_token=words.number("moe-router-topk", 2),
         ffn=words.number("moe-ffn-hidden-size", ffn),
         shared_ffn=words.number("moe-shared-expert-intermediate-size", 0),
@@ -279,6 +285,15 @@ def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None
         fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
         or (squared and words.has("use-fused-weighted-squared-relu")),
     )
+
+
+def _skew(words: LaunchArguments) -> float | None:
+    """Return the tokens of the busiest rank over the mean where arguments fix them."""
+    if words.has("moe-router-force-load-balancing"):
+        return 1.0
+    # experts take no more than their capacity, and as much where they are filled up
+    capacity = words.has("moe-pad-expert-input-to-capacity")
+    return words.real("moe-expert-capacity-factor", 1.0) if capacity else None
 
 
 def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
@@ -305,7 +320,7 @@ def _pattern(node: ast.expr) -> list[int]:
         return _pattern(node.left) + _pattern(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         times = _constant(node.right)
-        if times > 4096:
+        if times > _MOST:
             raise ValueError("too many")
         return _pattern(node.left) * times
     raise ValueError("no list")
@@ -322,7 +337,7 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
     kind = words.text("tokenizer-type")
     if words.has("vocab-size"):
         # the stand-in tokenizer once added its end of document to the vocabulary
-        extra = 1 if kind == "NullTokenizer" and release.null_adds_one else 0
+        extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
         return words.number("vocab-size") + extra
     # a vocabulary with merges is GPT-2's, and one without is BERT's
     if kind == "" and words.has("vocab-file") and words.has("merge-file"):
@@ -513,9 +528,13 @@ def _recompute(words: LaunchArguments) -> Recompute:
                 "recompute-modules",
                 f"expected {', '.join(get_args(Module))}, got {sorted(unknown)[0][:40]}",
             )
-        chosen = cast("frozenset[Module]", frozenset(modules or ("core_attn",)))
-        return Recompute(modules=chosen)
-    return Recompute()
+        chosen = frozenset(modules or ("core_attn",))
+    else:
+        chosen = frozenset()
+    # the old word for one of them
+    if words.has("moe-layer-recompute"):
+        chosen |= {"moe"}
+    return Recompute(modules=cast("frozenset[Module]", chosen))
 
 
 def _loss_fusion(words: LaunchArguments) -> Any:
@@ -543,15 +562,14 @@ def _software(
     # the old word for any kernel that keeps no scores, as `auto` takes
     words.has("use-flash-attn")
     is_local = local == "local" or words.list("spec") == ("local",)
-    try:
-        return software_of(
-            release,
-            gpu=gpu,
-            environment=environment,
-            local=is_local,
-            backend=backend,
-            deterministic=words.has("deterministic-mode"),
-            fused_accumulation=not words.has("no-gradient-accumulation-fusion"),
-        )
-    except InputError as error:
-        raise words.fail("attention-backend", str(error)) from None
+    # what is computed in which order is the environment's to say
+    words.has("deterministic-mode")
+    return software_of(
+        release,
+        gpu=gpu,
+        environment=environment,
+        local=is_local,
+        backend=backend,
+        fused_accumulation=not words.has("no-gradient-accumulation-fusion"),
+        compiled_experts=words.has("moe-use-legacy-grouped-gemm"),
+    )

@@ -1,13 +1,13 @@
 """What differs between releases of Megatron-LM and its container, and between devices.
 
-Each row is a change of code that changes memory, by the month from which runs have it; everything
-else of a launch is in its arguments. Nothing here is a byte.
+Each row of `_CHANGES` is a change of code that changes memory, by the day from which runs have it;
+everything else of a launch is in its arguments. Nothing here is a byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from autopar.memory.launch import AttentionKernel, Software
 from autopar.records import dataclass
@@ -29,14 +29,31 @@ class Release:
         """Whether the long-lived container is the one before November 2025."""
         return self.container == "lts" and self.date < "2025-11"
 
-    def has(self, since: str) -> bool:
-        """Return whether a change of the libraries of a month is in."""
-        return self.date >= since and not self.old_libraries
+    def has(self, change: str) -> bool:
+        """Return whether a change of `_CHANGES` is in."""
+        since, of_libraries = _CHANGES[change]
+        return self.date >= since and not (of_libraries and self.old_libraries)
 
-    @property
-    def null_adds_one(self) -> bool:
-        """Whether the stand-in tokenizer adds a token to the vocabulary."""
-        return self.date < "2026-01"
+
+_CHANGES = {
+    # Transformer Engine keeps one stand-in of each shape of weight gradient
+    "kept stand-ins": ("2025-08", True),
+    # experts of Megatron's own layers use a product of Transformer Engine
+    "expert workspace": ("2025-10", True),
+    # the router's probabilities are applied inside the experts, not to their outputs
+    "weighted inside": ("2025-04-29", False),
+    # attention that is not fused multiplies in one more tensor
+    "fourth copy": ("2026", False),
+    # the fused loss works in place of two copies
+    "loss in place": ("2025-02", False),
+    # tokens that were gathered for split experts are kept a second time
+    "regathered": ("2025-11", False),
+    # the stand-in tokenizer no longer adds its end of document to the vocabulary
+    "given vocabulary": ("2026-01", False),
+}
+"""Day from which a change is in, and whether the container's libraries bring it."""
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+_BLACKWELL = ("GB200", "GB300", "B200", "B300")
 
 
 def software_of(
@@ -46,44 +63,49 @@ def software_of(
     environment: Mapping[str, Any],
     local: bool,
     backend: str,
-    deterministic: bool,
     fused_accumulation: bool,
+    compiled_experts: bool = False,
 ) -> Software:
     """Return the software of a launch, whose attention kernel follows from device and release."""
-    kernel = _kernel(release, gpu, environment, local=local, backend=backend)
     settings = str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+    old = release.old_libraries
     return Software(
         gpu=gpu,
-        attention=kernel,
+        attention=_kernel(release, gpu, environment, local=local, backend=backend),
         local_layers=local,
         cublas_config=None if config is None else str(config),
         expandable_segments="expandable_segments:true" in settings.lower(),
         fused_accumulation=fused_accumulation,
-        kept_dummies=release.has("2025-08"),
-        grouped_workspaces=0 if release.old_libraries else 4,
-        expert_workspace=release.has("2025-10"),
-        saved_expert_output=release.date < "2025-04-29",
-        compiled_experts=release.old_libraries,
-        unfused_backward_copies=4 if release.date >= "2026" else 3,
-        fused_loss_copies=9 if release.old_libraries else 7 if release.date < "2025-02" else 5,
-        regathered_experts=release.date >= "2025-11",
+        kept_dummies=release.has("kept stand-ins"),
+        # those libraries have grouped products of another kind, without workspaces
+        grouped_workspaces=0 if old else 4,
+        compiled_experts=compiled_experts or old,
+        expert_workspace=release.has("expert workspace"),
+        saved_expert_output=not release.has("weighted inside"),
+        unfused_backward_copies=4 if release.has("fourth copy") else 3,
+        fused_loss_copies=9 if old else 5 if release.has("loss in place") else 7,
+        regathered_experts=release.has("regathered"),
     )
 
 
 def _kernel(
     release: Release, gpu: str, environment: Mapping[str, Any], *, local: bool, backend: str
 ) -> AttentionKernel:
+    """Return the kernel of attention: as asked, else what Transformer Engine takes by itself."""
     if local:
         return "local"
-    if backend in ("flash", "fused", "unfused", "local"):
-        chosen: AttentionKernel = backend  # type: ignore[assignment]
-        return chosen
+    if backend != "auto":
+        return cast(AttentionKernel, backend)
+    # the variable that allows kernels whose sums depend on the order of their blocks
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
-    if gpu.upper().startswith("A100"):
-        return "flash"
-    if gpu.upper().startswith(("GB200", "B200", "B300", "GB300")) and deterministic:
-        return "flash"
-    return "fused"
+    name = gpu.upper()
+    fused = name.startswith(_HOPPER) or (name.startswith(_BLACKWELL) and not deterministic)
+    # either can be switched off
+    if str(environment.get("NVTE_FUSED_ATTN", "1")) == "0":
+        fused = False
+    elif str(environment.get("NVTE_FLASH_ATTN", "1")) == "0":
+        fused = True
+    return "fused" if fused else "flash"

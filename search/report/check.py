@@ -132,13 +132,13 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
         "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
     )
     for account in _shown(assessment.accounts):
-        low, high = reserved_interval(account.peak_bytes)
+        low, high = reserved_interval(assessment.launch, account.peak_bytes)
         table.add_row(
             str(account.stage),
             format_bytes(account.states_bytes),
             format_bytes(account.peak_bytes),
             f"{format_bytes(low)} to {format_bytes(high)}",
-            _percent(target.odds(account.peak_bytes)),
+            _percent(target.odds(assessment.launch, account.peak_bytes)),
         )
     console.print(table)
     print_line(
@@ -286,7 +286,9 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
                 "stage": account.stage,
                 "states_bytes": account.states_bytes,
                 "peak_bytes": account.peak_bytes,
-                "reserved_bytes": [round(end) for end in reserved_interval(account.peak_bytes)],
+                "reserved_bytes": [
+                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                ],
                 "terms_bytes": {term.name: term.num_bytes for term in account.peak},
             }
             for account in assessment.accounts

@@ -37,8 +37,8 @@ COLUMNS = (
     "mem_max_last",
 )
 _LEFT_OUT = re.compile(
-    r"--(adam-|async-|auto-detect|ckpt-|clip-grad|data-|dist-ckpt|distributed-(backend|timeout)|"
-    r"eval-|exit-|init-method|load$|log-|lr|manual-gc|min-lr|no-ckpt|no-mmap|norm-eps|num-workers|"
+    r"--(adam-|async-|auto-detect|ckpt-|clip-grad|data-(cache-)?path|dist-ckpt|"
+    r"distributed-(backend|timeout)|eval-|exit-|init-method|load$|log-|lr|manual-gc|min-lr|no-ckpt|no-mmap|norm-eps|num-workers|"
     r"save|seed|split|straggler|tensorboard|test-mode|tiktoken|timing|tokenizer-model|train-|"
     r"use-(checkpoint|persistent|mcore)|verify|wandb|weight-decay|langrl|logging-level)"
 )
