@@ -240,7 +240,8 @@ def _idle(setting: _Setting) -> Iterator[str]:
         for flag in flags:
             given = setting.words.get(flag)
             # a degree of 1 says that there is none
-            if given is not None and given != ("1",):
+            none = given == ("1",) and flag.endswith(("-parallel-size", "-instances", "-rank"))
+            if given is not None and not none:
                 yield f"--{flag}, since {why}"
 
 

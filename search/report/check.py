@@ -53,12 +53,8 @@ def show_check(
     for finding in file.findings:
         print_item(console, f"{finding.kind}: {finding.text}")
     if file.harmless:
-        print_line(
-            console,
-            f"{format_count(len(file.harmless), 'argument changes', 'arguments change')} neither "
-            "time nor memory",
-            style="dim",
-        )
+        names = ", ".join(f"--{entry.flag}" for entry in file.harmless)
+        print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
         _show_memory(console, assessment, target)
         _show_time(console, assessment, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -264,7 +265,7 @@ def test_recomputed_layers_are_those_of_every_chunk(
             "no effect: --expert-tensor-parallel-size, since there are no --num-experts",
         ),
         (
-            with_flags(LLAMA, recompute_num_layers=4),
+            with_flags(LLAMA, recompute_num_layers=1),
             64,
             "no effect: --recompute-num-layers, since --recompute-granularity is not full",
         ),
@@ -580,3 +581,22 @@ def test_experts_split_by_tensor_ranks_have_memory_and_no_time(target: Target) -
     assert "expert-tensor-parallel-size is 2" in found.untimed
     assert found.fullest.peak_bytes > 0
     assert replace(found, untimed=None).tokens_per_s is None
+
+
+def test_golden_page_shows_what_is_printed(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The script of docs/check.md, and what is said of it."""
+    page = Path(__file__).parents[2] / "docs" / "check.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    launch, command, shown = blocks[:3]
+    (tmp_path / "pretrain.sh").write_text(launch, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ask(*command.split()[1:])
+
+    assert (code, err) == (0, "")
+    if request.config.getoption("--update-golden"):
+        page.write_text(text.replace(shown, out), encoding="utf-8")
+    else:
+        assert out == shown
