@@ -27,6 +27,7 @@ class Finding:
     """A sentence without its end, that names flags and numbers."""
 
 
+_LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
 Words = Mapping[str, tuple[str, ...]]
 
 
@@ -48,7 +49,7 @@ class _Setting(NamedTuple):
 
     @property
     def virtual(self) -> bool:
-        return any(map(self.has, _VIRTUAL))
+        return any(map(self.has, (*_VIRTUAL, "pipeline-model-parallel-layout")))
 
 
 _VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
@@ -165,6 +166,10 @@ def _illegal(setting: _Setting, problem: str | None) -> Iterator[str]:
     # no error of theirs: it is switched off, with a warning
     found = [text for text in rules if not text.startswith("--sequence-parallel needs")]
     found += [*_experts(setting), *_chunks(setting)]
+    if problem is None:
+        # a launch that was read has laid out its layers, also those that count for the embedding,
+        # stages of given sizes and modules of further tokens, which no plan has
+        found = [text for text in found if not text.startswith(_LAYOUT)]
     # what the reading stumbled over may be one of them, without its rest
     if problem is not None and not any(_left(problem) in text for text in found):
         yield problem

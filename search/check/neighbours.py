@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from autopar.errors import InputError
-from autopar.memory.launch import Launch, Recompute, even_chunks
+from autopar.memory.launch import Chunk, Launch, Recompute, even_chunks
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, assess
 
@@ -70,7 +70,7 @@ def _with_degrees(
     stages, pieces = pp or degrees.pp, vpp or degrees.vpp
     chunks = degrees.chunks
     if (stages, pieces) != (degrees.pp, degrees.vpp):
-        chunks = even_chunks(model.num_layers, stages, pieces, mtp=model.mtp)
+        chunks = _laid_out(launch, stages, pieces)
     tensor = tp or degrees.tp
     return replace(
         launch,
@@ -89,6 +89,20 @@ def _with_degrees(
         ),
         tensor_overlap=launch.tensor_overlap and tensor > 1,
     )
+
+
+def _ends(launch: Launch) -> tuple[int, int]:
+    """Return for how many layers embedding and loss count: the ends have so many fewer."""
+    sizes = [len(chunk[1]) for stage in launch.degrees.chunks for chunk in stage]
+    first, last = len(launch.degrees.chunks[0][0][1]), len(launch.degrees.chunks[-1][-1][1])
+    return int(first == max(sizes) - 1), int(last == max(sizes) - 1)
+
+
+def _laid_out(launch: Launch, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Return even chunks that count embedding and loss as the launch does; raises InputError."""
+    model = launch.model
+    ends = _ends(launch) if stages > 1 else (0, 0)
+    return even_chunks(model.num_layers, stages, pieces, mtp=model.mtp, ends=ends)
 
 
 def _tensor(launch: Launch) -> Iterator[_Offer]:
@@ -112,7 +126,7 @@ def _stages(launch: Launch) -> Iterator[_Offer]:
 
 
 def _chunks(launch: Launch) -> Iterator[_Offer]:
-    pp, layers = launch.degrees.pp, launch.model.num_layers
+    pp, layers = launch.degrees.pp, launch.model.num_layers + sum(_ends(launch))
     for vpp in range(1, layers // pp + 1) if pp > 1 else ():
         # an interleaved schedule runs groups of as many micro-batches as there are stages
         runs = vpp == 1 or launch.micro_batches % pp == 0
@@ -181,6 +195,17 @@ def _offers(launch: Launch) -> Iterator[Launch]:
 # Words.
 
 
+_COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
+
+
+def _evenly(launch: Launch) -> tuple[tuple[Chunk, ...], ...] | None:
+    """Return the launch's chunks if they were even; None where they cannot be."""
+    try:
+        return _laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
+    except InputError:
+        return None
+
+
 def arguments_of(launch: Launch) -> dict[str, str]:
     """Return the arguments that knobs change, as Megatron-LM spells them; absent ones left out."""
     degrees, recompute = launch.degrees, launch.recompute
@@ -193,11 +218,15 @@ def arguments_of(launch: Launch) -> dict[str, str]:
     if launch.model.experts is not None:
         found["expert-model-parallel-size"] = str(degrees.ep)
         found["expert-tensor-parallel-size"] = str(degrees.etp)
-    sizes = {len(chunk[1]) for stage in degrees.chunks for chunk in stage}
-    if degrees.vpp > 1 and len(sizes) == 1:
-        found["num-layers-per-virtual-pipeline-stage"] = str(sizes.pop())
-    elif degrees.vpp > 1 or (degrees.pp > 1 and len(sizes) > 1):
-        found["pipeline-model-parallel-layout"] = "as it is"
+    if degrees.pp > 1:
+        if degrees.chunks == _evenly(launch):
+            ends = _ends(launch)
+            found |= {flag: "" for flag, counts in zip(_COUNTED, ends, strict=True) if counts}
+            if degrees.vpp > 1:
+                each = max(len(chunk[1]) for stage in degrees.chunks for chunk in stage)
+                found["num-layers-per-virtual-pipeline-stage"] = str(each)
+        else:
+            found["pipeline-model-parallel-layout"] = "as it is"
     if degrees.scattered:
         found["sequence-parallel"] = ""
     if recompute.layers != "none":
@@ -246,14 +275,13 @@ def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
             if _key(launch) not in seen:
                 seen.add(_key(launch))
                 found.append(_quick(launch, target))
-        front = sorted(found, key=lambda one: _rank(one, target))[:_BEAM]
-        if front and _fits(front[0], target) and _time(front[0]) < fastest * (1.0 - _GAIN):
-            fastest = _time(front[0])
-            best[knobs] = Neighbour(
-                assessment=assess(front[0].launch, target),
-                changes=_changes(start, front[0].launch),
-                knobs=knobs,
-            )
+        found.sort(key=lambda one: _rank(one, target))
+        front = found[:_BEAM]
+        top = _fitting(found, target)
+        if top is not None and _time(top) < fastest * (1.0 - _GAIN):
+            fastest = _time(top)
+            changes = _changes(start, top.launch)
+            best[knobs] = Neighbour(assessment=top, changes=changes, knobs=knobs)
         elif knobs > 1 and fastest < float("inf"):
             break
     return Neighbours(
@@ -264,14 +292,29 @@ def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
     )
 
 
+def _fitting(found: list[Assessment], target: Target) -> Assessment | None:
+    """Return the first that fits with all of its stages; those that fit stand in front."""
+    for one in found:
+        if not _fits(one, target):
+            return None
+        whole = assess(one.launch, target)
+        if _fits(whole, target):
+            return whole
+    return None
+
+
 def _key(launch: Launch) -> str:
     degrees = launch.degrees
     return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep}"
 
 
 def _quick(launch: Launch, target: Target) -> Assessment:
-    """Return the price of a launch with the two stages that are fullest where layers are even."""
-    return assess(launch, target, stages=(0, launch.degrees.pp - 1))
+    """Return the price of a launch by the stages of which one is fullest, for nearly all launches.
+
+    The first, the last, and of those with the most layers the earliest.
+    """
+    sizes = [sum(len(chunk[1]) for chunk in stage) for stage in launch.degrees.chunks]
+    return assess(launch, target, stages=(0, sizes.index(max(sizes)), launch.degrees.pp - 1))
 
 
 def _fits(one: Assessment, target: Target) -> bool:

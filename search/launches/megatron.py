@@ -393,17 +393,19 @@ def _chunks(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Ch
     chunks = words.number("num-virtual-stages-per-pipeline-rank", 1)
     first = words.number("decoder-first-pipeline-num-layers", 0)
     last = words.number("decoder-last-pipeline-num-layers", 0)
-    if each:
-        if stages == 1 or layers % (stages * each):
-            raise words.fail(
-                "num-layers-per-virtual-pipeline-stage",
-                f"layers({layers}) % (pp({stages}) * {each}) != 0",
-            )
-        chunks = layers // (stages * each)
     ends = (
         int(words.has("account-for-embedding-in-pipeline-split")),
         int(words.has("account-for-loss-in-pipeline-split")),
     )
+    if each:
+        # embedding and loss count as a layer each where they are asked to
+        counted = layers + sum(ends)
+        if stages == 1 or counted % (stages * each):
+            raise words.fail(
+                "num-layers-per-virtual-pipeline-stage",
+                f"layers({counted}) % (pp({stages}) * {each}) != 0",
+            )
+        chunks = counted // (stages * each)
     if stages == 1:
         ends, chunks = (0, 0), 1
     if first or last:

@@ -17,6 +17,7 @@ from autopar.command.show import (
     print_pair,
     print_plain,
 )
+from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import reserved_interval
 from autopar.units import format_bytes, format_count, format_seconds
 
@@ -226,12 +227,21 @@ def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
     after = one.assessment
     assert after.step is not None, "neighbours have one"
     text = format_seconds(after.step.total_s)
-    if before.step is not None:
-        text += f" ({(after.step.total_s / before.step.total_s - 1) * 100:+.1f} %)"
+    odds = _odds_of_faster(before, after)
+    if before.step is not None and odds is not None:
+        share = after.step.total_s / before.step.total_s - 1.0
+        text += f" ({share * 100:+.1f} %, faster with odds of {_percent(odds)})"
     memory = after.fullest.peak_bytes - before.fullest.peak_bytes
     sign = "+" if memory >= 0 else "-"
     text += f", peak {sign}{format_bytes(abs(memory))}, runs out {_percent(after.odds_of_oom)}"
     return text if fits else "fits: " + text
+
+
+def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
+    """Return the odds that the second is the faster one; None where one has no time."""
+    if before.step is None or after.step is None or before.runs is None:
+        return None
+    return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
 
 
 def _percent(share: float) -> str:
@@ -261,9 +271,9 @@ def check_document(
     }
     if assessment is not None:
         document |= _assessed(assessment, target)
-    if neighbours is not None:
+    if neighbours is not None and assessment is not None:
         document["neighbours"] = {
-            name: None if one is None else _neighbour(one, target)
+            name: None if one is None else _neighbour(one, assessment, target)
             for name, one in (
                 ("one", neighbours.one),
                 ("two", neighbours.two),
@@ -302,9 +312,11 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
     }
 
 
-def _neighbour(one: Neighbour, target: Target) -> dict[str, Any]:
+def _neighbour(one: Neighbour, before: Assessment, target: Target) -> dict[str, Any]:
+    odds = _odds_of_faster(before, one.assessment)
     return {
         "num_changes": one.knobs,
+        "probability_faster": odds,
         "arguments": [
             {"flag": f"--{flag}", "before": before, "after": after}
             for flag, before, after in one.changes

@@ -308,6 +308,22 @@ def test_a_good_launch_has_nothing_to_be_found(tmp_path: Path) -> None:
         assert [entry.flag for entry in file.harmless] == ["lr"]
 
 
+def test_launches_that_ran_are_not_called_illegal(tmp_path: Path) -> None:
+    """Megatron-LM's own tests, every configuration whose memory was measured: all are priced."""
+    rows = {row["config_key"]: row for row in read_goldens()}
+    ran = 0
+    for row in rows.values():
+        entry = price_row(row)
+        if isinstance(entry, Priced) and row["world_size"]:
+            ran += 1
+            # the table leaves out what memory does not depend on
+            arguments = {"--ckpt-format": "fsdp_dtensor", **json.loads(row["args"])}
+            path = written(tmp_path, {"MODEL_ARGS": arguments})
+            file = read_checked(path, world_size=int(row["world_size"]), gpu=row["platform"])
+            assert [one.text for one in file.findings if one.kind == "illegal"] == [], row["id"]
+    assert ran > 60
+
+
 @pytest.mark.parametrize(
     ("value", "gpu", "said"),
     [
