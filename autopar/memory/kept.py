@@ -114,7 +114,7 @@ def rotary_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
         return layers * (launch.seq + 4096) * latent.rotary_width * 4
     if model.positions != "rotary":
         return 0
-    return int(launch.seq * model.attention.width * model.rotary_share) * 4
+    return launch.seq * model.rotary_width * 4
 
 
 def routing_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:

@@ -75,8 +75,8 @@ def head_bytes(launch: Launch, mtp: int = 0) -> int:
     """
     logits = logits_bytes(launch)
     if launch.loss_fusion == "te":
-        # beside the logits their gradient
-        return logits * (2 + mtp)
+        # the gradient is written over the logits
+        return logits * (1 + mtp)
     kept = kept_logits_bytes(launch)
     # logits in fp32 need no copy
     peak = kept + (logits if launch.precision.element_bytes < 4 else 0)

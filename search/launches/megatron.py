@@ -120,13 +120,15 @@ def read_launch(
     model = _model(words, release or Release())
     degrees = _degrees(words, model, world)
     micro = words.number("micro-batch-size")
+    batch = words.number("global-batch-size", micro * degrees.dp)
     launch = Launch(
         name=source,
         model=model,
         degrees=degrees,
         seq=words.number("seq-length"),
         micro_batch=micro,
-        global_batch=words.number("global-batch-size", micro * degrees.dp),
+        global_batch=batch,
+        steps=_steps(words, batch),
         precision=_precision(words),
         optimizer=_optimizer(words, degrees),
         recompute=_recompute(words),
@@ -166,6 +168,14 @@ def launch_of_configuration(
         gpu=gpu,
         source=str(source.path),
     )
+
+
+def _steps(words: LaunchArguments, batch: int) -> int | None:
+    """Return how many steps a run takes until it ends or exits; None where nothing says it."""
+    given = [words.number(flag) for flag in ("train-iters", "exit-interval") if words.has(flag)]
+    if words.has("train-samples"):
+        given.append(words.number("train-samples") // batch)
+    return min(given, default=None)
 
 
 def _refuse(words: LaunchArguments) -> None:
@@ -225,6 +235,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
         max_positions=words.number("max-position-embeddings", 0),
         rotary_share=words.real("rotary-percent", 1.0),
+        fused_rotary=not words.has("no-rope-fusion"),
         hidden_dropout=words.real("hidden-dropout", 0.1),
         mtp=mtp,
         mtp_repeated=words.has("mtp-use-repeated-layer"),

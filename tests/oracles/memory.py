@@ -336,6 +336,9 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
         sizes.append(tokens * (r + k) * thin)
         if "mla_up_proj" not in again:
             sizes += [tokens * heads * w * s.e for w in (width, width, value)]
+    if model.positions == "rotary" and not model.fused_rotary:
+        width = a.latent.rotary_width if a.latent else int(a.width * model.rotary_share)
+        sizes.append(4 * (launch.seq // launch.degrees.cp) * width * s.e)
     out = tokens * heads * value
     scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
     kernel = launch.software.attention
@@ -349,7 +352,7 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
         sizes.append(out * s.e)
         if kernel == "flash" or launch.precision.fp8:
             sizes.append(out * thin)
-        sizes.append(tokens * heads * (4 if kernel == "flash" else 8))
+        sizes.append(tokens * heads * 4)
     return sizes
 
 
@@ -377,7 +380,9 @@ def _behind(launch: Launch, s: _Sizes, experts: bool) -> tuple[list[int], int]:
     elif "moe" not in again:
         x = model.experts
         assert x is not None
-        skew = 1.12 if x.number == degrees.ep else 1.03
+        skew = 1.1 if x.number == degrees.ep else 1.025
+        if launch.steps is None or launch.steps >= 1000:
+            skew = 1.17
         skew = 1.0 if degrees.ep == 1 else skew if x.skew is None else x.skew
         routed = math.ceil(s.scattered * degrees.etp * x.per_token * skew)
         inner = routed * (x.ffn // degrees.etp)
@@ -457,7 +462,7 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
 def _head(launch: Launch, s: _Sizes, mtp: int) -> int:
     numbers = s.tokens * (s.vocab // s.t)
     if launch.loss_fusion == "te":
-        return numbers * s.e * (2 + mtp)
+        return numbers * s.e * (1 + mtp)
     each = 4 + (2 if s.e == 2 else 0) + 4 * mtp
     if launch.loss_fusion == "native":
         each += 2 * (launch.software.fused_loss_copies - 3)

@@ -64,6 +64,13 @@ def test_a_gated_width_is_two_thirds_of_four_hidden() -> None:
     assert read({"--swiglu": True, "--ffn-hidden-size": 1000}).model.ffn == 1000
 
 
+def test_steps_are_those_until_the_run_ends_or_exits() -> None:
+    """Iterations, samples over the batch, an exit: the fewest; None where nothing says it."""
+    assert read().steps is None
+    assert read({"--train-iters": 100, "--exit-interval": 50}).steps == 50
+    assert read({"--train-samples": 3200, "--exit-interval": 500}).steps == 100
+
+
 def test_query_groups_need_their_switch() -> None:
     """`--num-query-groups` alone changes nothing."""
     assert read({"--num-query-groups": 2}).model.attention.groups == 8

@@ -61,7 +61,10 @@ def launch(
     return Launch(
         model=replace(model, mtp=mtp),
         degrees=degrees,
-        **({"seq": 1024, "micro_batch": 4, "global_batch": 32, "software": QUIET} | options),
+        **(
+            {"seq": 1024, "steps": 50, "micro_batch": 4, "global_batch": 32, "software": QUIET}
+            | options
+        ),
     )
 
 
@@ -313,6 +316,14 @@ def test_saved_of_a_dense_layer() -> None:
     assert part(unfused, "attention output's copy") == 0
 
 
+def test_rotary_factors_are_saved_where_no_kernel_makes_them() -> None:
+    """Cosines and sines of queries and of keys: four tables of a layer."""
+    rotary = replace(PLAIN, positions="rotary", rotary_share=0.5)
+    assert part(launch(rotary), "rotary factors") == 0
+    apart = launch(replace(rotary, fused_rotary=False))
+    assert part(apart, "rotary factors") == 4 * 1024 * 32 * 2
+
+
 def test_sequence_parallelism_scatters_norms_and_masks() -> None:
     """What is between the products is divided; without it, only what is inside them."""
     whole, split = launch(world=4, tp=4), launch(world=4, tp=4, sequence_parallel=True)
@@ -334,7 +345,7 @@ def test_saved_of_experts() -> None:
     """Inputs, both widths, the product with the probabilities, and what a gathered copy adds."""
     model = replace(PLAIN, gated=True, experts=EXPERTS, expert_layers=(True,) * 12)
     found = launch(model, world=4, tp=2, ep=2, etp=2, sequence_parallel=True)
-    routed = -(-2048 * 2 * 2 * 103 // 100)
+    routed = -(-2048 * 2 * 2 * 1025 // 1000)
     assert part(found, "expert input", experts=True) == routed * 512 * 2
     assert part(found, "expert input, gathered", experts=True) == routed * 512 * 2
     assert part(found, "expert fc1 output", experts=True) == 2 * routed * 512 * 2
@@ -353,9 +364,14 @@ def test_routing_is_worst_where_a_rank_has_one_expert() -> None:
 
     def skew(experts: Experts, ep: int) -> float:
         model = replace(PLAIN, experts=experts, expert_layers=(True,) * 12)
-        return routing_skew(launch(model, world=8, ep=ep))
+        found = launch(model, world=8, ep=ep)
+        # many steps, or nobody knows how many, have worse ones
+        assert routing_skew(replace(found, steps=None)) == (
+            1.0 if ep == 1 else experts.skew or 1.17
+        )
+        return routing_skew(found)
 
-    assert skew(EXPERTS, 8) > skew(EXPERTS, 4) > skew(EXPERTS, 1) == 1.0
+    assert 1.17 > skew(EXPERTS, 8) > skew(EXPERTS, 4) > skew(EXPERTS, 1) == 1.0
     assert skew(replace(EXPERTS, skew=1.5), 4) == 1.5
     assert routing_skew(launch()) == 1.0
 
@@ -455,8 +471,8 @@ def test_peak_of_the_last_stage_is_one_micro_batch_and_three_logits() -> None:
         ("none", "fp32", 0, 4),
         ("none", "bf16", 1, 10),
         ("native", "bf16", 0, 10),
-        ("te", "bf16", 0, 4),
-        ("te", "bf16", 2, 8),
+        ("te", "bf16", 0, 2),
+        ("te", "bf16", 2, 6),
     ],
 )
 def test_bytes_of_a_logit(fusion: Any, kind: Any, mtp: int, expected: int) -> None:
