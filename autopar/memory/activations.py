@@ -94,12 +94,17 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
         if attention.head_norms:
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element
+            # values, a part of qkv till then, are copied to stand beside them
+            yield "values", tokens * width * groups // tp * element
+            vectors = launch.model.norm_tensors * 4
+            yield "head norms' statistics", tokens * (heads + groups) // tp * vectors
     else:
         query_rank = latent.query_rank or 0
         narrow = query_rank + latent.key_value_rank
         yield "query latent", tokens * query_rank * element
         yield "key-value latent", tokens * (latent.key_value_rank + latent.rotary_width) * element
-        yield "latent norms", _linear_input(launch, tokens * narrow * element)
+        if attention.head_norms:
+            yield "latent norms", _linear_input(launch, tokens * narrow * element)
         if "mla_up_proj" not in recomputed:
             for name, each in (
                 ("query", attention.query_width),

@@ -326,14 +326,18 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
     if a.latent is None:
         sizes = [tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e]
         if a.head_norms:
-            sizes += [tokens * a.width * heads * s.e, tokens * a.width * a.groups // s.t * s.e]
+            groups = tokens * a.width * a.groups // s.t * s.e
+            sizes += [tokens * a.width * heads * s.e, groups, groups]
+            each = 8 if model.norm == "layer" else 4
+            sizes.append(tokens * (a.heads + a.groups) // s.t * each)
         value = a.width
     else:
         r, k = a.latent.query_rank or 0, a.latent.key_value_rank
         width = a.latent.key_width + a.latent.rotary_width
         value = a.latent.value_width
         sizes = [tokens * r * s.e, tokens * (k + a.latent.rotary_width) * s.e]
-        sizes.append(tokens * (r + k) * thin)
+        if a.head_norms:
+            sizes.append(tokens * (r + k) * thin)
         if "mla_up_proj" not in again:
             sizes += [tokens * heads * w * s.e for w in (width, width, value)]
     if model.positions == "rotary" and not model.fused_rotary:

@@ -316,6 +316,20 @@ def test_saved_of_a_dense_layer() -> None:
     assert part(unfused, "attention output's copy") == 0
 
 
+def test_norms_of_heads_and_of_latents() -> None:
+    """Queries and keys a second time, values copied beside them, and statistics of every head."""
+    normed = replace(PLAIN, attention=replace(PLAIN.attention, groups=2, head_norms=True))
+    found = launch(normed)
+    assert part(found, "query norm") == 4096 * 512 * 2
+    assert part(found, "key norm") == part(found, "values") == 4096 * 128 * 2
+    assert part(found, "head norms' statistics") == 4096 * 10 * 8
+    assert part(launch(), "values") == 0
+    latent = replace(PLAIN, attention=replace(PLAIN.attention, latent=LATENT, head_norms=True))
+    assert part(launch(latent), "latent norms") == 4096 * 256 * 2
+    bare = replace(latent, attention=replace(latent.attention, head_norms=False))
+    assert part(launch(bare), "latent norms") == 0
+
+
 def test_rotary_factors_are_saved_where_no_kernel_makes_them() -> None:
     """Cosines and sines of queries and of keys: four tables of a layer."""
     rotary = replace(PLAIN, positions="rotary", rotary_share=0.5)
