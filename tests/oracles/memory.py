@@ -277,9 +277,14 @@ def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> t
         total += 10 * s.tokens * s.h * s.e
     pipeline = 2 * s.v * s.scattered * s.h * s.e if s.p > 1 else 0
     gathered = [0]
-    if degrees.sequence_parallel and s.t > 1:
+    here = degrees.chunks[stage]
+    gathers = software.local_layers or any(chunk[3] for chunk in here)
+    if degrees.sequence_parallel and s.t > 1 and gathers:
         gathered.append(s.tokens * s.h)
-    if x is not None and x.dispatcher == "allgather" and degrees.ep * degrees.etp > 1:
+    kinds = [model.expert_layers[layer] for chunk in here for layer in chunk[1]]
+    kinds += [model.expert_layers[-1] for chunk in here if chunk[2]]
+    all_to_all = x is None or x.dispatcher != "allgather" or True not in kinds
+    if not all_to_all and degrees.ep * degrees.etp > 1:
         gathered.append(s.scattered * degrees.ep * degrees.etp * s.h)
     if software.attention == "local":
         length = launch.seq // degrees.cp
@@ -482,7 +487,8 @@ def peak_bytes(launch: Launch, stage: int) -> int:
     kept, pipeline = _kept(launch, s, stage, weights)
     base = states - only_then + kept - pipeline
     tokens = s.tokens
-    base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
+    if stage in (0, s.p - 1):
+        base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
     if s.p > 1:
         base += s.scattered * s.h * s.e * (3 if s.v > 1 else 2)
 

@@ -269,13 +269,15 @@ def test_buffers_kept_between_steps() -> None:
     two = launch(world=8, pp=2, tp=2, sequence_parallel=True, chunks=2)
     assert kept.pipeline_bytes(two) == 2 * 2 * 2048 * 512 * 2
     assert kept.pipeline_bytes(launch()) == 0
-    assert kept.gather_bytes(two) == 4096 * 512 * 2
+    assert kept.gather_bytes(two, two.degrees.chunks[1]) == 4096 * 512 * 2
+    # only the head gathers there
+    assert kept.gather_bytes(two, two.degrees.chunks[0]) == 0
     local = replace(two, software=replace(QUIET, attention="local"))
     # the scores lie in the same buffer
-    assert kept.gather_bytes(local) == 4 * 4 * 1024 * 1024 * 2
+    assert kept.gather_bytes(local, two.degrees.chunks[0]) == 4 * 4 * 1024 * 1024 * 2
     mixture = replace(PLAIN, experts=EXPERTS, expert_layers=(True,) * 12)
     gathered = launch(mixture, world=4, ep=4)
-    assert kept.gather_bytes(gathered) == 4 * 4096 * 512 * 2
+    assert kept.gather_bytes(gathered, gathered.degrees.chunks[0]) == 4 * 4096 * 512 * 2
     chunks = gathered.degrees.chunks[0]
     assert kept.routing_bytes(gathered, chunks) == 12 * 4 * 4096 * 16
     rotary = launch(replace(PLAIN, positions="rotary", rotary_share=0.5))
@@ -511,8 +513,11 @@ def test_transfers_and_micro_batches() -> None:
     assert transfer_bytes(launch()) == 0
     assert transfer_bytes(launch(world=2, pp=2)) == 2 * 4096 * 512 * 2
     assert transfer_bytes(launch(world=2, pp=2, chunks=2)) == 3 * 4096 * 512 * 2
-    assert kept.mask_bytes(launch()) == 4 * 1024 * (12 + 1024)
-    assert kept.mask_bytes(launch(attention_masks=False)) == 4 * 1024 * 12
+    found = launch(world=4, pp=4)
+    loaded = [kept.mask_bytes(found, chunks) for chunks in found.degrees.chunks]
+    assert loaded == [4 * 1024 * (12 + 1024), 0, 0, 4 * 1024 * (12 + 1024)]
+    bare = launch(attention_masks=False)
+    assert kept.mask_bytes(bare, bare.degrees.chunks[0]) == 4 * 1024 * 12
 
 
 # --------------------------------------------------------------------------------------------------
