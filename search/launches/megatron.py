@@ -28,7 +28,7 @@ from autopar.memory.launch import (
     even_chunks,
 )
 from autopar.records import dataclass
-from search.engines.configuration import Configuration
+from search.configuration import Configuration
 from search.engines.megatron_arguments import LayoutError, parse_layout
 from search.launches.arguments import Ignored, LaunchArguments, words_of
 from search.launches.release import Release, software_of
@@ -150,7 +150,7 @@ def launch_of_configuration(
 ) -> ReadLaunch:
     """Return the launch in a script, YAML or JSON; raises InputError as `read_launch` does."""
     document: Any = source.document if source.flags is None else source.flags
-    environment: Any = {}
+    environment: Any = source.environment
     for key in ("MODEL_ARGS", "model_args", "args"):
         if isinstance(document.get(key), Mapping):
             environment = document.get("ENV_VARS") or {}

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
-from search.engines.configuration import read_configuration
+from search.configuration import read_configuration
 from search.launches.arguments import HARMLESS, words_of
 from search.launches.megatron import ReadLaunch, launch_of_configuration, read_launch
 from search.launches.release import Release
@@ -328,6 +328,7 @@ def test_words_of_a_document() -> None:
 
 
 SCRIPT = """#!/bin/bash
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 ARGS=(--num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024
   --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 32
   --vocab-size 50257 --bf16 --hierarchical-context-parallel-sizes 2 2 --cp-comm-type a2a+p2p
@@ -359,3 +360,5 @@ def test_scripts_and_yaml_are_read_alike(tmp_path: Path) -> None:
     assert found[script].model == found[yaml].model == found[plain].model
     assert found[yaml].software.cublas_config == ":4096:8"
     assert found[script].software.cublas_config is None
+    assert found[script].software.expandable_segments
+    assert not found[plain].software.expandable_segments
