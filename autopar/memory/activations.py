@@ -15,6 +15,7 @@ from autopar.memory.launch import Chunk, Launch
 __all__ = [
     "chunk_parts",
     "chunk_saved_bytes",
+    "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
     "routing_skew",
@@ -90,7 +91,12 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     heads, groups, width = attention.heads, attention.groups, attention.width
     latent = attention.latent
     if latent is None:
-        yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
+        if copied_qkv_bytes(launch):
+            yield "query", tokens * width * (heads // tp) * element
+            yield "key", tokens * width * groups // tp * element
+            yield "value", tokens * width * groups // tp * element
+        else:
+            yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
         if attention.head_norms:
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element
@@ -139,6 +145,22 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
         yield "attention output's copy", _linear_input(launch, output)
     # the logarithm of each row's sum, in fp32
     yield "softmax statistics", tokens * (heads // tp) * 4
+
+
+def copied_qkv_bytes(launch: Launch) -> int:
+    """Return the queries, keys and values of a layer where they are saved as copies, else 0.
+
+    FlashAttention takes sequences apart, so Transformer Engine copies the three out of what their
+    one product made, which is freed behind attention. Normed queries and keys keep it, and rings of
+    context ranks have buffers of their own.
+    """
+    attention = launch.model.attention
+    if launch.software.attention != "flash" or launch.degrees.cp > 1:
+        return 0
+    if attention.latent is not None or attention.head_norms:
+        return 0
+    width = attention.width * (attention.heads + 2 * attention.groups)
+    return launch.tokens * width // launch.degrees.tp * launch.precision.element_bytes
 
 
 def routing_skew(launch: Launch) -> float:

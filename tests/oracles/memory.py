@@ -167,8 +167,10 @@ class _Blocks:
         self.extra += size - asked
 
 
-def _come_and_go(size: int, expandable: bool) -> int:
+def _come_and_go(size: int, expandable: bool, hole: int = 0) -> int:
     size = math.ceil(size / 512) * 512
+    if not expandable and size > MIB and 0 <= hole - size <= MIB:
+        return hole
     whole = math.ceil(size / (2 * MIB)) * 2 * MIB
     return whole if not expandable and size > MIB and whole - size <= MIB else size
 
@@ -330,6 +332,9 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
     tokens = s.tokens
     if a.latent is None:
         sizes = [tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e]
+        if launch.software.attention == "flash" and not a.head_norms and launch.degrees.cp == 1:
+            each = tokens * a.width * a.groups // s.t * s.e
+            sizes = [tokens * a.width * heads * s.e, each, each]
         if a.head_norms:
             groups = tokens * a.width * a.groups // s.t * s.e
             sizes += [tokens * a.width * heads * s.e, groups, groups]
@@ -444,6 +449,17 @@ def _saved(launch: Launch, s: _Sizes, chunk: tuple) -> list[int]:
     return sizes + [whole * s.e] * (2 if head else 0)
 
 
+def _kept_layers(launch: Launch, chunk: tuple) -> int:
+    """Return the layers of a chunk, with MTP modules, that are not recomputed as a whole."""
+    recompute = launch.recompute
+    layers = len(chunk[1])
+    if recompute.layers == "uniform":
+        layers = 0
+    elif recompute.layers == "block":
+        layers = max(0, layers - recompute.number)
+    return layers + chunk[2]
+
+
 def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     """Return what a chunk's backward adds to what is live, less what it has freed, at its most."""
     _, layers, mtp, head = chunk
@@ -494,7 +510,18 @@ def peak_bytes(launch: Launch, stage: int) -> int:
 
     chunks = degrees.chunks[stage]
     expandable = launch.software.expandable_segments
-    saved = [sum(_come_and_go(n, expandable) for n in _saved(launch, s, c)) for c in chunks]
+    a = launch.model.attention
+    apart = launch.software.attention == "flash" and not (a.head_norms or a.latent)
+    apart = apart and degrees.cp == 1
+    hole = tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e if apart else 0
+    mask = s.scattered * s.h if launch.model.hidden_dropout else 0
+    saved = []
+    for c in chunks:
+        blocks = [(n, _come_and_go(n, expandable)) for n in _saved(launch, s, c)]
+        # masks, of which a layer has two and the embedding one, land in what was copied
+        masks = int(c[0]) + 2 * _kept_layers(launch, c) if mask else 0
+        more = _come_and_go(mask, expandable, hole) - _come_and_go(mask, expandable)
+        saved.append(sum(block for _, block in blocks) + masks * more)
     exact = [sum(_saved(launch, s, chunk)) for chunk in chunks]
     assert all(a >= b for a, b in zip(saved, exact, strict=True))
 
