@@ -248,9 +248,9 @@ def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
 
 
 def _farthest(ratios: Sequence[float]) -> float:
-    """Return the upper quartile by distance from 1: one bad repetition does not speak for all."""
+    """Return the ninth decile by distance from 1: one bad repetition does not speak for all."""
     ordered = sorted(ratios, key=lambda ratio: abs(np.log(ratio)))
-    return ordered[(3 * (len(ordered) - 1)) // 4]
+    return ordered[(9 * (len(ordered) - 1)) // 10]
 
 
 def _covered(entry: Priced, intervals: Mapping[str, tuple[float, float]]) -> bool:

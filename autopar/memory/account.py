@@ -113,7 +113,7 @@ def _kept_terms(launch: Launch, stage: int) -> Iterator[Term]:
         ),
         (
             "gather buffer",
-            kept.gather_bytes(launch),
+            kept.gather_bytes(launch, chunks),
             "--sequence-parallel, --moe-token-dispatcher-type, --transformer-impl",
         ),
         ("overlapped products", kept.overlap_bytes(launch), "--tp-comm-overlap"),
@@ -146,7 +146,7 @@ def _peak_terms(launch: Launch, peak: Peak, stage: int) -> Iterator[Term]:
         ("freed before", -peak.freed_bytes, "--attention-backend"),
         (
             "micro-batch",
-            kept.mask_bytes(launch),
+            kept.mask_bytes(launch, launch.degrees.chunks[stage]),
             "--no-create-attention-mask-in-dataloader",
         ),
         ("transfers", transfer_bytes(launch), "--pipeline-model-parallel-size"),

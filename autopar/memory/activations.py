@@ -15,6 +15,7 @@ from autopar.memory.launch import Chunk, Launch
 __all__ = [
     "chunk_parts",
     "chunk_saved_bytes",
+    "copied_qkv_bytes",
     "input_bytes",
     "layer_saved_bytes",
     "routing_skew",
@@ -22,9 +23,11 @@ __all__ = [
     "scores",
 ]
 
-_ALONE = 1.12
-_SEVERAL = 1.03
+_ALONE = 1.10
+_SEVERAL = 1.025
+_LATER = 1.17
 """Skew of routing, see `routing_skew`."""
+_MANY_STEPS = 1000
 
 
 def scores(launch: Launch) -> int:
@@ -88,16 +91,26 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     heads, groups, width = attention.heads, attention.groups, attention.width
     latent = attention.latent
     if latent is None:
-        yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
+        if copied_qkv_bytes(launch):
+            yield "query", tokens * width * (heads // tp) * element
+            yield "key", tokens * width * groups // tp * element
+            yield "value", tokens * width * groups // tp * element
+        else:
+            yield "qkv", tokens * width * (heads + 2 * groups) // tp * element
         if attention.head_norms:
             yield "query norm", tokens * width * (heads // tp) * element
             yield "key norm", tokens * width * groups // tp * element
+            # values, a part of qkv till then, are copied to stand beside them
+            yield "values", tokens * width * groups // tp * element
+            vectors = launch.model.norm_tensors * 4
+            yield "head norms' statistics", tokens * (heads + groups) // tp * vectors
     else:
         query_rank = latent.query_rank or 0
         narrow = query_rank + latent.key_value_rank
         yield "query latent", tokens * query_rank * element
         yield "key-value latent", tokens * (latent.key_value_rank + latent.rotary_width) * element
-        yield "latent norms", _linear_input(launch, tokens * narrow * element)
+        if attention.head_norms:
+            yield "latent norms", _linear_input(launch, tokens * narrow * element)
         if "mla_up_proj" not in recomputed:
             for name, each in (
                 ("query", attention.query_width),
@@ -105,6 +118,12 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
                 ("value", latent.value_width),
             ):
                 yield name, tokens * (heads // tp) * each * element
+    if launch.model.positions == "rotary" and not launch.model.fused_rotary:
+        # cosines and sines that queries, and keys, are multiplied with, made again by each layer
+        yield (
+            "rotary factors",
+            4 * (launch.seq // launch.degrees.cp) * launch.model.rotary_width * element,
+        )
     output = tokens * (heads // tp) * attention.value_width * element
     if "core_attn" in recomputed:
         yield "attention output", output
@@ -124,21 +143,40 @@ def _attention_parts(launch: Launch) -> Iterator[tuple[str, int]]:
     # the kernel keeps its own output, and the product behind it the copy that it takes
     if kernel == "flash" or launch.precision.fp8:
         yield "attention output's copy", _linear_input(launch, output)
-    rows = tokens * (heads // tp)
-    yield "softmax statistics", rows * (4 if kernel == "flash" else 8)
+    # the logarithm of each row's sum, in fp32
+    yield "softmax statistics", tokens * (heads // tp) * 4
+
+
+def copied_qkv_bytes(launch: Launch) -> int:
+    """Return the queries, keys and values of a layer where they are saved as copies, else 0.
+
+    FlashAttention takes sequences apart, so Transformer Engine copies the three out of what their
+    one product made, which is freed behind attention. Normed queries and keys keep it, and rings of
+    context ranks have buffers of their own.
+    """
+    attention = launch.model.attention
+    if launch.software.attention != "flash" or launch.degrees.cp > 1:
+        return 0
+    if attention.latent is not None or attention.head_norms:
+        return 0
+    width = attention.width * (attention.heads + 2 * attention.groups)
+    return launch.tokens * width // launch.degrees.tp * launch.precision.element_bytes
 
 
 def routing_skew(launch: Launch) -> float:
     """Return the tokens of a rank's experts over the mean of all ranks, at the worst step.
 
-    Measured peaks of mixtures with one expert a rank want 1.10 to 1.14, those with two to eight
-    1.01 to 1.06: the loads of several experts even out. A rank that has all experts has all tokens.
+    Measured peaks of mixtures after 50 to 200 steps want 1.09 to 1.14 with one expert a rank, and
+    1.01 to 1.06 with two to eight, whose loads even out; after thousands of steps 1.15 to 1.24 with
+    one to eight. A rank that has all experts has all tokens.
     """
     experts, degrees = launch.model.experts, launch.degrees
     if experts is None or degrees.ep == 1:
         return 1.0
     if experts.skew is not None:
         return experts.skew
+    if launch.steps is None or launch.steps >= _MANY_STEPS:
+        return _LATER
     return _ALONE if experts.number == degrees.ep else _SEVERAL
 
 

@@ -26,16 +26,20 @@ _SEGMENT = 2 * MIB
 _LEAST_REST = MIB
 
 
-def recycled_bytes(size_bytes: float, *, expandable: bool) -> int:
+def recycled_bytes(size_bytes: float, *, expandable: bool, hole_bytes: int = 0) -> int:
     """Return the bytes of the block of an allocation that comes and goes with every micro-batch.
 
     It lands where one like it has been: segments are multiples of 2 MiB, and so are most holes in
     them, whose rest of at most 1 MiB is not split off. What is not above 1 MiB lies in a pool of
     its own, and is split to 512 bytes.
+
+    hole_bytes : a hole that is there just before it, which it takes where the rest stays with it.
     """
     size = _units(size_bytes)
     if expandable or size <= _LEAST_REST:
         return size
+    if size <= hole_bytes <= size + _LEAST_REST:
+        return hole_bytes
     segment = -(-size // _SEGMENT) * _SEGMENT
     return size if segment - size > _LEAST_REST else segment
 

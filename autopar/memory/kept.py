@@ -84,18 +84,24 @@ def pipeline_bytes(launch: Launch) -> int:
     return 2 * degrees.vpp * launch.scattered_tokens * launch.model.hidden * _element(launch)
 
 
-def gather_bytes(launch: Launch) -> int:
+def gather_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
     """Return the one buffer in which sequences or tokens of experts are gathered, or scores made.
 
-    It is kept at the largest size that was asked for: T*h*e of the head with sequence parallelism,
-    T'*EP*ETP*h*e where all tokens go to all ranks of experts, b*n/t*(s/c)^2*e of Megatron's own
-    attention.
+    It is kept at the largest size that was asked for: T*h*e of the head (and of Megatron's own
+    layers) with sequence parallelism, T'*EP*ETP*h*e where all tokens go to all ranks of experts,
+    b*n/t*(s/c)^2*e of Megatron's own attention.
     """
     degrees, model = launch.degrees, launch.model
     sizes = [0]
-    if degrees.scattered:
+    # layers of Transformer Engine gather into buffers of their own, which are gone
+    own = launch.software.local_layers or any(chunk[3] for chunk in chunks)
+    if degrees.scattered and own:
         sizes.append(launch.tokens * model.hidden)
-    if model.experts is not None and model.experts.dispatcher == "allgather":
+    experts = model.experts
+    mixed = any(model.expert_layers[layer] for chunk in chunks for layer in chunk[1]) or any(
+        chunk[2] and model.expert_layers[-1] for chunk in chunks
+    )
+    if mixed and experts is not None and experts.dispatcher == "allgather":
         ranks = degrees.ep * degrees.etp
         sizes.append(launch.scattered_tokens * ranks * model.hidden if ranks > 1 else 0)
     if launch.software.attention == "local":
@@ -114,7 +120,7 @@ def rotary_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
         return layers * (launch.seq + 4096) * latent.rotary_width * 4
     if model.positions != "rotary":
         return 0
-    return int(launch.seq * model.attention.width * model.rotary_share) * 4
+    return launch.seq * model.rotary_width * 4
 
 
 def routing_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
@@ -147,11 +153,14 @@ def accumulation_bytes(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> in
     return sum(rows * columns for rows, columns in shapes) * _element(launch)
 
 
-def mask_bytes(launch: Launch) -> int:
+def mask_bytes(launch: Launch, chunks: Sequence[Chunk]) -> int:
     """Return one micro-batch as the data loader makes it: tokens, labels, positions, masks.
 
-    12 bytes a token (loss mask and positions among them), and b*s*s/c of the attention mask.
+    12 bytes a token (loss mask and positions among them), and b*s*s/c of the attention mask; only
+    stages with embedding or head load any.
     """
+    if not any(chunk[0] or chunk[3] for chunk in chunks):
+        return 0
     tokens = launch.tokens
     mask = tokens * launch.seq if launch.attention_masks else 0
     return 12 * tokens + mask

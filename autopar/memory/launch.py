@@ -124,6 +124,8 @@ class Model:
     """Rows of learned positions."""
     rotary_share: float = 1.0
     """Of a head's width that carries positions."""
+    fused_rotary: bool = True
+    """Queries and keys are rotated by one kernel that saves nothing."""
     hidden_dropout: float = 0.1
     mtp: int = 0
     """Modules that predict further tokens."""
@@ -134,6 +136,14 @@ class Model:
     def num_layers(self) -> int:
         """Layers without the modules of further tokens."""
         return len(self.expert_layers)
+
+    @property
+    def rotary_width(self) -> int:
+        """Of a query or key of one head, the part that carries positions."""
+        latent = self.attention.latent
+        if latent is not None:
+            return latent.rotary_width
+        return int(self.attention.width * self.rotary_share)
 
     @property
     def norm_tensors(self) -> int:
@@ -342,6 +352,8 @@ class Launch:
     seq: int
     micro_batch: int
     global_batch: int
+    steps: int | None = None
+    """Of the run, of which the worst routing counts; None: thousands."""
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     recompute: Recompute = Recompute()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from autopar.memory.activations import (
     chunk_parts,
+    copied_qkv_bytes,
     input_bytes,
     layer_saved_bytes,
     saved_parts,
@@ -75,8 +76,8 @@ def head_bytes(launch: Launch, mtp: int = 0) -> int:
     """
     logits = logits_bytes(launch)
     if launch.loss_fusion == "te":
-        # beside the logits their gradient
-        return logits * (2 + mtp)
+        # the gradient is written over the logits
+        return logits * (1 + mtp)
     kept = kept_logits_bytes(launch)
     # logits in fp32 need no copy
     peak = kept + (logits if launch.precision.element_bytes < 4 else 0)
@@ -172,10 +173,16 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     """Return the fullest moment of a stage, by replaying the order of its events."""
     chunks = launch.degrees.chunks[stage]
     expandable = launch.software.expandable_segments
-    parts = [[size for _, size in chunk_parts(launch, chunk)] for chunk in chunks]
-    saved = [sum(sizes) for sizes in parts]
+    parts = [list(chunk_parts(launch, chunk)) for chunk in chunks]
+    saved = [sum(size for _, size in sizes) for sizes in parts]
+    # what is copied out of one tensor leaves its hole to the mask that is made next
+    holes = {"dropout mask": copied_qkv_bytes(launch)}
     rounding = [
-        sum(recycled_bytes(size, expandable=expandable) - size for size in sizes) for sizes in parts
+        sum(
+            recycled_bytes(size, expandable=expandable, hole_bytes=holes.get(name, 0)) - size
+            for name, size in sizes
+        )
+        for sizes in parts
     ]
     backward = [backward_bytes(launch, chunk) for chunk in chunks]
     kept = kept_logits_bytes(launch)

@@ -15,7 +15,7 @@ from search.launches.arguments import Ignored
 
 __all__ = ["Finding", "findings_of"]
 
-Kind = Literal["illegal", "no effect", "environment", "not understood", "read"]
+Kind = Literal["illegal", "not priced", "no effect", "environment", "not understood", "read"]
 
 
 @dataclass(frozen=True, kw_only=True)

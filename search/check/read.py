@@ -12,7 +12,7 @@ from autopar.memory.launch import Launch
 from autopar.records import dataclass
 from search.check.findings import Finding, findings_of
 from search.configuration import Configuration, read_configuration
-from search.launches.arguments import Ignored, words_of
+from search.launches.arguments import Ignored, UnpricedError, words_of
 from search.launches.megatron import arguments_of_configuration, read_launch
 
 __all__ = ["CheckedFile", "read_checked"]
@@ -54,11 +54,14 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
     launch: Launch | None = None
     ignored: tuple[Ignored, ...] = ()
     problem: str | None = None
+    unpriced: str | None = None
     try:
         read = read_launch(
             arguments, world_size=world, environment=environment, gpu=gpu, source=str(source.path)
         )
         launch, ignored = read.launch, read.ignored
+    except UnpricedError as error:
+        unpriced = f"{error.key} {error.problem}; {error.remedy}"
     except DocumentError as error:
         problem = f"{error.key}: {error.problem}" if error.key else error.problem
     except InputError as error:
@@ -66,6 +69,8 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
     found = findings_of(
         words, world_size=world, environment=environment, gpu=gpu, ignored=ignored, problem=problem
     )
+    if unpriced is not None:
+        found = (Finding(kind="not priced", text=unpriced), *found)
     notes = tuple(Finding(kind="read", text=text) for text in source.notes)
     return CheckedFile(
         path=str(source.path),

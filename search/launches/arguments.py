@@ -14,7 +14,11 @@ from autopar.documents.json import shorten
 from autopar.errors import DocumentError
 from autopar.records import dataclass
 
-__all__ = ["HARMLESS", "Ignored", "LaunchArguments", "words_of"]
+__all__ = ["HARMLESS", "Ignored", "LaunchArguments", "UnpricedError", "words_of"]
+
+
+class UnpricedError(DocumentError):
+    """A launch that may well run, and has something that nobody here can price."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +37,22 @@ HARMLESS = re.compile(
     attention-softmax-in-fp32 | auto-detect-ckpt-format | calculate-per-token-loss |
     check-(for-.*|weight-hash.*) | ckpt-.* | clip-grad | data-(cache-path|path|args-path) |
     dataloader-type | decoupled-.* | dist-ckpt-.* | distributed-(backend|timeout-minutes) |
-    disable-gloo-process-groups | end-weight-decay | eval-.* | exit-.* | fim-.* | finetune |
-    init-method-.* | load | log-.* | logging-level | loss-scale.* | lr | lr-.* | manual-gc.* |
+    disable-gloo-process-groups | end-weight-decay | eval-.* | exit-(duration|signal).* |
+    fim-.* | finetune | init-method-.* | load | log-.* | logging-level | loss-scale.* | lr |
+    lr-.* | manual-gc.* |
     merge-file | min-lr | min-loss-scale | initial-loss-scale | mmap-bin-files | mock-data |
     moe-(aux-loss-coeff|z-loss-coeff|router-(load-balancing-type|bias-update-rate|group-topk|
     num-groups|pre-softmax|score-function|topk-scaling-factor|enable-expert-bias|dtype)) |
     mscale.* | mtp-loss-scaling-factor | no-(bias-gelu-fusion|check-for-nan-in-loss-and-grad|
     ckpt-fully-parallel-(save|load)|load-(optim|rng)|mmap-bin-files|save-(optim|rng)|
-    use-tokenizer-model-from-checkpoint-args|rope-fusion|masked-softmax-fusion) |
+    use-tokenizer-model-from-checkpoint-args|masked-softmax-fusion) |
     non-persistent-.* |
     norm-epsilon | num-workers | one-logger.* | override-opt.param-scheduler | per-split-.* |
     profile.* | rampup-batch-size | rerun-mode | rotary-(base|interleaved|scaling-factor|
     seq-len-interpolation-factor) | save | save-(interval|retain-interval) | seed | split |
     muon-.* | sgd-momentum | straggler-.* | step-batch-size-schedule | tensorboard-.* |
     test-(mode|data-path) | tiktoken-.* |
-    timing-log-.* | tokenizer-model | train-(iters|samples|data-path|sync-interval) |
+    timing-log-.* | tokenizer-model | train-(data-path|sync-interval) |
     use-(checkpoint-args|checkpoint-opt.param-scheduler|mcore-models|persistent-ckpt-worker|
     dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
     wandb-.* | weight-decay.* | accumulate-allreduce-grads-in-fp32 | ddp-average-in-collective |
@@ -74,6 +79,10 @@ class LaunchArguments:
     def fail(self, flag: str, problem: str, remedy: str | None = None) -> DocumentError:
         """Return the sentence on an unusable flag."""
         return DocumentError(self.source, problem, key=f"--{flag}", remedy=remedy)
+
+    def unpriced(self, flag: str, problem: str, remedy: str) -> UnpricedError:
+        """Return the sentence on a flag that runs and is not priced."""
+        return UnpricedError(self.source, problem, key=f"--{flag}", remedy=remedy)
 
     def has(self, flag: str) -> bool:
         """Return whether a flag is given."""

@@ -125,13 +125,15 @@ def read_launch(
     model = _model(words, release or Release())
     degrees = _degrees(words, model, world)
     micro = words.number("micro-batch-size")
+    batch = words.number("global-batch-size", micro * degrees.dp)
     launch = Launch(
         name=source,
         model=model,
         degrees=degrees,
         seq=words.number("seq-length"),
         micro_batch=micro,
-        global_batch=words.number("global-batch-size", micro * degrees.dp),
+        global_batch=batch,
+        steps=_steps(words, batch),
         precision=_precision(words),
         optimizer=_optimizer(words, degrees),
         recompute=_recompute(words),
@@ -178,23 +180,33 @@ def launch_of_configuration(
     )
 
 
+def _steps(words: LaunchArguments, batch: int) -> int | None:
+    """Return how many steps a run takes until it ends or exits; None where nothing says it."""
+    given = [words.number(flag) for flag in ("train-iters", "exit-interval") if words.has(flag)]
+    if words.has("train-samples"):
+        given.append(words.number("train-samples") // batch)
+    return min(given, default=None)
+
+
 def _refuse(words: LaunchArguments) -> None:
     for flags, what in _OTHER_MODELS:
         given = next((flag for flag in flags if flag in words.words), None)
         if given is not None:
-            raise words.fail(given, f"belongs to {what}", "only models of the GPT kind are priced")
+            raise words.unpriced(
+                given, f"belongs to {what}", "only models of the GPT kind are priced"
+            )
     if words.text("tokenizer-type").startswith("BertWordPiece"):
-        raise words.fail(
+        raise words.unpriced(
             "tokenizer-type", "belongs to a BERT model", "only models of the GPT kind are priced"
         )
     spec = " ".join(words.list("spec"))
     if spec not in ("", "local"):
-        raise words.fail("spec", f"names layers that are not known: {spec[:60]}", "take it out")
+        raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
     for flags, why in _UNPRICED:
         given = next((flag for flag in flags if flag in words.words), None)
         # an implementation called none is none
         if given is not None and words.words[given] != ("none",):
-            raise words.fail(given, why, "take it out to price the rest")
+            raise words.unpriced(given, why, "take it out to price the rest")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -214,9 +226,12 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         "learned_absolute",
     )
     if kind in ("mrope", "relative"):
-        raise words.fail("position-embedding-type", f"{kind} is not priced", "rope is")
+        raise words.unpriced("position-embedding-type", f"{kind} is not priced", "rope is")
     if words.has("use-rotary-position-embeddings"):
         kind = "rope"
+    # the old way to have none
+    if words.has("no-position-embedding") and kind == "learned_absolute":
+        kind = "none"
     mtp = words.number("mtp-num-layers", 0, most=_MOST)
     return Model(
         hidden=hidden,
@@ -235,6 +250,7 @@ def _model(words: LaunchArguments, release: Release) -> Model:
         positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
         max_positions=words.number("max-position-embeddings", 0),
         rotary_share=words.real("rotary-percent", 1.0),
+        fused_rotary=not words.has("no-rope-fusion"),
         hidden_dropout=words.real("hidden-dropout", 0.1),
         mtp=mtp,
         mtp_repeated=words.has("mtp-use-repeated-layer"),
@@ -343,7 +359,7 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
     if kind == "" and words.has("vocab-file") and words.has("merge-file"):
         kind = "GPT2BPETokenizer"
     if kind == "" and words.has("vocab-file"):
-        raise words.fail(
+        raise words.unpriced(
             "vocab-file",
             "comes without --merge-file, as that of a BERT model",
             "only models of the GPT kind are priced",
@@ -486,7 +502,9 @@ def _precision(words: LaunchArguments) -> Precision:
 def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
     kind = words.text("optimizer", "adam").removeprefix("dist_")
     if kind not in ("adam", "muon"):
-        raise words.fail("optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced")
+        raise words.unpriced(
+            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
+        )
     sharding: Any = "distributed" if words.has("use-distributed-optimizer") else "none"
     if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
         strategy = words.text("data-parallel-sharding-strategy", "no_shard")

@@ -41,7 +41,7 @@ _CHANGES = {
     # experts of Megatron's own layers use a product of Transformer Engine
     "expert workspace": ("2025-10", True),
     # the router's probabilities are applied inside the experts, not to their outputs
-    "weighted inside": ("2025-04-29", False),
+    "weighted inside": ("2025-04-15", False),
     # attention that is not fused multiplies in one more tensor
     "fourth copy": ("2026", False),
     # the fused loss works in place of two copies

@@ -38,8 +38,9 @@ COLUMNS = (
 )
 _LEFT_OUT = re.compile(
     r"--(adam-|async-|auto-detect|ckpt-|clip-grad|data-(cache-)?path|dist-ckpt|"
-    r"distributed-(backend|timeout)|eval-|exit-|init-method|load$|log-|lr|manual-gc|min-lr|no-ckpt|no-mmap|norm-eps|num-workers|"
-    r"save|seed|split|straggler|tensorboard|test-mode|tiktoken|timing|tokenizer-model|train-|"
+    r"distributed-(backend|timeout)|eval-|exit-duration|init-method|load$|log-|lr|manual-gc|min-lr|"
+    r"no-ckpt|no-mmap|norm-eps|num-workers|"
+    r"save|seed|split|straggler|tensorboard|test-mode|tiktoken|timing|tokenizer-model|"
     r"use-(checkpoint|persistent|mcore)|verify|wandb|weight-decay|langrl|logging-level)"
 )
 _VARIABLES = re.compile(r"CUBLAS_WORKSPACE_CONFIG|PYTORCH_CUDA_ALLOC_CONF|NVTE_[A-Z_]*")

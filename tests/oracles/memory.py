@@ -167,8 +167,10 @@ class _Blocks:
         self.extra += size - asked
 
 
-def _come_and_go(size: int, expandable: bool) -> int:
+def _come_and_go(size: int, expandable: bool, hole: int = 0) -> int:
     size = math.ceil(size / 512) * 512
+    if not expandable and size > MIB and 0 <= hole - size <= MIB:
+        return hole
     whole = math.ceil(size / (2 * MIB)) * 2 * MIB
     return whole if not expandable and size > MIB and whole - size <= MIB else size
 
@@ -277,9 +279,14 @@ def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> t
         total += 10 * s.tokens * s.h * s.e
     pipeline = 2 * s.v * s.scattered * s.h * s.e if s.p > 1 else 0
     gathered = [0]
-    if degrees.sequence_parallel and s.t > 1:
+    here = degrees.chunks[stage]
+    gathers = software.local_layers or any(chunk[3] for chunk in here)
+    if degrees.sequence_parallel and s.t > 1 and gathers:
         gathered.append(s.tokens * s.h)
-    if x is not None and x.dispatcher == "allgather" and degrees.ep * degrees.etp > 1:
+    kinds = [model.expert_layers[layer] for chunk in here for layer in chunk[1]]
+    kinds += [model.expert_layers[-1] for chunk in here if chunk[2]]
+    all_to_all = x is None or x.dispatcher != "allgather" or True not in kinds
+    if not all_to_all and degrees.ep * degrees.etp > 1:
         gathered.append(s.scattered * degrees.ep * degrees.etp * s.h)
     if software.attention == "local":
         length = launch.seq // degrees.cp
@@ -325,17 +332,27 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
     tokens = s.tokens
     if a.latent is None:
         sizes = [tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e]
+        if launch.software.attention == "flash" and not a.head_norms and launch.degrees.cp == 1:
+            each = tokens * a.width * a.groups // s.t * s.e
+            sizes = [tokens * a.width * heads * s.e, each, each]
         if a.head_norms:
-            sizes += [tokens * a.width * heads * s.e, tokens * a.width * a.groups // s.t * s.e]
+            groups = tokens * a.width * a.groups // s.t * s.e
+            sizes += [tokens * a.width * heads * s.e, groups, groups]
+            each = 8 if model.norm == "layer" else 4
+            sizes.append(tokens * (a.heads + a.groups) // s.t * each)
         value = a.width
     else:
         r, k = a.latent.query_rank or 0, a.latent.key_value_rank
         width = a.latent.key_width + a.latent.rotary_width
         value = a.latent.value_width
         sizes = [tokens * r * s.e, tokens * (k + a.latent.rotary_width) * s.e]
-        sizes.append(tokens * (r + k) * thin)
+        if a.head_norms:
+            sizes.append(tokens * (r + k) * thin)
         if "mla_up_proj" not in again:
             sizes += [tokens * heads * w * s.e for w in (width, width, value)]
+    if model.positions == "rotary" and not model.fused_rotary:
+        width = a.latent.rotary_width if a.latent else int(a.width * model.rotary_share)
+        sizes.append(4 * (launch.seq // launch.degrees.cp) * width * s.e)
     out = tokens * heads * value
     scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
     kernel = launch.software.attention
@@ -349,7 +366,7 @@ def _attention(launch: Launch, s: _Sizes) -> list[int]:
         sizes.append(out * s.e)
         if kernel == "flash" or launch.precision.fp8:
             sizes.append(out * thin)
-        sizes.append(tokens * heads * (4 if kernel == "flash" else 8))
+        sizes.append(tokens * heads * 4)
     return sizes
 
 
@@ -377,7 +394,9 @@ def _behind(launch: Launch, s: _Sizes, experts: bool) -> tuple[list[int], int]:
     elif "moe" not in again:
         x = model.experts
         assert x is not None
-        skew = 1.12 if x.number == degrees.ep else 1.03
+        skew = 1.1 if x.number == degrees.ep else 1.025
+        if launch.steps is None or launch.steps >= 1000:
+            skew = 1.17
         skew = 1.0 if degrees.ep == 1 else skew if x.skew is None else x.skew
         routed = math.ceil(s.scattered * degrees.etp * x.per_token * skew)
         inner = routed * (x.ffn // degrees.etp)
@@ -430,6 +449,17 @@ def _saved(launch: Launch, s: _Sizes, chunk: tuple) -> list[int]:
     return sizes + [whole * s.e] * (2 if head else 0)
 
 
+def _kept_layers(launch: Launch, chunk: tuple) -> int:
+    """Return the layers of a chunk, with MTP modules, that are not recomputed as a whole."""
+    recompute = launch.recompute
+    layers = len(chunk[1])
+    if recompute.layers == "uniform":
+        layers = 0
+    elif recompute.layers == "block":
+        layers = max(0, layers - recompute.number)
+    return layers + chunk[2]
+
+
 def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     """Return what a chunk's backward adds to what is live, less what it has freed, at its most."""
     _, layers, mtp, head = chunk
@@ -457,7 +487,7 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
 def _head(launch: Launch, s: _Sizes, mtp: int) -> int:
     numbers = s.tokens * (s.vocab // s.t)
     if launch.loss_fusion == "te":
-        return numbers * s.e * (2 + mtp)
+        return numbers * s.e * (1 + mtp)
     each = 4 + (2 if s.e == 2 else 0) + 4 * mtp
     if launch.loss_fusion == "native":
         each += 2 * (launch.software.fused_loss_copies - 3)
@@ -473,13 +503,25 @@ def peak_bytes(launch: Launch, stage: int) -> int:
     kept, pipeline = _kept(launch, s, stage, weights)
     base = states - only_then + kept - pipeline
     tokens = s.tokens
-    base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
+    if stage in (0, s.p - 1):
+        base += 12 * tokens + (tokens * launch.seq if launch.attention_masks else 0)
     if s.p > 1:
         base += s.scattered * s.h * s.e * (3 if s.v > 1 else 2)
 
     chunks = degrees.chunks[stage]
     expandable = launch.software.expandable_segments
-    saved = [sum(_come_and_go(n, expandable) for n in _saved(launch, s, c)) for c in chunks]
+    a = launch.model.attention
+    apart = launch.software.attention == "flash" and not (a.head_norms or a.latent)
+    apart = apart and degrees.cp == 1
+    hole = tokens * a.width * (a.heads + 2 * a.groups) // s.t * s.e if apart else 0
+    mask = s.scattered * s.h if launch.model.hidden_dropout else 0
+    saved = []
+    for c in chunks:
+        blocks = [(n, _come_and_go(n, expandable)) for n in _saved(launch, s, c)]
+        # masks, of which a layer has two and the embedding one, land in what was copied
+        masks = int(c[0]) + 2 * _kept_layers(launch, c) if mask else 0
+        more = _come_and_go(mask, expandable, hole) - _come_and_go(mask, expandable)
+        saved.append(sum(block for _, block in blocks) + masks * more)
     exact = [sum(_saved(launch, s, chunk)) for chunk in chunks]
     assert all(a >= b for a, b in zip(saved, exact, strict=True))
 

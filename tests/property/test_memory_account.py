@@ -86,6 +86,7 @@ def launches(draw: st.DrawFn) -> Launch:
         positions=one("learned", "rotary", "none"),
         max_positions=1024,
         rotary_share=one(0.5, 1.0),
+        fused_rotary=one(True, False),
         hidden_dropout=one(0.0, 0.1),
         mtp=mtp,
         mtp_repeated=one(True, False),
@@ -110,6 +111,7 @@ def launches(draw: st.DrawFn) -> Launch:
                 overlap_experts=one(True, False),
             ),
             seq=one(512, 1024),
+            steps=one(None, 50, 100_000),
             micro_batch=one(1, 4),
             global_batch=4 * number * replicas,
             precision=Precision(

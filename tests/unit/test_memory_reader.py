@@ -64,6 +64,13 @@ def test_a_gated_width_is_two_thirds_of_four_hidden() -> None:
     assert read({"--swiglu": True, "--ffn-hidden-size": 1000}).model.ffn == 1000
 
 
+def test_steps_are_those_until_the_run_ends_or_exits() -> None:
+    """Iterations, samples over the batch, an exit: the fewest; None where nothing says it."""
+    assert read().steps is None
+    assert read({"--train-iters": 100, "--exit-interval": 50}).steps == 50
+    assert read({"--train-samples": 3200, "--exit-interval": 500}).steps == 100
+
+
 def test_query_groups_need_their_switch() -> None:
     """`--num-query-groups` alone changes nothing."""
     assert read({"--num-query-groups": 2}).model.attention.groups == 8
@@ -321,6 +328,7 @@ def test_words_of_a_document() -> None:
 
 
 SCRIPT = """#!/bin/bash
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 ARGS=(--num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024
   --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 32
   --vocab-size 50257 --bf16 --hierarchical-context-parallel-sizes 2 2 --cp-comm-type a2a+p2p
@@ -352,3 +360,5 @@ def test_scripts_and_yaml_are_read_alike(tmp_path: Path) -> None:
     assert found[script].model == found[yaml].model == found[plain].model
     assert found[yaml].software.cublas_config == ":4096:8"
     assert found[script].software.cublas_config is None
+    assert found[script].software.expandable_segments
+    assert not found[plain].software.expandable_segments

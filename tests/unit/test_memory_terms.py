@@ -61,7 +61,10 @@ def launch(
     return Launch(
         model=replace(model, mtp=mtp),
         degrees=degrees,
-        **({"seq": 1024, "micro_batch": 4, "global_batch": 32, "software": QUIET} | options),
+        **(
+            {"seq": 1024, "steps": 50, "micro_batch": 4, "global_batch": 32, "software": QUIET}
+            | options
+        ),
     )
 
 
@@ -266,13 +269,15 @@ def test_buffers_kept_between_steps() -> None:
     two = launch(world=8, pp=2, tp=2, sequence_parallel=True, chunks=2)
     assert kept.pipeline_bytes(two) == 2 * 2 * 2048 * 512 * 2
     assert kept.pipeline_bytes(launch()) == 0
-    assert kept.gather_bytes(two) == 4096 * 512 * 2
+    assert kept.gather_bytes(two, two.degrees.chunks[1]) == 4096 * 512 * 2
+    # only the head gathers there
+    assert kept.gather_bytes(two, two.degrees.chunks[0]) == 0
     local = replace(two, software=replace(QUIET, attention="local"))
     # the scores lie in the same buffer
-    assert kept.gather_bytes(local) == 4 * 4 * 1024 * 1024 * 2
+    assert kept.gather_bytes(local, two.degrees.chunks[0]) == 4 * 4 * 1024 * 1024 * 2
     mixture = replace(PLAIN, experts=EXPERTS, expert_layers=(True,) * 12)
     gathered = launch(mixture, world=4, ep=4)
-    assert kept.gather_bytes(gathered) == 4 * 4096 * 512 * 2
+    assert kept.gather_bytes(gathered, gathered.degrees.chunks[0]) == 4 * 4096 * 512 * 2
     chunks = gathered.degrees.chunks[0]
     assert kept.routing_bytes(gathered, chunks) == 12 * 4 * 4096 * 16
     rotary = launch(replace(PLAIN, positions="rotary", rotary_share=0.5))
@@ -313,12 +318,34 @@ def test_saved_of_a_dense_layer() -> None:
     assert part(unfused, "attention output's copy") == 0
 
 
+def test_norms_of_heads_and_of_latents() -> None:
+    """Queries and keys a second time, values copied beside them, and statistics of every head."""
+    normed = replace(PLAIN, attention=replace(PLAIN.attention, groups=2, head_norms=True))
+    found = launch(normed)
+    assert part(found, "query norm") == 4096 * 512 * 2
+    assert part(found, "key norm") == part(found, "values") == 4096 * 128 * 2
+    assert part(found, "head norms' statistics") == 4096 * 10 * 8
+    assert part(launch(), "values") == 0
+    latent = replace(PLAIN, attention=replace(PLAIN.attention, latent=LATENT, head_norms=True))
+    assert part(launch(latent), "latent norms") == 4096 * 256 * 2
+    bare = replace(latent, attention=replace(latent.attention, head_norms=False))
+    assert part(launch(bare), "latent norms") == 0
+
+
+def test_rotary_factors_are_saved_where_no_kernel_makes_them() -> None:
+    """Cosines and sines of queries and of keys: four tables of a layer."""
+    rotary = replace(PLAIN, positions="rotary", rotary_share=0.5)
+    assert part(launch(rotary), "rotary factors") == 0
+    apart = launch(replace(rotary, fused_rotary=False))
+    assert part(apart, "rotary factors") == 4 * 1024 * 32 * 2
+
+
 def test_sequence_parallelism_scatters_norms_and_masks() -> None:
     """What is between the products is divided; without it, only what is inside them."""
     whole, split = launch(world=4, tp=4), launch(world=4, tp=4, sequence_parallel=True)
     for name in ("norm input", "norm output", "dropout mask"):
         assert part(whole, name) == 4 * part(split, name)
-    for name in ("qkv", "mlp fc1 output", "mlp activation"):
+    for name in ("query", "mlp fc1 output", "mlp activation"):
         assert part(whole, name) == part(split, name) == part(launch(), name) // 4
 
 
@@ -327,14 +354,14 @@ def test_context_parallelism_divides_scores_once() -> None:
     unfused = replace(QUIET, attention="unfused")
     both = launch(software=unfused), launch(world=2, cp=2, software=unfused)
     assert part(both[0], "scores") == 2 * part(both[1], "scores")
-    assert part(both[0], "qkv") == 2 * part(both[1], "qkv")
+    assert part(both[0], "qkv") == 2 * part(both[1], "qkv") > 0
 
 
 def test_saved_of_experts() -> None:
     """Inputs, both widths, the product with the probabilities, and what a gathered copy adds."""
     model = replace(PLAIN, gated=True, experts=EXPERTS, expert_layers=(True,) * 12)
     found = launch(model, world=4, tp=2, ep=2, etp=2, sequence_parallel=True)
-    routed = -(-2048 * 2 * 2 * 103 // 100)
+    routed = -(-2048 * 2 * 2 * 1025 // 1000)
     assert part(found, "expert input", experts=True) == routed * 512 * 2
     assert part(found, "expert input, gathered", experts=True) == routed * 512 * 2
     assert part(found, "expert fc1 output", experts=True) == 2 * routed * 512 * 2
@@ -353,9 +380,14 @@ def test_routing_is_worst_where_a_rank_has_one_expert() -> None:
 
     def skew(experts: Experts, ep: int) -> float:
         model = replace(PLAIN, experts=experts, expert_layers=(True,) * 12)
-        return routing_skew(launch(model, world=8, ep=ep))
+        found = launch(model, world=8, ep=ep)
+        # many steps, or nobody knows how many, have worse ones
+        assert routing_skew(replace(found, steps=None)) == (
+            1.0 if ep == 1 else experts.skew or 1.17
+        )
+        return routing_skew(found)
 
-    assert skew(EXPERTS, 8) > skew(EXPERTS, 4) > skew(EXPERTS, 1) == 1.0
+    assert 1.17 > skew(EXPERTS, 8) > skew(EXPERTS, 4) > skew(EXPERTS, 1) == 1.0
     assert skew(replace(EXPERTS, skew=1.5), 4) == 1.5
     assert routing_skew(launch()) == 1.0
 
@@ -455,8 +487,8 @@ def test_peak_of_the_last_stage_is_one_micro_batch_and_three_logits() -> None:
         ("none", "fp32", 0, 4),
         ("none", "bf16", 1, 10),
         ("native", "bf16", 0, 10),
-        ("te", "bf16", 0, 4),
-        ("te", "bf16", 2, 8),
+        ("te", "bf16", 0, 2),
+        ("te", "bf16", 2, 6),
     ],
 )
 def test_bytes_of_a_logit(fusion: Any, kind: Any, mtp: int, expected: int) -> None:
@@ -481,8 +513,11 @@ def test_transfers_and_micro_batches() -> None:
     assert transfer_bytes(launch()) == 0
     assert transfer_bytes(launch(world=2, pp=2)) == 2 * 4096 * 512 * 2
     assert transfer_bytes(launch(world=2, pp=2, chunks=2)) == 3 * 4096 * 512 * 2
-    assert kept.mask_bytes(launch()) == 4 * 1024 * (12 + 1024)
-    assert kept.mask_bytes(launch(attention_masks=False)) == 4 * 1024 * 12
+    found = launch(world=4, pp=4)
+    loaded = [kept.mask_bytes(found, chunks) for chunks in found.degrees.chunks]
+    assert loaded == [4 * 1024 * (12 + 1024), 0, 0, 4 * 1024 * (12 + 1024)]
+    bare = launch(attention_masks=False)
+    assert kept.mask_bytes(bare, bare.degrees.chunks[0]) == 4 * 1024 * 12
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,6 +542,19 @@ def test_blocks_that_come_and_go(size: float, expected: float) -> None:
     """Rests of at most 1 MiB of a hole of whole 2 MiB stay with the block."""
     assert recycled_bytes(size, expandable=False) == expected
     assert recycled_bytes(size, expandable=True) == -(-int(size) // 512) * 512
+
+
+def test_flash_attention_leaves_a_hole_to_the_masks() -> None:
+    """Three copies of 1 MiB lie where nothing is rounded, and two masks of 2 MiB take 3 each."""
+    blocks = replace(QUIET, expandable_segments=False)
+    found = launch(world=4, tp=4, software=blocks)
+    fused = replace(found, software=replace(blocks, attention="fused"))
+    assert part(found, "query") == MIB
+    assert part(fused, "qkv") == 3 * MIB
+    # 12 layers and the embedding; of one tensor of 3 MiB each block is 4
+    assert peak_of(found, 0).rounding_bytes - peak_of(fused, 0).rounding_bytes == (25 - 12) * MIB
+    assert recycled_bytes(2 * MIB, expandable=False, hole_bytes=3 * MIB) == 3 * MIB
+    assert recycled_bytes(2 * MIB, expandable=False, hole_bytes=3 * MIB + 512) == 2 * MIB
 
 
 def test_blocks_that_stay_share_segments() -> None:
