@@ -9,6 +9,7 @@ weights are not here.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.memory.launch import Launch
@@ -473,14 +474,25 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
         again = sum(_layer_saved(launch, s, experts))
     whole = s.scattered * s.h * s.e
-    behind, first = _behind(launch, s, experts)
+    behind = _behind(launch, s, experts)[0]
+    # modules are computed again, each before its own backward
+    bare = launch
+    if recompute.modules:
+        bare = replace(launch, recompute=replace(recompute, modules=frozenset()))
+    all_behind, first = _behind(bare, s, experts)
+    late = sum(all_behind) - sum(behind)
+    core = launch
+    if "core_attn" in recompute.modules:
+        others = recompute.modules - {"core_attn"}
+        core = replace(launch, recompute=replace(recompute, modules=others))
+    early = sum(_attention(core, s)) - sum(_attention(launch, s))
     freed = 2 * whole if head else 0
-    most = again + first + whole - freed
+    most = again + late + first + whole - freed
     if launch.software.attention in ("unfused", "local"):
         heads = launch.model.attention.heads // s.t
         scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
         copies = launch.software.unfused_backward_copies
-        most = max(most, again + scores * s.e * copies - freed - sum(behind))
+        most = max(most, again + early + scores * s.e * copies - freed - sum(behind))
     return most
 
 
@@ -533,7 +545,8 @@ def peak_bytes(launch: Launch, stage: int) -> int:
         moves += [(chunk, micro) for chunk in range(s.v) for micro in some]
     ahead = s.p - 1 - stage
     if s.v > 1:
-        ahead = 2 * ahead + (s.v - 1) * group + int(degrees.overlap_experts)
+        ahead = 2 * ahead + (s.v - 1) * group
+    ahead += int(degrees.overlap_experts)
     ahead = min(ahead, len(moves))
     most = 0
     live: list[tuple[int, int]] = []

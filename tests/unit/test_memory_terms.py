@@ -458,6 +458,7 @@ def test_interleaved_order() -> None:
     assert warmup_chunks(wide, 1) == 4
     beside = launch(world=2, pp=2, chunks=2, global_batch=16, overlap_experts=True)
     assert warmup_chunks(beside, 1) == 3
+    assert kinds(launch(overlap_experts=True, global_batch=12), 0) == "f0 f1 b0 f2 b1 b2"
 
 
 def test_many_micro_batches_are_not_all_replayed() -> None:
@@ -506,6 +507,16 @@ def test_backward_of_scores_can_be_the_peak() -> None:
     unit = 4096 * 512
     assert own == 4 * scores
     assert freed == 2 * 2 * unit + (2 * 2 + 1 + 16) * unit + 16 * 4096
+
+
+def test_modules_are_computed_again_where_their_backward_is() -> None:
+    """An MLP that is recomputed is there again beside its gradients, and nothing else is."""
+    plain = launch()
+    again = replace(plain, recompute=Recompute(modules=frozenset({"mlp"})))
+    (chunk,) = plain.degrees.chunks[0]
+    mlp = 4096 * 2048 * 2 * 2
+    assert backward_bytes(plain, chunk)[0] == mlp // 2 + 4096 * 512 * 2
+    assert backward_bytes(again, chunk)[0] == mlp + mlp // 2 + 4096 * 512 * 2
 
 
 def test_transfers_and_micro_batches() -> None:
