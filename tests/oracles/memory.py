@@ -245,7 +245,8 @@ def _states(launch: Launch, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, 
         own = elements // parts
         total += elements * (s.e + gradient) + own * (12 if s.e == 2 else 8)
         if launch.precision.fp8:
-            total += 2 * eighth
+            one = launch.software.gpu == "GB200" and launch.precision.fp8_recipe != "mxfp8"
+            total += eighth if one else 2 * eighth
         if kind == "fp16":
             only_then += 4 * own
     spans = [n for which in (False, True) for b in buffers if b[0] == which for n in b[3]]
@@ -277,7 +278,7 @@ def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> t
         number = 1 + (software.grouped_workspaces if x is not None and x.grouped else 0)
         total += one * (number + (2 if launch.tensor_overlap else 0))
     if launch.tensor_overlap:
-        total += 10 * s.tokens * s.h * s.e
+        total += 12 * s.tokens * s.h * s.e
     pipeline = 2 * s.v * s.scattered * s.h * s.e if s.p > 1 else 0
     gathered = [0]
     here = degrees.chunks[stage]

@@ -215,6 +215,11 @@ def test_copies_of_eight_bits() -> None:
     before = states_of(plain, weights).total_bytes
     assert states_of(beside, weights).total_bytes == before + 2 * matrices
     assert states_of(instead, weights).total_bytes == before
+    # Blackwell multiplies in either order, but for scales of blocks
+    blackwell = replace(beside, software=replace(QUIET, gpu="GB200"))
+    assert states_of(blackwell, weights).total_bytes == before + matrices
+    blocks = replace(blackwell, precision=Precision(fp8=True, fp8_recipe="mxfp8"))
+    assert states_of(blocks, weights).total_bytes == before + 2 * matrices
 
 
 def test_fully_sharded_states_and_what_is_gathered() -> None:
