@@ -67,13 +67,13 @@ def engine_workspace_bytes(launch: Launch) -> int:
 
 
 def overlap_bytes(launch: Launch) -> int:
-    """Return the buffers of products that overlap with their transfers: ten of T*h*e.
+    """Return the buffers of products that overlap with their transfers: twelve of T*h*e.
 
-    Of qkv, output projection and both matrices of the MLP, forward and backward.
+    Of qkv, output projection and both matrices of the MLP: forward, and both gradients.
     """
     if not launch.tensor_overlap:
         return 0
-    return 10 * launch.tokens * launch.model.hidden * _element(launch)
+    return 12 * launch.tokens * launch.model.hidden * _element(launch)
 
 
 def pipeline_bytes(launch: Launch) -> int:

@@ -7,6 +7,7 @@ What lives from one event to the next is counted by `autopar.memory.schedule` fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autopar.memory.activations import (
     chunk_parts,
@@ -17,7 +18,7 @@ from autopar.memory.activations import (
     scores,
 )
 from autopar.memory.allocator import recycled_bytes
-from autopar.memory.launch import Chunk, Launch
+from autopar.memory.launch import Chunk, Launch, Module
 from autopar.memory.parameters import chunk_weights, layer_weights
 from autopar.memory.schedule import Moment, moments
 from autopar.records import dataclass
@@ -136,9 +137,9 @@ def deferred_head_bytes(launch: Launch) -> int:
 def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
     """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
 
-    At its fullest moment: in the MLP the gradients of what is in front of its activation and of the
-    layer's output; or in attention that is not fused, when the MLP behind it is done, several
-    gradients as large as the scores.
+    At its fullest moment: in the MLP, with what is computed again of it, the gradients of what is
+    in front of its activation and of the layer's output; or in attention that is not fused, when
+    the MLP behind it is done, several gradients as large as the scores.
     """
     model, recompute = launch.model, launch.recompute
     _, layers, mtp, has_head = chunk
@@ -151,15 +152,36 @@ def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
         again = layer_saved_bytes(launch, experts=experts)
     freed = 2 * input_bytes(launch) if has_head else 0
-    parts = dict(saved_parts(launch, experts=experts))
+    parts = dict(saved_parts(_without(launch, launch.recompute.modules), experts=experts))
     gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
-    moments = [(again + gradients + input_bytes(launch), freed)]
+    in_scores, behind = _restored(launch, experts=experts)
+    moments = [(again + behind + gradients + input_bytes(launch), freed)]
     if launch.software.attention in ("unfused", "local"):
         number = scores(launch) * launch.precision.element_bytes
         number *= launch.software.unfused_backward_copies
         freed += sum(_behind_attention(launch, experts=experts))
-        moments.append((again + number, freed))
+        moments.append((again + in_scores + number, freed))
     return max(moments, key=lambda moment: moment[0] - moment[1])
+
+
+def _without(launch: Launch, modules: frozenset[Module]) -> Launch:
+    """Return the launch that saves what some modules recompute."""
+    kept = launch.recompute.modules - modules
+    if kept == launch.recompute.modules:
+        return launch
+    return replace(launch, recompute=replace(launch.recompute, modules=kept))
+
+
+def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
+    """Return what a backward computes again of a layer: its scores, and what is behind attention.
+
+    Narrow projections are not there yet when the scores are (measured).
+    """
+    core = _without(launch, frozenset({"core_attn"}))
+    whole = _without(launch, launch.recompute.modules)
+    behind = [sum(_behind_attention(found, experts=experts)) for found in (whole, launch)]
+    layer = [layer_saved_bytes(found, experts=experts) for found in (core, launch)]
+    return layer[0] - layer[1], behind[0] - behind[1]
 
 
 def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:

@@ -67,11 +67,13 @@ def warmup_chunks(launch: Launch, stage: int) -> int:
     degrees = launch.degrees
     behind = degrees.pp - stage - 1
     total = _replayed(launch) * degrees.vpp
+    # beside the backward of a micro-batch the next one's forward runs
+    ahead = 1 if degrees.overlap_experts else 0
     if degrees.vpp == 1:
-        return min(behind, total)
+        return min(behind + ahead, total)
     group = degrees.group or degrees.pp
     # arXiv 2104.04473: two for each stage behind, and a group for each chunk but the last
-    warmup = 2 * behind + (degrees.vpp - 1) * group + (1 if degrees.overlap_experts else 0)
+    warmup = 2 * behind + (degrees.vpp - 1) * group + ahead
     return min(warmup, total)
 
 

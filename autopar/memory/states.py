@@ -191,12 +191,13 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         own = buffer.elements // buffer.replicas
         # 8-bit weights have a second, transposed copy; 16-bit ones two 8-bit copies
         eighth = buffer.quantized if precision.fp8 else 0
+        transposed = 0 if _needs_no_transpose(launch) else eighth
         stored = buffer.elements * element
         if precision.fp8_weights:
             stored -= eighth * (element - 1)
-            copies += eighth
+            copies += transposed
         elif eighth:
-            copies += 2 * eighth
+            copies += eighth + transposed
         weights += stored
         # ZeRO-2 keeps a rank's own once they are reduced
         summed = own if launch.optimizer.sharding == "zero2" else buffer.elements
@@ -229,6 +230,12 @@ def states_of(launch: Launch, chunks: Sequence[Sequence[Weight]]) -> States:
         unscaled_bytes=unscaled,
         allocations=tuple(made),
     )
+
+
+def _needs_no_transpose(launch: Launch) -> bool:
+    """Return whether products take 8-bit weights in either order: Blackwell, a scale a tensor."""
+    blackwell = launch.software.gpu.upper().startswith(("B200", "B300", "GB200", "GB300"))
+    return blackwell and launch.precision.fp8_recipe in ("delayed", "tensorwise")
 
 
 def _has_one_moment(weight: Weight) -> bool:

@@ -56,14 +56,12 @@ HARMLESS = re.compile(
     use-(checkpoint-args|checkpoint-opt.param-scheduler|mcore-models|persistent-ckpt-worker|
     dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
     wandb-.* | weight-decay.* | accumulate-allreduce-grads-in-fp32 | ddp-average-in-collective |
-    apply-layernorm-1p | ddp-num-buckets | overlap-param-gather(-with-optimizer-step)? |
-    overlap-p2p-communication-warmup-flush | enable-experimental | nccl-.* | hybridep-num-sms |
-    high-priority-stream-groups | moe-(hybridep|deepep)-num-sms | log-throughput | test-only |
-    moe-token-drop-policy | swin-.* | hysteresis | start-weight-decay | data-sharding
+    apply-layernorm-1p | enable-experimental | test-only | hysteresis | start-weight-decay |
+    data-sharding | moe-token-drop-policy
     """,
     re.VERBOSE,
 )
-"""Flags that say how a run is logged, stored, fed, seeded and steered, and reductions' details."""
+"""Flags that say how a run is logged, stored, fed, seeded and steered."""
 
 
 @dataclass(frozen=True, kw_only=True)

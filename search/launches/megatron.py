@@ -89,6 +89,34 @@ _UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
 )
+_OF_TIME = (
+    "overlap-param-gather",
+    "overlap-param-gather-with-optimizer-step",
+    "overlap-p2p-communication-warmup-flush",
+    "no-overlap-p2p-communication",
+    "high-priority-stream-groups",
+    "moe-hybridep-num-sms",
+    "moe-deepep-num-sms",
+    "moe-shared-expert-overlap",
+    "moe-router-fusion",
+    "ddp-num-buckets",
+    "tp-comm-overlap-cfg",
+    # their buffers are not PyTorch's
+    "moe-enable-deepep",
+    "moe-flex-dispatcher-backend",
+    # what a dense model has of experts, and which ungated activation, changes no size
+    "expert-tensor-parallel-size",
+    "expert-model-parallel-size",
+    "squared-relu",
+)
+"""Flags that are known to change time alone, or nothing of this model."""
+_DEFAULTS = (
+    ("megatron-fsdp-grad-comm-dtype", "fp32"),
+    ("megatron-fsdp-main-grads-dtype", "fp32"),
+    ("megatron-fsdp-main-params-dtype", "fp32"),
+    ("outer-dp-sharding-strategy", "no_shard"),
+)
+"""Flags with the one value that is what is priced without them."""
 _MOST = 4096
 """Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
@@ -119,6 +147,8 @@ def read_launch(
     """
     words = LaunchArguments(source=source, words=words_of(arguments), asked=set())
     _refuse(words)
+    words.asked.update(_OF_TIME)
+    words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
     world = world_size or words.number("world-size", 0)
     if not world:
         raise words.fail("world-size", "is not given", "say the number of GPUs")

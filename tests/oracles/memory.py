@@ -9,6 +9,7 @@ weights are not here.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.memory.launch import Launch
@@ -244,7 +245,8 @@ def _states(launch: Launch, s: _Sizes, chunks: list[list[tuple]]) -> tuple[int, 
         own = elements // parts
         total += elements * (s.e + gradient) + own * (12 if s.e == 2 else 8)
         if launch.precision.fp8:
-            total += 2 * eighth
+            one = launch.software.gpu == "GB200" and launch.precision.fp8_recipe != "mxfp8"
+            total += eighth if one else 2 * eighth
         if kind == "fp16":
             only_then += 4 * own
     spans = [n for which in (False, True) for b in buffers if b[0] == which for n in b[3]]
@@ -276,7 +278,7 @@ def _kept(launch: Launch, s: _Sizes, stage: int, chunks: list[list[tuple]]) -> t
         number = 1 + (software.grouped_workspaces if x is not None and x.grouped else 0)
         total += one * (number + (2 if launch.tensor_overlap else 0))
     if launch.tensor_overlap:
-        total += 10 * s.tokens * s.h * s.e
+        total += 12 * s.tokens * s.h * s.e
     pipeline = 2 * s.v * s.scattered * s.h * s.e if s.p > 1 else 0
     gathered = [0]
     here = degrees.chunks[stage]
@@ -473,14 +475,25 @@ def _backward(launch: Launch, s: _Sizes, chunk: tuple) -> int:
     elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
         again = sum(_layer_saved(launch, s, experts))
     whole = s.scattered * s.h * s.e
-    behind, first = _behind(launch, s, experts)
+    behind = _behind(launch, s, experts)[0]
+    # modules are computed again, each before its own backward
+    bare = launch
+    if recompute.modules:
+        bare = replace(launch, recompute=replace(recompute, modules=frozenset()))
+    all_behind, first = _behind(bare, s, experts)
+    late = sum(all_behind) - sum(behind)
+    core = launch
+    if "core_attn" in recompute.modules:
+        others = recompute.modules - {"core_attn"}
+        core = replace(launch, recompute=replace(recompute, modules=others))
+    early = sum(_attention(core, s)) - sum(_attention(launch, s))
     freed = 2 * whole if head else 0
-    most = again + first + whole - freed
+    most = again + late + first + whole - freed
     if launch.software.attention in ("unfused", "local"):
         heads = launch.model.attention.heads // s.t
         scores = launch.micro_batch * heads * (launch.seq // launch.degrees.cp) * launch.seq
         copies = launch.software.unfused_backward_copies
-        most = max(most, again + scores * s.e * copies - freed - sum(behind))
+        most = max(most, again + early + scores * s.e * copies - freed - sum(behind))
     return most
 
 
@@ -533,7 +546,8 @@ def peak_bytes(launch: Launch, stage: int) -> int:
         moves += [(chunk, micro) for chunk in range(s.v) for micro in some]
     ahead = s.p - 1 - stage
     if s.v > 1:
-        ahead = 2 * ahead + (s.v - 1) * group + int(degrees.overlap_experts)
+        ahead = 2 * ahead + (s.v - 1) * group
+    ahead += int(degrees.overlap_experts)
     ahead = min(ahead, len(moves))
     most = 0
     live: list[tuple[int, int]] = []

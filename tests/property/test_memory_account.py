@@ -117,6 +117,7 @@ def launches(draw: st.DrawFn) -> Launch:
             precision=Precision(
                 kind=one("bf16", "fp16", "fp32"),
                 fp8=one(True, False, False),
+                fp8_recipe=one("tensorwise", "mxfp8"),
                 gradients_bf16=one(True, False),
             ),
             optimizer=Optimizer(

@@ -319,6 +319,12 @@ def test_what_was_not_needed_is_told_apart() -> None:
     ]
     assert {entry.flag for entry in found.ignored if entry.understood} == {"log-interval", "lr"}
     assert not HARMLESS.fullmatch("recompute-granularity")
+    # of time alone, and defaults spelt out, are known; other values of those are not
+    known = {"--overlap-param-gather": True, "--megatron-fsdp-main-grads-dtype": "fp32"}
+    assert read_launch(SMALL | known, world_size=8).ignored == ()
+    other = {"--megatron-fsdp-main-grads-dtype": "bf16"}
+    (entry,) = read_launch(SMALL | other, world_size=8).not_understood
+    assert entry.value == "bf16"
 
 
 def test_words_of_a_document() -> None:

@@ -215,6 +215,11 @@ def test_copies_of_eight_bits() -> None:
     before = states_of(plain, weights).total_bytes
     assert states_of(beside, weights).total_bytes == before + 2 * matrices
     assert states_of(instead, weights).total_bytes == before
+    # Blackwell multiplies in either order, but for scales of blocks
+    blackwell = replace(beside, software=replace(QUIET, gpu="GB200"))
+    assert states_of(blackwell, weights).total_bytes == before + matrices
+    blocks = replace(blackwell, precision=Precision(fp8=True, fp8_recipe="mxfp8"))
+    assert states_of(blocks, weights).total_bytes == before + 2 * matrices
 
 
 def test_fully_sharded_states_and_what_is_gathered() -> None:
@@ -458,6 +463,7 @@ def test_interleaved_order() -> None:
     assert warmup_chunks(wide, 1) == 4
     beside = launch(world=2, pp=2, chunks=2, global_batch=16, overlap_experts=True)
     assert warmup_chunks(beside, 1) == 3
+    assert kinds(launch(overlap_experts=True, global_batch=12), 0) == "f0 f1 b0 f2 b1 b2"
 
 
 def test_many_micro_batches_are_not_all_replayed() -> None:
@@ -506,6 +512,16 @@ def test_backward_of_scores_can_be_the_peak() -> None:
     unit = 4096 * 512
     assert own == 4 * scores
     assert freed == 2 * 2 * unit + (2 * 2 + 1 + 16) * unit + 16 * 4096
+
+
+def test_modules_are_computed_again_where_their_backward_is() -> None:
+    """An MLP that is recomputed is there again beside its gradients, and nothing else is."""
+    plain = launch()
+    again = replace(plain, recompute=Recompute(modules=frozenset({"mlp"})))
+    (chunk,) = plain.degrees.chunks[0]
+    mlp = 4096 * 2048 * 2 * 2
+    assert backward_bytes(plain, chunk)[0] == mlp // 2 + 4096 * 512 * 2
+    assert backward_bytes(again, chunk)[0] == mlp + mlp // 2 + 4096 * 512 * 2
 
 
 def test_transfers_and_micro_batches() -> None:
