@@ -18,6 +18,7 @@ from autopar.estimate.layer import machine_of
 from autopar.estimate.step import step_time
 from autopar.memory.risk import PEAK_RATIOS, kind_of, odds_of_more, reserved_interval
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
+from benchmarks.published_recipes import RECIPES, Recipe, target as place
 from search.check.assessment import Target, assess
 from search.check.job import job_of_launch
 from search.check.neighbours import Neighbour, neighbours_of
@@ -617,3 +618,12 @@ def test_golden_page_shows_what_is_printed(
         page.write_text(text.replace(shown, out), encoding="utf-8")
     else:
         assert out == shown
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_published_recipes_are_read_and_lie_in_their_intervals(recipe: Recipe) -> None:
+    """None of them is called illegal, and the measured step is one of nine of ten."""
+    found = assess(read_launch(recipe.arguments, world_size=recipe.num_gpus).launch, place())
+    assert found.interval_s is not None
+    low, high = found.interval_s
+    assert low < recipe.measured_s < high
