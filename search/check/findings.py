@@ -1,16 +1,16 @@
-"""What is wrong with a launch's arguments, or has no effect: one sentence each, with its rule.
+"""What is to say of a launch's arguments: illegal ones, those without effect, variables.
 
-Rules are Megatron-LM's; those that a plan handed to it has to keep, too, are
-`search.engines.megatron_arguments.violated_rules`. What a launch takes is not said here.
+What Megatron-LM refuses is `search.check.rules`. What a launch takes is not said here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from autopar.memory.launch import Launch
 from autopar.records import dataclass
-from search.engines.megatron_arguments import violated_rules
+from search.check.rules import VIRTUAL, Setting, Words, broken_rules
 from search.launches.arguments import Ignored
 
 __all__ = ["Finding", "findings_of"]
@@ -27,45 +27,19 @@ class Finding:
     """A sentence without its end, that names flags and numbers."""
 
 
-_LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
-Words = Mapping[str, tuple[str, ...]]
-
-
-class _Setting(NamedTuple):
-    """The arguments as numbers, where they are some."""
-
-    words: Words
-    world: int
-
-    def has(self, flag: str) -> bool:
-        return flag in self.words
-
-    def number(self, flag: str, default: int = 1) -> int:
-        words = self.words.get(flag, ())
-        return int(words[0]) if words and words[0].isdigit() else default
-
-    def text(self, flag: str) -> str:
-        return " ".join(self.words.get(flag, ()))
-
-    @property
-    def virtual(self) -> bool:
-        return any(map(self.has, (*_VIRTUAL, "pipeline-model-parallel-layout")))
-
-
-_VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
-_WITHOUT: tuple[tuple[tuple[str, ...], Callable[[_Setting], bool], str], ...] = (
+_WITHOUT: tuple[tuple[tuple[str, ...], Callable[[Setting], bool], str], ...] = (
     (
         ("sequence-parallel",),
         lambda s: s.number("tensor-model-parallel-size") > 1,
         "tensor-model-parallel-size is 1",
     ),
     (
-        ("tp-comm-overlap", "tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
+        ("tp-comm-overlap-cfg", "tp-comm-bootstrap-backend"),
         lambda s: s.number("tensor-model-parallel-size") > 1,
         "tensor-model-parallel-size is 1",
     ),
     (
-        ("expert-tensor-parallel-size", "expert-model-parallel-size", "moe-grouped-gemm",
+        ("expert-tensor-parallel-size", "moe-grouped-gemm",
          "moe-token-dispatcher-type", "moe-permute-fusion", "moe-router-topk",
          "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-layer-freq",
          "overlap-moe-expert-parallel-comm", "moe-shared-expert-overlap"),
@@ -73,10 +47,9 @@ _WITHOUT: tuple[tuple[tuple[str, ...], Callable[[_Setting], bool], str], ...] = 
         "there are no --num-experts",
     ),
     (
-        (*_VIRTUAL, "microbatch-group-size-per-virtual-pipeline-stage",
+        (*VIRTUAL, "microbatch-group-size-per-virtual-pipeline-stage",
          "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
-         "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-         "defer-embedding-wgrad-compute"),
+         "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
         lambda s: s.number("pipeline-model-parallel-size") > 1,
         "pipeline-model-parallel-size is 1",
     ),
@@ -87,16 +60,17 @@ _WITHOUT: tuple[tuple[tuple[str, ...], Callable[[_Setting], bool], str], ...] = 
     ),
     (
         ("recompute-modules",),
-        lambda s: s.text("recompute-granularity") == "selective" or s.has("recompute-activations"),
+        lambda s: s.selective,
         "--recompute-granularity is not selective",
     ),
     (
         ("recompute-method", "recompute-num-layers"),
-        lambda s: s.text("recompute-granularity") == "full",
+        # with modules they are illegal
+        lambda s: s.text("recompute-granularity") == "full" or s.selective,
         "--recompute-granularity is not full",
     ),
     (
-        ("fp8-recipe", "fp8-param-gather", "fp8-amax-history-len", "fp8-amax-compute-algo",
+        ("fp8-recipe", "fp8-amax-history-len", "fp8-amax-compute-algo",
          "fp8-margin"),
         lambda s: s.has("fp8-format"),
         "there is no --fp8-format",
@@ -133,16 +107,18 @@ def findings_of(
     gpu: str,
     ignored: tuple[Ignored, ...] = (),
     problem: str | None = None,
+    launch: Launch | None = None,
 ) -> tuple[Finding, ...]:
     """Return what is to say of the arguments of so many GPUs, the illegal first.
 
     Parameters
     ----------
     environment : what the launch itself sets. gpu : kind of device. ignored : arguments that the
-        reading did not need. problem : why the launch could not be read, if so.
+        reading did not need. problem : why the launch could not be read, if so. launch : it,
+        if not.
     """
-    setting = _Setting(words, world_size)
-    found = [Finding(kind="illegal", text=text) for text in _illegal(setting, problem)]
+    setting = Setting(words, world_size, gpu.upper())
+    found = [Finding(kind="illegal", text=text) for text in broken_rules(setting, problem, launch)]
     found += [Finding(kind="no effect", text=text) for text in _idle(setting)]
     found += [
         Finding(kind="environment", text=text) for text in _variables(setting, environment, gpu)
@@ -158,87 +134,7 @@ def findings_of(
     return tuple(dict.fromkeys(found))
 
 
-def _illegal(setting: _Setting, problem: str | None) -> Iterator[str]:
-    try:
-        rules = violated_rules(setting.words, setting.world)
-    except (ValueError, IndexError):
-        rules = ()  # a value that is no number is the problem already
-    # no error of theirs: it is switched off, with a warning
-    found = [text for text in rules if not text.startswith("--sequence-parallel needs")]
-    found += [*_experts(setting), *_chunks(setting)]
-    if problem is None:
-        # a launch that was read has laid out its layers, also those that count for the embedding,
-        # stages of given sizes and modules of further tokens, which no plan has
-        found = [text for text in found if not text.startswith(_LAYOUT)]
-    # what the reading stumbled over may be one of them, without its rest
-    if problem is not None and not any(_left(problem) in text for text in found):
-        yield problem
-    yield from found
-
-
-def _left(rule: str) -> str:
-    """Return what stands left of a rule's sign."""
-    return rule.partition(" != ")[0].partition(" = ")[0]
-
-
-def _experts(setting: _Setting) -> Iterator[str]:
-    ep, tp = (
-        setting.number("expert-model-parallel-size"),
-        setting.number("tensor-model-parallel-size"),
-    )
-    pp = setting.number("pipeline-model-parallel-size")
-    etp = setting.number("expert-tensor-parallel-size", tp)
-    if not setting.has("num-experts"):
-        return
-    experts = setting.number("num-experts")
-    if experts % ep:
-        yield f"experts({experts}) % ep({ep}) = {experts % ep} != 0"
-    product = etp * ep * pp
-    if setting.world % product:
-        rest = setting.world % product
-        yield f"world size({setting.world}) % (etp({etp}) * ep({ep}) * pp({pp})) = {rest} != 0"
-    topk = setting.number("moe-router-topk", 2)
-    if topk > experts:
-        yield f"moe-router-topk({topk}) is above num-experts({experts})"
-    if setting.has("overlap-moe-expert-parallel-comm"):
-        yield from _expert_overlap(setting, ep, pp)
-
-
-def _expert_overlap(setting: _Setting, ep: int, pp: int) -> Iterator[str]:
-    """Yield what `--overlap-moe-expert-parallel-comm` asks for and does not find."""
-    flag = "--overlap-moe-expert-parallel-comm"
-    modules = setting.words.get("recompute-modules", ())
-    rules = (
-        (ep > 1, "expert-model-parallel-size above 1"),
-        (pp == 1 or setting.virtual, "virtual pipeline stages"),
-        (setting.text("recompute-granularity") != "full" and "moe" not in modules,
-         "no recomputation of whole layers or of moe"),
-        (not setting.has("moe-shared-expert-overlap"), "no --moe-shared-expert-overlap"),
-        (setting.text("moe-token-dispatcher-type") in ("alltoall", "flex"),
-         "--moe-token-dispatcher-type alltoall or flex"),
-        (setting.number("mtp-num-layers", 0) <= 1, "one MTP layer at most"),
-    )  # fmt: skip
-    for kept, what in rules:
-        if not kept:
-            yield f"{flag} needs {what}"
-
-
-def _chunks(setting: _Setting) -> Iterator[str]:
-    pp = setting.number("pipeline-model-parallel-size")
-    each = setting.number(_VIRTUAL[0], 0)
-    chunks = setting.number(_VIRTUAL[1], 0)
-    layers = setting.number("num-layers", 0)
-    if pp == 1 or setting.has("pipeline-model-parallel-layout"):
-        return
-    if each and chunks:
-        yield f"--{_VIRTUAL[0]} and --{_VIRTUAL[1]} exclude each other"
-    elif each and layers % (pp * each):
-        yield f"layers({layers}) % (pp({pp}) * layers of a chunk({each})) = {layers % (pp * each)}"
-    elif chunks and layers % (pp * chunks):
-        yield f"layers({layers}) % (pp({pp}) * chunks({chunks})) = {layers % (pp * chunks)}"
-
-
-def _idle(setting: _Setting) -> Iterator[str]:
+def _idle(setting: Setting) -> Iterator[str]:
     for flags, needed, why in _WITHOUT:
         if needed(setting):
             continue
@@ -250,7 +146,7 @@ def _idle(setting: _Setting) -> Iterator[str]:
                 yield f"--{flag}, since {why}"
 
 
-def _variables(setting: _Setting, environment: Mapping[str, str], gpu: str) -> Iterator[str]:
+def _variables(setting: Setting, environment: Mapping[str, str], gpu: str) -> Iterator[str]:
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     value = environment.get(name)
     split = (

@@ -67,7 +67,13 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
     except InputError as error:
         problem = str(error)
     found = findings_of(
-        words, world_size=world, environment=environment, gpu=gpu, ignored=ignored, problem=problem
+        words,
+        world_size=world,
+        environment=environment,
+        gpu=gpu,
+        ignored=ignored,
+        problem=problem,
+        launch=launch,
     )
     if unpriced is not None:
         found = (Finding(kind="not priced", text=unpriced), *found)

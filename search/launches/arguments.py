@@ -64,6 +64,10 @@ HARMLESS = re.compile(
 """Flags that say how a run is logged, stored, fed, seeded and steered."""
 
 
+_NONE_AT_ZERO = frozenset({"mtp-num-layers", "num-experts"})
+"""Numbers of what a model need not have, of which 0 says that it has none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchArguments:
     """Words by flag without hyphens in front, and which of them were asked for."""
@@ -110,13 +114,15 @@ class LaunchArguments:
             raise self.fail(flag, f"expected one of {', '.join(known)}, got {shorten(found)}")
         return found
 
-    def number(self, flag: str, default: int | None = None, *, most: int | None = None) -> int:
+    def number(
+        self, flag: str, default: int | None = None, *, most: int | None = None, digits: int = 9
+    ) -> int:
         """Return a positive whole number; raises DocumentError without it and without a default."""
         if not self.has(flag):
             if default is None:
                 raise self.fail(flag, "is missing", "add it")
             return default
-        found = self._whole(flag, self.text(flag))
+        found = self._whole(flag, self.text(flag), digits)
         if most is not None and found > most:
             raise self.fail(flag, f"expected at most {most}, got {found}")
         return found
@@ -148,9 +154,9 @@ class LaunchArguments:
             if flag not in self.asked
         )
 
-    def _whole(self, flag: str, text: str) -> int:
+    def _whole(self, flag: str, text: str, digits: int = 9) -> int:
         # short before int(), which refuses thousands of digits
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) > 0):
             unknown = "$" in text or "`" in text
             raise self.fail(
                 flag,
@@ -166,6 +172,8 @@ def words_of(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for key, value in document.items():
         flag = str(key).lstrip("-").replace("_", "-")
         if value is None or value is False or isinstance(value, Mapping):
+            continue
+        if flag in _NONE_AT_ZERO and str(value) == "0":
             continue
         if value is True:
             words[flag] = ()

@@ -117,6 +117,8 @@ _DEFAULTS = (
     ("outer-dp-sharding-strategy", "no_shard"),
 )
 """Flags with the one value that is what is priced without them."""
+_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""What Megatron-FSDP shards."""
 _MOST = 4096
 """Layers, and experts, of a model; far above any."""
 _VOCABULARIES = {
@@ -214,7 +216,8 @@ def _steps(words: LaunchArguments, batch: int) -> int | None:
     """Return how many steps a run takes until it ends or exits; None where nothing says it."""
     given = [words.number(flag) for flag in ("train-iters", "exit-interval") if words.has(flag)]
     if words.has("train-samples"):
-        given.append(words.number("train-samples") // batch)
+        # trillions of tokens are billions of samples
+        given.append(max(words.number("train-samples", digits=15) // batch, 1))
     return min(given, default=None)
 
 
@@ -395,7 +398,9 @@ def _vocab(words: LaunchArguments, release: Release) -> int:
             "only models of the GPT kind are priced",
         )
     if kind not in _VOCABULARIES:
-        raise words.fail("vocab-size", "is not given", "add the size of the tokenizer's vocabulary")
+        raise words.unpriced(
+            "vocab-size", "is not given", "add the size of the tokenizer's vocabulary"
+        )
     return _VOCABULARIES[kind]
 
 
@@ -541,9 +546,10 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
         if strategy == "optim_grads_params":
             sharding = "fsdp"
         elif strategy != "no_shard":
-            raise words.fail(
+            words.choice("data-parallel-sharding-strategy", _STRATEGIES, "no_shard")
+            raise words.unpriced(
                 "data-parallel-sharding-strategy",
-                f"{strategy[:40]} is not priced",
+                f"{strategy} is not priced",
                 "optim_grads_params is",
             )
     instances = words.number("num-distributed-optimizer-instances", 1)
@@ -564,6 +570,9 @@ def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
 
 def _recompute(words: LaunchArguments) -> Recompute:
     kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
+    # the old word counts, whatever the granularity
+    if words.has("recompute-activations"):
+        kind = "selective"
     number = words.number("recompute-num-layers", 1)
     modules = words.list("recompute-modules")
     method = words.choice("recompute-method", ("", "uniform", "block"), "")
@@ -571,7 +580,7 @@ def _recompute(words: LaunchArguments) -> Recompute:
         if not method:
             raise words.fail("recompute-method", "is missing", "add uniform or block")
         return Recompute(layers=cast(Any, method), number=number)
-    if kind == "selective" or words.has("recompute-activations"):
+    if kind == "selective":
         unknown = set(modules) - set(get_args(Module))
         if unknown:
             raise words.fail(
@@ -590,7 +599,9 @@ def _recompute(words: LaunchArguments) -> Recompute:
 def _loss_fusion(words: LaunchArguments) -> Any:
     kind = words.choice("cross-entropy-fusion-impl", ("native", "te", "linear"), "native")
     if kind == "linear":
-        raise words.fail("cross-entropy-fusion-impl", "linear is not priced", "native and te are")
+        raise words.unpriced(
+            "cross-entropy-fusion-impl", "linear is not priced", "native and te are"
+        )
     return kind if words.has("cross-entropy-loss-fusion") else "none"
 
 

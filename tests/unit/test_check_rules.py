@@ -1,0 +1,204 @@
+"""Arguments that Megatron-LM refuses, and legal ones that look broken: each rule alone.
+
+Rules of degrees and layers are in `test_check.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.check.read import CheckedFile, read_checked
+
+DENSE: dict[str, Any] = {
+    "--num-layers": 32,
+    "--hidden-size": 4096,
+    "--ffn-hidden-size": 14336,
+    "--num-attention-heads": 32,
+    "--group-query-attention": True,
+    "--num-query-groups": 8,
+    "--seq-length": 4096,
+    "--max-position-embeddings": 4096,
+    "--position-embedding-type": "rope",
+    "--swiglu": True,
+    "--disable-bias-linear": True,
+    "--untie-embeddings-and-output-weights": True,
+    "--vocab-size": 128256,
+    "--micro-batch-size": 1,
+    "--global-batch-size": 64,
+    "--tensor-model-parallel-size": 2,
+    "--sequence-parallel": True,
+    "--pipeline-model-parallel-size": 2,
+    "--bf16": True,
+    "--use-distributed-optimizer": True,
+    "--lr": 1e-4,
+    "--train-iters": 1000,
+}
+MIXTURE: dict[str, Any] = {
+    **DENSE,
+    "--num-experts": 8,
+    "--moe-token-dispatcher-type": "alltoall",
+    "--moe-grouped-gemm": True,
+    "--expert-model-parallel-size": 4,
+    "--expert-tensor-parallel-size": 1,
+}
+
+
+def checked(
+    folder: Path, base: dict[str, Any], *, gpu: str = "h100-80gb", **changes: Any
+) -> CheckedFile:
+    """Return what 32 GPUs' arguments with some changed say; None takes one out."""
+    arguments = {**base, **{f"--{k.replace('_', '-')}": v for k, v in changes.items()}}
+    path = folder / "launch.json"
+    document = {"MODEL_ARGS": arguments, "ENV_VARS": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return read_checked(str(path), world_size=32, gpu=gpu)
+
+
+def illegal(file: CheckedFile) -> list[str]:
+    """Return the sentences on what is illegal."""
+    return [one.text for one in file.findings if one.kind == "illegal"]
+
+
+FULL = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "rule"),
+    [
+        (DENSE, {"fp16": True}, "--fp16 and --bf16 exclude"),
+        (DENSE, {"train_samples": 1000}, "--train-iters and --train-samples exclude"),
+        (DENSE, {"rampup_batch_size": [32, 32, 1000]}, "--rampup-batch-size needs"),
+        (DENSE, {"fp8_format": "hybrid", "fp4_format": "e2m1"}, "--fp4-format and --fp8-format"),
+        (DENSE, {"multi_latent_attention": True}, "--multi-latent-attention and --group-query"),
+        (DENSE, {"squared_relu": True}, "--swiglu, --squared-relu and"),
+        (DENSE, {"pipeline_model_parallel_layout": "Et*16|t*16L",
+                 "account_for_loss_in_pipeline_split": True}, "-layout excludes other"),
+        (DENSE, {"max_position_embeddings": None}, "--max-position-embeddings is missing"),
+        (DENSE, {"num_attention_heads": 24}, "num-attention-heads does not divide hidden-size"),
+        (DENSE, {"save": "/ckpt"}, "--save needs --save-interval"),
+        (DENSE, {"min_lr": 1e-3}, "--min-lr is above --lr"),
+        (DENSE, {"fp8_format": "hybrid", "fp8_param_gather": True,
+                 "use_distributed_optimizer": None}, "--fp8-param-gather needs --use-dist"),
+        (DENSE, {"fp8_param_gather": True}, "--fp8-param-gather needs --fp8-format"),
+        (DENSE, {"fp8_format": "hybrid", "gpu": "a100-80gb"}, "--fp8-format needs a device"),
+        (DENSE, {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"}, "mxfp8 needs Blackwell"),
+        (DENSE, {**FULL, "recompute_granularity": "selective"}, "--recompute-method is not for"),
+        # the old word counts over the granularity
+        (DENSE, {**FULL, "recompute_activations": True}, "--recompute-num-layers is not for"),
+        (MIXTURE, {"recompute_granularity": "selective", "recompute_modules": ["moe_act"],
+                   "moe_grouped_gemm": None}, "moe_act needs --moe-grouped-gemm"),
+        (DENSE, {"recompute_granularity": "selective", "recompute_modules": ["mla_up_proj"]},
+         "mla_up_proj needs --multi-latent-attention"),
+        (MIXTURE, {"recompute_granularity": "selective", "recompute_modules": ["layernorm"],
+                   "fp8_format": "hybrid"}, "layernorm need another --fp8-recipe"),
+        (MIXTURE, {**FULL, "moe_layer_recompute": True}, "--moe-layer-recompute and full"),
+        (DENSE, {**FULL, "distribute_saved_activations": True}, "--distribute-saved-activations"),
+        (DENSE, {"tp_comm_overlap": True, "sequence_parallel": None}, "--tp-comm-overlap needs"),
+        (DENSE, {"tp_comm_overlap": True, "tensor_model_parallel_size": 1}, "--tp-comm-overlap"),
+        (DENSE, {"defer_embedding_wgrad_compute": True, "pipeline_model_parallel_size": 1},
+         "--defer-embedding-wgrad-compute needs"),
+        (DENSE, {"defer_embedding_wgrad_compute": True, "no_gradient_accumulation_fusion": True},
+         "--defer-embedding-wgrad-compute and --no-gradient"),
+        (DENSE, {"overlap_param_gather_with_optimizer_step": True}, "-with-optimizer-step needs"),
+        (DENSE, {"decoder_first_pipeline_num_layers": 16,
+                 "num_layers_per_virtual_pipeline_stage": 4}, "need --num-virtual-stages-per"),
+        (DENSE, {"context_parallel_size": 2, "transformer_impl": "local"}, "transformer_engine"),
+        (DENSE, {"deterministic_mode": True, "cross_entropy_loss_fusion": True},
+         "--deterministic-mode and --cross"),
+        (DENSE, {"deterministic_mode": True, "use_flash_attn": True}, "and --use-flash-attn"),
+        (DENSE, {"mtp_num_layers": 1, "position_embedding_type": "learned_absolute"},
+         "--mtp-num-layers needs"),
+        (DENSE, {"expert_model_parallel_size": 4}, "--expert-model-parallel-size 4 needs"),
+        (MIXTURE, {"bf16": None, "fp16": True}, "above 1 excludes --fp16"),
+        (MIXTURE, {"moe_enable_deepep": True}, "--moe-enable-deepep needs"),
+        (MIXTURE, {"moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "allgather"},
+         "--moe-shared-expert-overlap needs"),
+        (MIXTURE, {"moe_router_enable_expert_bias": True}, "score-function sigmoid"),
+        (MIXTURE, {"moe_router_topk": 1}, "--moe-router-topk 1 needs"),
+        (MIXTURE, {"moe_router_group_topk": 2}, "--moe-router-group-topk needs"),
+        (MIXTURE, {"moe_router_group_topk": 2, "moe_router_num_groups": 3}, "does not divide num-"),
+        (MIXTURE, {"moe_pad_expert_input_to_capacity": True}, "needs --moe-expert-capacity"),
+        (MIXTURE, {"moe_pad_expert_input_to_capacity": True, "moe_expert_capacity_factor": 1.0,
+                   "moe_token_dispatcher_type": "flex"}, "excludes --moe-token-dispatcher-type"),
+        (MIXTURE, {"disable_bias_linear": None, "expert_tensor_parallel_size": 2}, "with biases"),
+        # 6 micro-batches: whole groups, or a rest of as many as there are stages
+        (DENSE, {"pipeline_model_parallel_size": 4, "global_batch_size": 24,
+                 "num_layers_per_virtual_pipeline_stage": 4}, "micro-batches(6) % 4 = 2"),
+        (DENSE, {"pipeline_model_parallel_size": 4, "global_batch_size": 8,
+                 "num_layers_per_virtual_pipeline_stage": 4}, "at most 2 micro-batches"),
+        (DENSE, {"num_layers_per_virtual_pipeline_stage": 4,
+                 "no_overlap_p2p_communication": True}, "excludes --no-overlap-p2p"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_found(
+    base: dict[str, Any], changes: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    """Alone: without its change the launch is legal."""
+    assert illegal(checked(tmp_path, base)) == []
+    found = illegal(checked(tmp_path, base, **changes))
+
+    assert any(rule in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        # 6 micro-batches in no interleaved pipeline, 7 in groups of 4 of 2 stages
+        (DENSE, {"pipeline_model_parallel_size": 4, "global_batch_size": 24}),
+        (DENSE, {"global_batch_size": 56, "num_layers_per_virtual_pipeline_stage": 4,
+                 "microbatch_group_size_per_virtual_pipeline_stage": 4}),
+        # 15 trillion tokens in sequences of 8192
+        (DENSE, {"train_iters": None, "train_samples": 1831054688}),
+        (DENSE, {"mtp_num_layers": 0, "num_experts": 0}),
+        (DENSE, {"recompute_activations": True}),
+        (MIXTURE, {"moe_router_topk": 1, "moe_router_pre_softmax": True}),
+        (DENSE, {"fp8_format": "hybrid", "fp8_recipe": "mxfp8", "gpu": "b200"}),
+        (DENSE, {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 1,
+                 "ckpt_format": "fsdp_dtensor",
+                 "data_parallel_sharding_strategy": "optim_grads_params"}),
+    ],
+)  # fmt: skip
+def test_legal_ones_are_priced(
+    base: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Though they are near to a rule."""
+    file = checked(tmp_path, base, **changes)
+
+    assert illegal(file) == []
+    assert file.launch is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer"}, "--vocab-size"),
+        ({"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "linear"}, "linear"),
+        ({"use_megatron_fsdp": True, "pipeline_model_parallel_size": 1,
+          "ckpt_format": "fsdp_dtensor", "data_parallel_sharding_strategy": "optim_grads"},
+         "optim_grads is not priced"),
+    ],
+)  # fmt: skip
+def test_what_nobody_prices_is_not_illegal(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """A tokenizer from a hub runs, and its vocabulary is not in the file."""
+    file = checked(tmp_path, DENSE, **changes)
+
+    assert illegal(file) == []
+    assert [one.kind for one in file.findings if said in one.text] == ["not priced"]
+
+
+def test_a_value_of_nothing_ends_in_a_sentence(tmp_path: Path) -> None:
+    """Degrees and heads of 0 divide nothing."""
+    zeros = ("num_attention_heads", "expert_model_parallel_size", "pipeline_model_parallel_size")
+    for flag in zeros:
+        found = illegal(checked(tmp_path, MIXTURE, **{flag: 0}))
+        assert any("expected a positive integer, got '0'" in text for text in found), found
