@@ -15,7 +15,7 @@ from search.engines.megatron_arguments import violated_rules
 
 __all__ = ["VIRTUAL", "Setting", "Words", "broken_rules"]
 
-_LAYOUT = ("layers(", "--pipeline-model-parallel-layout has")
+_LAYOUT = ("layers(", "--pipeline-model-parallel-layout")
 _WARNED = (
     "--sequence-parallel needs",
     "--use-megatron-fsdp needs --no-gradient-accumulation-fusion",
@@ -201,7 +201,7 @@ _TABLE: tuple[tuple[_Broken, str], ...] = (
      "--multi-latent-attention and --group-query-attention exclude each other"),
     (_both("swiglu", "squared-relu", "quick-geglu"),
      "--swiglu, --squared-relu and --quick-geglu exclude each other"),
-    (_layouts, "--pipeline-model-parallel-layout excludes other arguments that place layers"),
+    (_layouts, "other arguments that place layers exclude --pipeline-model-parallel-layout"),
     (lambda s: not s.has("max-position-embeddings"), "--max-position-embeddings is missing"),
     (lambda s: not s.has("kv-channels")
      and s.number("hidden-size") % s.number("num-attention-heads") != 0,

@@ -80,7 +80,7 @@ FULL = {
         (DENSE, {"multi_latent_attention": True}, "--multi-latent-attention and --group-query"),
         (DENSE, {"squared_relu": True}, "--swiglu, --squared-relu and"),
         (DENSE, {"pipeline_model_parallel_layout": "Et*16|t*16L",
-                 "account_for_loss_in_pipeline_split": True}, "-layout excludes other"),
+                 "account_for_loss_in_pipeline_split": True}, "that place layers exclude"),
         (DENSE, {"max_position_embeddings": None}, "--max-position-embeddings is missing"),
         (DENSE, {"num_attention_heads": 24}, "num-attention-heads does not divide hidden-size"),
         (DENSE, {"save": "/ckpt"}, "--save needs --save-interval"),
