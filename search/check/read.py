@@ -5,8 +5,10 @@ Which trainer a file is for is found here; its arguments are read by `search.lau
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
@@ -19,6 +21,21 @@ __all__ = ["CheckedFile", "read_checked"]
 
 _OF_MEGATRON = frozenset({"num-layers", "hidden-size", "micro-batch-size", "seq-length"})
 """Arguments that every launch of Megatron-LM has most of."""
+
+
+_BARE = re.compile(
+    r"""
+    add-qkv-bias | bf16 | cross-entropy-loss-fusion | disable-bias-linear | fp16 |
+    fp8-param-gather | group-query-attention | moe-grouped-gemm | moe-permute-fusion |
+    moe-router-pre-softmax | multi-latent-attention | no-create-attention-mask-in-dataloader |
+    no-rope-fusion | overlap-grad-reduce | overlap-moe-expert-parallel-comm |
+    overlap-param-gather | qk-layernorm | recompute-activations | sequence-parallel | swiglu |
+    tp-comm-overlap | untie-embeddings-and-output-weights | use-distributed-optimizer |
+    use-flash-attn | use-mcore-models | use-megatron-fsdp | use-rotary-position-embeddings
+    """,
+    re.VERBOSE,
+)
+"""Flags that take no value, of those that change time or memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +67,9 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
             "has no arguments of Megatron-LM such as --num-layers and --micro-batch-size",
             remedy="give a launch script, YAML or JSON of Megatron-LM",
         )
+    words, left_out, wrong = _without_values(words)
+    arguments = {flag: value for flag, value in arguments.items() if _flag(flag) not in left_out}
+    arguments |= dict.fromkeys(left_out, True)
     world = _world(source, words, world_size)
     launch: Launch | None = None
     ignored: tuple[Ignored, ...] = ()
@@ -77,7 +97,10 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
     )
     if unpriced is not None:
         found = (Finding(kind="not priced", text=unpriced), *found)
-    notes = tuple(Finding(kind="read", text=text) for text in source.notes)
+    found = (*(Finding(kind="illegal", text=text) for text in wrong), *found)
+    notes = tuple(
+        Finding(kind="read", text=text) for text in (*left_out.values(), *source.notes) if text
+    )
     return CheckedFile(
         path=str(source.path),
         trainer="Megatron-LM",
@@ -87,6 +110,30 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
         harmless=tuple(entry for entry in ignored if entry.understood),
         environment=environment,
     )
+
+
+def _flag(name: object) -> str:
+    return str(name).lstrip("-").replace("_", "-")
+
+
+def _without_values(
+    words: Mapping[str, tuple[str, ...]],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str], list[str]]:
+    """Return words whose flags without values have none, what was taken away, and what is wrong.
+
+    Behind such a flag `$ARGS` is no value of it: it holds other flags, or nothing.
+    """
+    found, left_out, wrong = {**words}, dict[str, str](), list[str]()
+    for flag, given in words.items():
+        if not given or not _BARE.fullmatch(flag):
+            continue
+        found[flag] = ()
+        text = " ".join(given)
+        if all(word[:1] in ("$", "`") for word in given):
+            left_out[flag] = f"{text[:60]} is known where the launch runs, and taken as nothing"
+        else:
+            wrong.append(f"--{flag} takes no value, got {shorten(text)}")
+    return found, dict(sorted(left_out.items())), sorted(wrong)
 
 
 def _world(

@@ -12,7 +12,8 @@ from search.configuration.files import (
     load_yaml,
     read_configuration,
 )
-from search.configuration.shell import Command, script_command
+from search.configuration.shell import script_command
+from search.configuration.shell_values import Command
 
 __all__ = [
     "Command",

@@ -37,12 +37,24 @@ from search.configuration.shell_syntax import (
     Statement,
     Test,
     Word,
+    behind,
+    is_command,
     parse,
     plain_text,
 )
-from search.configuration.shell_values import Condition, Unknown, sum_of
+from search.configuration.shell_values import (
+    Command,
+    Condition,
+    Undecided,
+    Unknown,
+    glued,
+    program_of,
+    settled,
+    sum_of,
+    undecided,
+)
 
-__all__ = ["Command", "script_command"]
+__all__ = ["script_command"]
 
 _PARAMETER = re.compile(
     rf"(?P<mark>[#!])?(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
@@ -50,9 +62,11 @@ _PARAMETER = re.compile(
     re.DOTALL,
 )
 _ALL = re.compile(rf"\$\{{({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
-_RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
 _SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 _DECLARE = frozenset({"export", "declare", "readonly", "typeset", "local"})
+_LOCAL = frozenset({"declare", "typeset", "local"})
+_NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
+"""Sourced files that set up a shell, and no launch."""
 _QUIET = frozenset({"echo", "printf", "mkdir", "set", ":", "true", "cd", "pwd", "chmod", "sleep"})
 """Commands that end well and change no variable."""
 _MOST = 1 << 16
@@ -60,37 +74,8 @@ _MOST = 1 << 16
 _MOST_STEPS = 50_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """The words of one launch."""
-
-    before: tuple[str, ...]
-    """Words in front of the program: torchrun and its options; empty where none was found."""
-    arguments: tuple[str, ...]
-    """Words behind the program; those of the longest array where the script runs none."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script exports, or sets for this command."""
-    notes: tuple[str, ...] = ()
-    """What was taken for granted, a sentence each."""
-
-
 # --------------------------------------------------------------------------------------------------
 # What statements do.
-
-
-class _Undecided(Unknown):
-    """A value that differs with what only running tells; `why` says with what."""
-
-    __slots__ = ("many", "why")
-    why: str
-    many: bool
-    """Whether it may be several words."""
-
-
-def _undecided(written: str, why: str, *, many: bool) -> _Undecided:
-    value = _Undecided(written)
-    value.why, value.many = why, many
-    return value
 
 
 @dataclass
@@ -98,17 +83,17 @@ class _Shell:
     """Variables and what was found so far."""
 
     scalars: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[str] | _Undecided] = field(default_factory=dict)
+    arrays: dict[str, list[str] | Undecided] = field(default_factory=dict)
     functions: dict[str, Body] = field(default_factory=dict)
     exported: dict[str, None] = field(default_factory=dict)
     given: list[str] = field(default_factory=list)
     """`$1` and on, of a function."""
-    found: Command | _Undecided | None = None
+    found: Command | Undecided | None = None
     launches: int = 0
 
     def copy(self) -> _Shell:
         arrays = {
-            name: items if isinstance(items, _Undecided) else [*items]
+            name: items if isinstance(items, Undecided) else [*items]
             for name, items in self.arrays.items()
         }
         return _Shell(
@@ -145,12 +130,16 @@ def script_command(text: str, path: object) -> Command:
             run.body(shell, body)
     except RecursionError:
         raise DocumentError(str(path), "is nested too deeply, expected a launch script") from None
-    if isinstance(shell.found, _Undecided):
+    if isinstance(shell.found, Undecided):
         raise run.depends(shell.found)
     if shell.found is not None:
         return run.noted(shell.found, shell.launches)
-    arrays = [items for items in shell.arrays.values() if not isinstance(items, _Undecided)]
-    longest: list[str] = max(arrays, key=len, default=[])
+    arrays = {
+        name: items for name, items in shell.arrays.items() if not isinstance(items, Undecided)
+    }
+    name = max(arrays, key=lambda name: len(arrays[name]), default="")
+    longest = arrays.get(name, [])
+    run.alone(name, [other for other, items in arrays.items() if items and other != name])
     return run.noted(Command(before=(), arguments=tuple(map(str, longest))), 0)
 
 
@@ -165,6 +154,11 @@ class _Run:
         """Variables of the environment that conditions took for empty."""
         self._open: dict[str, None] = {}
         """Flags whose value only running tells, a sentence each."""
+        self._sourced: dict[str, None] = {}
+        """Files that are sourced, and names taken for their defaults behind them."""
+        self._defaults: dict[str, None] = {}
+        self._outer: list[dict[str, tuple[str | None, list[str] | Undecided | None]]] = []
+        """Of each function that runs, what its local names are outside of it."""
         self._steps = self._depth = 0
 
     def noted(self, command: Command, launches: int) -> Command:
@@ -172,6 +166,9 @@ class _Run:
         notes = [*self._open]
         if launches > 1:
             notes.append(f"the script launches {launches} times, of which the last is read")
+        if self._sourced:
+            names = f"; taken as not set: {', '.join(self._defaults)}" if self._defaults else ""
+            notes.append(f"what {', '.join(self._sourced)} sets is not read{names}")
         if self._taken:
             notes.append(f"taken as not set in conditions: {', '.join(self._taken)}")
         return Command(
@@ -181,7 +178,12 @@ class _Run:
             notes=tuple(notes),
         )
 
-    def depends(self, value: _Undecided) -> DocumentError:
+    def alone(self, name: str, others: list[str]) -> None:
+        """Note that an array is read for want of a launch."""
+        left = f", and not {', '.join(others)}" if others else ""
+        self._open[f"no launch was found, and what {name} holds is read{left}"] = None
+
+    def depends(self, value: Undecided) -> DocumentError:
         """Return why a launch is not known."""
         return DocumentError(
             self.path,
@@ -212,7 +214,7 @@ class _Run:
             # a command of which nothing is known is meant to end well
             if (status is not False) == (operator == "&&"):
                 decided = status is not None or not isinstance(chain.first, Simple | Test)
-                if decided or _is_command(chain.first):
+                if decided or is_command(chain.first):
                     status = self._one(shell, statement)
                 else:
                     status = self._either(
@@ -319,14 +321,14 @@ class _Run:
             values = {branch.scalars.get(name) for branch in after}
             if len(values) > 1:
                 many = any(len((value or "").split()) > 1 for value in values)
-                first.scalars[name] = _undecided(f"${name}", why, many=many)
+                first.scalars[name] = undecided(f"${name}", why, many=many)
         for name in dict.fromkeys(n for branch in after for n in branch.arrays):
             arrays = [branch.arrays.get(name) for branch in after]
             if any(items != arrays[0] for items in arrays):
-                first.arrays[name] = _undecided(f"${{{name}[@]}}", why, many=True)
+                first.arrays[name] = undecided(f"${{{name}[@]}}", why, many=True)
                 first.scalars.pop(name, None)
         if any(branch.found != first.found for branch in after):
-            first.found = _undecided("launch", why, many=True)
+            first.found = undecided("launch", why, many=True)
         shell.scalars, shell.arrays = first.scalars, first.arrays
         shell.functions, shell.exported = first.functions, first.exported
         shell.found, shell.launches = first.found, max(branch.launches for branch in after)
@@ -374,9 +376,14 @@ class _Run:
             if (word.bare or "").startswith("-"):
                 continue
             match = ASSIGNMENT.match(plain_text([*word.pieces]))
+            name = match[1] if match is not None else word.bare or ""
+            if self._outer and what in _LOCAL and "-g" not in marks:
+                old = shell.scalars.get(name), shell.arrays.get(name)
+                self._outer[-1].setdefault(name, old)
+                if match is None:
+                    self._restore(shell, name, (None, None))
             if match is not None:
                 self._assign(shell, word)
-            name = match[1] if match is not None else word.bare or ""
             if what == "export" or "-x" in marks:
                 shell.exported[name] = None
         return True
@@ -400,8 +407,23 @@ class _Run:
                 shell.exported.pop(item, None)
             return True
         if name == "shift":
-            del shell.given[:1]
+            count = int(rest[0]) if rest and re.fullmatch("[0-9]{1,9}", rest[0]) else 1
+            if count <= len(shell.given):  # else bash shifts nothing
+                del shell.given[:count]
             return True
+        if name == "set" and "--" in rest:
+            shell.given = rest[rest.index("--") + 1 :]
+            return True
+        if name in (".", "source") and rest:
+            if not _NO_SETTINGS.fullmatch(rest[0]):
+                self._sourced[rest[0]] = None
+            return None
+        if name.startswith("--"):
+            self._open[
+                f"line {words[0].line} begins a command with {name}: the one in front of it ends "
+                "there, with a comment or a blank behind its backslash, and does not have it"
+            ] = None
+            return None
         if name == "let":
             for item in rest:
                 self._arithmetic(shell, item)
@@ -413,7 +435,7 @@ class _Run:
             return None
         if name == "false" or (name.startswith("[") and name != "["):
             return False  # `[$A = 1 ]` is no command; bash says so and goes on
-        launch = _program(fields)
+        launch = program_of(fields)
         if launch is not None:
             self._launch(shell, launch, own)
             return None
@@ -431,7 +453,7 @@ class _Run:
     ) -> None:
         before, arguments = launch
         for index, word in enumerate((*before, *arguments)):
-            if not isinstance(word, _Undecided):
+            if not isinstance(word, Undecided):
                 continue
             at = index - len(before)
             if at < 1 or word.many or not arguments[at - 1].startswith("--"):
@@ -439,6 +461,8 @@ class _Run:
                 return
             # one value of a flag, which may be a path that is no matter
             self._open[f"what {arguments[at - 1]} is depends on {word.why}"] = None
+        arguments, dropped = settled(arguments)
+        self._open |= dict.fromkeys(dropped)
         exported = {name: shell.scalars[name] for name in shell.exported if name in shell.scalars}
         shell.found = Command(
             before=tuple(map(str, before)),
@@ -452,6 +476,7 @@ class _Run:
         if self._depth > DEEPEST:
             raise DocumentError(self.path, f"the function {name!r} calls itself too often")
         outer, shell.given = shell.given, given
+        self._outer.append({})
         try:
             return self.body(shell, shell.functions[name])
         except _Exit as stop:
@@ -460,7 +485,21 @@ class _Run:
             return None
         finally:
             shell.given = outer
+            for local, old in self._outer.pop().items():
+                self._restore(shell, local, old)
             self._depth -= 1
+
+    def _restore(
+        self, shell: _Shell, name: str, old: tuple[str | None, list[str] | Undecided | None]
+    ) -> None:
+        """Give a name what it had outside of a function."""
+        scalar, array = old
+        shell.scalars.pop(name, None)
+        shell.arrays.pop(name, None)
+        if scalar is not None:
+            shell.scalars[name] = scalar
+        if array is not None:
+            shell.arrays[name] = array
 
     def _inner(self, shell: _Shell, text: str, line: int) -> bool | None:
         """Run a text as `eval` and `bash -c` do."""
@@ -504,27 +543,27 @@ class _Run:
         if word.items is not None:
             items = [part for item in word.items for part in self._fields(shell, item)]
             before = shell.arrays.get(name, []) if append else []
-            if isinstance(before, _Undecided):
+            if isinstance(before, Undecided):
                 return
             self._limited(len(before) + len(items))
             shell.arrays[name] = [*before, *items]
             shell.scalars.pop(name, None)
             return
-        text = self._text(shell, _behind(word, match.end()))
+        text = self._text(shell, behind(word, match.end()))
         if index is not None:
             row = shell.arrays.setdefault(name, [])
             place = self._arithmetic(shell, index)
-            if isinstance(row, _Undecided) or place is None or not 0 <= place < _MOST:
+            if isinstance(row, Undecided) or place is None or not 0 <= place < _MOST:
                 return
             if place >= len(row):
                 row.append(text)  # bash leaves a gap, which no expansion shows
             else:
-                row[place] = _glued([row[place], text]) if append else text
+                row[place] = glued([row[place], text]) if append else text
             return
         if append and isinstance(array := shell.arrays.get(name), list) and name in shell.arrays:
             array[:1] = [(array[0] if array else "") + text]
             return
-        self._set(shell, name, _glued([shell.scalars.get(name, ""), text]) if append else text)
+        self._set(shell, name, glued([shell.scalars.get(name, ""), text]) if append else text)
 
     def _set(self, shell: _Shell, name: str, text: str) -> None:
         self._limited(len(text))
@@ -538,7 +577,7 @@ class _Run:
 
     def _text(self, shell: _Shell, word: Word, *, unset: str | None = None) -> str:
         """Return a word in one piece, as the right side of an assignment is."""
-        return _glued([self._piece(shell, piece, unset) for piece in word.pieces])
+        return glued([self._piece(shell, piece, unset) for piece in word.pieces])
 
     def _fields(self, shell: _Shell, word: Word, *, unset: str | None = None) -> list[str]:
         """Return the words that a word becomes: unquoted values are split at blanks."""
@@ -550,7 +589,7 @@ class _Run:
                 none = none or not items
                 for index, item in enumerate(items):
                     if index and (current or piece.quoted):
-                        done.append(_glued(current))
+                        done.append(glued(current))
                         current = []
                     if piece.quoted or isinstance(item, Unknown):
                         current.append(item)
@@ -564,7 +603,7 @@ class _Run:
             else:
                 self._split(value, done, current)
         if current and not (none and not done and not any(current)):
-            done.append(_glued(current))
+            done.append(glued(current))
         self._limited(len(done))
         return done
 
@@ -572,15 +611,15 @@ class _Run:
         """Split an unquoted value at its blanks, the first part behind what stands in front."""
         parts = value.split()
         if current and value[:1].isspace():
-            done.append(_glued(current))
+            done.append(glued(current))
             current.clear()
         for index, part in enumerate(parts):
             if index:
-                done.append(_glued(current))
+                done.append(glued(current))
                 current.clear()
             current.append(part)
         if current and parts and value[-1:].isspace():
-            done.append(_glued(current))
+            done.append(glued(current))
             current.clear()
 
     def _array(self, shell: _Shell, piece: Piece) -> list[str] | None:
@@ -594,7 +633,7 @@ class _Run:
             return shell.given  # none where the script itself is called
         if match[1] in shell.arrays:
             items = shell.arrays[match[1]]
-            if isinstance(items, _Undecided):
+            if isinstance(items, Undecided):
                 return [items]
         elif match[1] in shell.scalars:
             items = [shell.scalars[match[1]]]
@@ -617,9 +656,9 @@ class _Run:
             return undecided or Unknown(f"$(({piece.text}))")
         return self._parameter(shell, piece, unset)
 
-    def _undecided_in(self, shell: _Shell, text: str) -> _Undecided | None:
+    def _undecided_in(self, shell: _Shell, text: str) -> Undecided | None:
         for name in re.findall(NAME, text):
-            if isinstance(value := shell.scalars.get(name), _Undecided):
+            if isinstance(value := shell.scalars.get(name), Undecided):
                 return value
         return None
 
@@ -637,7 +676,7 @@ class _Run:
         if match["mark"] == "#":
             if index in ("@", "*"):
                 items = shell.arrays.get(name, [])
-                return Unknown(written) if isinstance(items, _Undecided) else str(len(items))
+                return Unknown(written) if isinstance(items, Undecided) else str(len(items))
             return Unknown(written) if isinstance(value, Unknown) else str(len(value or ""))
         if operator is None and word:
             return Unknown(written)
@@ -650,6 +689,8 @@ class _Run:
                 return value
             if operator[-1] == "?":
                 return Unknown(written)
+            if self._sourced and not name.isdigit():
+                self._defaults[name] = None
             text = self._default(shell, word, piece)
             if operator[-1] == "=":
                 self._set(shell, name, text)
@@ -675,10 +716,10 @@ class _Run:
             return shell.given[place] if 0 <= place < len(shell.given) else None
         if name in shell.arrays:
             items = shell.arrays[name]
-            if isinstance(items, _Undecided):
+            if isinstance(items, Undecided):
                 return items
             if index in ("@", "*"):
-                return _glued([" ".join(items)]) if items else ""
+                return glued([" ".join(items)]) if items else ""
             place = 0 if index is None else (self._arithmetic(shell, index) or 0)
             return items[place] if -len(items) <= place < len(items) else ""
         return shell.scalars.get(name)
@@ -741,48 +782,6 @@ class _Run:
             return "0" if found is None and name in self.assigned else found
 
         return sum_of(expanded, value_of, lambda name, text: self._set(shell, name, text))
-
-
-def _is_command(statement: Statement) -> bool:
-    """Return whether a statement runs a program, and tests nothing."""
-    return isinstance(statement, Simple) and statement.words[0].bare not in ("[", "test")
-
-
-def _behind(word: Word, at: int) -> Word:
-    """Return a word without its first characters, which are plain text."""
-    pieces = list[Piece]()
-    for piece in word.pieces:
-        if at >= len(piece.text) and at:
-            at -= len(piece.text)
-        else:
-            pieces.append(piece._replace(text=piece.text[at:]) if at else piece)
-            at = 0
-    return Word(tuple(pieces), word.line)
-
-
-def _glued(parts: list[str]) -> str:
-    """Return parts in one; with one that is not known, the whole is not."""
-    text = "".join(parts)
-    open_ = [part for part in parts if isinstance(part, _Undecided)]
-    if open_:
-        return _undecided(text, open_[0].why, many=any(part.many for part in open_))
-    return Unknown(text) if any(isinstance(part, Unknown) for part in parts) else text
-
-
-def _program(words: list[str]) -> tuple[list[str], list[str]] | None:
-    """Return the words before and behind the program of a launch, None where it is none."""
-    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
-    if at is None and "-m" in words[1:-1]:
-        at = words.index("-m", 1) + 1
-    if at is None or not any(word.startswith("--") for word in words[at + 1 :]):
-        # an array of flags that is not known is as good as flags
-        rest = words[at + 1 :] if at is not None else []
-        if at is None or not any(isinstance(word, _Undecided) for word in rest):
-            return None
-    # a script as the command itself, or behind something that runs scripts
-    if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
-        return None
-    return words[:at], words[at + 1 :]
 
 
 _STATEMENTS: Mapping[type, Callable[[_Run, _Shell, Any], bool | None]] = {

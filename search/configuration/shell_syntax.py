@@ -33,6 +33,8 @@ __all__ = [
     "Statement",
     "Test",
     "Word",
+    "behind",
+    "is_command",
     "parse",
     "plain_text",
 ]
@@ -617,3 +619,20 @@ _KEYWORDS: Mapping[str, Callable[[_Parser, int], Statement]] = {
     "{": _Parser._group,
     "[[": _Parser._test,
 }
+
+
+def behind(word: Word, at: int) -> Word:
+    """Return a word without its first characters, which are plain text."""
+    pieces = list[Piece]()
+    for piece in word.pieces:
+        if at >= len(piece.text) and at:
+            at -= len(piece.text)
+        else:
+            pieces.append(piece._replace(text=piece.text[at:]) if at else piece)
+            at = 0
+    return Word(tuple(pieces), word.line)
+
+
+def is_command(statement: Statement) -> bool:
+    """Return whether a statement runs a program, and tests nothing."""
+    return isinstance(statement, Simple) and statement.words[0].bare not in ("[", "test")

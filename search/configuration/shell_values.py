@@ -1,4 +1,4 @@
-"""Sums and conditions of shell scripts: `$((...))`, `[ ]` and `[[ ]]`, their variables replaced.
+"""Sums, conditions and launches of shell scripts: what words say once variables are replaced.
 
 Which variables there are is `search.configuration.shell`'s.
 """
@@ -7,17 +7,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from fnmatch import fnmatchcase
 
+from autopar.records import dataclass
 from search.configuration.shell_syntax import NAME
 
-__all__ = ["Condition", "Unknown", "sum_of"]
+__all__ = [
+    "Command",
+    "Condition",
+    "Undecided",
+    "Unknown",
+    "glued",
+    "program_of",
+    "settled",
+    "sum_of",
+    "undecided",
+]
 
 
 class Unknown(str):
     """A value that only running tells, as it is written."""
 
     __slots__ = ()
+
+
+class Undecided(Unknown):
+    """A value that differs with what only running tells; `why` says with what."""
+
+    __slots__ = ("many", "why")
+    why: str
+    many: bool
+    """Whether it may be several words."""
+
+
+def undecided(written: str, why: str, *, many: bool) -> Undecided:
+    value = Undecided(written)
+    value.why, value.many = why, many
+    return value
+
+
+def glued(parts: list[str]) -> str:
+    """Return parts in one; with one that is not known, the whole is not."""
+    text = "".join(parts)
+    open_ = [part for part in parts if isinstance(part, Undecided)]
+    if open_:
+        return undecided(text, open_[0].why, many=any(part.many for part in open_))
+    return Unknown(text) if any(isinstance(part, Unknown) for part in parts) else text
 
 
 class Condition:
@@ -299,3 +335,65 @@ def _applied(operator: str, one: int, other: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError
     return value
+
+
+# --------------------------------------------------------------------------------------------------
+# Words of a launch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The words of one launch."""
+
+    before: tuple[str, ...]
+    """Words in front of the program: torchrun and its options; empty where none was found."""
+    arguments: tuple[str, ...]
+    """Words behind the program; those of the longest array where the script runs none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the script exports, or sets for this command."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted, a sentence each."""
+
+
+_RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
+_PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
+"""Flags of several words that change no launch."""
+
+
+def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return arguments without words that only running tells and that are no flag's own value.
+
+    Such a word behind a value, or an array, holds flags or nothing: it is left out with a sentence.
+    """
+    kept, dropped = list[str](), list[str]()
+    flag, values = "", 0
+    for word in arguments:
+        if word.startswith("--"):
+            flag, values = word, 0
+        elif (
+            isinstance(word, Unknown)
+            and (values or "[@]" in word or "[*]" in word or word in ("$@", "$*"))
+            and not _PATHS.fullmatch(flag)
+        ):
+            dropped.append(f"{word[:60]} is known where the launch runs, and taken as nothing")
+            continue
+        else:
+            values += 1
+        kept.append(word)
+    return kept, dropped
+
+
+def program_of(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """Return the words before and behind the program of a launch, None where it is none."""
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None and "-m" in words[1:-1]:
+        at = words.index("-m", 1) + 1
+    if at is None or not any(word.startswith("--") for word in words[at + 1 :]):
+        # an array of flags that is not known is as good as flags
+        rest = words[at + 1 :] if at is not None else []
+        if at is None or not any(isinstance(word, Undecided) for word in rest):
+            return None
+    # a script as the command itself, or behind something that runs scripts
+    if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
+        return None
+    return words[:at], words[at + 1 :]

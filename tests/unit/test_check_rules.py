@@ -202,3 +202,16 @@ def test_a_value_of_nothing_ends_in_a_sentence(tmp_path: Path) -> None:
     for flag in zeros:
         found = illegal(checked(tmp_path, MIXTURE, **{flag: 0}))
         assert any("expected a positive integer, got '0'" in text for text in found), found
+
+
+def test_a_flag_without_a_value_takes_none(tmp_path: Path) -> None:
+    """`$MORE` behind it is no value of it: what it holds is not known, which is said."""
+    found = illegal(checked(tmp_path, DENSE, use_distributed_optimizer="false"))
+    assert found == ["--use-distributed-optimizer takes no value, got 'false'"]
+
+    file = checked(tmp_path, DENSE, sequence_parallel="$MORE")
+    assert file.launch is not None
+    assert file.launch.degrees.scattered
+    assert [(one.kind, one.text) for one in file.findings] == [
+        ("read", "$MORE is known where the launch runs, and taken as nothing")
+    ]

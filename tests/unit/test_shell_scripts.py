@@ -32,6 +32,14 @@ SCRIPTS = {
     "until": "I=0\nuntil (( I >= 4 )); do ((I++)); done\npython x.py --i $I\n",
     "continue": 'for i in 1 2 3; do [ $i = 2 ] && continue; L="$L$i"; done\npython x.py --l $L\n',
     "function": 'f() { local n=$1; R="$n-$2"; }\nf 3 "a b"\npython x.py --r "$R"\n',
+    "names of a function": "T=4\nA=(1 2)\n"
+    "f() { local T=1 U=2; local -a A=(9); local V; V=3; R=$T; }\n"
+    "f\npython x.py --t $T --u$U ${A[@]} --v$V --r $R\n",
+    "names that a called function sees": "T=4\ng() { R=$T; T=5; }\nf() { local T=1; g; S=$T; }\nf\n"
+    "python x.py --t $T --r $R --s $S\n",
+    "words taken away": "f() { while [ $# -gt 0 ]; do case $1 in --tp) T=$2; shift 2;; *) shift 9; "
+    "shift;; esac; done; }\nf --tp 2 --tp 4 x y\npython x.py --t $T\n",
+    "words set": "A='--x 1'\nset -- $A --y 2\npython x.py \"$@\" --n $#\n",
     "launch in a function": 'function g {\n  echo\n  python x.py --r "$@" --l $#\n}\ng 1 "2 3"\n',
     "return": "f() { A=1; return; A=2; }\nf\npython x.py --a $A\n",
     "and, or": 'A=1; [ $A = 2 ] && B=x || B=y\n[[ $A -eq 1 && -n "$B" ]] && C=z\n'
@@ -302,3 +310,51 @@ def test_launchers_around_launchers(tmp_path: Path) -> None:
     assert found.flags == {"t": ("4",)}
     module = script_command("torchrun --nproc_per_node 8 -m trainer.train --config a.toml\n", "x")
     assert flags_of(module.arguments) == {"config": ("a.toml",)}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "note"),
+    [
+        # a comment, or a blank behind the backslash, ends a command
+        (
+            "python x.py --a 1 \\\n  # --b 2 \\\n  --c 3 \\\n  --d 4\n",
+            ("--a", "1"),
+            "line 3 begins a command with --c",
+        ),
+        ("python x.py --a 1 \\ \n  --c 3\n", ("--a", "1", " "), "line 2 begins a command with --c"),
+        (
+            "source ./env.sh\nT=${T:-1}\npython x.py --t $T\n",
+            ("--t", "1"),
+            "what ./env.sh sets is not read; taken as not set: T",
+        ),
+        ("source ./env.sh\npython x.py --t 1\n", ("--t", "1"), "what ./env.sh sets is not read"),
+        (
+            "A=(--a 1 --b 2)\nB=(--c 3)\n$RUN x.py ${A[@]} ${B[@]}\n",
+            ("--a", "1", "--b", "2"),
+            "no launch was found, and what A holds is read, and not B",
+        ),
+        ("python x.py --t 1 $MORE --u\n", ("--t", "1", "--u"), "$MORE is known where the launch"),
+        (
+            "mapfile -t A < a.txt\npython x.py --u ${A[@]}\n",
+            ("--u",),
+            "${A[@]} is known where the launch",
+        ),
+    ],
+)
+def test_what_is_left_out_is_said(
+    script: str, arguments: tuple[str, ...], note: str, tmp_path: Path
+) -> None:
+    """Nothing of a launch disappears without a word."""
+    command = script_command(script, tmp_path / "x.sh")
+
+    assert command.arguments == arguments
+    assert any(note in text for text in command.notes), command.notes
+
+
+def test_what_says_nothing_of_a_launch_has_no_note(tmp_path: Path) -> None:
+    """Files of a shell, and paths that only running tells."""
+    script = (
+        "source /opt/venv/bin/activate\n. ~/.bashrc\npython x.py --t 1 --data-path 0.5 $A 0.5 $B\n"
+    )
+
+    assert script_command(script, tmp_path / "x.sh").notes == ()
