@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 from autopar.errors import InputError
-from autopar.memory.launch import Chunk, Launch, Recompute, even_chunks
+from autopar.memory.launch import Launch, Recompute
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, assess
+from search.check.changes import Changes, arguments_of, changes_of, ends_of, laid_out
 
-__all__ = ["Neighbour", "Neighbours", "arguments_of", "neighbours_of"]
+__all__ = ["Neighbour", "Neighbours", "neighbours_of"]
 
 _BEAM = 4
 """Launches of each number of changes from which the next are tried."""
@@ -32,8 +33,7 @@ class Neighbour:
     """A launch with some arguments changed."""
 
     assessment: Assessment
-    changes: tuple[tuple[str, str | None, str | None], ...]
-    """Flag, value before, value after; None: the flag is not there, empty: without a value."""
+    changes: Changes
     knobs: int
     """How many things were changed: an argument with what follows from it is one."""
 
@@ -54,6 +54,7 @@ class Neighbours:
 
 _Offer = Callable[[], Launch]
 """Makes a launch; raises InputError for one that cannot be run."""
+_Written = Callable[[Launch], Changes | None]
 
 
 def _with_degrees(
@@ -70,7 +71,7 @@ def _with_degrees(
     stages, pieces = pp or degrees.pp, vpp or degrees.vpp
     chunks = degrees.chunks
     if (stages, pieces) != (degrees.pp, degrees.vpp):
-        chunks = _laid_out(launch, stages, pieces)
+        chunks = laid_out(launch, stages, pieces)
     tensor = tp or degrees.tp
     return replace(
         launch,
@@ -89,20 +90,6 @@ def _with_degrees(
         ),
         tensor_overlap=launch.tensor_overlap and tensor > 1,
     )
-
-
-def _ends(launch: Launch) -> tuple[int, int]:
-    """Return for how many layers embedding and loss count: the ends have so many fewer."""
-    sizes = [len(chunk[1]) for stage in launch.degrees.chunks for chunk in stage]
-    first, last = len(launch.degrees.chunks[0][0][1]), len(launch.degrees.chunks[-1][-1][1])
-    return int(first == max(sizes) - 1), int(last == max(sizes) - 1)
-
-
-def _laid_out(launch: Launch, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return even chunks that count embedding and loss as the launch does; raises InputError."""
-    model = launch.model
-    ends = _ends(launch) if stages > 1 else (0, 0)
-    return even_chunks(model.num_layers, stages, pieces, mtp=model.mtp, ends=ends)
 
 
 def _tensor(launch: Launch) -> Iterator[_Offer]:
@@ -126,7 +113,7 @@ def _stages(launch: Launch) -> Iterator[_Offer]:
 
 
 def _chunks(launch: Launch) -> Iterator[_Offer]:
-    pp, layers = launch.degrees.pp, launch.model.num_layers + sum(_ends(launch))
+    pp, layers = launch.degrees.pp, launch.model.num_layers + sum(ends_of(launch))
     for vpp in range(1, layers // pp + 1) if pp > 1 else ():
         # an interleaved schedule runs groups of as many micro-batches as there are stages
         runs = vpp == 1 or launch.micro_batches % pp == 0
@@ -166,7 +153,9 @@ def _optimizer(launch: Launch) -> Iterator[_Offer]:
 
 
 def _overlap(launch: Launch) -> Iterator[_Offer]:
-    if launch.degrees.scattered and not launch.tensor_overlap:
+    # Megatron-LM's own layers have no such products
+    runs = launch.degrees.scattered and not launch.software.local_layers
+    if runs and not launch.tensor_overlap:
         yield partial(replace, launch, tensor_overlap=True)
 
 
@@ -192,80 +181,25 @@ def _offers(launch: Launch) -> Iterator[Launch]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Words.
-
-
-_COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
-
-
-def _evenly(launch: Launch) -> tuple[tuple[Chunk, ...], ...] | None:
-    """Return the launch's chunks if they were even; None where they cannot be."""
-    try:
-        return _laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
-    except InputError:
-        return None
-
-
-def arguments_of(launch: Launch) -> dict[str, str]:
-    """Return the arguments that knobs change, as Megatron-LM spells them; absent ones left out."""
-    degrees, recompute = launch.degrees, launch.recompute
-    found = {
-        "tensor-model-parallel-size": str(degrees.tp),
-        "pipeline-model-parallel-size": str(degrees.pp),
-        "context-parallel-size": str(degrees.cp),
-        "micro-batch-size": str(launch.micro_batch),
-    }
-    if launch.model.experts is not None:
-        found["expert-model-parallel-size"] = str(degrees.ep)
-        found["expert-tensor-parallel-size"] = str(degrees.etp)
-    if degrees.pp > 1:
-        if degrees.chunks == _evenly(launch):
-            ends = _ends(launch)
-            found |= {flag: "" for flag, counts in zip(_COUNTED, ends, strict=True) if counts}
-            if degrees.vpp > 1:
-                each = max(len(chunk[1]) for stage in degrees.chunks for chunk in stage)
-                found["num-layers-per-virtual-pipeline-stage"] = str(each)
-        else:
-            found["pipeline-model-parallel-layout"] = "as it is"
-    if degrees.scattered:
-        found["sequence-parallel"] = ""
-    if recompute.layers != "none":
-        found["recompute-granularity"] = "full"
-        found["recompute-method"] = recompute.layers
-        found["recompute-num-layers"] = str(recompute.number)
-    elif recompute.modules:
-        found["recompute-granularity"] = "selective"
-        found["recompute-modules"] = " ".join(sorted(recompute.modules))
-    if launch.optimizer.sharding == "distributed":
-        found["use-distributed-optimizer"] = ""
-    if launch.optimizer.overlap_gradients:
-        found["overlap-grad-reduce"] = ""
-    if launch.tensor_overlap:
-        found["tp-comm-overlap"] = ""
-    return found
-
-
-def _changes(before: Launch, after: Launch) -> tuple[tuple[str, str | None, str | None], ...]:
-    one, other = arguments_of(before), arguments_of(after)
-    return tuple(
-        (flag, one.get(flag), other.get(flag))
-        for flag in dict.fromkeys((*one, *other))
-        if one.get(flag) != other.get(flag)
-    )
-
-
-# --------------------------------------------------------------------------------------------------
 # The walk.
 
 
-def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
+def neighbours_of(
+    assessment: Assessment,
+    target: Target,
+    written: Callable[[Launch], Changes | None] | None = None,
+) -> Neighbours:
     """Return the fastest launches that fit with one, two and any number of changes.
+
+    written : returns what changes in the file of the launch so that it is another one, None where
+    that would not run; default: the changes of its arguments, as if none had another spelling.
 
     From the best few of each number of changes all further single changes are tried, until two
     changes and the last one have made nothing faster by half a percent: what is found is no bound
     of all launches. Of a launch that does not fit, every one that does counts as faster.
     """
     start = assessment.launch
+    written = written or partial(changes_of, None, start)
     seen, front = {_key(start)}, [assessment]
     fastest = _time(assessment) if _fits(assessment, target) else float("inf")
     best: dict[int, Neighbour] = {}
@@ -277,10 +211,9 @@ def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
                 found.append(_quick(launch, target))
         found.sort(key=lambda one: _rank(one, target))
         front = found[:_BEAM]
-        top = _fitting(found, target)
+        top, changes = _fitting(found, target, written)
         if top is not None and _time(top) < fastest * (1.0 - _GAIN):
             fastest = _time(top)
-            changes = _changes(start, top.launch)
             best[knobs] = Neighbour(assessment=top, changes=changes, knobs=knobs)
         elif knobs > 1 and fastest < float("inf"):
             break
@@ -292,15 +225,23 @@ def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
     )
 
 
-def _fitting(found: list[Assessment], target: Target) -> Assessment | None:
-    """Return the first that fits with all of its stages; those that fit stand in front."""
+def _fitting(
+    found: list[Assessment], target: Target, written: _Written
+) -> tuple[Assessment | None, Changes]:
+    """Return the first that fits with all of its stages and can be written, and how.
+
+    Those that fit stand in front.
+    """
     for one in found:
         if not _fits(one, target):
-            return None
+            break
+        changes = written(one.launch)
+        if changes is None:
+            continue
         whole = assess(one.launch, target)
         if _fits(whole, target):
-            return whole
-    return None
+            return whole, changes
+    return None, ()
 
 
 def _key(launch: Launch) -> str:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autopar.documents.json import shorten
 from autopar.errors import DocumentError, InputError
 from autopar.memory.launch import Launch
 from autopar.records import dataclass
+from search.check.changes import Changes, changed_words, changes_of
 from search.check.findings import Finding, findings_of
+from search.check.rules import Setting, broken_rules
 from search.configuration import Configuration, read_configuration
 from search.launches.arguments import Ignored, UnpricedError, words_of
 from search.launches.megatron import arguments_of_configuration, read_launch
@@ -51,6 +54,40 @@ class CheckedFile:
     harmless: tuple[Ignored, ...]
     """Arguments that change neither time nor memory."""
     environment: Mapping[str, str]
+    gpu: str
+    words: Mapping[str, tuple[str, ...]]
+    """Arguments as they are written, by flag without its hyphens."""
+
+    def written(self, other: Launch) -> Changes | None:
+        """Return what changes in the file so that it is another launch; None: that would not run.
+
+        Read anew with the changes, the arguments have to be that launch, and break no rule.
+        """
+        assert self.launch is not None, "only a launch that was read has others next to it"
+        changes = changes_of(self.words, self.launch, other)
+        words = changed_words(self.words, changes)
+        try:
+            again = read_launch(
+                {flag: list(given) if given else True for flag, given in words.items()},
+                world_size=self.world_size,
+                environment=self.environment,
+                gpu=self.gpu,
+                source=self.launch.name,
+            ).launch
+        except InputError:
+            return None
+        setting = Setting(words, self.world_size, self.gpu.upper())
+        if not _same(again, other) or any(broken_rules(setting, None, again)):
+            return None
+        return changes
+
+
+def _same(one: Launch, other: Launch) -> bool:
+    """Return whether two launches do the same; without tensor ranks nothing is scattered."""
+    degrees = [
+        replace(one.degrees, sequence_parallel=one.degrees.scattered) for one in (one, other)
+    ]
+    return degrees[0] == degrees[1] and replace(one, degrees=other.degrees) == other
 
 
 def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
@@ -109,6 +146,8 @@ def read_checked(path: str, *, world_size: int | None, gpu: str) -> CheckedFile:
         findings=(*found, *notes),
         harmless=tuple(entry for entry in ignored if entry.understood),
         environment=environment,
+        gpu=gpu,
+        words=words,
     )
 
 

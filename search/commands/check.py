@@ -128,7 +128,9 @@ def _priced(
     found = assess(file.launch, target)
     if not neighbours or found.step is None:
         return found, None
-    return found, working("trying launches next to it", lambda: neighbours_of(found, target))
+    return found, working(
+        "trying launches next to it", lambda: neighbours_of(found, target, file.written)
+    )
 
 
 def _target(asked: CheckSpec) -> tuple[Target, int | None]:

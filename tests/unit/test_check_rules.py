@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
+from autopar.estimate.accuracy import load_accuracy
+from autopar.estimate.layer import machine_of
+from search.check.assessment import Target, assess
+from search.check.changes import changed_words
+from search.check.neighbours import neighbours_of
 from search.check.read import CheckedFile, read_checked
+from tests.step_cases import card_named, stack_named
 
 DENSE: dict[str, Any] = {
     "--num-layers": 32,
@@ -215,3 +221,63 @@ def test_a_flag_without_a_value_takes_none(tmp_path: Path) -> None:
     assert [(one.kind, one.text) for one in file.findings] == [
         ("read", "$MORE is known where the launch runs, and taken as nothing")
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Advice in the words of the file.
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Return H100 with Megatron-Core."""
+    return Target(
+        machine=machine_of(card_named("h100-80gb"), stack_named("megatron-core")),
+        accuracy=load_accuracy(),
+        site_known=False,
+        oom_risk=0.01,
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (DENSE, {"num_virtual_stages_per_pipeline_rank": 2, "pipeline_model_parallel_size": 4}),
+        (DENSE, {"num_layers": 31, "pipeline_model_parallel_size": 4,
+                 "decoder_last_pipeline_num_layers": 7}),
+        (DENSE, {"pipeline_model_parallel_size": 4,
+                 "pipeline_model_parallel_layout": "Et*7|t*9|t*9|t*7L"}),
+        (DENSE, {"pipeline_model_parallel_size": 4, "num_layers_per_virtual_pipeline_stage": 2,
+                 "microbatch_group_size_per_virtual_pipeline_stage": 8}),
+        (DENSE, {"recompute_activations": True, "tensor_model_parallel_size": 8}),
+        (MIXTURE, {"moe_layer_recompute": True}),
+        (DENSE, {"context_parallel_size": 4, "cp_comm_type": "a2a+p2p", "seq_length": 32768,
+                 "hierarchical_context_parallel_sizes": [2, 2],
+                 "max_position_embeddings": 32768}),
+        (DENSE, {"defer_embedding_wgrad_compute": True, "pipeline_model_parallel_size": 4}),
+        (DENSE, {"transformer_impl": "local"}),
+    ],
+)  # fmt: skip
+def test_advice_is_in_the_words_of_the_file(
+    base: dict[str, Any], changes: dict[str, Any], target: Target, tmp_path: Path
+) -> None:
+    """What goes is there, and what is left with what comes runs and has the price that is said."""
+    file = checked(tmp_path, base, **changes)
+    assert file.launch is not None
+    found = neighbours_of(assess(file.launch, target), target, file.written)
+
+    assert found.any is not None
+    for neighbour in (found.one, found.two, found.any):
+        if neighbour is None:
+            continue
+        for flag, before, after in neighbour.changes:
+            assert before == (" ".join(file.words[flag]) if flag in file.words else None)
+            assert before != after
+        words = changed_words(file.words, neighbour.changes)
+        arguments = {f"--{flag}": list(given) or True for flag, given in words.items()}
+        again = checked(tmp_path, arguments)
+        assert [one.text for one in again.findings if one.kind in ("illegal", "no effect")] == []
+        assert again.launch is not None
+        priced = assess(again.launch, target)
+        assert priced.step == neighbour.assessment.step
+        assert priced.fullest.peak_bytes == neighbour.assessment.fullest.peak_bytes
+        assert "--tp-comm-overlap" not in arguments or "--transformer-impl" not in arguments
