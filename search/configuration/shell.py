@@ -49,6 +49,7 @@ from search.configuration.shell_values import (
     Unknown,
     glued,
     program_of,
+    runs_ranks,
     settled,
     sum_of,
     undecided,
@@ -64,6 +65,7 @@ _PARAMETER = re.compile(
 _ALL = re.compile(rf"\$\{{({NAME})\[([@*])\]\}}|\$\{{?([@*])\}}?")
 _SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 _DECLARE = frozenset({"export", "declare", "readonly", "typeset", "local"})
+_READS = frozenset({"read", "mapfile", "readarray"})
 _LOCAL = frozenset({"declare", "typeset", "local"})
 _NO_SETTINGS = re.compile(r".*(activate|conda\.sh|bashrc|profile|setvars\.sh|modules?/.*)")
 """Sourced files that set up a shell, and no launch."""
@@ -134,12 +136,11 @@ def script_command(text: str, path: object) -> Command:
         raise run.depends(shell.found)
     if shell.found is not None:
         return run.noted(shell.found, shell.launches)
-    arrays = {
-        name: items for name, items in shell.arrays.items() if not isinstance(items, Undecided)
-    }
+    arrays = {n: items for n, items in shell.arrays.items() if not isinstance(items, Undecided)}
     name = max(arrays, key=lambda name: len(arrays[name]), default="")
-    longest = arrays.get(name, [])
-    run.alone(name, [other for other, items in arrays.items() if items and other != name])
+    longest, others = arrays.pop(name, []), [other for other, items in arrays.items() if items]
+    left = f", and not {', '.join(others)}" if others else ""
+    run.left_out[f"no launch was found, and what {name} holds is read{left}"] = None
     return run.noted(Command(before=(), arguments=tuple(map(str, longest))), 0)
 
 
@@ -152,18 +153,18 @@ class _Run:
         """Names that the script assigns, in whatever branch."""
         self._taken: dict[str, None] = {}
         """Variables of the environment that conditions took for empty."""
-        self._open: dict[str, None] = {}
+        self.left_out: dict[str, None] = {}
         """Flags whose value only running tells, a sentence each."""
         self._sourced: dict[str, None] = {}
         """Files that are sourced, and names taken for their defaults behind them."""
         self._defaults: dict[str, None] = {}
-        self._outer: list[dict[str, tuple[str | None, list[str] | Undecided | None]]] = []
+        self._outer: list[dict[str, tuple[Any, Any]]] = []
         """Of each function that runs, what its local names are outside of it."""
         self._steps = self._depth = 0
 
     def noted(self, command: Command, launches: int) -> Command:
         """Return a launch with what was taken for granted."""
-        notes = [*self._open]
+        notes = [*self.left_out]
         if launches > 1:
             notes.append(f"the script launches {launches} times, of which the last is read")
         if self._sourced:
@@ -177,11 +178,6 @@ class _Run:
             environment=command.environment,
             notes=tuple(notes),
         )
-
-    def alone(self, name: str, others: list[str]) -> None:
-        """Note that an array is read for want of a launch."""
-        left = f", and not {', '.join(others)}" if others else ""
-        self._open[f"no launch was found, and what {name} holds is read{left}"] = None
 
     def depends(self, value: Undecided) -> DocumentError:
         """Return why a launch is not known."""
@@ -419,7 +415,7 @@ class _Run:
                 self._sourced[rest[0]] = None
             return None
         if name.startswith("--"):
-            self._open[
+            self.left_out[
                 f"line {words[0].line} begins a command with {name}: the one in front of it ends "
                 "there, with a comment or a blank behind its backslash, and does not have it"
             ] = None
@@ -428,10 +424,11 @@ class _Run:
             for item in rest:
                 self._arithmetic(shell, item)
             return True
-        if name == "read":
-            for item in rest:
+        if name in _READS or (name == "printf" and rest[:1] == ["-v"]):
+            for item in rest[1:2] if name == "printf" else rest:
                 if re.fullmatch(NAME, item):
-                    shell.scalars[item] = Unknown(f"${item}")
+                    many = name in ("mapfile", "readarray")
+                    self._set(shell, item, Unknown(f"${{{item}[@]}}" if many else f"${item}"))
             return None
         if name == "false" or (name.startswith("[") and name != "["):
             return False  # `[$A = 1 ]` is no command; bash says so and goes on
@@ -452,6 +449,8 @@ class _Run:
         self, shell: _Shell, launch: tuple[list[str], list[str]], own: Mapping[str, str]
     ) -> None:
         before, arguments = launch
+        if isinstance(shell.found, Command) and runs_ranks(shell.found.before) > runs_ranks(before):
+            return
         for index, word in enumerate((*before, *arguments)):
             if not isinstance(word, Undecided):
                 continue
@@ -460,9 +459,9 @@ class _Run:
                 shell.found = word
                 return
             # one value of a flag, which may be a path that is no matter
-            self._open[f"what {arguments[at - 1]} is depends on {word.why}"] = None
+            self.left_out[f"what {arguments[at - 1]} is depends on {word.why}"] = None
         arguments, dropped = settled(arguments)
-        self._open |= dict.fromkeys(dropped)
+        self.left_out |= dict.fromkeys(dropped)
         exported = {name: shell.scalars[name] for name in shell.exported if name in shell.scalars}
         shell.found = Command(
             before=tuple(map(str, before)),
@@ -489,10 +488,8 @@ class _Run:
                 self._restore(shell, local, old)
             self._depth -= 1
 
-    def _restore(
-        self, shell: _Shell, name: str, old: tuple[str | None, list[str] | Undecided | None]
-    ) -> None:
-        """Give a name what it had outside of a function."""
+    def _restore(self, shell: _Shell, name: str, old: tuple[Any, Any]) -> None:
+        """Give a name what it had outside of a function: as a variable, as an array."""
         scalar, array = old
         shell.scalars.pop(name, None)
         shell.arrays.pop(name, None)

@@ -6,7 +6,7 @@ Which variables there are is `search.configuration.shell`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
 
@@ -20,6 +20,7 @@ __all__ = [
     "Unknown",
     "glued",
     "program_of",
+    "runs_ranks",
     "settled",
     "sum_of",
     "undecided",
@@ -356,6 +357,7 @@ class Command:
 
 
 _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)")
+_STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
 """Flags of several words that change no launch."""
 
@@ -397,3 +399,8 @@ def program_of(words: list[str]) -> tuple[list[str], list[str]] | None:
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
     return words[:at], words[at + 1 :]
+
+
+def runs_ranks(before: Sequence[str]) -> bool:
+    """Return whether words in front of a program start several of it, as they do no tool."""
+    return any(_STARTERS.fullmatch(word) for word in before)

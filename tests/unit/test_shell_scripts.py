@@ -333,6 +333,11 @@ def test_launchers_around_launchers(tmp_path: Path) -> None:
             ("--a", "1", "--b", "2"),
             "no launch was found, and what A holds is read, and not B",
         ),
+        (
+            "A=()\nmapfile -t A < a.txt\npython x.py --u 1 ${A[@]}\n",
+            ("--u", "1"),
+            "${A[@]} is known where the launch",
+        ),
         ("python x.py --t 1 $MORE --u\n", ("--t", "1", "--u"), "$MORE is known where the launch"),
         (
             "mapfile -t A < a.txt\npython x.py --u ${A[@]}\n",
@@ -358,3 +363,23 @@ def test_what_says_nothing_of_a_launch_has_no_note(tmp_path: Path) -> None:
     )
 
     assert script_command(script, tmp_path / "x.sh").notes == ()
+
+
+def test_a_tool_behind_a_launch_is_no_launch(tmp_path: Path) -> None:
+    """What starts ranks counts over a program that is run once, wherever it stands."""
+    launch = "torchrun --nproc-per-node 8 train.py --t 1\n"
+    tool = "python tools/report.py --log x\n"
+
+    for script in (launch + tool, tool + launch):
+        command = script_command(script, tmp_path / "x.sh")
+        assert command.arguments == ("--t", "1")
+    # two of a kind: the last
+    assert script_command(tool + "python a.py --b\n", tmp_path / "x.sh").arguments == ("--b",)
+
+
+@pytest.mark.parametrize("fill", ["printf -v T %d 4", 'read -r T <<< "4"', "read -ra T < t.txt"])
+def test_what_a_command_fills_is_not_what_it_was(fill: str, tmp_path: Path) -> None:
+    """A value in front of it is not taken for the one behind."""
+    for before in ("T=1", "T=(1 2)"):
+        command = script_command(f"{before}\n{fill}\npython x.py --t $T --u\n", tmp_path / "x.sh")
+        assert command.arguments == ("--t", "$T", "--u")
