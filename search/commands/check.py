@@ -22,8 +22,8 @@ __all__ = ["COMMAND", "CheckSpec", "main", "run"]
 _NAME = "autopar-check"
 _WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
 _CARD = "h100-80gb"
-_FINDINGS = 1
-"""Exit code of `--strict` where there is something to say."""
+_FINDINGS, _UNREAD = 1, 2
+"""Exit codes: of `--strict` where there is something to say, and of a file that is no launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ def run(arguments: Sequence[str]) -> int:
 def _execute(raw: dict[str, Any]) -> int:
     # heavy imports stay out of --help
     from autopar.command.show import make_console
+    from autopar.errors import DocumentError
     from autopar.output import refuse_clashes
     from search.check.read import read_checked
     from search.report.check import check_document, show_check
@@ -101,18 +102,31 @@ def _execute(raw: dict[str, Any]) -> int:
     console = make_console(sys.stdout)
     documents: list[dict[str, Any]] = []
     says = False
-    for index, path in enumerate(asked.files):
-        file = read_checked(path, world_size=world, gpu=target.machine.card.name)
+    unread = says_before = False
+    for path in asked.files:
+        try:
+            file = read_checked(path, world_size=world, gpu=target.machine.card.name)
+        except DocumentError as error:
+            if len(asked.files) == 1:
+                raise
+            # one file that is no launch does not hide what is wrong with the others
+            unread = True
+            say(f"{_NAME}: {error}")
+            documents.append({"file": path, "error": str(error)})
+            continue
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
         fits = assessment is not None and assessment.odds_of_oom <= asked.oom_risk
         says |= bool(file.findings) or not fits
         documents.append(check_document(file, target, assessment, neighbours))
         if asked.json != "-":
-            if index:
+            if says_before:
                 console.print()
+            says_before = True
             show_check(console, file, target, assessment, neighbours)
     if asked.json is not None:
         write_answer(asked.json, {"launches": documents})
+    if unread:
+        return _UNREAD
     return _FINDINGS if asked.strict and says else 0
 
 

@@ -544,6 +544,24 @@ def test_strict_is_for_repositories_of_launches(ask: Ask, tmp_path: Path) -> Non
     assert "step time" not in out
 
 
+def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: Path) -> None:
+    """Each is checked, the object has a row of each, and the exit code is 2."""
+    good = written(tmp_path, LLAMA, "good.json")
+    missing, no_launch = str(tmp_path / "none.sh"), written(tmp_path, {"--model": 3}, "no.json")
+    more = ("--hardware", "h100:8x8", "--no-neighbours", "--strict")
+    code, out, err = ask(missing, good, no_launch, *more)
+
+    assert code == 2
+    assert out.startswith(f"{good}: Megatron-LM on 64")
+    assert "none.sh: this file does not exist" in err
+    assert "no.json: has no arguments of Megatron-LM" in err
+    code, out, _ = ask(missing, good, *more, "--json", "-")
+    first, second = json.loads(out)["launches"]
+    assert code == 2
+    assert first == {"file": missing, "error": f"{missing}: this file does not exist"}
+    assert second["stages"]
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
