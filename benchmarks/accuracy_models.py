@@ -167,6 +167,8 @@ def planner(run: Run) -> Answer:
         sequence_parallel=run.sequence_parallel or run.tp == 1,
         default_dp_type=shards,
         max_tp_deg=run.tp,
+        tp_overlap=run.tensor_overlap,
+        fp32_gradients=run.fp32_gradients,
     )
     size, rest = divmod(run.layers, run.pp)
     batches = tuple(sorted({1, 2, 4, run.micro_batch}))

@@ -139,7 +139,7 @@ class InputSpec:
     )
     stack: str | None = option(
         None,
-        help="trainer whose kernels estimates are of (`autopar stacks`)",
+        help="trainer whose software times are of (`autopar stacks`)",
         panel=_IN,
         shown="torchtitan-eager",
     )
@@ -196,10 +196,6 @@ def load_placed(
     if _is_shipped(inputs, options):
         return _shipped(options)
     hardware, card = _hardware(inputs)
-    if inputs.stack is not None and inputs.time_profiling_path is not None:
-        raise OptionError(
-            "--stack: the times of the model are measured and --stack is of estimates; leave it out"
-        )
     if inputs.site is not None and card is None:
         raise OptionError(
             "--site: the hardware is measured and --site is of estimates; leave it out, or give "
@@ -208,10 +204,57 @@ def load_placed(
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
     spec, profile = _model(inputs, options, card)
+    profile, hardware = _with_stack(profile, hardware, inputs, card)
     if card is None or inputs.time_profiling_path is not None:
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
+
+
+def _with_stack(
+    profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with the trainer's software among their sources, and how it is known.
+
+    Sidecars of files may name it; raises OptionError where --stack names another. What a card knows
+    nothing of is that of --stack, of the times that are read, or the default.
+    """
+    from autopar import sources as known
+    from autopar.documents.catalog import stack_names
+    from autopar.estimate.stack import load_stack
+
+    how = known.NAMED_BY_DEFAULT if inputs.stack is None else known.NAMED_BY_OPTION
+    of_files = [] if inputs.time_profiling_path is None else [profile.sources]
+    of_files += [hardware.sources] if card is None else []
+    asked = None if inputs.stack is None else load_stack(inputs.stack)
+    for sources in of_files:
+        other = next(
+            (name for name in known.stacks_of(sources) if asked and name != asked.name), None
+        )
+        if asked is not None and other is not None:
+            raise OptionError(
+                f"--stack: {asked.name} contradicts the sidecars of the files, which name {other}; "
+                "leave it out"
+            )
+    if card is not None and of_files and asked is None:
+        # what the card is asked for is of the trainer that the times are of, if it is known
+        named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
+        if len(named) == 1:
+            hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
+
+    def sources_of(sources: tuple[Source, ...], *, read: bool) -> tuple[Source, ...]:
+        if not read:
+            return known.with_stack_named_by(sources, how)
+        if asked is None or known.stacks_of(sources):
+            return sources
+        # it names the software of what was measured, and is no estimate of it
+        return (*sources, replace(asked.source, estimated=False, notes=(known.NAMED_BY_OPTION,)))
+
+    read = inputs.time_profiling_path is not None
+    return (
+        replace(profile, sources=sources_of(profile.sources, read=read)),
+        replace(hardware, sources=sources_of(hardware.sources, read=card is None)),
+    )
 
 
 def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:

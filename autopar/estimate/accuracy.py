@@ -26,7 +26,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import load_object
 from autopar.objects import Field, model_validator
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 
 __all__ = [
     "COVERAGE",
@@ -159,10 +159,11 @@ def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
 
     The stack is the document of its role; estimates that do not name one are of the widest class.
     """
-    named = {source.role: Path(source.path).stem for source in sources}
-    return _shipped().of(
-        named.get("software stack", ""), experts=experts, site_known="site" in named
-    )
+    sources = tuple(sources)
+    stacks, roles = stacks_of(sources), {source.role for source in sources}
+    # files of two trainers are of neither
+    stack = stacks[0] if len(stacks) == 1 else ""
+    return _shipped().of(stack, experts=experts, site_known="site" in roles)
 
 
 @cache

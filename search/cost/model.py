@@ -81,6 +81,8 @@ from search.cost.time import (
     layout_of,
     redistribution,
     send_s,
+    sends_seen_s,
+    stragglers_share,
 )
 from search.cost.vocabulary import VocabModel, VocabRows, plan_messages, vocab_rows
 from search.options import SearchOptions
@@ -163,6 +165,8 @@ class CostModel:
             groups=self.groups,
             options=options,
             recipe=Recipe.of(options),
+            # what nobody has measured is not hidden: both have to be estimates
+            hiding=hardware.hiding if model.estimated else None,
         )
         if len(spec.layers) != len(model.layers):
             raise InputError(
@@ -306,6 +310,11 @@ class CostModel:
             redistribution(layouts, sharded_bytes, stages, world, self.groups),
         )
         self._note_vocab(vocab_costs)
+        share = stragglers_share(self._pricing)
+        if share:
+            change_forward, change_backward = (
+                (1.0 + share) * change for change in (change_forward, change_backward)
+            )
         rows: list[LayerRows] = [distinct[first[alike]] for alike in self._alike]
         vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
         found = PlanTables(
@@ -330,7 +339,12 @@ class CostModel:
             shared_bytes=_by_type([r.shared for r in rows]),
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
-            send_s=send_s(layouts, sharded_bytes, stages, self.groups),
+            send_s=sends_seen_s(
+                send_s(layouts, sharded_bytes, stages, self.groups),
+                stages,
+                self._pricing,
+                pipeline_type,
+            ),
             vocab_valid=vocab_costs.valid,
             vocab_forward_s=vocab_costs.forward_s,
             vocab_backward_s=vocab_costs.backward_s,
