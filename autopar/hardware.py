@@ -205,6 +205,17 @@ class Hiding:
     """Of a reduction, the share that is seen even if there is time to hide it."""
     stragglers: float
     """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: float
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: float
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: float
+    """Of host code, which device and collectives run beside: of a layer's forward."""
+    host_backward_s: float
+    host_collective_s: float
+    """Of launching one collective."""
+    host_experts_s: float
+    """Of a layer's routing, in both directions together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -34,6 +34,8 @@ class Answer:
 
     time_s: float
     memory_bytes: float
+    interval_s: tuple[float, float] | None = None
+    """Between which times the model says that 9 of 10 steps lie; None where it says nothing."""
 
 
 def calculon(run: Run, *, compat: bool = False) -> Answer:
@@ -197,6 +199,7 @@ def planner(run: Run) -> Answer:
     return Answer(
         time_s=found.step_time_s,
         memory_bytes=float(max(stage.allocated_bytes for stage in found.stages)),
+        interval_s=found.step_time_interval_s,
     )
 
 

@@ -424,6 +424,15 @@ class HidingData(StrictObject):
     """Of a reduction, the share that is seen even if there is time to hide it."""
     stragglers: Annotated[float, _share(1.0)]
     """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: Annotated[float, _share(1.0)]
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: Annotated[float, _share(1.0)]
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: SecondsOrZero
+    """Of the host's code of a layer, which estimated times of layers contain."""
+    host_backward_s: SecondsOrZero
+    host_collective_s: SecondsOrZero
+    host_experts_s: SecondsOrZero
 
 
 class Run(StrictObject):

@@ -178,7 +178,9 @@ class Stack:
     @property
     def hiding(self) -> Hiding:
         """What is hidden besides, for whoever prices plans from estimated profiles."""
-        shares = self.figures.overlap
+        shares, host = self.figures.overlap, self.figures.host
+        states, reduced = self.figures.optimizer["bytes"], self.figures.gradient["reduce_bytes"]
+        # gradients are read twice, for their norm and to be scaled
         return Hiding(
             tensor=shares["tensor"],
             regather=shares["regather"],
@@ -186,6 +188,12 @@ class Stack:
             gradients=shares["gradients"],
             reduction=HIDDEN_REDUCTION,
             stragglers=STRAGGLERS,
+            update_states=states / (states + 2.0 * reduced),
+            update_gradients=2.0 / (states + 2.0 * reduced),
+            host_forward_s=host["forward_s"],
+            host_backward_s=host["backward_s"],
+            host_collective_s=host["collective_s"],
+            host_experts_s=host["experts_s"],
         )
 
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:

@@ -95,6 +95,8 @@ _OF_WATERFALL = {
     "ulysses": "tensor parallel",
     "cp": "context parallel",
     "zero3": "ZeRO-3 traffic",
+    "sync": "gradients",
+    "host": "host",
     "stragglers": "stragglers",
     "transfer": "stage transfer",
     "bubble": "pipeline bubble",

@@ -9,25 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.hardware import Hiding
 from autopar.model import LayerProfile, LayerSpec, head_dim
-from autopar.plans import LayerStrategy, PipelineType
+from autopar.plans import LayerStrategy
 from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import ComputeFits
-from search.cost.tables import ActivationLayout, Pricing, Rows, sum_of
-from search.options import SearchOptions
+from search.cost.overlap import (
+    Alone,
+    LayerTime,
+    estimated_time,
+    overlap_s,
+    overlapped_backward_s,
+    tensor_seen_s,
+)
+from search.cost.tables import ActivationLayout, Pricing, Rows
 
 __all__ = [
     "BACKWARD_FACTOR",
     "Exchange",
-    "LayerTime",
     "OptimizerCurve",
     "Way",
     "fit_optimizer",
@@ -35,115 +39,14 @@ __all__ = [
     "layer_time",
     "layout_of",
     "optimizer_s",
-    "overlap_s",
-    "overlapped_backward_s",
     "plan_exchange",
     "redistribution",
     "redistribution_s",
-    "reduction_seen_s",
     "ring_s",
     "send_s",
-    "sends_seen_s",
-    "stragglers_share",
     "tensor_parallel_messages",
-    "tensor_seen_s",
     "ulysses_messages",
-    "with_stragglers",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Overlap of communication with compute: one scalar slows down both while both run.
-#
-# Source: cost-model.md sections 3, 5 and 7. All times in seconds, arrays broadcast.
-
-
-def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
-    """Return the time of `window_s` of compute beside `comm_s` of communication, in seconds.
-
-    min(k*min(x, y) + |x - y|, x + y): the shorter runs wholly beside the longer, k times slower.
-    """
-    # the shorter is slowed down by k while both run, the rest of the longer runs alone
-    both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
-    # k above 2 would make overlap slower than one after the other
-    return np.minimum(both, window_s + comm_s)
-
-
-def overlapped_backward_s(
-    compute_s: F64,
-    windows: tuple[tuple[F64, F64], ...],
-    other_comm_s: F64,
-    coefficient: float,
-) -> F64:
-    """Return the backward of a layer whose communications hide under its compute, in seconds.
-
-    max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other)): each tensor-parallel
-    message y_i hides only in its own window w_i, and all messages together share the compute B.
-    """
-    separate = compute_s
-    together = other_comm_s
-    for window_s, comm_s in windows:
-        # the window is a part of B already: only its excess lengthens the backward
-        separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
-        together = together + comm_s
-    # two limits on what hides, each in its own window and all under B: the tighter one counts
-    return np.maximum(separate, overlap_s(compute_s, together, coefficient))
-
-
-# --------------------------------------------------------------------------------------------------
-# What a trainer's software hides of its traffic, of estimates alone: measured files do not say it.
-#
-# Source: cost-model.md "Traffic of estimates"; the terms are those of `autopar.estimate.step`.
-
-
-def tensor_seen_s(
-    seconds: Sequence[F64], hiding: Hiding, options: SearchOptions
-) -> tuple[F64, F64]:
-    """Return what is seen of a layer's tensor-parallel collectives, forward and backward, seconds.
-
-    seconds : of all blocks, all-gathers and reduce-scatters with sequence parallelism, else
-    all-reduces. The same share is hidden under the products of both directions.
-    """
-    seen = 1.0 - (hiding.tensor if options.tp_overlap else 0.0)
-    if not options.sequence_parallel:
-        (reduced,) = seconds
-        return seen * reduced, seen * reduced
-    gather, scatter = seconds
-    # the gradient of a block's output is gathered, and again its input for the weight gradient
-    return seen * (gather + scatter), seen * (scatter + hiding.regather * gather)
-
-
-def reduction_seen_s(comm_s: F64, microbatch_s: F64, hiding: Hiding) -> F64:
-    """Return what is seen of a reduction beside the last micro-batch, in seconds.
-
-    max(0, y - gradients*w) + reduction*y of a reduction y and a micro-batch of w seconds.
-    """
-    late = np.maximum(0.0, comm_s - hiding.gradients * microbatch_s)
-    return late + hiding.reduction * comm_s
-
-
-def stragglers_share(pricing: Pricing) -> float:
-    """Return the share of a step that waiting for the slowest node adds; 0 for measured files."""
-    if pricing.hiding is None:
-        return 0.0
-    return pricing.hiding.stragglers * math.log2(pricing.hardware.num_nodes)
-
-
-def with_stragglers(times: LayerTime, pricing: Pricing) -> LayerTime:
-    """Return the times with what the slowest node adds to all but the optimizer, as a category."""
-    share = stragglers_share(pricing)
-    if not share:
-        return times
-    waited = {name: part for name, part in times.step.items() if name != "optimizer"}
-    parts = [
-        {**part, "stragglers": share * sum_of(waits)}
-        for part, waits in (
-            (times.forward, times.forward),
-            (times.backward, times.backward),
-            (times.step, waited),
-        )
-    ]
-    return LayerTime(forward=parts[0], backward=parts[1], step=parts[2])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -414,27 +317,21 @@ def _reorder_s(
 
 
 def send_s(
-    layouts: Sequence[ActivationLayout], sharded_bytes: F64, stages: I64, groups: Groups
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    groups: Groups,
+    *,
+    scattered: bool = False,
 ) -> F64:
     """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
     X * replicas from every rank of a stage at once, in the time of a message between p stages.
+    scattered : of copies each rank sends a share, as trainers do.
     """
-    replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
+    copies = [1 if scattered else layout.replicas for layout in layouts]
+    replicas = np.array(copies, dtype=np.float64)
     return groups.transfers_s(stages, sharded_bytes, replicas)
-
-
-def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: PipelineType) -> F64:
-    """Return the transfers between stages as the step counts them, (N, K, Y) seconds.
-
-    A stage of an estimate waits for a message in each direction, of measured files for (p - 1)/p of
-    it: what the step's formula takes of it is made up for. GPipe's counts whole links.
-    """
-    if pricing.hiding is None:
-        return sends_s
-    p = stages.astype(np.float64)
-    whole = np.ones_like(p) if pipeline_type == "gpipe" else p / np.maximum(p - 1.0, 1.0)
-    return sends_s * (whole * (1.0 + stragglers_share(pricing)))[:, None, None]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -443,18 +340,6 @@ def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: Pip
 
 BACKWARD_FACTOR = 2.0
 """Backward divided by forward, where the backward is not measured."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerTime:
-    """Seconds by category, each (n,): of one micro-batch, and `step` once per training step."""
-
-    forward: dict[str, F64]
-    """forward, tp, ulysses, cp, zero3"""
-    backward: dict[str, F64]
-    """backward, recompute, tp, ulysses, cp, zero3, sync (reduction in every micro-batch)"""
-    step: dict[str, F64]
-    """tail (exposed reduction and ZeRO-2 gather), optimizer"""
 
 
 def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
@@ -571,7 +456,13 @@ def optimizer_s(
     shard = parameters / rows.optimizer_shards
     if measured is not None:
         # the curve knows the launch, so it is asked at the shard and not divided
-        return measured.step_s(shard)
+        updated, hiding = measured.step_s(shard), pricing.hiding
+        if hiding is None:
+            return updated
+        # ZeRO-1 and 2 shard the states; the norm is taken of gradients that are whole
+        resident = measured.step_s(np.where(rows.zero2, parameters, shard))
+        of_gradients = hiding.update_gradients * pricing.recipe.gradient
+        return hiding.update_states * updated + of_gradients * resident
     rate = pricing.hardware.memory_bytes_per_s
     if rate is None:
         return np.zeros_like(parameters)
@@ -595,7 +486,7 @@ def layer_time(
     Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the
     input-gradient and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR
     beside the weight-gradient GEMMs. A layer with cross attention has three such blocks. Of
-    estimates the trainer's software says what is hidden: `_estimated_time`.
+    estimates the trainer's software says what is hidden: `estimated_time`.
     """
     options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
@@ -636,7 +527,7 @@ def layer_time(
     reduce = scattered + reduced
     updated = optimizer_s(parameters, rows, pricing, optimizer)
     if pricing.hiding is not None:
-        raw = _Raw(
+        raw = Alone(
             forward=compute,
             backward=backward,
             recompute=recompute,
@@ -647,8 +538,9 @@ def layer_time(
             reduce=reduce,
             gather=gather,
             optimizer=updated,
+            routing_s=0.0 if spec.num_experts is None else pricing.hiding.host_experts_s,
         )
-        return _estimated_time(raw, rows, pricing, pricing.hiding)
+        return estimated_time(raw, rows, pricing, pricing.hiding)
     # ZeRO-3 drops what it gathered after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
@@ -695,73 +587,3 @@ def layer_time(
             "optimizer": updated,
         },
     )
-
-
-class _Raw(NamedTuple):
-    """What a layer computes and sends on its own, nothing beside anything, (n,) seconds."""
-
-    forward: F64
-    backward: F64
-    recompute: F64
-    again: F64
-    """1 where a layer runs its forward again, else 0."""
-    tensor: tuple[F64, F64] | None
-    """What is seen, forward and backward; None without any."""
-    ulysses: F64
-    """In each direction; so is the ring's."""
-    ring: tuple[F64, F64]
-    reduce: F64
-    gather: F64
-    optimizer: F64
-
-
-def _estimated_time(raw: _Raw, rows: Rows, pricing: Pricing, hiding: Hiding) -> LayerTime:
-    """Return the time of every row of an estimate by category, in seconds.
-
-    ZeRO-3's traffic, at the trainer's share of the network, lies beside everything else of a layer:
-    gathers in both directions, the scatter with the last backward. Other reductions hide under a
-    share of the last micro-batch; ZeRO-2's gather counts with them.
-    """
-    coefficient = pricing.hardware.overlap_coefficient
-    late = pricing.options.async_grad_reduce
-    nothing = np.zeros_like(rows.batch)
-    tensor_forward, tensor_backward = raw.tensor or (nothing, nothing)
-    ring_forward, ring_backward = raw.ring
-    backward_parts = {
-        "backward": raw.backward,
-        "recompute": raw.recompute,
-        # a checkpointed layer sends again what its forward sent
-        "tp": tensor_backward + raw.again * tensor_forward,
-        "ulysses": raw.ulysses * (1.0 + raw.again),
-        "cp": ring_backward + raw.again * ring_forward,
-    }
-    forward_parts = {
-        "forward": raw.forward,
-        "tp": tensor_forward,
-        "ulysses": raw.ulysses,
-        "cp": ring_forward,
-    }
-    ahead, back = sum_of(forward_parts), sum_of(backward_parts)
-    gather3 = np.where(rows.zero3, raw.gather / hiding.sharded_network, 0.0)
-    scatter3 = np.where(rows.zero3, raw.reduce / hiding.sharded_network, 0.0)
-    with_forward = overlap_s(ahead, gather3, coefficient)
-    with_gather, with_scatter = overlap_s(
-        back, np.array((gather3, gather3 + scatter3)), coefficient
-    )
-    scattered = np.maximum(with_scatter - with_gather, 0.0)
-    # what ZeRO-3 does not shard as it goes is summed once, beside a whole micro-batch
-    microbatch = with_forward + with_gather
-    summed = np.where(rows.zero3, 0.0, raw.reduce)
-    seen = scattered + reduction_seen_s(summed, microbatch, hiding)
-    gathered = np.where(rows.zero2, raw.gather, 0.0)
-    whole = scattered + reduction_seen_s(summed + gathered, microbatch, hiding)
-    times = LayerTime(
-        forward={**forward_parts, "zero3": with_forward - ahead},
-        backward={
-            **backward_parts,
-            "zero3": with_gather - back,
-            "sync": nothing if late else seen,
-        },
-        step={"tail": whole if late else whole - seen, "optimizer": raw.optimizer},
-    )
-    return with_stragglers(times, pricing)

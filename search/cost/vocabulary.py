@@ -26,6 +26,7 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
+from search.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
 from search.cost.tables import (
     POSITIONS,
     PricedRows,
@@ -36,16 +37,7 @@ from search.cost.tables import (
     sum_of,
     which_rows,
 )
-from search.cost.time import (
-    BACKWARD_FACTOR,
-    LayerTime,
-    OptimizerCurve,
-    gradient_messages,
-    optimizer_s,
-    overlap_s,
-    reduction_seen_s,
-    with_stragglers,
-)
+from search.cost.time import BACKWARD_FACTOR, OptimizerCurve, gradient_messages, optimizer_s
 from search.space import Table
 
 __all__ = ["VocabModel", "VocabRows", "plan_messages", "tied_parameters", "vocab_rows"]

@@ -56,6 +56,7 @@ _PARTS = {
     "ulysses": "Ulysses",
     "cp": "context parallel",
     "zero3": "ZeRO-3 gather",
+    "host": "host",
     "stragglers": "slowest node",
     "redistribution": "redistribution",
     "bubble": "pipeline bubble",
