@@ -1,7 +1,8 @@
 """Prints closed-form models beside published training runs: signed errors of time and memory.
 
 `python -m benchmarks.accuracy [--cases DIR] [--rows] [--csv PATH]`. Sources are not mixed: every
-table is of one. Nothing was fitted to these rows; `accuracy_rows.py` says what is taken where a
+table is of one. Nothing of the closed forms was fitted to these rows, constants of the planner's
+estimates were (docs/accuracy.md); `accuracy_rows.py` says what is taken where a
 row is silent, and rows that cannot be used are counted by reason.
 """
 

@@ -213,7 +213,9 @@ def test_coverage_counts_the_steps_inside_of_intervals() -> None:
 
 def test_planner_says_how_far_it_may_be_off() -> None:
     """As its answers in reports do: of the stack and the cluster of the source."""
-    answer = planner(run_of(ROW | LLAMA | {"gpu_type": "B200", "gpu_mem_gb": "192"}))
+    answer = planner(
+        run_of(ROW | LLAMA | {"sequence_parallel": "1", "gpu_type": "B200", "gpu_mem_gb": "192"})
+    )
     assert answer.interval_s is not None
     assert answer.interval_s[0] < answer.interval_s[1]
     assert calculon(run_of(ROW)).interval_s is None
