@@ -29,6 +29,7 @@ from search.options import SearchOptions
 __all__ = [
     "calibrated",
     "calibrated_bytes",
+    "calibrated_host",
     "calibrated_layer",
     "calibrated_vocab",
     "calibration_doubts",

@@ -214,8 +214,6 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
     scattered = np.maximum(with_scatter - with_gather, 0.0)
     device = with_forward + with_gather
     waited = _host_waited_s(device, rows, raw, pricing, hiding)
-    # of each direction in proportion
-    waited_ahead = waited * (with_forward / device)
     # what ZeRO-3 does not shard as it goes is summed once, beside a whole micro-batch
     microbatch = device + waited
     summed = np.where(rows.zero3, 0.0, raw.reduce)
@@ -223,12 +221,13 @@ def estimated_time(raw: Alone, rows: Rows, pricing: Pricing, hiding: Hiding) -> 
     gathered = np.where(rows.zero2, raw.gather, 0.0)
     whole = scattered + reduction_seen_s(summed + gathered, microbatch, hiding)
     times = LayerTime(
-        forward={**forward_parts, "zero3": with_forward - ahead, "host": waited_ahead},
+        forward={**forward_parts, "zero3": with_forward - ahead},
         backward={
             **backward_parts,
             "zero3": with_gather - back,
             "sync": nothing if late else seen,
-            "host": waited - waited_ahead,
+            # of both directions: shares of it in forwards would make GPipe's frontiers long
+            "host": waited,
         },
         step={"tail": whole if late else whole - seen, "optimizer": raw.optimizer},
     )
