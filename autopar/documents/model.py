@@ -46,7 +46,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.objects import BaseModel
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 
 __all__ = [
@@ -129,7 +129,7 @@ def read_model_profile(
         estimated=kept.estimated or (sidecar is not None and sidecar.estimated),
         synthetic=kept.synthetic or (sidecar is not None and sidecar.synthetic),
         logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
-        sources=(*times_file.sources, *kept.sources),
+        sources=tuple(dict.fromkeys((*times_file.sources, *kept.sources))),
         notes=(
             *file_notes,
             *time_notes,
@@ -295,6 +295,7 @@ def _sidecar(
         estimated=profile.estimated,
         synthetic=profile.synthetic,
         name=spec.name,
+        stack=next(iter(stacks_of(profile.sources)), None),
     )
     if kind == "computation":
         return common.model_copy(

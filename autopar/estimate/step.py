@@ -27,6 +27,7 @@ from autopar.estimate.layer import (
     together_s,
     transfer_s,
 )
+from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
 from autopar.records import dataclass
 
 __all__ = ["TERMS", "StepTime", "step_time"]
@@ -50,12 +51,8 @@ TERMS = (
 )
 """Of a step: kernels by kind, recomputation, transfers by axis, what hosts and pipelines add."""
 
-_STRAGGLERS = 0.0013
-"""Share of a step per doubling of the nodes that the slowest adds; from published runs."""
 _INTERLEAVED_TRANSFER = 0.6
 """Visible share of the v transfers per micro-batch of an interleaved pipeline."""
-_HIDDEN_REDUCTION = 0.05
-"""Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
 _EXPOSED_EXPERTS = 0.5
 """Of dispatch and combine that run under another micro-batch, what is visible."""
 
@@ -114,7 +111,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     def visible_s(seconds: float) -> float:
         if not job.overlap_gradients:
             return seconds
-        return max(0.0, seconds - window) + _HIDDEN_REDUCTION * seconds
+        return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
     summed, gathered = max((_reduction_s(machine, job, stage) for stage in stages), key=sum)
     visible = visible_s(summed + gathered)
@@ -130,7 +127,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
-    terms["stragglers"] = (pipeline + visible + once) * _STRAGGLERS * math.log2(nodes)
+    terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
     terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in stages)
     return StepTime(
         total_s=sum(terms.values()),
