@@ -305,6 +305,34 @@ def test_schemas_in_the_docs_are_those_of_the_code() -> None:
         assert json.loads((folder / f"{role}.schema.json").read_text(encoding="utf-8")) == schema
 
 
+def spelled_literals(source: str) -> set[tuple[str, ...]]:
+    """Return the values of every Literal of a module, in their order."""
+    return {
+        tuple(ast.unparse(v) for v in getattr(node.slice, "elts", [node.slice]))
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Subscript)
+        if isinstance(node.value, ast.Name) and node.value.id == "Literal"
+    }
+
+
+def test_the_same_values_are_a_literal_in_one_order() -> None:
+    """Python takes two orders for equal: `| None` of one gives the other, by what came first.
+
+    The schemas of documents would then depend on what was imported before.
+    """
+    found: dict[frozenset[str], set[tuple[str, ...]]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for values in spelled_literals(path.read_text(encoding="utf-8")):
+                found.setdefault(frozenset(values), set()).add(values)
+    assert len(found) > 20
+    assert [orders for orders in found.values() if len(orders) > 1] == []
+    assert spelled_literals("a: Literal[4, 2] | None; b: Literal[2, 4]") == {
+        ("4", "2"),
+        ("2", "4"),
+    }
+
+
 def test_planning_imports_no_torch() -> None:
     """A machine without torch plans; one with torch does not wait for it."""
     done = new_interpreter(
