@@ -295,6 +295,15 @@ def test_one_version() -> None:
     assert importlib.metadata.version("autopar") == autopar.__version__
 
 
+def test_what_builds_is_what_the_wheel_asks_for() -> None:
+    """An editable install builds with no more than pip gives to a wheel that it isolates."""
+    asked = set(PROJECT["build-system"]["requires"])
+    installed = set(PROJECT["dependency-groups"]["build"])
+    assert asked <= installed
+    # scikit-build-core asks for these itself where a machine has none
+    assert {name.partition(">=")[0] for name in installed - asked} == {"cmake", "ninja"}
+
+
 def test_schemas_in_the_docs_are_those_of_the_code() -> None:
     """docs/schemas is generated; `make docs-schemas` brings it up to date."""
     folder = ROOT / "docs" / "schemas"
