@@ -47,7 +47,7 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "explore": (
         "autopar-explore",
         "search.commands.explore",
-        "search every execution of a closed form, on any machine",
+        "what if: models on clusters with trainers, every one searched",
     ),
     "export": (
         "autopar-export",

@@ -55,6 +55,8 @@ class _Source:
     """Name of its cluster's document."""
 
 
+_MEGATRON: Mapping[str, Any] = {"zero": 1, "sequence_parallel": True}
+"""What its recipes switch on unless a row says otherwise."""
 _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "Korthikanti": _Source(
         stack="megatron-2021", job={"accumulation_bytes": 0.0}, taken={"vocab": "51200"}
@@ -85,22 +87,22 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     "torchtitan": _Source(stack="torchtitan-eager", job={"zero": 3}, taken={"micro_batch": "1"}),
     "Megatron-Core r0.8": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"micro_batch": "1", "recompute": "none"},
     ),
     "NVIDIA NeMo perf": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none"},
     ),
     "NVIDIA NeMo-Framework": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none"},
     ),
     "NVIDIA NeMo long": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none", "micro_batch": "1", "vpp": "1"},
     ),
     "NVIDIA NeMo AutoModel": _Source(
@@ -110,22 +112,22 @@ _SOURCES: Mapping[str, _Source] = {  # by the start of a source's name
     ),
     "NVIDIA Megatron-Bridge": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none"},
     ),
     "Megatron-LM examples": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none"},
     ),
     "Megatron-MoE-ModelZoo": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none"},
     ),
     "UCCL": _Source(
         stack="megatron-core",
-        job={"zero": 1, "sequence_parallel": True},
+        job=_MEGATRON,
         taken={"recompute": "none", "vpp": "1"},
     ),
     "cuDNN frontend": _Source(

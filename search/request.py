@@ -35,6 +35,7 @@ __all__ = [
     "FILLS",
     "ROWS",
     "InputSpec",
+    "Once",
     "OutputSpec",
     "Request",
     "Shorthands",
@@ -62,6 +63,14 @@ an option asks for another shape of it, estimated anew."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _IN = "Inputs"
+Once = Callable[[object, Callable[[], Any]], Any]
+"""Makes what several questions have in common, once: key, what makes it -> what is made."""
+_OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
+_OF_MODELS = (
+    *("model", "num_layers", "seq_length", "hidden_size", "num_heads", "num_kv_heads"),
+    *("head_dim", "ffn_hidden_size", "vocab_size", "make_vocab_size_divisible_by"),
+)
+"""Fields of `InputSpec` that say nothing of the other profile, the card apart."""
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
 
@@ -188,14 +197,18 @@ def load_inputs(
 
 
 def load_placed(
-    inputs: InputSpec, options: SearchOptions
+    inputs: InputSpec, options: SearchOptions, once: Once = lambda key, make: make()
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`."""
+    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`.
+
+    once : returns what its second argument makes, or what it made for an equal first one.
+    """
     from autopar import estimate
 
     if _is_shipped(inputs, options):
         return _shipped(options)
-    hardware, card = _hardware(inputs)
+    of_cluster = replace(inputs, **dict.fromkeys(_OF_MODELS))
+    hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
     if inputs.stack is not None and inputs.time_profiling_path is not None:
         raise OptionError(
             "--stack: the times of the model are measured and --stack is of estimates; leave it out"
@@ -207,7 +220,9 @@ def load_placed(
         )
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
-    spec, profile = _model(inputs, options, card)
+    of_model = replace(inputs, **dict.fromkeys(_OF_CLUSTERS))
+    key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
+    spec, profile = once(key, lambda: _model(inputs, options, card))
     if card is None or inputs.time_profiling_path is not None:
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))

@@ -158,10 +158,14 @@ def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
     """Return the class of estimates that were made from these documents; raises InputError.
 
     The stack is the document of its role; estimates that do not name one are of the widest class.
+    A site of nominal figures alone is as unknown as none.
     """
-    named = {source.role: Path(source.path).stem for source in sources}
+    named = {source.role: source for source in sources}
+    stack, site = named.get("software stack"), named.get("site")
     return _shipped().of(
-        named.get("software stack", ""), experts=experts, site_known="site" in named
+        "" if stack is None else Path(stack.path).stem,
+        experts=experts,
+        site_known=site is not None and not site.estimated,
     )
 
 

@@ -682,6 +682,8 @@ def estimate_hardware(
     # degrees of a plan divide the world, so that no other group occurs
     degrees = [g for g in range(2, world + 1) if world % g == 0]
     domain = gpus_per_node * _nodes_joined(device, num_nodes, gpus_per_node)
+    if site is not None:
+        site.require_card(device)
     network = device.network if site is None else site.network(device.network)
     factors = SiteFactors() if site is None else site.factors
     priced = _Priced(network, factors)

@@ -38,8 +38,11 @@ class EstimatedFiles:
     sequence_parallel: bool = option(
         True, help="write memory tables with and without it, or only those without", panel=_HOW
     )
-    kernels: Literal["eager", "fused"] = option(
-        "eager", help="eager: PyTorch operations one by one; fused: fused kernels", panel=_HOW
+    kernels: Literal["eager", "fused"] | None = option(
+        None,
+        help="what layers keep: of PyTorch operations one by one, or of fused kernels",
+        panel=_HOW,
+        shown="eager",
     )
     stack: str | None = option(
         None,
@@ -88,7 +91,13 @@ def _execute(raw: dict[str, Any]) -> int:
     card, num_nodes, gpus_per_node = parse_hardware(asked.hardware)
     spec = load_spec(asked.model, seq_length=lengths)
     site = None if asked.site is None else load_site(asked.site)
-    trainer = load_stack(asked.stack or STACKS[asked.kernels])
+    if asked.stack is not None and asked.kernels is not None:
+        raise OptionError(
+            f"--kernels: a stack says itself what layers keep; give --kernels {asked.kernels} or "
+            f"--stack {asked.stack}"
+        )
+    kept = asked.kernels or "eager"
+    trainer = load_stack(asked.stack or STACKS[kept])
     cluster = estimate_hardware(
         card, num_nodes=num_nodes, gpus_per_node=gpus_per_node, stack=trainer, site=site
     )
@@ -100,7 +109,7 @@ def _execute(raw: dict[str, Any]) -> int:
             precision=asked.precision,
             sequence_parallel=variant,
             batches=range(1, asked.max_batch + 1),
-            kernels=asked.kernels,
+            kernels=kept,
             stack=asked.stack,
             site=site,
         )

@@ -7,7 +7,7 @@ those are `autopar.estimate.card`, `site` and `stack`.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -358,8 +358,6 @@ def stage_blocks(job: Job) -> tuple[tuple[Block, ...], ...]:
 
 
 def _resized(block: Block, number: int) -> Block:
-    from dataclasses import replace
-
     return block if number == block.number else replace(block, number=number)
 
 
@@ -416,7 +414,7 @@ def job_of_plan(
 def _check_model(spec: ModelSpec) -> None:
     if any(layer.cross_attention for layer in spec.layers):
         raise InputError(
-            f"{spec.name} is an encoder-decoder model, whose cross-attention has no estimated time"
+            f"{spec.name} is an encoder-decoder model, which only the planner prices, not bottom-up"
         )
     if len({layer.seq_length for layer in spec.layers}) > 1:
         lengths = ", ".join(str(layer.seq_length) for layer in spec.layers)
@@ -430,15 +428,17 @@ def _check_plan(plan: Plan, spec: ModelSpec, *, sequence_parallel: bool) -> None
         raise InputError(f"the plan is illegal: {problems[0]}")
     split = [strategy for strategy in (*plan.layers, plan.vocab.as_layer()) if strategy.tp > 1]
     if any(strategy.ulysses for strategy in split):
-        raise InputError("Ulysses sequence parallelism has no estimated time")
+        raise InputError("only the planner prices Ulysses sequence parallelism, not bottom-up")
     if any(strategy.strided for strategy in split):
-        raise InputError("tensor groups of ranks that are no neighbours have no estimated time")
+        raise InputError(
+            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up"
+        )
     # a job's ranks hold whole experts, of which each has some
     if any(
         spec.layers[kind].num_experts is not None and strategy.tp > 1
         for kind, strategy in zip(spec.layer_types, plan.layers, strict=True)
     ):
-        raise InputError("experts that tensor ranks split have no estimated time")
+        raise InputError("only the planner prices experts that tensor ranks split, not bottom-up")
 
 
 def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, ...]:
@@ -452,8 +452,6 @@ def _planned_blocks(plan: Plan, spec: ModelSpec, default: int) -> tuple[Block, .
 
 
 def _planned(block: Block, number: int, strategy: LayerStrategy, default: int) -> Block:
-    from dataclasses import replace
-
     return replace(
         block,
         number=number,

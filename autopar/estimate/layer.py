@@ -98,11 +98,12 @@ class Machine:
 def machine_of(card: Card, stack: Stack, site: Site | None = None) -> Machine:
     """Return a machine of a card's devices; what a site knows replaces the card's figures.
 
-    Raises DocumentError where the card has no times of kernels.
+    Raises DocumentError where the card has no times of kernels, or the site is of another card.
     """
     kernels = kernels_of(card)
     clock, factors = kernels.clock, SiteFactors()
     if site is not None:
+        site.require_card(card)
         factors = site.factors
         clock = kernels.clock if site.clock is None else site.clock
         card = replace(card, network=site.network(card.network))
@@ -395,20 +396,31 @@ def _attention_parts(
     yield Part("core attention", "core_attn", "attention", forward, backward)
 
 
+_LOW_PRECISION = ("cudnn-mxfp8", "cudnn-fp8")
+
+
 def _kernel(machine: Machine, job: Job) -> str:
-    known = machine.kernels.section.attention
+    known, card = machine.kernels.section.attention, machine.card.name
     if job.attention_kernel is not None:
         return job.attention_kernel
     if job.precision == "fp32":
         return "unfused"  # flash kernels take 16 bits and less
     if job.low_precision_attention:
-        for name in ("cudnn-mxfp8", "cudnn-fp8"):
+        for name in _LOW_PRECISION:
             if name in known:
                 return name
+        raise InputError(
+            f"card {card!r} has no times of attention in 8 bits ({' or '.join(_LOW_PRECISION)}); "
+            "its kernels.attention has them where somebody measured"
+        )
     for name in machine.stack.attention:
         if name == "unfused" or name in known:
             return name
-    return next(iter(known))
+    raise InputError(
+        f"stack {machine.stack.name!r} runs attention with {', '.join(machine.stack.attention)}, "
+        f"and card {card!r} has times of {', '.join(known)}; add one of these to the stack's "
+        "attention"
+    )
 
 
 def _core_s(

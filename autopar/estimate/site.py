@@ -28,6 +28,7 @@ from autopar.documents.checks import (
     whole_number,
 )
 from autopar.documents.json import JsonDocument, load_object, shorten
+from autopar.errors import DocumentError, InputError
 from autopar.estimate.card import Card
 from autopar.estimate.collectives import GroupShape, Network, SiteFactors, collective_time_s
 from autopar.estimate.kernel_constants import Quality, kernels_of
@@ -318,6 +319,25 @@ class Site:
             if self.quality.get(figure or part, "nominal") != "nominal"
         )
 
+    def require_card(self, card: Card) -> None:
+        """Raise DocumentError where this is a cluster of other devices than the card's.
+
+        Its factors are over that card's figures. A document that names no card is of any.
+        """
+        if self.card is None or self.card == card.name:
+            return
+        try:
+            if catalog.find_card(self.card).stem == card.name:  # an alias
+                return
+        except InputError:
+            pass  # the name of a card of one's own
+        raise DocumentError(
+            self.source.path,
+            f"the site is of {self.card} and the hardware is {card.name}",
+            key="card",
+            remedy="take a site of that card or none; its factors do not hold for other devices",
+        )
+
     def network(self, network: Network) -> Network:
         """Return a card's network with this site's adapters; `factors` are apart."""
         return _with_adapters(network, self.adapter_bytes_per_s)
@@ -354,7 +374,7 @@ def read_site(document: JsonDocument) -> Site:
     there = {name: entry for name, entry in entries.items() if entry is not None}
     values: dict[str, Any] = dict.fromkeys(entries)
     values |= {name: entry.value for name, entry in there.items()}
-    return Site(
+    site = Site(
         name=path.stem if found.name is None else found.name,
         description=found.description or "",
         card=found.card,
@@ -385,6 +405,8 @@ def read_site(document: JsonDocument) -> Site:
         ),
         **values,
     )
+    # adapters by their nominal rate say nothing of what is reached
+    return site if site.known else replace(site, source=replace(site.source, estimated=True))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -277,14 +277,21 @@ def load_question(
     problems = violations(plan, spec, sequence_parallel=options.sequence_parallel)
     if problems:
         raise InputError(f"{path}: the plan is illegal, so that it takes no time: {problems[0]}")
+    card = _card(path, request.inputs, system, plan)
+    site = None if request.inputs.site is None else load_site(request.inputs.site)
+    if site is not None and system is not None and site.card not in (None, card.name):
+        # the question is what another device would do; the plan's cluster says nothing of it
+        if notice is not None:
+            notice(f"the plan's site {site.name} is of {site.card}, and left out for {card.name}")
+        site = None
     waterfall = document.prediction.waterfall_s if document.prediction is not None else {}
     return PlanQuestion(
         path=path,
         plan=plan,
         spec=spec,
-        card=_card(path, request.inputs, system, plan),
+        card=card,
         stack=load_stack(stack or _stack_of(document, request.inputs)),
-        site=None if request.inputs.site is None else load_site(request.inputs.site),
+        site=site,
         precision=options.mixed_precision,
         sequence_parallel=options.sequence_parallel,
         async_grad_reduce=options.async_grad_reduce,
@@ -420,7 +427,7 @@ def _bottom_up(question: PlanQuestion) -> Column:
     )
     step = step_time(machine_of(question.card, stack, question.site), job)
     experts = any(layer.num_experts is not None for layer in question.spec.layers)
-    known = question.site is not None
+    known = question.site is not None and bool(question.site.known)
     runs = load_accuracy().of(stack.name, experts=experts, site_known=known)
     low, high = runs.interval_s(step.total_s)
     return Column(

@@ -343,21 +343,23 @@ def _unwritable(own: ExportSpec, files: Mapping[Path, str], error: OSError) -> O
 
 
 def _import(own: ExportSpec, engine: str, request: Request) -> int:
-    from search.engines.configuration import read_configuration
+    from search.configuration import read_configuration
     from search.engines.galvatron import strategy_text
     from search.engines.handover import num_layers_of, world_size_of
     from search.engines.job import importer_for
     from search.engines.reprice import import_document
 
+    source = read_configuration(own.plan)
     imported = importer_for(engine)(
-        read_configuration(own.plan),
+        source,
         world_size=world_size_of(request),
         num_layers=num_layers_of(request),
     )
-    for note in imported.notes:
+    notes = (*source.notes, *imported.notes)
+    for note in notes:
         say(f"{_NAME}: {note}")
     text = strategy_text(imported.plan)
-    answer = import_document(engine, imported.plan, imported.notes)
+    answer = import_document(engine, imported.plan, notes)
     files: dict[Path, str] = {}
     if own.out not in (None, "none"):
         target = Path(str(own.out))

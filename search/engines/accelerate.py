@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from autopar.model import ModelSpec
 from autopar.plans import LayerStrategy, Plan
-from search.engines.configuration import dump_yaml
+from search.configuration import dump_yaml
 from search.engines.deepspeed import zero_stage
 from search.engines.job import (
     FP32,

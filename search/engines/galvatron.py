@@ -22,7 +22,7 @@ from autopar.errors import DocumentError
 from autopar.model import ModelSpec, head_dim
 from autopar.objects import BaseModel, model_validator
 from autopar.plans import Plan
-from search.engines.configuration import Configuration, dump_yaml
+from search.configuration import Configuration, dump_yaml
 from search.engines.job import (
     ROTARY_BASE,
     Imported,

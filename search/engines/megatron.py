@@ -18,7 +18,7 @@ from autopar.plans import (
     violations,
 )
 from autopar.records import dataclass
-from search.engines.configuration import dump_yaml
+from search.configuration import dump_yaml
 from search.engines.job import (
     EVERY_MICROBATCH,
     ONE_DEGREE,

@@ -28,7 +28,7 @@ from autopar.plans import (
     layer_problems,
 )
 from autopar.records import dataclass
-from search.engines.configuration import Configuration
+from search.configuration import Configuration
 from search.engines.job import Imported
 
 __all__ = [

@@ -20,7 +20,7 @@ from autopar.documents.strategy import paddle_document
 from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.model import ModelSpec, head_dim
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.configuration import Configuration
+from search.configuration import Configuration
 from search.engines.job import (
     NODE_RANK,
     REPLICAS,

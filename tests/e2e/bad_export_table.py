@@ -157,16 +157,14 @@ def cases() -> Iterator[Case]:
         ("all-to-all beside tensor", "--bf16", "--context-parallel-size 2 --cp-comm-type a2a"),
         ("recomputation without a method", "--bf16", "--bf16 --recompute-granularity full"),
         (
-            "script with a condition",
+            "script that depends on a file",
             "torchrun",
-            "if true; then\nARGS+=(--num-layers 8)\nfi\ntorchrun",
+            "if [ -f x ]; then\nARGS+=(--num-layers 8)\nfi\ntorchrun",
         ),
     ):
         yield _case(section, what, MEGATRON, _replaced("train.sh", old, new))
     yaml = "train_dist.yaml"
-    yield _case(
-        section, "YAML with an anchor", GALVATRON, _replaced(yaml, "pp_deg: 2", "pp_deg: &x")
-    )
+    yield _case(section, "YAML with a tag", GALVATRON, _replaced(yaml, "pp_deg: 2", "pp_deg: !x 2"))
     yield _case(
         section, "YAML, indented wrongly", GALVATRON, _replaced(yaml, "    pp_deg", "   pp_deg")
     )

@@ -441,6 +441,7 @@ OPTIONS = (
             "--time-profile-mode", "sequence", "--memory-profile-mode", "sequence", base=MEASURED),
     _option("negative alternatives", "--top", "-1"),
     _option("threads", "--threads", "2"),
+    _option("site of another card", "--hardware", "h100:1x8", "--site", "selene-a100"),
     _option("no time", "--time-limit", "0"),
     _option("reserve above 1", "--reserve", "5"),
 )  # fmt: skip
@@ -468,6 +469,8 @@ def _more() -> Iterator[Case]:
         ("no sequence length", (*good, "--seq-length", "long")),
         ("zero batches", (*good, "--max-batch", "0")),
         ("unknown kernels", (*good, "--kernels", "magic")),
+        ("a stack, and other kernels", (*good, "--stack", "megatron-core", "--kernels", "eager")),
+        ("a site of another card", (*good, "--site", "selene-a100")),
         ("unknown option", (*good, "--memory-constraint", "3")),
         ("folder not writable", (*good, "--out", "spec.json/estimated")),
     ):

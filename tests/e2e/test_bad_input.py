@@ -189,6 +189,7 @@ def test_good_searches_are_good(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And those of autopar-explore."""
+    prepare(tmp_path, ROOT)
     bad_explore_table.prepare_explore(tmp_path, ROOT)
     monkeypatch.chdir(tmp_path)
 

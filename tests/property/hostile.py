@@ -31,6 +31,7 @@ from tests.e2e.bad_explore_table import (
     CALCULON as EXPLORED,
     TUNER,
     TWO as EXPLORED_TWO,
+    WHAT_IF,
     prepare_explore,
 )
 from tests.e2e.bad_export_table import GALVATRON, MEGATRON, TO, prepare_exports
@@ -135,6 +136,13 @@ BASES = (
         reads=("two.json", "two_system.json", "candidate.json"),
         outputs=("json",),
         weight=2,
+    ),
+    Base(
+        name="explore",
+        arguments=WHAT_IF,
+        reads=("config.json", "card.json"),
+        outputs=("json", "output-config-path"),
+        weight=3,
     ),
     Base(
         name="explore",

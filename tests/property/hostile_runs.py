@@ -101,7 +101,7 @@ _USED = (
         "search.closed_form.questions",
     ),
     *("search.closed_form.calculon.exploration", "search.closed_form.tensor2d.exploration"),
-    *("search.closed_form.tuners.tune", "search.engines.configuration", "search.engines.handover"),
+    *("search.closed_form.tuners.tune", "search.configuration", "search.engines.handover"),
     *("search.engines.galvatron", "search.engines.megatron", "search.engines.best_plan"),
     *("search.engines.torchtitan", "search.engines.deepspeed", "search.engines.accelerate"),
     *("profiler.plan.question", "profiler.plan.report", "profiler.plan.arithmetic"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -127,6 +128,8 @@ def test_a_model_refuses_what_it_does_not_have() -> None:
 def test_a_run_that_all_fit_gets_three_answers_of_one_size() -> None:
     """Flash attention, no recomputation, no interleaving: within a factor of two of each other."""
     run = run_of(ROW | LLAMA | {"recompute": "none", "sequence_parallel": "1", "micro_batch": "1"})
+    # a made-up row of A100, while the cluster of its source has B200
+    run = replace(run, site=None)
     answers = [calculon(run), tensor2d(run), planner(run)]
 
     assert max(a.time_s for a in answers) < 2 * min(a.time_s for a in answers)

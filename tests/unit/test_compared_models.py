@@ -167,7 +167,10 @@ def test_bottom_up_says_what_it_cannot_price(question: PlanQuestion) -> None:
     """The others still have their columns; layers of several degrees are priced, and it is said."""
     found = columns(question, layers=(LayerStrategy(tp=8, ulysses=True),) * 32)
     assert found["bottom_up"].total_s is None
-    assert found["bottom_up"].reason == "Ulysses sequence parallelism has no estimated time"
+    assert (
+        found["bottom_up"].reason
+        == "only the planner prices Ulysses sequence parallelism, not bottom-up"
+    )
     assert found["planner"].total_s is not None
 
     layers = (LayerStrategy(tp=8),) * 16 + (LayerStrategy(tp=4),) * 16
@@ -344,3 +347,22 @@ def test_options_of_plans_need_one(ask: Ask, option: str) -> None:
 
     assert code == 2
     assert f"{option}: is of a plan" in err
+
+
+def test_a_site_is_left_out_for_other_devices(
+    ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the plan's cluster reached says nothing of a card that is asked for instead."""
+    arguments = [*ASKED, "--site", "selene-a100", "--pin", "tp=8,vtp=8"]
+    assert search.run([*arguments, "--output-config-path", str(tmp_path / "sited.json")]) == 0
+    capsys.readouterr()
+    made = tmp_path / "autopar_plan_sited.json"
+
+    code, out, err = ask("--plan", str(made), "--json", "-")
+    assert (code, "left out" in err) == (0, False)
+    other = ask("--plan", str(made), "--system", "h100", "--json", "-")
+    assert other[0] == 0
+    assert "the plan's site selene-a100 is of a100-80gb, and left out for h100-80gb" in other[2]
+    (mine,), (theirs,) = (json.loads(text)["plans"] for text in (out, other[1]))
+    assert mine["system"] == "a100-80gb"
+    assert theirs["system"] == "h100-80gb"

@@ -12,7 +12,7 @@ import pytest
 from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
 from autopar.plans import Plan
-from search.engines.configuration import Configuration, load_yaml
+from search.configuration import Configuration, load_yaml
 from search.engines.galvatron import import_galvatron, lower, strategy_text
 from tests.export_cases import HETEROGENEOUS, job, legal_plans
 from tests.often import often

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autopar.documents.spec import load_spec
 from autopar.errors import InputError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.configuration import Configuration, flags_of, script_command
+from search.configuration import Configuration, flags_of, script_command
 from search.engines.job import Lowered
 from search.engines.megatron import checkpoints_first, lower, model_arguments
 from search.engines.megatron_arguments import Arguments, import_megatron, violated_rules
@@ -267,7 +267,7 @@ def test_exports_are_legal_and_read_back(plan: Plan, degree: int | None) -> None
 @often(10, 40, legal_plans(uniform=True))
 def test_yaml_says_the_same(plan: Plan) -> None:
     """Both files of an export describe one plan."""
-    from search.engines.configuration import load_yaml
+    from search.configuration import load_yaml
 
     try:
         lowered = lower(job(plan))

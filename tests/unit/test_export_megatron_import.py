@@ -8,7 +8,7 @@ import pytest
 
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.engines.configuration import Configuration, read_configuration
+from search.configuration import Configuration, read_configuration
 from search.engines.megatron_arguments import import_megatron
 
 BASE = {
@@ -171,17 +171,20 @@ def test_what_no_plan_says_is_refused(change: dict[str, object], key: str) -> No
 
 
 def test_published_script_is_read(tmp_path: Path) -> None:
-    """A script in the manner of examples/llama/train_llama3_8b_h100_fp8.sh: world, arrays."""
+    """In the manner of examples/llama/train_llama3_8b_h100_fp8.sh: arrays, sums, conditions."""
     script = tmp_path / "train.sh"
     script.write_text(
         """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 DATA_ARG=${4:-"MOCK"}     # Data prefix, or "MOCK"
+mkdir -p "$(dirname "$DATA_ARG")"
 GPUS_PER_NODE=8
 NUM_NODES=${NUM_NODES:-2}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+DTYPE="fp8"
 TP_SIZE=2
 MICRO_BATCH_SIZE=1
-GLOBAL_BATCH_SIZE=128
+GLOBAL_BATCH_SIZE=$((WORLD_SIZE * 8))
 DISTRIBUTED_ARGS=(
     --nproc_per_node $GPUS_PER_NODE
     --nnodes $NUM_NODES
@@ -197,9 +200,20 @@ TRAINING_ARGS=(
     --bf16
     --grad-reduce-in-bf16
 )
-TRAINING_ARGS+=(
-    "--fp8-format hybrid"
-)
+if [[ "$DTYPE" == "fp8" ]]; then
+    TRAINING_ARGS+=(
+        "--fp8-format hybrid"
+    )
+fi
+if [[ "$DATA_ARG" == "MOCK" ]] || [[ -z "$TOKENIZER_ARG" ]]; then
+    DATA_ARGS=("--mock-data")
+else
+    DATA_ARGS=("--data-path $DATA_ARG" --sequence-parallel=no)
+fi
+if [ ! -f "pretrain_gpt.py" ]; then
+    echo "no program"
+    exit 1
+fi
 MODEL_PARALLEL_ARGS=(
     --tensor-model-parallel-size $TP_SIZE
     # --pipeline-model-parallel-size 4
@@ -214,7 +228,7 @@ torchrun ${DISTRIBUTED_ARGS[@]} \\
     "pretrain_gpt.py" \\
     ${MODEL_ARGS[@]} \\
     ${TRAINING_ARGS[@]} \\
-    ${MODEL_PARALLEL_ARGS[@]} --data-path "$DATA_ARG"
+    ${MODEL_PARALLEL_ARGS[@]} ${DATA_ARGS[@]}
 """,
         encoding="utf-8",
     )

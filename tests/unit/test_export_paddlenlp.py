@@ -14,7 +14,7 @@ from autopar.documents.plan import read_strategy
 from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, InputError, UnsupportedError
 from autopar.plans import LayerStrategy, Plan, VocabStrategy, violations
-from search.engines.configuration import Configuration, read_configuration
+from search.configuration import Configuration, read_configuration
 from search.engines.paddlenlp import import_paddlenlp, lower
 from tests.export_cases import HETEROGENEOUS, SMALL, job, legal_plans
 from tests.often import often

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from autopar.errors import DocumentError
 from autopar.plans import LayerStrategy, VocabStrategy
-from search.engines.configuration import dump_yaml, flags_of, load_yaml, script_command
+from search.configuration import dump_yaml, flags_of, load_yaml, script_command
 from search.engines.job import lower_for
 from search.engines.reprice import lowered_files
 from tests.export_cases import HETEROGENEOUS, job
@@ -90,38 +90,6 @@ def test_unclosed_texts_are_refused(text: str) -> None:
     """One sentence with the line."""
     with pytest.raises(DocumentError, match="line 1 is not closed"):
         script_command(text, "x.sh")
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("if [ $B = 1 ]; then\nA=2\nfi", "if"),
-        ("[[ -z $B ]] && A=2", "[["),
-        ("for A in 1 2; do echo; done", "for"),
-        ("while true; do A=2; done", "while"),
-        ("case $B in 1) A=2;; esac", ")"),
-        ("launch() {\n  A=2\n}", "("),
-        ("function launch {\nA=2\n}", "function"),
-        ("(A=2)", "("),
-        ("A=$(nproc)", "$("),
-        ("A=$((1 + 1))", "$("),
-        ("echo \"it's $(date) it's\"", "$("),
-        ("A=(1 # it's\n)\nB=`date`", "`"),
-        ("A=(1\n  $(nproc))", "$("),
-        ('A=(1\n  "$(nproc)")', "$("),
-        ("A=${B:-$(nproc)}", "$("),
-        ("cat <<END\nA=2\nEND", "<"),
-    ],
-)
-def test_what_only_running_tells_is_refused(text: str, what: str) -> None:
-    """One sentence with the line, and what to give."""
-    with pytest.raises(DocumentError) as caught:
-        script_command(f"A=1\n{text}\npython x.py --a $A\n", "x.sh")
-
-    problem = str(caught.value)
-    line = 2 + text[: text.find(what)].count("\n")
-    assert problem.startswith(f"x.sh: line {line} has {what!r}, ")
-    assert problem.endswith("; give the arguments in a plain script, YAML or JSON")
 
 
 @given(st.text(alphabet="aA=$(){}[]'\"`\\ \n#;|&-+*:@x.py", max_size=40))
@@ -205,13 +173,49 @@ last: 'it''s'
     assert load_yaml(text, "x") == yaml.safe_load(text)
 
 
+def test_anchors_and_merged_keys() -> None:
+    """What a mapping says itself counts, then the first of those that it merges."""
+    text = """
+base: &base
+  --num-layers: 12
+  --bf16: true
+other: &other {--num-layers: 4, --lr: 1}
+MODEL_ARGS:
+  <<: [*base, *other]
+  --lr: &rate 2
+again: *rate
+folded: >-
+  one
+  two
+"""
+    found = load_yaml(text, "x")
+
+    assert found == yaml.safe_load(text)
+    assert found["MODEL_ARGS"] == {"--num-layers": 12, "--bf16": True, "--lr": 2}
+    assert found["folded"] == "one two"
+
+
+def test_the_last_of_repeated_keys_counts_and_is_said() -> None:
+    """As every engine's reader has it; the same value twice is nothing to say."""
+    notes = list[str]()
+    found = load_yaml("a: 1\nb:\n  c: x\n  c: y\na: 1\n", "x", notes)
+
+    assert found == {"a": 1, "b": {"c": "y"}}
+    assert notes == ["line 4 gives c a second time, and 'y' counts, not 'x'"]
+
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "is empty"),
         ("- 1\n- 2\n", "is a list"),
-        ("a: &x 1\n", "line 1 uses '&'"),
-        ("a: 1\nb: *a\n", "line 2 uses '*'"),
+        ("a: 1\nb: *a\n", "line 2 is not YAML: found undefined alias"),
+        ("a: &x [*x]\n", "is nested too deeply"),
+        ("a: &x 1\nb:\n  <<: *x\n", "line 3 merges what is no mapping"),
+        (BOMB, "has more than 65536 values"),
         ("a: !!python/name:os.system\n", "line 1 uses '!'"),
         ("a: 1\na: 2\n", "line 2 gives the key 'a' a second time"),
         ("a:\n  b: {c: 1, c: 2}\n", "line 2 gives the key 'c' a second time"),

@@ -10,7 +10,7 @@ from autopar.errors import InputError
 from autopar.estimate.job import Attention, Block, Job, Mamba, Mlp
 from autopar.estimate.layer import LayerTimes, Machine, layer_times, machine_of
 from autopar.estimate.step import step_time
-from tests.step_cases import DENSE, card_named, job_with, stack_named
+from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
 
 (LLAMA,) = DENSE.blocks
 assert LLAMA.attention is not None
@@ -75,3 +75,29 @@ def test_weights_are_quantised_in_every_kind_of_layer(machine: Machine) -> None:
     ):
         assert layer_times(machine, job, block).weight_cast_s > 0
         assert layer_times(machine, DENSE, block).weight_cast_s == 0
+
+
+def test_attention_that_a_card_has_no_times_of_is_refused(machine: Machine) -> None:
+    """Another kernel's time would be a guess in silence."""
+    with pytest.raises(InputError) as caught:
+        step_time(machine, replace(DENSE, low_precision_attention=True))
+    assert str(caught.value) == (
+        "card 'h100-80gb' has no times of attention in 8 bits (cudnn-mxfp8 or cudnn-fp8); its "
+        "kernels.attention has them where somebody measured"
+    )
+    alone = replace(machine, stack=replace(machine.stack, attention=("triton2",)))
+    with pytest.raises(InputError) as caught:
+        step_time(alone, DENSE)
+    assert str(caught.value) == (
+        "stack 'megatron-core' runs attention with triton2, and card 'h100-80gb' has times of "
+        "flash3, cudnn, flash2, triton; add one of these to the stack's attention"
+    )
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "megatron-2021"])
+def test_every_shipped_stack_has_attention_on_every_shipped_card(card: str, stack: str) -> None:
+    """In the order of its document, of which the card has one at least."""
+    machine = machine_of(card_named(card), stack_named(stack))
+    assert {*machine.stack.attention} & {*machine.kernels.section.attention}
+    layer_times(machine, replace(DENSE, precision="fp16"), LLAMA)

@@ -241,7 +241,9 @@ def test_mixtures_are_at_expert_degree_1() -> None:
     assert job.ep == 1
     assert isinstance(job.blocks[0].mlp, Experts)
     assert job.blocks[0].mlp.number == 8
-    with pytest.raises(InputError, match="experts that tensor ranks split have no estimated time"):
+    with pytest.raises(
+        InputError, match="only the planner prices experts that tensor ranks split, not bottom-up"
+    ):
         job_of_plan(plan(spec=spec), spec)
 
 
@@ -250,15 +252,15 @@ def test_mixtures_are_at_expert_degree_1() -> None:
     [
         (
             plan((32, LayerStrategy(tp=4, ulysses=True))),
-            "Ulysses sequence parallelism has no estimated time",
+            "only the planner prices Ulysses sequence parallelism, not bottom-up",
         ),
         (
             plan(vocab=VocabStrategy(tp=4, ulysses=True)),
-            "Ulysses sequence parallelism has no estimated time",
+            "only the planner prices Ulysses sequence parallelism, not bottom-up",
         ),
         (
             plan((32, LayerStrategy(tp=4, strided=True))),
-            "tensor groups of ranks that are no neighbours have no estimated time",
+            "only the planner prices tensor groups of ranks that are no neighbours, not bottom-up",
         ),
         (
             plan(num_stages=3),
@@ -278,9 +280,9 @@ def test_what_a_job_cannot_say_is_refused(one: Plan, sentence: str) -> None:
 
 
 def test_models_that_a_job_cannot_say_are_refused() -> None:
-    """Cross-attention, several lengths, unknown widths, no vocabulary."""
+    """Encoders with decoders, several lengths, unknown widths, no vocabulary."""
     for spec, sentence in (
-        (load_spec("t5-3b"), "t5-3b is an encoder-decoder model, whose cross-attention"),
+        (load_spec("t5-3b"), "t5-3b is an encoder-decoder model, which only the planner prices"),
         (
             replace(
                 LLAMA,

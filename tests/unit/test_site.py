@@ -13,10 +13,12 @@ import pytest
 
 from autopar.documents.catalog import find_site, site_names
 from autopar.errors import DocumentError, InputError
-from autopar.estimate.card import load_card
+from autopar.estimate.accuracy import class_of_sources
+from autopar.estimate.card import estimate_hardware, load_card
 from autopar.estimate.collectives import GroupShape, SiteFactors, collective_time_s
 from autopar.estimate.kernel_constants import kernels_of
 from autopar.estimate.kernels import gemm_s
+from autopar.estimate.layer import machine_of
 from autopar.estimate.site import (
     LARGE_BYTES,
     CollectiveTime,
@@ -30,7 +32,9 @@ from autopar.estimate.site import (
     relative_gemm_rate,
     step_time_s,
 )
+from autopar.estimate.stack import load_stack
 from autopar.model import LayerSpec, ModelSpec
+from autopar.sources import Source
 from autopar.units import MIB
 
 A100 = load_card("a100-80gb")
@@ -198,8 +202,44 @@ def test_shipped_sites(name: str) -> None:
     assert site.name == name
     assert site.card is not None
     assert load_card(site.card).name == site.card
-    assert site.known or site.adapter_bytes_per_s
+    # vTrain's cluster is known by the nominal rate of its adapters alone
+    assert bool(site.known) == (name != "vtrain-a100")
+    assert site.source.estimated == (name == "vtrain-a100")
+    assert site.known or site.adapter_bytes_per_s is not None
     assert set(site.quality.values()) <= {"derived", "nominal"}
+
+
+def test_a_site_of_another_card_is_refused(tmp_path: Path) -> None:
+    """Its factors are over the figures of its own card: as a machine and as estimated links."""
+    site = site_of(tmp_path, whole())
+    said = (
+        f"{site.source.path}: key 'card': the site is of a100-80gb and the hardware is h100-80gb; "
+        "take a site of that card or none; its factors do not hold for other devices"
+    )
+    with pytest.raises(DocumentError) as caught:
+        machine_of(load_card("h100"), load_stack("megatron-core"), site)
+    assert str(caught.value) == said
+    with pytest.raises(DocumentError) as caught:
+        estimate_hardware("h100", num_nodes=2, gpus_per_node=8, site=site)
+    assert str(caught.value) == said
+
+    aliased = site_of(tmp_path, {**whole(), "card": "a100"})
+    assert machine_of(A100, load_stack("megatron-core"), aliased).clock == 0.95
+    own = site_of(tmp_path, {**whole(), "card": "mine"})
+    with pytest.raises(DocumentError, match="the site is of mine and the hardware is a100-80gb"):
+        machine_of(A100, load_stack("megatron-core"), own)
+    mine = replace(A100, name="mine")
+    assert machine_of(mine, load_stack("megatron-core"), own).clock == 0.95
+
+
+def test_a_site_of_nominal_figures_is_as_unknown_as_none() -> None:
+    """Nominal adapters say nothing of what is reached, so that the interval is no narrower."""
+    stack = Source(role="software stack", path="stacks/megatron-core.json")
+    bloom, vtrain = (load_site(name).source for name in ("jean-zay-a100", "vtrain-a100"))
+    none = class_of_sources([stack], experts=False)
+
+    assert class_of_sources([stack, vtrain], experts=False) == none
+    assert class_of_sources([stack, bloom], experts=False) != none
 
 
 def test_names_of_sites() -> None:
