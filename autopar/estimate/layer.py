@@ -378,7 +378,7 @@ def _attention_parts(
         yield from _linear(machine, job, f"qkv {index}", module, n, width, inputs)
     yield from _linear(machine, job, "projection", "attention", n, hidden, attention.value / t)
     if latent is not None:
-        widths = latent.query_rank + latent.key_value_rank
+        widths = (latent.query_rank or 0) + latent.key_value_rank
         yield _element(machine, job, "latent norms", "attention", "norm", n * widths)
     heads = (attention.query + key_value) / t
     if attention.head_norms:

@@ -17,6 +17,7 @@ from autopar.errors import OptionError
 
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
+    "search.commands.check",
     *("search.commands.estimate calculon", "search.commands.estimate tensor2d"),
     "search.commands.explore",
     *("search.commands.explore calculon", "search.commands.explore tensor2d"),
