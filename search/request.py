@@ -117,7 +117,7 @@ class InputSpec:
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
-    parameter_bytes: Literal[4, 2] | None = option(
+    parameter_bytes: Literal[2, 4] | None = option(
         None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(

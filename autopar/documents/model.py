@@ -85,7 +85,7 @@ def read_model_profile(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] | None = None,
+    parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelProfile:
     """Return the profile in a computation and a memory file, in base units.
 
@@ -146,7 +146,7 @@ def read_model_memory(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] | None = None,
+    parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelMemory:
     """Return the tables of a memory file (or of the one in a directory), in bytes.
 
@@ -219,8 +219,8 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 
 
 def _parameter_bytes(
-    file: Loaded[MemoryDocument], option: Literal[4, 2] | None
-) -> Literal[4, 2] | None:
+    file: Loaded[MemoryDocument], option: Literal[2, 4] | None
+) -> Literal[2, 4] | None:
     """Return what the sidecar or somebody says, None where neither does."""
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
     if recorded is not None and option is not None and recorded != option:
