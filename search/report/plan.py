@@ -128,6 +128,10 @@ def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
     return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
 
 
+_UNSEEN = 1e-6
+"""Of a step: parts below it are not shown."""
+
+
 def show_waterfall(console: Console, prediction: Prediction) -> None:
     """Print the step time as its parts, each bar starting where the last one ended."""
     total = prediction.step_time_s
@@ -143,6 +147,8 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
     # a part that has no name yet is shown, too, behind the others
     for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
         value = parts[name]
+        if abs(value) < _UNSEEN * total:
+            continue  # no bar, and a share of 0.0 %
         table.add_row(
             escape(_PARTS.get(name, name.replace("_", " "))),
             format_seconds(value),
