@@ -181,6 +181,8 @@ class Job:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    etp: int = 1
+    """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
     stage_layers: tuple[int, ...] = ()
