@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,13 @@ __all__ = [
     "Curve",
     "HardwareProfile",
     "Hiding",
+    "HostCalls",
     "Operation",
     "Speed",
     "falling_times",
+    "host_calls",
     "partial_spread",
+    "together_s",
 ]
 
 
@@ -376,3 +379,44 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
         f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
         "price does not move in the interval of the step time"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Hosts beside devices.
+
+
+class HostCalls(NamedTuple):
+    """Collectives that the host launches for a layer."""
+
+    forward: int
+    backward: int
+
+
+_CALLS: dict[str, HostCalls] = {
+    "sp": HostCalls(4, 6),
+    "tp": HostCalls(2, 2),
+    "ulysses": HostCalls(4, 4),
+}
+"""Of sharded layers: gathering and scattering around both halves, once more in the backward; an
+all-reduce behind each; all-to-alls of queries, keys, values and the result."""
+
+
+def host_calls(kind: str) -> HostCalls:
+    """Return the collectives of a layer that is sharded this way; none of kinds without times."""
+    return _CALLS.get(kind, HostCalls(0, 0))
+
+
+_Real = float | NDArray[np.float64]
+_HOST_POWER = 6.0
+
+
+def together_s(device_s: _Real, host_s: float) -> _Real:
+    """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
+
+    Devices and hosts work at the same time: nearly the longer of the two.
+    """
+    # over the longer first: seconds to the sixth would underflow
+    longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
+    powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
+    found: _Real = longest * powers ** (1.0 / _HOST_POWER)
+    return found

@@ -230,26 +230,27 @@ def _with_stack(
 ) -> tuple[ModelProfile, HardwareProfile]:
     """Return the documents with the trainer's software among their sources, and how it is known.
 
-    Sidecars of files may name it; raises OptionError where --stack names another. What a card knows
-    nothing of is that of --stack, of the times that are read, or the default.
+    Sidecars of files may name it; raises OptionError where --stack names another.
     """
     from autopar import sources as known
-    from autopar.documents.catalog import stack_names
-    from autopar.estimate.stack import load_stack
 
     how = known.NAMED_BY_DEFAULT if inputs.stack is None else known.NAMED_BY_OPTION
     of_files = [] if inputs.time_profiling_path is None else [profile.sources]
     of_files += [hardware.sources] if card is None else []
-    asked = None if inputs.stack is None else load_stack(inputs.stack)
-    for sources in of_files:
-        others = [name for name in known.stacks_of(sources) if asked and name != asked.name]
-        if asked is not None and others:
-            raise OptionError(
-                f"--stack: {asked.name} contradicts the sidecars of the files, which name "
-                f"{others[0]}; leave it out"
-            )
+    asked = None
+    if inputs.stack is not None:
+        from autopar.estimate.stack import load_stack
+
+        asked = load_stack(inputs.stack)
+    named = [name for sources in of_files for name in known.stacks_of(sources)]
+    if asked is not None and (others := [name for name in named if name != asked.name]):
+        raise OptionError(
+            f"--stack: {asked.name} contradicts the sidecars of the files, which name {others[0]}; "
+            "leave it out"
+        )
     if card is not None and of_files and asked is None:
-        # what the card is asked for is of the trainer that the times are of, if it is known
+        from autopar.documents.catalog import stack_names
+
         named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
         if len(named) == 1:
             hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
@@ -259,7 +260,6 @@ def _with_stack(
             return known.with_stack_named_by(sources, how)
         if asked is None or known.stacks_of(sources):
             return sources
-        # it names the software of what was measured, and is no estimate of it
         return (*sources, replace(asked.source, estimated=False, notes=(known.NAMED_BY_OPTION,)))
 
     read = inputs.time_profiling_path is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -389,7 +390,14 @@ _UNITS: dict[str, tuple[str, ...]] = {
 """Units that each document may be in; the first is the documented one."""
 
 _NAME = r"^\S(.{0,98}\S)?$"
-"""Of a stack: a text on one line."""
+_StackName = Annotated[
+    str,
+    Value(
+        "a text on one line",
+        lambda value: isinstance(value, str) and re.fullmatch(_NAME, value) is not None,
+        {"type": "string", "pattern": _NAME},
+    ),
+]
 
 _Sample = Annotated[
     float,
@@ -472,7 +480,7 @@ class Sidecar(StrictObject):
     """Memory of one device."""
     memory_bytes_per_s: BytesPerSecond | None = None
     """Memory bandwidth of one device."""
-    stack: str | None = Field(default=None, pattern=_NAME)
+    stack: _StackName | None = None
     """Trainer's software whose kernels and waits the numbers are of (`autopar stacks`)."""
     hiding: HidingData | None = None
     """Beside an overlap coefficient that was estimated: what that software hides besides."""

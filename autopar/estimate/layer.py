@@ -74,7 +74,6 @@ __all__ = [
     "machine_of",
     "optimizer_time_s",
     "split_of",
-    "together_s",
     "transfer_s",
 ]
 
@@ -773,21 +772,6 @@ def head_sends_s(machine: Machine, job: Job) -> float:
     # the input's gradient; the largest logit, the sum of exponentials and the label's logit
     once = transfer_s(machine, "allreduce", size, job.tp, 1)
     return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)
-
-
-_HOST_POWER = 6.0
-
-
-def together_s(device_s: Real, host_s: float) -> Real:
-    """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
-
-    Devices and hosts work at the same time: nearly the longer of the two.
-    """
-    # over the longer first: seconds to the sixth would underflow
-    longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
-    powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
-    found: Real = longest * powers ** (1.0 / _HOST_POWER)
-    return found
 
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:

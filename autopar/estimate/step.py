@@ -24,10 +24,10 @@ from autopar.estimate.layer import (
     head_times,
     layer_times,
     optimizer_time_s,
-    together_s,
     transfer_s,
 )
 from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
+from autopar.hardware import together_s
 from autopar.records import dataclass
 
 __all__ = ["TERMS", "StepTime", "step_time"]

@@ -61,7 +61,7 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
-from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share
+from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
 from search.cost.tables import (
     POSITIONS,
     Grid,
@@ -154,8 +154,6 @@ class CostModel:
         # what nobody has measured is not hidden: both have to be estimates
         hiding = hardware.hiding if model.estimated else None
         if hiding is not None:
-            from autopar.estimate.profile import without_host  # of estimates alone
-
             model = without_host(model, spec, hiding)
             hiding = calibrated_host(hiding, options)
         self.model, self.hardware = model, hardware = calibrated(model, hardware, options)

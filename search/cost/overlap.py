@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.arrays import F64, I64
-from autopar.hardware import Hiding
+from autopar.hardware import Hiding, HostCalls, host_calls, together_s
+from autopar.model import ModelProfile, ModelSpec
 from autopar.plans import PipelineType
 from autopar.records import dataclass
 from search.cost.tables import Pricing, Rows, sum_of
@@ -32,6 +34,7 @@ __all__ = [
     "stragglers_share",
     "tensor_seen_s",
     "with_stragglers",
+    "without_host",
 ]
 
 
@@ -163,8 +166,6 @@ class Alone(NamedTuple):
 
 def _host_waited_s(device_s: F64, rows: Rows, raw: Alone, pricing: Pricing, hiding: Hiding) -> F64:
     """Return how long devices wait for the host's code of a layer, both directions, in seconds."""
-    from autopar.estimate.layer import together_s  # of estimates alone
-    from autopar.estimate.profile import host_calls
 
     megatron = "sp" if pricing.options.sequence_parallel else "tp"
     exchanges = rows.ulysses & (rows.tensor > 1.0)
@@ -245,3 +246,44 @@ def sends_seen_s(sends_s: F64, stages: I64, pricing: Pricing, pipeline_type: Pip
     p = stages.astype(np.float64)
     whole = np.ones_like(p) if pipeline_type == "gpipe" else p / np.maximum(p - 1.0, 1.0)
     return sends_s * (whole * (1.0 + stragglers_share(pricing)))[:, None, None]
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimated cells without the host's code.
+
+
+def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelProfile:
+    """Return an estimated profile with the times of devices alone: host code is taken out of them.
+
+    The inverse of what `layer_cells` puts together, for whoever prices layers with what they send,
+    under which hosts work too.
+    """
+    layers = []
+    for kind, layer in zip(spec.layers, model.layers, strict=True):
+        experts = hiding.host_experts_s / 2.0 if kind.num_experts is not None else 0.0
+        ahead, back = (experts + s for s in (hiding.host_forward_s, hiding.host_backward_s))
+        cells = []
+        for cell in layer.sharded_times:
+            calls = host_calls(cell.kind) if cell.degree > 1 else HostCalls(0, 0)
+            forward_s = ahead + calls.forward * hiding.host_collective_s
+            backward_s = back + calls.backward * hiding.host_collective_s
+            cells.append(
+                replace(
+                    cell,
+                    forward_s=_alone_s(cell.forward_s, forward_s),
+                    backward_s=cell.backward_s and _alone_s(cell.backward_s, backward_s),
+                    recompute_s=cell.recompute_s and _alone_s(cell.recompute_s, forward_s),
+                )
+            )
+        whole = (replace(x, forward_s=_alone_s(x.forward_s, ahead)) for x in layer.times)
+        layers.append(replace(layer, times=tuple(whole), sharded_times=tuple(cells)))
+    return replace(model, layers=tuple(layers))
+
+
+def _alone_s(both_s: float, host_s: float) -> float:
+    """Return the device's share of a time that `together_s` made, in seconds."""
+    # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
+    power = math.log(2.0) / math.log(float(together_s(1.0, 1.0)))
+    # files whose times somebody changed may be shorter than the host's code; none is 0
+    left = max(1.0 - (host_s / both_s) ** power, 1e-30)
+    return both_s * float(left ** (1.0 / power))

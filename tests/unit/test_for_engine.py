@@ -130,7 +130,7 @@ def test_explain_takes_options_that_are_switched_off(
 def test_plain_replicas_are_tried() -> None:
     """DeepSpeed without ZeRO reduces once per step, with it in every micro-batch."""
     raw = {"model": "gpt2-xl", "hardware": "a100-80gb:1x8", "mixed-precision": "fp32"}
-    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "64", "settle-chunk": "8"})
+    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "1024", "settle-chunk": "128"})
     assert choice.request.options.default_dp_type == "ddp"
 
 

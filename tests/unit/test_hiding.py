@@ -15,12 +15,12 @@ from autopar.documents.spec import load_spec
 from autopar.errors import DocumentError, OptionError
 from autopar.estimate import command as estimate_command, estimate_hardware, estimate_model
 from autopar.estimate.accuracy import class_of_sources, load_accuracy
-from autopar.estimate.profile import host_calls, without_host
 from autopar.estimate.stack import load_stack
-from autopar.hardware import HardwareProfile
+from autopar.hardware import HardwareProfile, host_calls
 from autopar.model import ModelProfile
 from autopar.plans import PUBLISHED_RUNS, LayerStrategy, Plan, VocabStrategy
 from autopar.sources import NAMED_BY_FILES, NAMED_BY_OPTION, Source, stack_source, stacks_of
+from search.cost.overlap import without_host
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.request import InputSpec, load_inputs
