@@ -160,6 +160,16 @@ def test_tensor_degrees_without_sequence_parallelism() -> None:
     assert "--no-sequence-parallel" in choice.notices[0]
 
 
+def test_parts_say_how_their_engine_sums_gradients() -> None:
+    """accelerate shards with FSDP2, whose sums are in bf16; what is typed stays."""
+    rules = {"pin": ["zero3=1,vzero3=1"]}
+    assert not choice_of("accelerate", **rules).request.options.fp32_gradients
+    assert choice_of("torchtitan", **rules).request.options.fp32_gradients
+    assert choice_of("deepspeed", **rules).request.options.fp32_gradients
+    typed = choice_of("accelerate", **rules, **{"fp32-gradients": True}).request
+    assert typed.options.fp32_gradients
+
+
 def test_what_is_switched_off_stays_off() -> None:
     """`--no-fp32-gradients` and `--async-grad-reduce 1` are answers, no absence of one."""
     request = choice_of("torchtitan", **{"fp32-gradients": False}).request
