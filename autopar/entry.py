@@ -15,6 +15,7 @@ from importlib import import_module
 
 __all__ = [
     "SUBCOMMANDS",
+    "check",
     "enter",
     "estimate",
     "explain",
@@ -39,6 +40,11 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
         "search.commands.explain",
         "where time and memory of a plan go, and why not another",
     ),
+    "check": (
+        "autopar-check",
+        "search.commands.check",
+        "read a launch: does it fit, how fast is it, what would be better",
+    ),
     "estimate": (
         "autopar-estimate",
         "search.commands.estimate",
@@ -47,7 +53,7 @@ SUBCOMMANDS = {  # name: the command's own name, its module, and what it does
     "explore": (
         "autopar-explore",
         "search.commands.explore",
-        "search every execution of a closed form, on any machine",
+        "what if: models on clusters with trainers, every one searched",
     ),
     "export": (
         "autopar-export",
@@ -131,6 +137,7 @@ def _start_quickly() -> None:
 
 search = partial(run_subcommand, "search")
 explain = partial(run_subcommand, "explain")
+check = partial(run_subcommand, "check")
 estimate = partial(run_subcommand, "estimate")
 explore = partial(run_subcommand, "explore")
 export = partial(run_subcommand, "export")

@@ -24,6 +24,7 @@ __all__ = [
     "OPERATIONS",
     "Curve",
     "HardwareProfile",
+    "Hiding",
     "Operation",
     "Speed",
     "falling_times",
@@ -184,6 +185,39 @@ class Curve:
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hiding:
+    """What a trainer's software hides of its traffic, beside the documented coefficient.
+
+    Source of the figures: a stack (`autopar.estimate.stack`).
+    """
+
+    tensor: float
+    """Share of tensor-parallel collectives that runs under products, forward and backward."""
+    regather: float
+    """All-gathers of a backward with sequence parallelism over one: the second, of the input for
+    the weight gradient, is new in part."""
+    sharded_network: float
+    """Share of the network's rate that ZeRO-3's traffic reaches."""
+    gradients: float
+    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
+    reduction: float
+    """Of a reduction, the share that is seen even if there is time to hide it."""
+    stragglers: float
+    """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: float
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: float
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: float
+    """Of host code, which device and collectives run beside: of a layer's forward."""
+    host_backward_s: float
+    host_collective_s: float
+    """Of launching one collective."""
+    host_experts_s: float
+    """Of a layer's routing, in both directions together."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HardwareProfile:
     """Bandwidths, collective times and capacities of `num_nodes` x `gpus_per_node` GPUs."""
@@ -197,6 +231,9 @@ class HardwareProfile:
     """Bandwidth of a transfer between neighbouring pipeline stages, by number of stages."""
     overlap_coefficient: float = 1.0
     """Slow-down of computation and communication while both run; >= 1."""
+    hiding: Hiding | None = None
+    """What a trainer hides besides, of estimates; None: measured files, whose traffic hides by the
+    coefficient alone."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a consecutive group); documented files have `allreduce` and
     `all2all`, sidecars all of `COLLECTIVES`."""

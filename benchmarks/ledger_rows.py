@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from autopar.estimate.card import Card, load_card
-from autopar.estimate.job import Attention, Block, Experts, Job, Mlp, parameters
+from autopar.estimate.job import Attention, Block, Experts, Job, Mlp, model_flop
 from autopar.estimate.layer import Machine, machine_of
 from autopar.estimate.site import Site, load_site
 from autopar.estimate.stack import Stack, load_stack
@@ -446,21 +446,4 @@ def _measured_s(cells: Mapping[str, str], job: Job) -> float:
     tokens = job.global_batch * job.seq
     if cells["tokens_s_gpu"]:
         return tokens / (_positive(cells, "tokens_s_gpu") * job.gpus)
-    return _model_flop(job) / (_positive(cells, "tflops_per_gpu") * 1e12 * job.gpus)
-
-
-def _model_flop(job: Job) -> float:
-    """Return the FLOP that trainers count of a step: 6 per weight and token, causal attention."""
-    tokens = float(job.global_batch * job.seq)
-    flop = 6.0 * job.vocab * job.blocks[0].hidden
-    for block in job.blocks:
-        experts, dense = parameters(block)
-        if isinstance(block.mlp, Experts):
-            experts *= block.mlp.per_token / block.mlp.number
-        flop += 6.0 * block.number * (experts + dense)
-        if block.attention is not None:
-            attention = block.attention
-            # of a query: scores and values of half the sequence
-            seen = min(job.seq / 2, attention.window or job.seq)
-            flop += 6.0 * block.number * (attention.query + attention.value) * seen
-    return tokens * flop
+    return model_flop(job) / (_positive(cells, "tflops_per_gpu") * 1e12 * job.gpus)

@@ -22,6 +22,7 @@ from search.request import (
     DEFAULT_HARDWARE,
     DEFAULT_MODEL,
     InputSpec,
+    Once,
     check_memory,
     fill_options,
     load_placed,
@@ -138,7 +139,8 @@ class Session:
         """Every input file."""
         calibration = self.options.calibration
         extra = () if calibration is None or calibration.source is None else (calibration.source,)
-        return self.hardware.sources + self.profile.sources + extra
+        # both may name one software
+        return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
 
     @property
     def calibrated(self) -> tuple[str, ...]:
@@ -199,21 +201,21 @@ def _without_effect(inputs: InputSpec, hardware: HardwareProfile) -> list[str]:
 
 
 def _loaded(
-    inputs: InputSpec, options: SearchOptions, given: Collection[str]
+    inputs: InputSpec, options: SearchOptions, given: Collection[str], once: Once
 ) -> tuple[SearchOptions, tuple[str, ...], tuple[ModelSpec, ModelProfile, HardwareProfile]]:
     """Return options, a line on sequence parallelism where files decided it, and the inputs.
 
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), load_placed(inputs, options)
+        return options, (), load_placed(inputs, options, once)
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), load_placed(inputs, changed)
+            return changed, (line,), load_placed(inputs, changed, once)
         except InputError:
             raise error from None  # it lacks tables without it, too
 
@@ -224,6 +226,7 @@ def open_session(
     given: Collection[str] = (),
     *,
     has_plan: bool = False,
+    once: Once = lambda key, make: make(),
 ) -> Session:
     """Return the session of a request; errors as `load_inputs`.
 
@@ -231,11 +234,12 @@ def open_session(
     ----------
     given : names of the options that somebody typed; the others may follow the inputs.
     has_plan : a plan is priced, whose batch is nobody's default.
+    once : makes profiles, which other questions may have in common, as `load_placed` has it.
     """
     given = {*given, "settle-bsz"} if has_plan else given
     asked = inputs
     inputs, places = with_places(asked, options)
-    options, variant, (spec, profile, hardware) = _loaded(inputs, options, given)
+    options, variant, (spec, profile, hardware) = _loaded(inputs, options, given, once)
     # a plan may be priced for more memory than there is, to see what it lacks
     if not has_plan:
         check_memory(options, given, hardware)

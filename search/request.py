@@ -35,11 +35,11 @@ __all__ = [
     "FILLS",
     "ROWS",
     "InputSpec",
+    "Once",
     "OutputSpec",
     "Request",
     "Shorthands",
     "build_request",
-    "changed_inputs",
     "check_memory",
     "extended",
     "fill_options",
@@ -62,6 +62,14 @@ an option asks for another shape of it, estimated anew."""
 _SHIPPED_HARDWARE = "a100-80gb_1x8"
 
 _IN = "Inputs"
+Once = Callable[[object, Callable[[], Any]], Any]
+"""Makes what several questions have in common, once: key, what makes it -> what is made."""
+_OF_CLUSTERS = ("hardware", "num_nodes", "num_gpus_per_node", "world_size")
+_OF_MODELS = (
+    *("model", "num_layers", "seq_length", "hidden_size", "num_heads", "num_kv_heads"),
+    *("head_dim", "ffn_hidden_size", "vocab_size", "make_vocab_size_divisible_by"),
+)
+"""Fields of `InputSpec` that say nothing of the other profile, the card apart."""
 _MAKE_TIMES = "`torchrun -m profiler.hardware` makes it (sp_time_*.json)"
 
 
@@ -109,7 +117,7 @@ class InputSpec:
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
-    parameter_bytes: Literal[4, 2] | None = option(
+    parameter_bytes: Literal[2, 4] | None = option(
         None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(
@@ -139,7 +147,7 @@ class InputSpec:
     )
     stack: str | None = option(
         None,
-        help="trainer whose kernels estimates are of (`autopar stacks`)",
+        help="trainer whose software times are of (`autopar stacks`)",
         panel=_IN,
         shown="torchtitan-eager",
     )
@@ -188,18 +196,18 @@ def load_inputs(
 
 
 def load_placed(
-    inputs: InputSpec, options: SearchOptions
+    inputs: InputSpec, options: SearchOptions, once: Once = lambda key, make: make()
 ) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
-    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`."""
+    """Return the same of the inputs that `with_places` returned; errors as `load_inputs`.
+
+    once : returns what its second argument makes, or what it made for an equal first one.
+    """
     from autopar import estimate
 
     if _is_shipped(inputs, options):
         return _shipped(options)
-    hardware, card = _hardware(inputs)
-    if inputs.stack is not None and inputs.time_profiling_path is not None:
-        raise OptionError(
-            "--stack: the times of the model are measured and --stack is of estimates; leave it out"
-        )
+    of_cluster = replace(inputs, **dict.fromkeys(_OF_MODELS))
+    hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
     if inputs.site is not None and card is None:
         raise OptionError(
             "--site: the hardware is measured and --site is of estimates; leave it out, or give "
@@ -207,11 +215,58 @@ def load_placed(
         )
     if options.sp_space != "tp" and not options.disable_sp and hardware.world_size > 1:
         _require_all_to_all(inputs, options, hardware)
-    spec, profile = _model(inputs, options, card)
+    of_model = replace(inputs, **dict.fromkeys(_OF_CLUSTERS))
+    key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
+    spec, profile = once(key, lambda: _model(inputs, options, card))
+    profile, hardware = _with_stack(profile, hardware, inputs, card)
     if card is None or inputs.time_profiling_path is not None:
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
+
+
+def _with_stack(
+    profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with the trainer's software among their sources, and how it is known.
+
+    Sidecars of files may name it; raises OptionError where --stack names another. What a card knows
+    nothing of is that of --stack, of the times that are read, or the default.
+    """
+    from autopar import sources as known
+    from autopar.documents.catalog import stack_names
+    from autopar.estimate.stack import load_stack
+
+    how = known.NAMED_BY_DEFAULT if inputs.stack is None else known.NAMED_BY_OPTION
+    of_files = [] if inputs.time_profiling_path is None else [profile.sources]
+    of_files += [hardware.sources] if card is None else []
+    asked = None if inputs.stack is None else load_stack(inputs.stack)
+    for sources in of_files:
+        others = [name for name in known.stacks_of(sources) if asked and name != asked.name]
+        if asked is not None and others:
+            raise OptionError(
+                f"--stack: {asked.name} contradicts the sidecars of the files, which name "
+                f"{others[0]}; leave it out"
+            )
+    if card is not None and of_files and asked is None:
+        # what the card is asked for is of the trainer that the times are of, if it is known
+        named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
+        if len(named) == 1:
+            hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
+
+    def sources_of(sources: tuple[Source, ...], *, read: bool) -> tuple[Source, ...]:
+        if not read:
+            return known.with_stack_named_by(sources, how)
+        if asked is None or known.stacks_of(sources):
+            return sources
+        # it names the software of what was measured, and is no estimate of it
+        return (*sources, replace(asked.source, estimated=False, notes=(known.NAMED_BY_OPTION,)))
+
+    read = inputs.time_profiling_path is not None
+    return (
+        replace(profile, sources=sources_of(profile.sources, read=read)),
+        replace(hardware, sources=sources_of(hardware.sources, read=card is None)),
+    )
 
 
 def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
@@ -511,18 +566,6 @@ def stored_request(
         for note in notes:
             notice(note)
     return dict(request)
-
-
-def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[str]:
-    """Return the names of inputs that are no longer those that the plan file was made from."""
-    digests = {item.role: item.sha256 for item in document.inputs}
-    changed = []
-    for source in sources:
-        old = digests.get(source.role)
-        # estimates and older files have no digest to compare
-        if old and source.sha256 and old != source.sha256:
-            changed.append(Path(source.path).name)
-    return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Options themselves are fields of the dataclasses that commands fill, read by `op
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from autopar.records import dataclass
 
@@ -33,6 +33,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "bsz-step": ("bsz-scale",),
     # the newest and older releases of the Galvatron engine and its models
     "disable-fsdp": ("disable-sdp",),
+    "global-batch": ("settle-bsz", "global-train-batch-size"),
+    "global-batch-size": ("settle-bsz", "global-train-batch-size"),
     "num-gpus": ("num-gpus-per-node",),
     "gpus-per-node": ("num-gpus-per-node",),
     "model-size": ("model",),
@@ -177,6 +179,24 @@ _SEARCH = Family(
     },
     refused={"threads": f"{_ONE_CORE}; searches side by side use more of them"},
 )
+_ONE_CLUSTER = "files that were measured are of one cluster: autopar-search plans with them"
+_SHAPE = "every --hardware says its own, CARD:NxG"
+_CALCULON = "it is of a closed form: autopar-explore calculon --help"
+_TENSOR2D = "it is of a closed form: autopar-explore tensor2d --help"
+_EXPLORE = replace(
+    _SEARCH,
+    refused={
+        **_SEARCH.refused,
+        **dict.fromkeys(("time-profiling-path", "memory-profiling-path"), _ONE_CLUSTER),
+        **dict.fromkeys(("allreduce-bandwidth-config-path", "overlap-coe-path"), _ONE_CLUSTER),
+        **dict.fromkeys(("p2p-bandwidth-config-path", "sp-time-path"), _ONE_CLUSTER),
+        **dict.fromkeys(("num-nodes", "num-gpus-per-node", "world-size"), _SHAPE),
+        **dict.fromkeys(("application", "num-procs", "max-batch"), _CALCULON),
+        **dict.fromkeys(("system", "objective", "sweep"), _CALCULON),
+        **dict.fromkeys(("num-gpus", "batch", "strategy"), _TENSOR2D),
+        **dict.fromkeys(("evaluate", "frontier", "top"), "autopar-search has it, for one question"),
+    },
+)
 _DEPTH = "layers are measured one by one; --layernum-max says how many whole forwards have"
 _WEIGHTS = "weights are random, nothing is loaded or saved"
 _TOKENS = "tokens are made up, no data are read"
@@ -282,6 +302,7 @@ FAMILIES: Mapping[str, Family] = {
     "": Family(),
     "profile-hardware": _HARDWARE,
     "search": _SEARCH,
+    "explore": _EXPLORE,
     "profile-model": _MODEL,
     "profile-plan": _PLAN,
 }

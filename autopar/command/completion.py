@@ -31,12 +31,13 @@ _NESTED: Mapping[str, tuple[str, ...]] = {
     "explore": ("calculon", "tensor2d"),
 }
 """Commands whose first word says which model; each has a module of its own."""
-_NAMES: Mapping[str, Literal["models", "cards", "stacks"]] = {
+_NAMES: Mapping[str, Literal["models", "cards", "stacks", "sites"]] = {
     "model": "models",
     "application": "models",
     "hardware": "cards",
     "system": "cards",
     "stack": "stacks",
+    "site": "sites",
 }
 """Options that take a shipped name."""
 
@@ -81,6 +82,9 @@ def tree(words: Sequence[str]) -> typer.Typer:
             inner.command(second, help=text)(_command(module if named else None))
         elif first in _NESTED:
             models = group(text)
+            # options without a model are the group's own
+            named = list(words[:1]) == [first] and words[1:2] not in [[w] for w in _NESTED[first]]
+            models.callback(invoke_without_command=True)(_command(module if named else None))
             for word in _NESTED[first]:
                 named = list(words[:2]) == [first, word]
                 models.command(word)(_command(module if named else None, word))
@@ -129,9 +133,14 @@ def _words(row: Row) -> Callable[[str], list[str]] | None:
         return None
 
     def found(incomplete: str) -> list[str]:
-        from autopar.documents.catalog import card_names, model_names, stack_names
+        from autopar.documents.catalog import card_names, model_names, site_names, stack_names
 
-        shipped = {"models": model_names, "cards": card_names, "stacks": stack_names}
+        shipped = {
+            "models": model_names,
+            "cards": card_names,
+            "stacks": stack_names,
+            "sites": site_names,
+        }
         known = list(row.choices) if names is None else shipped[names]()
         return [word for word in known if word.startswith(incomplete)]
 

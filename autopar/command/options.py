@@ -10,7 +10,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from autopar.errors import OptionError
 from autopar.output import refuse_clashes
 from autopar.records import dataclass
 
-__all__ = ["HELP_WIDTH", "MOST_USED", "Command", "files_among", "normalise"]
+__all__ = ["HELP_WIDTH", "MOST_USED", "REPEATED", "Command", "files_among", "normalise"]
 
 MOST_USED = "Most used"
 """Heading of the options that say they belong there; it comes where the first of them would."""
+REPEATED = "Choices: each of them may be given several times"
+"""Heading of the options that `Command.repeats` names."""
 HELP_WIDTH = 100
 _LEFT = 34
 """Columns of the names in a help."""
@@ -42,6 +44,9 @@ class Command:
     usage: str = "[OPTIONS]"
     without: frozenset[str] = frozenset()
     """Names of options of these dataclasses that the command does not have."""
+    repeats: tuple[str, ...] = ()
+    """Names of those that may be given several times here, each time another choice: `read` returns
+    lists of texts, which the dataclass itself reads one at a time."""
     panels: tuple[str, ...] = ()
     """Headings that come first, in this order; the others follow as the fields do."""
     family: str = ""
@@ -50,7 +55,7 @@ class Command:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Its options by heading."""
-        return _sorted(self.fills, self.without, self.panels)
+        return _sorted(self.fills, self.without, self.panels, self.repeats)
 
     @property
     def help_text(self) -> str:
@@ -114,14 +119,15 @@ def _refuse_clashes(raw: Mapping[str, Any]) -> None:
 
     What stands in a folder that is read is known to the command alone.
     """
-    words = {
-        name: value
+    words = [
+        (name, word)
         for name, value in raw.items()
-        if isinstance(value, str) and value.lower() not in _NO_FILE
-    }
-    outputs = {f"--{name}": words[name] for name in words if name in _WRITTEN}
+        for word in (value if isinstance(value, list) else [value])
+        if isinstance(word, str) and word.lower() not in _NO_FILE
+    ]
+    outputs = {f"--{name}": word for name, word in words if name in _WRITTEN}
     if outputs:
-        inputs = (word for name, word in words.items() if name not in _WRITTEN)
+        inputs = (word for name, word in words if name not in _WRITTEN)
         refuse_clashes(outputs, files_among(inputs))
 
 
@@ -142,14 +148,32 @@ def _is_file(word: str) -> bool:
 
 @cache
 def _sorted(
-    fills: tuple[type, ...], without: frozenset[str], panels: tuple[str, ...]
+    fills: tuple[type, ...],
+    without: frozenset[str],
+    panels: tuple[str, ...],
+    repeats: tuple[str, ...],
 ) -> tuple[Row, ...]:
     named: dict[str, Row] = {}
     for row in (row for cls in fills for row in rows_of(cls)):
         named.setdefault(row.name, row)  # a command's own comes first, and hides another's
-    found = [row for name, row in named.items() if name not in without]
+    found = [
+        _repeating(row) if name in repeats else row
+        for name, row in named.items()
+        if name not in without
+    ]
     order = list(dict.fromkeys([*panels, *(row.panel for row in found)]))
     return tuple(sorted(found, key=lambda row: (order.index(row.panel), row.place)))
+
+
+def _repeating(row: Row) -> Row:
+    """Return an option that may be given several times, under a heading of its own."""
+    return replace(
+        row,
+        kind="texts",
+        panel=REPEATED,
+        metavar=row.metavar or "|".join(row.choices) or _VALUES.get(row.kind),
+        most_used=False,
+    )
 
 
 # --- command lines ----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ __all__ = [
     "blocks_of",
     "job_of_plan",
     "mamba_inputs",
+    "model_flop",
     "parameters",
     "stage_blocks",
 ]
@@ -56,7 +57,8 @@ Recomputation = frozenset[Module] | Literal["full"]
 class LatentAttention:
     """Widths of multi-head latent attention (DeepSeek-V2): queries and keys are compressed."""
 
-    query_rank: int
+    query_rank: int | None
+    """None: queries are projected at once."""
     key_value_rank: int
     rotary_width: int
     """Of each key, the part that carries positions and is one for all heads."""
@@ -179,6 +181,8 @@ class Job:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    etp: int = 1
+    """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
     stage_layers: tuple[int, ...] = ()
@@ -308,6 +312,23 @@ def parameters(block: Block) -> tuple[float, float]:
     return experts, dense
 
 
+def model_flop(job: Job) -> float:
+    """Return the FLOP that trainers count of a step: 6 per weight and token, causal attention."""
+    tokens = float(job.global_batch * job.seq)
+    flop = 6.0 * job.vocab * job.blocks[0].hidden
+    for block in job.blocks:
+        experts, dense = parameters(block)
+        if isinstance(block.mlp, Experts):
+            experts *= block.mlp.per_token / block.mlp.number
+        flop += 6.0 * block.number * (experts + dense)
+        if block.attention is not None:
+            attention = block.attention
+            # of a query: scores and values of half the sequence
+            seen = min(job.seq / 2, attention.window or job.seq)
+            flop += 6.0 * block.number * (attention.query + attention.value) * seen
+    return tokens * flop
+
+
 def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, int], ...]:
     """Return (outputs, inputs) of the projections in front of attention."""
     latent = attention.latent
@@ -315,10 +336,19 @@ def attention_matrices(hidden: int, attention: Attention) -> tuple[tuple[int, in
         return ((attention.query + attention.key_value, hidden),)
     values = attention.value_width or attention.width
     # DeepSeek-V2 (arXiv 2405.04434), section 2.1: compress, and expand to the heads
+    keys = attention.heads * (attention.width - latent.rotary_width + values)
+    narrow = latent.key_value_rank + latent.rotary_width
+    if latent.query_rank is None:
+        # its smaller models project queries at once
+        return (
+            (narrow, hidden),
+            (attention.query, hidden),
+            (keys, latent.key_value_rank),
+        )
     return (
-        (latent.query_rank + latent.key_value_rank + latent.rotary_width, hidden),
+        (latent.query_rank + narrow, hidden),
         (attention.query, latent.query_rank),
-        (attention.heads * (attention.width - latent.rotary_width + values), latent.key_value_rank),
+        (keys, latent.key_value_rank),
     )
 
 

@@ -160,7 +160,7 @@ def split_of(job: Job) -> Split:
         # tensor ranks route their own tokens to whole experts
         routed=job.tokens / job.tp,
         tensor=job.tp,
-        expert_tensor=1,
+        expert_tensor=job.etp,
         heads=job.tp,
     )
 
@@ -357,7 +357,7 @@ def _weights_cast(machine: Machine, job: Job, block: Block) -> float:
     if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
         return 0.0
     experts, dense = parameters(block)
-    held = experts / job.ep + (0.0 if job.experts_only else dense / job.tp)
+    held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
     return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
 
 
@@ -378,7 +378,7 @@ def _attention_parts(
         yield from _linear(machine, job, f"qkv {index}", module, n, width, inputs)
     yield from _linear(machine, job, "projection", "attention", n, hidden, attention.value / t)
     if latent is not None:
-        widths = latent.query_rank + latent.key_value_rank
+        widths = (latent.query_rank or 0) + latent.key_value_rank
         yield _element(machine, job, "latent norms", "attention", "norm", n * widths)
     heads = (attention.query + key_value) / t
     if attention.head_norms:
@@ -532,7 +532,9 @@ def _expert_parts(
     machine: Machine, job: Job, hidden: int, mlp: Experts, split: Split
 ) -> Iterator[Part]:
     n = split.routed
-    copies = n * mlp.per_token * job.skew
+    own = n * mlp.per_token * job.skew
+    # ranks that share an expert have all tokens of each other
+    copies = own * job.etp
     held = mlp.number / job.ep
     rows = copies * job.ep / mlp.number
     inner, width = mlp.latent or hidden, mlp.width / split.expert_tensor
@@ -568,8 +570,11 @@ def _expert_parts(
         gated=mlp.gated,
     )
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
+    # sorted by rank, and where they were gathered again by expert: two passes of half a factor
+    sorted_copies = own * (1 + job.etp) / 2
     forward, backward = (
-        slow * permute_s(machine.kernels, copies, inner, backward=side) for side in (False, True)
+        slow * permute_s(machine.kernels, sorted_copies, inner, backward=side)
+        for side in (False, True)
     )
     yield Part("permute", "moe", "memory", forward, backward)
     plain = job if job.precision in ("fp16", "fp32") else replace(job, precision="bf16")
@@ -669,10 +674,12 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
 
 def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
     """Return dispatch and combine, and their gradients', which go the other way."""
+    shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
     if job.ep == 1:
-        return Sends()
-    # expert groups are neighbours: they fold over tensor, context and data ranks
-    shape = group(machine, job.ep, 1)
+        return Sends(shared, shared, 4 if job.etp > 1 else 0)
+    # expert groups are neighbours: they fold over tensor, context and data ranks, behind the ranks
+    # that share an expert
+    shape = group(machine, job.ep, job.etp)
     # a card's own figures are of few tokens, as in inference, and too slow for many
     network = replace(machine.card.network, exchange=None)
     dispatch, combine = (
@@ -690,7 +697,19 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
         )
         for direction in ("dispatch", "combine")
     )
-    return Sends(dispatch + combine, dispatch + combine, 8)
+    once = dispatch + combine + shared
+    return Sends(once, once, 12 if job.etp > 1 else 8)
+
+
+def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:
+    """Return what ranks that share an expert gather in front of it and scatter behind it."""
+    if job.etp == 1:
+        return 0.0
+    size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * 2.0
+    return sum(
+        transfer_s(machine, operation, float(size), job.etp, 1)
+        for operation in ("allgather", "reducescatter")
+    )
 
 
 # --------------------------------------------------------------------------------------------------

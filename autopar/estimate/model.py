@@ -48,6 +48,7 @@ __all__ = [
     "layer_flop",
     "logits_peak_bytes",
     "other_memory",
+    "sample_flop",
 ]
 
 
@@ -373,6 +374,19 @@ def layer_flop(layer: LayerSpec, seq_length: int, memory_seq_length: int) -> flo
         flop += 2.0 * h * (2 * seq_length * query + memory_seq_length * key_value)
         flop += 4.0 * seq_length * memory_seq_length * query
     return flop
+
+
+def sample_flop(spec: ModelSpec) -> float:
+    """Return the FLOP of one sample's forward through all layers and the head's products.
+
+    Attention under a mask counts half, recomputation and padding of the vocabulary nothing: what a
+    model needs, whatever a plan does. Raises InputError where sizes are unknown.
+    """
+    lengths = [layer.seq_length for layer in spec.layers]
+    flop = sum(
+        layer.num_layers * layer_flop(layer, layer.seq_length, lengths[0]) for layer in spec.layers
+    )
+    return flop + 2.0 * lengths[-1] * spec.layers[-1].hidden_size * (spec.vocab_size or 0)
 
 
 def _check_precision(card: Card, precision: str) -> None:

@@ -2,12 +2,14 @@
 
 Layers whole and sharded, forward and backward apart, and what is around them, for many batches and
 degrees at once. What layers keep in memory is counted in `autopar.estimate.model`; how cells make a
-plan's time is the planner's cost model.
+plan's time is the planner's cost model, which asks for them without the host's code.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,23 +26,29 @@ from autopar.estimate.layer import (
     optimizer_time_s,
     together_s,
 )
-from autopar.model import OtherTime, ShardedTime, TimePoint
+from autopar.hardware import Hiding
+from autopar.model import ModelProfile, ModelSpec, OtherTime, ShardedTime, TimePoint
 
-__all__ = ["cells_job", "layer_cells", "other_cells"]
+__all__ = ["Calls", "cells_job", "host_calls", "layer_cells", "other_cells", "without_host"]
 
 _Kind = Literal["sp", "tp", "ulysses"]
 
 
-class _Calls(NamedTuple):
+class Calls(NamedTuple):
     """Collectives that the host launches for a layer."""
 
     forward: int
     backward: int
 
 
-_CALLS: dict[_Kind, _Calls] = {"sp": _Calls(4, 6), "tp": _Calls(2, 2), "ulysses": _Calls(4, 4)}
+_CALLS: dict[str, Calls] = {"sp": Calls(4, 6), "tp": Calls(2, 2), "ulysses": Calls(4, 4)}
 """Of sharded layers: gathering and scattering around both halves, once more in the backward; an
 all-reduce behind each; all-to-alls of queries, keys, values and the result."""
+
+
+def host_calls(kind: str) -> Calls:
+    """Return the collectives of a layer that is sharded this way; none of kinds without times."""
+    return _CALLS.get(kind, Calls(0, 0))
 
 
 def cells_job(
@@ -105,7 +113,7 @@ def layer_cells(
         for row, degree in enumerate(degrees):
             if degree == 1 and name == "ulysses":
                 continue  # whole layers are the same under both
-            calls = _CALLS[name] if degree > 1 else _Calls(0, 0)
+            calls = host_calls(name) if degree > 1 else Calls(0, 0)
             forward_s = _with_host(machine, forward[row], calls.forward, block, "forward_s")
             backward_s = _with_host(machine, backward[row], calls.backward, block, "backward_s")
             own = held / (1 if name == "ulysses" else degree)
@@ -142,6 +150,43 @@ def other_cells(
         OtherTime(batch=batch, seq_lengths=seq_lengths, forward_s=float(f), backward_s=float(g))
         for batch, f, g in zip(batches, forward, backward, strict=True)
     ]
+
+
+def without_host(model: ModelProfile, spec: ModelSpec, hiding: Hiding) -> ModelProfile:
+    """Return an estimated profile with the times of devices alone: host code is taken out of them.
+
+    The inverse of what `layer_cells` puts together, for whoever prices layers with what they send,
+    under which hosts work too.
+    """
+    layers = []
+    for kind, layer in zip(spec.layers, model.layers, strict=True):
+        experts = hiding.host_experts_s / 2.0 if kind.num_experts is not None else 0.0
+        ahead, back = (experts + s for s in (hiding.host_forward_s, hiding.host_backward_s))
+        cells = []
+        for cell in layer.sharded_times:
+            calls = host_calls(cell.kind) if cell.degree > 1 else Calls(0, 0)
+            forward_s = ahead + calls.forward * hiding.host_collective_s
+            backward_s = back + calls.backward * hiding.host_collective_s
+            cells.append(
+                replace(
+                    cell,
+                    forward_s=_alone_s(cell.forward_s, forward_s),
+                    backward_s=cell.backward_s and _alone_s(cell.backward_s, backward_s),
+                    recompute_s=cell.recompute_s and _alone_s(cell.recompute_s, forward_s),
+                )
+            )
+        whole = (replace(x, forward_s=_alone_s(x.forward_s, ahead)) for x in layer.times)
+        layers.append(replace(layer, times=tuple(whole), sharded_times=tuple(cells)))
+    return replace(model, layers=tuple(layers))
+
+
+def _alone_s(both_s: float, host_s: float) -> float:
+    """Return the device's share of a time that `together_s` made, in seconds."""
+    # (device^p + host^p)^(1/p) of 1 and 1 is 2^(1/p)
+    power = math.log(2.0) / math.log(float(together_s(1.0, 1.0)))
+    # files whose times somebody changed may be shorter than the host's code; none is 0
+    left = max(1.0 - (host_s / both_s) ** power, 1e-30)
+    return both_s * float(left ** (1.0 / power))
 
 
 def _seconds(parts: Iterable[Part], like: F64) -> tuple[F64, F64]:

@@ -186,17 +186,19 @@ def run_model(
     first, *rest = list(arguments) or ["--help"]
     if first in models:
         return models[first].command.run(rest, models[first].execute)
-    if first.startswith("-") and otherwise is not None:
+    # `--name value`, `--name=value` and `name=value` are options alike
+    if otherwise is not None and (first.startswith("-") or "=" in first):
         return command.run([first, *rest], otherwise)
     # an option without a model is not unknown: what lacks is the model
     asked = [word for word in (first, *rest) if word in ("--help", "-h")]
-    return command.run(asked, lambda _: _no_model(first, tuple(models)))
+    else_ = "options or " if otherwise is not None else ""
+    return command.run(asked, lambda _: _no_model(first, tuple(models), else_))
 
 
-def _no_model(word: str, models: tuple[str, ...]) -> NoReturn:
+def _no_model(word: str, models: tuple[str, ...], else_: str) -> NoReturn:
     """Raise OptionError for a command line that does not begin with a model."""
     known = " or ".join(models)
     if word.startswith("-"):
         raise OptionError(f"say which model, {known}, before the options")
     hint = did_you_mean(word, models, 0.6, form="{}")
-    raise OptionError(f"expected the model {known}, got {word!r:.60}{hint}")
+    raise OptionError(f"expected {else_}the model {known}, got {word!r:.60}{hint}")

@@ -1,4 +1,8 @@
-"""autopar-explore: the whole space of an analytic model, the best executions of it out."""
+"""autopar-explore: what-ifs of the planner, and the whole spaces of two closed forms.
+
+What-ifs are in `search.commands.what_if`; here is the space of a closed form, and its best
+executions out.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from autopar.output import refuse_clashes
 from autopar.records import dataclass
 from search.closed_form import MOST_BATCH, MOST_PROCESSORS, MOST_SEARCHES, MOST_TOP
 from search.commands.app import Model, leave, run_model, write_answer
+from search.commands.what_if import COMMAND, execute as execute_what_ifs
 
 if TYPE_CHECKING:
     from search.closed_form.calculon import System
@@ -210,23 +215,6 @@ class TunerSpec:
 
 _OWN = tuple(row.name for row in rows_of(TunerSpec))
 _SHARED = ("application", "system", "num-procs", "top", "objective", "compat", "threads", "json")
-COMMAND = Command(
-    name=_NAME,
-    usage="calculon|tensor2d [OPTIONS]",
-    intro="""Search every way to run a training step, priced in closed form, for the best.
-
-autopar-explore calculon [OPTIONS]: tensor, pipeline and data parallelism with interleaving,
-recomputation, offload and overlap.
-
-autopar-explore tensor2d [OPTIONS]: tensor parallelism over heads, over rows and columns, and
-context parallelism, with groups placed in fast domains.
-
-Each has its own --help.
-
-Exit codes: 0 done, 2 an input is unusable, 3 no execution can run, 130 stopped by Ctrl-C, which
-shows the best found until then.
-""",
-)
 _CALCULON = Command(
     name=_NAME,
     usage="calculon [OPTIONS]",
@@ -262,7 +250,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return run_model(arguments, COMMAND, MODELS)
+    return run_model(arguments, COMMAND, MODELS, execute_what_ifs)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.data import read
+from tests.data import goldens, read
 
 __all__ = ["check", "columns", "compressed", "documents", "main", "write"]
 
@@ -28,6 +28,7 @@ Tables = dict[str, dict[str, list[Any]]]
 
 TABLES_OF_RUNS = ("published_runs", "published_runs_more", "published_runs_single_node")
 SETTINGS = "published_runs_settings.jsonl"
+MEMORY = "memory_goldens"
 _CALCULON = "Calculon (SC'23, doi 10.1145/3581784.3607102)"
 _TENSOR2D = "the performance model of arXiv 2410.00273"
 _GALVATRON = "Galvatron's search engine, its newest release and v2.4.0"
@@ -290,6 +291,7 @@ def write(cases: Path, out: Path) -> dict[str, int]:
         for entry in map(json.loads, (cases / SETTINGS).read_text(encoding="utf-8").splitlines())
     ]
     contents[f"{SETTINGS}.gz"] = _compressed("".join(f"{json.dumps(k)}\n" for k in kept))
+    contents[f"{MEMORY}.csv.gz"] = _compressed(goldens.written(goldens.golden_rows(cases)))
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (out / name).write_bytes(content)
@@ -332,6 +334,7 @@ def check(cases: Path, out: Path) -> None:
             assert row == {"name": row["name"]} | {key: file[key].tolist() for key in file.files}
     for name in TABLES_OF_RUNS:
         assert list(read.read_csv(out, name)) == list(read.read_csv(cases, name))
+    assert list(read.read_csv(out, MEMORY)) == goldens.golden_rows(cases)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,7 +53,20 @@ SPACE: dict[str, Any] = {
     "activations_offload": False,
     "optimizer_offload": False,
 }
-GOOD = (CALCULON, TWO, TUNER, (*CALCULON, "--compat"), (*TWO, "--sweep", "model.l=1024,2048"))
+WHAT_IF = (
+    *("--model", "config.json"),
+    *("--hardware", "card.json:1x2", "--hardware", "a100-80gb:1x2"),
+    *("--stack", "megatron-core"),
+    *("--settle-bsz", "8"),
+)
+GOOD = (
+    WHAT_IF,
+    CALCULON,
+    TWO,
+    TUNER,
+    (*CALCULON, "--compat"),
+    (*TWO, "--sweep", "model.l=1024,2048"),
+)
 """What the rows start from, and what is searched without a word."""
 
 
@@ -104,6 +117,7 @@ def cases() -> Iterator[Case]:
             where = (*path[:-1], "nonsense_key")
             yield _case("documents", f"{file}: unknown key", arguments, changed(file, where, 1))
     yield from _spaces()
+    yield from _what_ifs()
     yield from _nothing_runs()
     for what, path in {
         "a path that leads nowhere": "system.networks.0.bandwith=1,2",
@@ -165,6 +179,39 @@ def _spaces() -> Iterator[Case]:
     yield _case("spaces", "a negative seed", (*TUNER, "--tuner", "random", "--seed", "-1"))
     yield _case("spaces", "Ray for another tuner", (*TUNER, "--tuner", "random", "--ray", "local"))
     yield _case("spaces", "a tuner of the other model", (*TWO, "--tuner", "random"))
+
+
+def _what_ifs() -> Iterator[Case]:
+    for what, arguments, edit in (
+        ("no model", WHAT_IF[2:], None),
+        ("no hardware", (*WHAT_IF[:2], *WHAT_IF[6:]), None),
+        ("no batch", WHAT_IF[:8], None),
+        ("an unknown model", (*WHAT_IF, "--model", "llama2-8b"), None),
+        ("an unknown card", (*WHAT_IF, "--hardware", "a1000:1x8"), None),
+        ("a cluster without a shape", (*WHAT_IF, "--hardware", "a100-80gb"), None),
+        ("an unknown stack", (*WHAT_IF, "--stack", "megatron"), None),
+        ("an unknown site", (*WHAT_IF, "--site", "moon"), None),
+        ("an unknown engine", (*WHAT_IF, "--engine", "jax"), None),
+        ("half a batch", (*WHAT_IF, "--settle-bsz", "8.5"), None),
+        ("lengths of two layer types", (*WHAT_IF, "--seq-length", "64,64"), None),
+        ("a layer that no model has", (*WHAT_IF, "--pin", "layers 90-99:tp=1"), None),
+        ("an order by price without prices", (*WHAT_IF, "--by", "cost"), None),
+        ("a price of nothing", (*WHAT_IF, "--price", "b200=2"), None),
+        ("a price that is none", (*WHAT_IF, "--price", "a100-80gb=cheap"), None),
+        ("a word too many", (*WHAT_IF, "h100:1x8"), None),
+        ("measured files", (*WHAT_IF, "--time-profiling-path", "x.json"), None),
+        ("--json is the card", (*WHAT_IF, "--json", "card.json"), None),
+        ("a folder that is a file", (*WHAT_IF, "--output-config-path", "system.json"), None),
+        (
+            "a card with text for a number",
+            WHAT_IF,
+            changed("card.json", ("device", "memory_bytes", "value"), "8 GB"),
+        ),
+    ):
+        yield _case("what-ifs", what, arguments, edit)
+    nothing = (*WHAT_IF, "--seq-length", "64", "--memory-constraint", "1.1")
+    # each combination says what it needs
+    yield replace(_case("what-ifs", "nothing fits", nothing, code=3), prints=True)
 
 
 def _nothing_runs() -> Iterator[Case]:

@@ -165,18 +165,19 @@ def test_golden_readme_shows_what_is_printed(
     assert shown == report, "the README shows another report; run `make golden`"
 
 
+@pytest.mark.parametrize("end", ["--top 2\n", "--global-batch 512\n"])
 def test_golden_exploration_shows_what_is_printed(
-    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    end: str, folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """The answer in docs/explore.md is the one of today."""
+    """The answers in docs/explore.md are those of today."""
     path = ROOT / "docs" / "explore.md"
     text = path.read_text(encoding="utf-8")
     blocks = plain_blocks(text)
-    place = next(n for n, block in enumerate(blocks) if block.endswith("--top 2\n"))
-    assert cli_explore.run(shlex.split(blocks[place])[1:]) == 0
+    place = next(n for n, block in enumerate(blocks) if block.endswith(end))
+    assert cli_explore.run(shlex.split(blocks[place].replace("\\\n", " "))[1:]) == 0
     report = capsys.readouterr().out
     if request.config.getoption("--update-golden"):
-        old, new = (f"--top 2\n```\n\n```\n{shown}```" for shown in (blocks[place + 1], report))
+        old, new = (f"{end}```\n\n```\n{shown}```" for shown in (blocks[place + 1], report))
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         return
     assert blocks[place + 1] == report, "the page shows another answer; run `make golden`"

@@ -31,6 +31,7 @@ from tests.e2e.bad_explore_table import (
     CALCULON as EXPLORED,
     TUNER,
     TWO as EXPLORED_TWO,
+    WHAT_IF,
     prepare_explore,
 )
 from tests.e2e.bad_export_table import GALVATRON, MEGATRON, TO, prepare_exports
@@ -138,6 +139,13 @@ BASES = (
     ),
     Base(
         name="explore",
+        arguments=WHAT_IF,
+        reads=("config.json", "card.json"),
+        outputs=("json", "output-config-path"),
+        weight=3,
+    ),
+    Base(
+        name="explore",
         arguments=EXPLORED,
         reads=("application.json", "system.json"),
         outputs=("json", "all"),
@@ -175,6 +183,13 @@ BASES = (
     ),
     Base(name="export", arguments=MEGATRON, reads=("train.sh",), outputs=("out",), weight=2),
     Base(name="export", arguments=GALVATRON, reads=("train_dist.yaml",), outputs=("out",)),
+    Base(
+        name="check",
+        arguments=("launch.sh", "--hardware", "card.json:1x8"),
+        reads=("launch.sh", "card.json"),
+        outputs=("json",),
+        weight=3,
+    ),
     Base(
         name="export",
         arguments=("--from", "galvatron", "plan.json"),
@@ -298,6 +313,7 @@ def prepare_good(folder: Path) -> None:
     prepare_exports(folder)
     prepare_plans(folder)
     prepare_models(folder)
+    (folder / "launch.sh").write_text(LAUNCH, "utf-8")
     shown = folder / "shown"
     shown.mkdir()
     for path in (ROOT / "hardware_configs" / "a100-80gb_1x8").iterdir():
@@ -323,6 +339,20 @@ def prepare_good(folder: Path) -> None:
     for name, minor in (("null", 3), ("full", 7)):
         with contextlib.suppress(OSError):
             os.mknod(folder / name, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+
+
+LAUNCH = """export CUDA_DEVICE_MAX_CONNECTIONS=1
+TP=${TP:-2}
+ARGS=(
+    --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048
+    --max-position-embeddings 2048 --vocab-size 32000 --swiglu --normalization RMSNorm
+    --micro-batch-size 1 --global-batch-size 8 --bf16
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size $((4 / TP))
+)
+if [ "$TP" -gt 1 ]; then ARGS+=(--sequence-parallel); fi
+torchrun --nproc-per-node 8 pretrain_gpt.py ${ARGS[@]}
+"""
+"""A launch of Megatron-LM with its model."""
 
 
 @cache

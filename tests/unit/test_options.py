@@ -12,12 +12,14 @@ import pytest
 
 from autopar.command.aliases import ALIASES, FAMILIES, VALUES, Family
 from autopar.command.fields import make, option, read_values, rows_of, validate
-from autopar.command.options import HELP_WIDTH, Command, normalise
+from autopar.command.options import HELP_WIDTH, REPEATED, Command, normalise
 from autopar.errors import OptionError
 
 COMMANDS = (
     *("search.commands.search", "search.commands.explain", "search.commands.export"),
+    "search.commands.check",
     *("search.commands.estimate calculon", "search.commands.estimate tensor2d"),
+    "search.commands.explore",
     *("search.commands.explore calculon", "search.commands.explore tensor2d"),
     *("profiler.verify.command", "autopar.estimate.command"),
     *(
@@ -242,6 +244,19 @@ def test_what_peers_write_beside() -> None:
         normalise(["--cp_deg=2"], SMALL.rows, family)
 
 
+def test_choices_may_be_given_several_times() -> None:
+    """As texts, in their order; what else a command has is as it was."""
+    several = Command(name="several", intro="", fills=(Small,), repeats=("num-layers", "kind"))
+    raw = several.read(
+        ["--num-layers", "4,5", "--num_layers=6", "--kind", "two", "--bsz", "2"], lambda _: None
+    )
+
+    assert raw == {"num-layers": ["4,5", "6"], "kind": ["two"], "bsz": "2"}
+    heading = f"{REPEATED}\n  --num-layers N[,N]              layers\n  --kind one|two"
+    assert heading in several.help_text
+    assert SMALL.help_text == HELP
+
+
 def test_alias_may_bring_its_value() -> None:
     """It takes none of its own."""
 
@@ -312,14 +327,15 @@ def test_every_command_has_a_help_within_the_width(module: str) -> None:
 def test_aliases_lead_to_options_of_commands() -> None:
     """Each means an option of some command; none is ignored or refused where it means one."""
     commands = [command_of(module) for module in COMMANDS]
-    tables = {command.name: {row.name for row in command.rows} for command in commands}
-    everything = set().union(*tables.values())
+    # not by name: words of one command have options of their own
+    tables = [{row.name for row in command.rows} for command in commands]
+    everything = set().union(*tables)
 
     for targets in ALIASES.values():
         assert {target.partition("=")[0] for target in targets} <= everything
     assert {name for name, _ in VALUES} <= everything
-    for command in commands:
-        family, own = FAMILIES[command.family], tables[command.name]
+    for command, own in zip(commands, tables, strict=True):
+        family = FAMILIES[command.family]
         used = {a for a, to in ALIASES.items() if own & {t.partition("=")[0] for t in to}}
         foreign = [family.ignored, family.planned, family.refused, family.only_one]
         for table in foreign:

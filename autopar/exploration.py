@@ -1,0 +1,137 @@
+"""The object that `autopar-explore --json` prints for its combinations, and its parts.
+
+What a combination is and how it is searched is `search.what_if`; a single plan's documents are in
+`autopar.documents.plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from autopar.documents.checks import StrictObject, published
+from autopar.objects import ConfigDict, Field
+
+__all__ = ["ChoiceEntry", "EffectEntry", "ExplorationDocument", "GroupEntry", "LeadEntry"]
+
+_EXAMPLE: dict[str, Any] = {
+    "format": "autopar-exploration",
+    "version": 1,
+    "by": "tokens",
+    "complete": True,
+    "choices": {"model": ["llama3-8b"], "hardware": ["h100:1x8"], "settle-bsz": ["64"]},
+    "request": {"mixed-precision": "bf16"},
+    "groups": [
+        {
+            "trained": {"model": "llama3-8b"},
+            "answers": [
+                {
+                    "choice": {"model": "llama3-8b", "hardware": "h100:1x8", "settle-bsz": "64"},
+                    "status": "found",
+                    "rank": 1,
+                    "step_time_s": 6.25,
+                    "step_time_interval_s": [6.25, 8.5],
+                }
+            ],
+        }
+    ],
+    "effects": [],
+}
+
+
+class _Entry(StrictObject):
+    """An object of the document; what is unknown is absent or null."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the object as it is written: the keys that were given, in their order."""
+        return self.model_dump(exclude_unset=True)
+
+
+class ChoiceEntry(_Entry):
+    """One combination, and the plan that its search found."""
+
+    choice: dict[str, str]
+    """Option without hyphens in front -> what was typed."""
+    status: Literal["found", "no plan", "not tried"]
+    reason: str = ""
+    """Why there is no plan; of a search that was stopped early, how far it may be from the best."""
+    rank: int | None = None
+    """In its group, from 1."""
+    num_gpus: int | None = None
+    global_batch: int | None = None
+    tokens_per_sample: int | None = None
+    step_time_s: float | None = None
+    step_time_interval_s: list[float] | None = None
+    """The two ends of 90 %; null where nothing is known of the error."""
+    tokens_per_s_per_gpu: float | None = None
+    interval_tokens_per_s_per_gpu: list[float] | None = None
+    """The same ends, the slow one first."""
+    mfu: float | None = None
+    """FLOP/s of the model over the peak of the card, 0 to 1."""
+    reserved_bytes: int | None = None
+    budget_bytes: int | None = None
+    """Of the fullest stage."""
+    cost_per_mtoken: float | None = None
+    """Of a million tokens, in the currency of the prices."""
+    summary: str | None = None
+    """The plan in a line."""
+    plan: dict[str, Any] | None = None
+    """Its strategy, as a strategy file has it."""
+    plan_file: str | None = None
+    """Where `--output-config-path` put it."""
+    estimated: bool | None = None
+    """Some input was not measured."""
+    defaults_used: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
+class LeadEntry(_Entry):
+    """How far the first answer of a group is ahead of another: the second, the first elsewhere."""
+
+    over: int
+    """Rank of the other."""
+    ratio: float
+    intervals_overlap: bool | None = None
+    """Of their 90 %; null where the next one says more, or an interval is not known."""
+    probability_faster: float | None = None
+    """Of two plans of one cluster and trainer."""
+
+
+class GroupEntry(_Entry):
+    """The answers for one model at one length."""
+
+    trained: dict[str, str]
+    leads: list[LeadEntry] = Field(default_factory=list)
+    answers: list[ChoiceEntry]
+    """In their order, those without a plan last."""
+
+
+class EffectEntry(_Entry):
+    """What an option is worth: the best over the worst of its values, all else equal."""
+
+    option: str
+    ratio: float
+    """Geometric mean of the comparisons."""
+    comparisons: int
+    best: str
+    """The value that is most often the best, `wins` times."""
+    wins: int
+
+
+@published("exploration")
+class ExplorationDocument(_Entry):
+    """The answers of `autopar-explore` by what is trained, each group in its order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    format: Literal["autopar-exploration"]
+    version: Literal[1]
+    by: Literal["tokens", "step", "cost"]
+    """What the order is by."""
+    complete: bool
+    """False after Ctrl-C: what was searched until then."""
+    choices: dict[str, list[str]]
+    """Option -> its values as typed."""
+    request: dict[str, bool | str | list[str]]
+    """The options that all combinations share, as typed."""
+    groups: list[GroupEntry]
+    effects: list[EffectEntry]

@@ -1,0 +1,412 @@
+"""What a training launch is, as far as memory depends on it: sizes, degrees, arguments, software.
+
+A `Launch` holds no bytes and reads no file. Its words are those of Megatron-Core, and its defaults
+those of that trainer's newest release; `search.launches` makes one of a launch's arguments. Sizes
+are elements of one replica, before any degree divides them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from autopar.errors import InputError
+from autopar.records import dataclass
+
+__all__ = [
+    "Attention",
+    "AttentionKernel",
+    "Chunk",
+    "Degrees",
+    "Experts",
+    "Latent",
+    "Launch",
+    "Model",
+    "Module",
+    "Optimizer",
+    "Precision",
+    "Recompute",
+    "Software",
+    "chunks_of_sizes",
+    "even_chunks",
+]
+
+AttentionKernel = Literal["fused", "flash", "unfused", "local"]
+"""cuDNN's, FlashAttention, products with a softmax of their own, and those of Megatron itself."""
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""What selective recomputation can be of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Widths of multi-head latent attention: queries and keys pass through narrow projections."""
+
+    query_rank: int | None
+    """None: queries are projected at once."""
+    key_value_rank: int
+    key_width: int
+    """Of one head, the part without positions."""
+    rotary_width: int
+    """The part with positions, of a key one for all heads."""
+    value_width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The attention of every layer."""
+
+    heads: int
+    groups: int
+    """Of keys and values."""
+    width: int
+    """Of a query and a key of one head."""
+    head_norms: bool = False
+    """Norms of queries and keys; of MLA norms of the narrow projections."""
+    dropout: float = 0.1
+    latent: Latent | None = None
+
+    @property
+    def query_width(self) -> int:
+        """Of a query of one head, with positions."""
+        latent = self.latent
+        return self.width if latent is None else latent.key_width + latent.rotary_width
+
+    @property
+    def value_width(self) -> int:
+        """Of a value of one head."""
+        return self.width if self.latent is None else self.latent.value_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The mixture of experts of some layers."""
+
+    number: int
+    per_token: int
+    ffn: int
+    """Width of one expert."""
+    shared_ffn: int = 0
+    """Width of what every token visits; 0 for none."""
+    dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    grouped: bool = False
+    """The experts of a rank are multiplied by one kernel."""
+    fused_permutation: bool = False
+    fused_weighting: bool = True
+    """The activation multiplies with the router's probabilities and saves no product before."""
+    skew: float | None = None
+    """Tokens of the busiest rank over the mean, at the worst step; None: as in published runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The sizes of a decoder-only transformer."""
+
+    hidden: int
+    ffn: int
+    attention: Attention
+    vocab: int
+    """Without padding."""
+    vocab_divisor: int = 128
+    expert_layers: tuple[bool, ...]
+    """For every layer whether its MLP is the mixture; as long as there are layers."""
+    experts: Experts | None = None
+    gated: bool = False
+    fused_gate: bool = True
+    """Gate and product are one kernel that saves its input alone."""
+    biases: bool = True
+    """Of all linear layers, the router's left out."""
+    qkv_biases: bool = True
+    """Of the projection to queries, keys and values."""
+    tied: bool = True
+    norm: Literal["layer", "rms"] = "layer"
+    positions: Literal["learned", "rotary", "none"] = "learned"
+    max_positions: int = 0
+    """Rows of learned positions."""
+    rotary_share: float = 1.0
+    """Of a head's width that carries positions."""
+    fused_rotary: bool = True
+    """Queries and keys are rotated by one kernel that saves nothing."""
+    hidden_dropout: float = 0.1
+    mtp: int = 0
+    """Modules that predict further tokens."""
+    mtp_repeated: bool = False
+    """All of them are one module."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers without the modules of further tokens."""
+        return len(self.expert_layers)
+
+    @property
+    def rotary_width(self) -> int:
+        """Of a query or key of one head, the part that carries positions."""
+        latent = self.attention.latent
+        if latent is not None:
+            return latent.rotary_width
+        return int(self.attention.width * self.rotary_share)
+
+    @property
+    def norm_tensors(self) -> int:
+        """Vectors of a norm: its scale, and of LayerNorm its shift."""
+        return 2 if self.norm == "layer" else 1
+
+    @property
+    def gates(self) -> int:
+        """Matrices in front of the activation."""
+        return 2 if self.gated else 1
+
+
+Chunk = tuple[bool, tuple[int, ...], int, bool]
+"""Of a pipeline: whether it embeds, its layers by number, its MTP modules, whether it has the
+head."""
+
+
+def even_chunks(
+    num_layers: int, stages: int, chunks: int = 1, *, mtp: int = 0, ends: tuple[int, int] = (0, 0)
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage with layers as evenly as an interleaved pipeline has them.
+
+    ends : how many layers fewer the first and the last chunk have than the others, such as 1 where
+    the embedding counts as a layer. Raises InputError where layers do not divide.
+    """
+    parts = stages * chunks
+    total = num_layers + sum(ends)
+    if total % parts:
+        raise InputError(
+            f"layers({total}) % (pp({stages}) * chunks({chunks})) = {total % parts} != 0; "
+            "give a layout"
+        )
+    sizes = [total // parts] * parts
+    sizes[0] -= ends[0]
+    sizes[-1] -= ends[1]
+    if min(sizes) < 0:
+        raise InputError(f"{num_layers} layers are too few for {parts} parts of the pipeline")
+    return chunks_of_sizes(sizes, stages, mtp=mtp)
+
+
+def chunks_of_sizes(
+    sizes: list[int], stages: int, *, mtp: int = 0
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every stage from the layers of all parts in execution order."""
+    parts = len(sizes)
+    found: list[list[Chunk]] = [[] for _ in range(stages)]
+    first = 0
+    for part, size in enumerate(sizes):
+        layers = tuple(range(first, first + size))
+        first += size
+        last = part == parts - 1
+        found[part % stages].append((part == 0, layers, mtp if last else 0, last))
+    return tuple(map(tuple, found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How a model is split over ranks."""
+
+    world: int
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    """Of experts."""
+    sequence_parallel: bool = False
+    chunks: tuple[tuple[Chunk, ...], ...]
+    """Of every pipeline stage."""
+    group: int = 0
+    """Micro-batches of a chunk that are run in a row; 0: as many as there are stages."""
+    overlap_experts: bool = False
+    """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
+
+    def __post_init__(self) -> None:
+        """Refuse degrees that do not divide."""
+        for names, product in (
+            (
+                f"tp({self.tp}) * cp({self.cp}) * pp({self.pp})",
+                self.tp * self.cp * self.pp,
+            ),
+            (
+                f"etp({self.etp}) * ep({self.ep}) * pp({self.pp})",
+                self.etp * self.ep * self.pp,
+            ),
+        ):
+            if self.world < 1 or self.world % product:
+                rest = self.world % product
+                raise InputError(f"world size({self.world}) % ({names}) = {rest} != 0")
+        if len(self.chunks) != self.pp:
+            raise InputError(f"pp({self.pp}) stages are laid out as {len(self.chunks)}")
+        if len(set(map(len, self.chunks))) != 1:
+            raise InputError("the stages of a pipeline have different numbers of chunks")
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the dense layers."""
+        return self.world // (self.tp * self.cp * self.pp)
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of the experts."""
+        return self.world // (self.etp * self.ep * self.pp)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether tensor ranks hold parts of the sequence between their products."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def vpp(self) -> int:
+        """Chunks of a stage."""
+        return len(self.chunks[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """In what is computed and kept."""
+
+    kind: Literal["bf16", "fp16", "fp32"] = "bf16"
+    fp8: bool = False
+    fp8_weights: bool = False
+    """Weights themselves are 8 bits (`--fp8-param-gather`), not a copy of them."""
+    fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed"
+    gradients_bf16: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Of activations and weights."""
+        return 4 if self.kind == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the buffer in which gradients are added up."""
+        # Megatron adds up in fp32 for bf16 alone, where it is not told otherwise
+        return 4 if self.kind == "fp32" or (self.kind == "bf16" and not self.gradients_bf16) else 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Who keeps which state."""
+
+    kind: Literal["adam", "muon"] = "adam"
+    """Muon keeps a momentum of matrices, and of other weights what Adam keeps."""
+    sharding: Literal["none", "distributed", "zero2", "fsdp"] = "none"
+    """The optimizer's states over data-parallel ranks (Megatron's distributed optimizer, ZeRO-1),
+    gradients as well, or weights as well (Megatron-FSDP; ZeRO-3 and FSDP2 keep the same)."""
+    instances: int = 1
+    """Of the distributed optimizer: each shards its states over its own part of the ranks."""
+    overlap_gradients: bool = False
+    bucket: int | None = None
+    """Parameters of a bucket, where it is given."""
+    padded_buckets: bool = False
+    """Buckets end on multiples of 65,536 elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompute:
+    """What the backward computes again."""
+
+    layers: Literal["none", "uniform", "block"] = "none"
+    number: int = 0
+    """Layers that are one unit (uniform), or that are recomputed of a chunk (block)."""
+    modules: frozenset[Module] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """The device and the libraries below the trainer, and what differs between their releases."""
+
+    gpu: str = "H100"
+    attention: AttentionKernel = "fused"
+    local_layers: bool = False
+    """Layers are Megatron's own, not those of Transformer Engine."""
+    cublas_config: str | None = None
+    """CUBLAS_WORKSPACE_CONFIG, such as `:4096:8`."""
+    expandable_segments: bool = False
+    fused_accumulation: bool = True
+    """Weight gradients are added to the buffer by the kernel that makes them."""
+    kept_dummies: bool = True
+    """What stands for such gradients is kept, one of each shape."""
+    grouped_workspaces: int = 4
+    """Workspaces of grouped products besides that of the others."""
+    expert_workspace: bool = True
+    """Megatron's own layers have a workspace where there are experts."""
+    saved_expert_output: bool = False
+    """Grouped experts save their output in the place of the weighted activation."""
+    compiled_experts: bool = False
+    """Grouped experts are those before Transformer Engine's, whose activation and weighting are
+    compiled into one kernel."""
+    unfused_backward_copies: int = 4
+    """Of the scores, in the backward of attention that is not fused."""
+    fused_loss_copies: int = 5
+    """Of the 16-bit logits, in the native fused cross-entropy."""
+    regathered_experts: bool = True
+    """Gathered tokens of split experts are saved a second time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A model, its batch and how it is trained."""
+
+    name: str = ""
+    model: Model
+    degrees: Degrees
+    seq: int
+    micro_batch: int
+    global_batch: int
+    steps: int | None = None
+    """Of the run, of which the worst routing counts; None: thousands."""
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    recompute: Recompute = Recompute()
+    software: Software = Software()
+    loss_fusion: Literal["none", "native", "te"] = "none"
+    attention_masks: bool = True
+    """The data loader makes a mask of every micro-batch."""
+    tensor_overlap: bool = False
+    """Products run beside the transfers of tensor parallelism (`--tp-comm-overlap`)."""
+    deferred_head: int | None = None
+    """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        model, degrees = self.model, self.degrees
+        shared = self.micro_batch * degrees.dp
+        if self.global_batch < 1 or self.global_batch % shared:
+            raise InputError(
+                f"global batch({self.global_batch}) % (micro batch({self.micro_batch}) * "
+                f"dp({degrees.dp})) = {self.global_batch % shared} != 0"
+            )
+        if self.seq % degrees.cp:
+            raise InputError(f"sequence({self.seq}) % cp({degrees.cp}) != 0")
+        if model.attention.heads % degrees.tp:
+            raise InputError(f"heads({model.attention.heads}) % tp({degrees.tp}) != 0")
+        placed = [n for stage in degrees.chunks for chunk in stage for n in chunk[1]]
+        if sorted(placed) != list(range(model.num_layers)):
+            raise InputError(
+                f"the layout places {len(placed)} layers where the model has {model.num_layers}"
+            )
+        experts = model.experts
+        if any(model.expert_layers) and experts is None:
+            raise InputError("layers are a mixture whose experts are not given")
+        if experts is not None and experts.number % degrees.ep:
+            raise InputError(f"experts({experts.number}) % ep({degrees.ep}) != 0")
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return self.global_batch // (self.micro_batch * self.degrees.dp)
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch on a context rank."""
+        return self.micro_batch * self.seq // self.degrees.cp
+
+    @property
+    def scattered_tokens(self) -> int:
+        """Of a micro-batch between the products of tensor ranks."""
+        return self.tokens // self.degrees.tp if self.degrees.scattered else self.tokens
+
+    @property
+    def padded_vocab(self) -> int:
+        """The vocabulary with the rows that make it divisible."""
+        unit = self.model.vocab_divisor * self.degrees.tp
+        return math.ceil(self.model.vocab / unit) * unit

@@ -1,0 +1,234 @@
+"""What is allocated for a moment at a stage's fullest event: logits, scores, recomputed layers.
+
+What lives from one event to the next is counted by `autopar.memory.schedule` from the bytes of
+`autopar.memory.activations`; here is what comes on top of it inside one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.memory.activations import (
+    chunk_parts,
+    copied_qkv_bytes,
+    input_bytes,
+    layer_saved_bytes,
+    saved_parts,
+    scores,
+)
+from autopar.memory.allocator import recycled_bytes
+from autopar.memory.launch import Chunk, Launch, Module
+from autopar.memory.parameters import chunk_weights, layer_weights
+from autopar.memory.schedule import Moment, moments
+from autopar.records import dataclass
+
+__all__ = [
+    "Peak",
+    "backward_bytes",
+    "gathered_bytes",
+    "head_bytes",
+    "kept_logits_bytes",
+    "logits_bytes",
+    "peak_of",
+    "transfer_bytes",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest moment of a stage's step by what fills it, in bytes."""
+
+    moment: Moment
+    saved_bytes: int
+    """Activations of all live micro-batches and chunks."""
+    rounding_bytes: int
+    """How much larger their blocks are."""
+    head_bytes: int
+    """Logits and what the loss makes of them."""
+    backward_bytes: int
+    """Of one layer's backward: gradients of scores, layers that are computed again."""
+    freed_bytes: int
+    """What that backward has freed before, of the activations counted above."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all of them."""
+        return (
+            self.saved_bytes
+            + self.rounding_bytes
+            + self.head_bytes
+            + self.backward_bytes
+            - self.freed_bytes
+        )
+
+
+def logits_bytes(launch: Launch) -> int:
+    """Return the 16-bit logits of a micro-batch on a rank, T*V/t*e."""
+    rows = launch.padded_vocab // launch.degrees.tp
+    return launch.tokens * rows * launch.precision.element_bytes
+
+
+def head_bytes(launch: Launch, mtp: int = 0) -> int:
+    """Return what head and loss allocate at their fullest moment, with so many MTP modules before.
+
+    16-bit logits and an fp32 copy, in which the softmax and its gradient are made: 3X. A fused loss
+    keeps further fp32 copies, Transformer Engine's works in place of the logits.
+    """
+    logits = logits_bytes(launch)
+    if launch.loss_fusion == "te":
+        # the gradient is written over the logits
+        return logits * (1 + mtp)
+    kept = kept_logits_bytes(launch)
+    # logits in fp32 need no copy
+    peak = kept + (logits if launch.precision.element_bytes < 4 else 0)
+    if launch.loss_fusion == "native":
+        # copies are counted in 16 bits, and are of 32
+        peak += (launch.software.fused_loss_copies - 3) * kept // 2
+    # of a module's logits the fp32 softmax stays until the backward
+    return peak + mtp * kept
+
+
+def kept_logits_bytes(launch: Launch) -> int:
+    """Return what stays of a micro-batch's logits from its head's forward to its backward, fp32."""
+    return logits_bytes(launch) * 4 // launch.precision.element_bytes
+
+
+def transfer_bytes(launch: Launch) -> int:
+    """Return tensors received from, or on their way to, other stages during an event."""
+    degrees = launch.degrees
+    if degrees.pp == 1:
+        return 0
+    # interleaved stages receive ahead
+    return input_bytes(launch) * (2 if degrees.vpp == 1 else 3)
+
+
+def gathered_bytes(launch: Launch, stage: int) -> int:
+    """Return the weights that a fully sharded stage has gathered at the head: its own, two layers.
+
+    One layer is used and the next one fetched; embedding, final norm and head are one unit.
+    """
+    if launch.optimizer.sharding != "fsdp":
+        return 0
+    chunks = launch.degrees.chunks[stage]
+    around = sum(
+        weight.elements
+        for chunk in chunks
+        for weight in chunk_weights(launch, (chunk[0], (), 0, chunk[3]))
+    )
+    layers = [launch.model.expert_layers[layer] for chunk in chunks for layer in chunk[1]]
+    fetched = sum(
+        weight.elements
+        for experts in layers[-2:]
+        for weight in layer_weights(launch, experts=experts)
+    )
+    return (around + fetched) * launch.precision.element_bytes
+
+
+def deferred_head_bytes(launch: Launch) -> int:
+    """Return the inputs and gradients of heads whose weight gradients wait for the end."""
+    if launch.deferred_head is None:
+        return 0
+    inputs = launch.tokens * launch.model.hidden * launch.precision.element_bytes
+    # measured: an input holds on to two tensors of its size in the graph that made it
+    return launch.deferred_head * (logits_bytes(launch) + 3 * inputs)
+
+
+def backward_bytes(launch: Launch, chunk: Chunk) -> tuple[int, int]:
+    """Return what the backward of a chunk's last layer allocates, and what it has freed till then.
+
+    At its fullest moment: in the MLP, with what is computed again of it, the gradients of what is
+    in front of its activation and of the layer's output; or in attention that is not fused, when
+    the MLP behind it is done, several gradients as large as the scores.
+    """
+    model, recompute = launch.model, launch.recompute
+    _, layers, mtp, has_head = chunk
+    if not (layers or mtp):
+        return 0, 0
+    experts = model.expert_layers[-1] if mtp else model.expert_layers[layers[-1]]
+    again = 0
+    if not mtp and recompute.layers == "uniform":
+        again = recompute.number * layer_saved_bytes(launch, experts=experts)
+    elif not mtp and recompute.layers == "block" and recompute.number >= len(layers):
+        again = layer_saved_bytes(launch, experts=experts)
+    freed = 2 * input_bytes(launch) if has_head else 0
+    parts = dict(saved_parts(_without(launch, launch.recompute.modules), experts=experts))
+    gradients = sum(parts.get(f"{name} fc1 output", 0) for name in ("mlp", "expert"))
+    in_scores, behind = _restored(launch, experts=experts)
+    moments = [(again + behind + gradients + input_bytes(launch), freed)]
+    if launch.software.attention in ("unfused", "local"):
+        number = scores(launch) * launch.precision.element_bytes
+        number *= launch.software.unfused_backward_copies
+        freed += sum(_behind_attention(launch, experts=experts))
+        moments.append((again + in_scores + number, freed))
+    return max(moments, key=lambda moment: moment[0] - moment[1])
+
+
+def _without(launch: Launch, modules: frozenset[Module]) -> Launch:
+    """Return the launch that saves what some modules recompute."""
+    kept = launch.recompute.modules - modules
+    if kept == launch.recompute.modules:
+        return launch
+    return replace(launch, recompute=replace(launch.recompute, modules=kept))
+
+
+def _restored(launch: Launch, *, experts: bool) -> tuple[int, int]:
+    """Return what a backward computes again of a layer: its scores, and what is behind attention.
+
+    Narrow projections are not there yet when the scores are (measured).
+    """
+    core = _without(launch, frozenset({"core_attn"}))
+    whole = _without(launch, launch.recompute.modules)
+    behind = [sum(_behind_attention(found, experts=experts)) for found in (whole, launch)]
+    layer = [layer_saved_bytes(found, experts=experts) for found in (core, launch)]
+    return layer[0] - layer[1], behind[0] - behind[1]
+
+
+def _behind_attention(launch: Launch, *, experts: bool) -> Sequence[int]:
+    """Return the sizes of what a layer saves from its second norm on."""
+    parts = list(saved_parts(launch, experts=experts))
+    inputs = [at for at, (name, _) in enumerate(parts) if name == "norm input"]
+    return [size for _, size in parts[inputs[1] :]]
+
+
+def peak_of(launch: Launch, stage: int) -> Peak:
+    """Return the fullest moment of a stage, by replaying the order of its events."""
+    chunks = launch.degrees.chunks[stage]
+    expandable = launch.software.expandable_segments
+    parts = [list(chunk_parts(launch, chunk)) for chunk in chunks]
+    saved = [sum(size for _, size in sizes) for sizes in parts]
+    # what is copied out of one tensor leaves its hole to the mask that is made next
+    holes = {"dropout mask": copied_qkv_bytes(launch)}
+    rounding = [
+        sum(
+            recycled_bytes(size, expandable=expandable, hole_bytes=holes.get(name, 0)) - size
+            for name, size in sizes
+        )
+        for sizes in parts
+    ]
+    backward = [backward_bytes(launch, chunk) for chunk in chunks]
+    kept = kept_logits_bytes(launch)
+    best: Peak | None = None
+    for moment in moments(launch, stage):
+        at = moment.event.chunk
+        head = kept if moment.waiting_logits else 0
+        own, freed = 0, 0
+        if moment.event.kind == "backward":
+            own, freed = backward[at]
+            if chunks[at][3]:
+                # its own logits go first
+                head -= kept
+        elif chunks[at][3]:
+            head += head_bytes(launch, chunks[at][2]) + deferred_head_bytes(launch)
+        found = Peak(
+            moment=moment,
+            saved_bytes=sum(n * size for n, size in zip(moment.live, saved, strict=True)),
+            rounding_bytes=sum(n * size for n, size in zip(moment.live, rounding, strict=True)),
+            head_bytes=head,
+            backward_bytes=own,
+            freed_bytes=freed,
+        )
+        if best is None or found.total_bytes > best.total_bytes:
+            best = found
+    assert best is not None
+    return best

@@ -1,0 +1,416 @@
+"""Prices the memory of measured Megatron-LM launches to the byte, and prints how far off it is.
+
+`python -m benchmarks.memory_goldens [--goldens FILE.csv.gz] [--json OUT] [--left-out]`
+
+Each row is read from its own arguments, environment, device and release. By class of launches:
+rows, configurations, and the shares of rows whose memory after a step, and at the peak, is within
+0.5, 2 and 5 % of what was measured; then what was not read, and why. Where the number of GPUs was
+not published, the power of two is taken whose memory after a step is nearest, and the class "world
+size inferred" says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autopar.documents.json import write_json
+from autopar.errors import InputError
+from autopar.estimate.accuracy import quantile_interval
+from autopar.memory.account import Account, account_of
+from autopar.memory.launch import Launch
+from autopar.memory.risk import kind_of
+from benchmarks.ledger_docs import write_tables
+from search.launches.megatron import ReadLaunch, read_launch
+from search.launches.release import Release
+from tests.data.read import csv_path, read_csv
+
+__all__ = [
+    "Priced",
+    "Refused",
+    "class_table",
+    "classes_of",
+    "configurations_left_out",
+    "errors_by_class",
+    "intervals_of",
+    "left_out",
+    "main",
+    "price_row",
+    "read_goldens",
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+TABLE = "memory_goldens"
+PAGE = ROOT / "docs" / "memory.md"
+WITHIN = (0.005, 0.02, 0.05)
+_MOST_GPUS = 4096
+
+
+class Priced(NamedTuple):
+    """A row with its account."""
+
+    id: str
+    config: str
+    row: Mapping[str, str]
+    read: ReadLaunch
+    account: Account
+    inferred_world: bool
+    measured_states_bytes: int
+    measured_peak_bytes: int
+
+    @property
+    def states_error(self) -> float:
+        """Predicted over measured memory after a step, less one."""
+        return self.account.states_bytes / self.measured_states_bytes - 1.0
+
+    @property
+    def peak_error(self) -> float:
+        """Predicted over measured peak, less one."""
+        return self.account.peak_bytes / self.measured_peak_bytes - 1.0
+
+
+class Refused(NamedTuple):
+    """A row without an account."""
+
+    id: str
+    row: Mapping[str, str]
+    reason: str
+
+
+def read_goldens(path: Path | None = None) -> list[dict[str, str]]:
+    """Return the rows of a table; default: the shipped one."""
+    if path is None:
+        path = csv_path(DATA, TABLE)
+        return list(read_csv(DATA, TABLE))
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def price_row(row: Mapping[str, str]) -> Priced | Refused:
+    """Return a row with its account, or with the reason why it has none."""
+    name = row.get("id") or ""
+    try:
+        arguments = json.loads(row.get("args") or "{}")
+        variables = json.loads(row.get("env_vars") or "{}")
+        states, peak = int(row["mem_alloc_last"]), int(row["mem_max_last"])
+    except (KeyError, ValueError):
+        return Refused(name, row, "arguments or measured bytes are missing")
+    if not arguments:
+        return Refused(name, row, "arguments or measured bytes are missing")
+    world = row.get("world_size") or ""
+
+    def priced(gpus: int) -> tuple[ReadLaunch, Account]:
+        read = read_launch(
+            arguments,
+            world_size=gpus,
+            environment=variables,
+            # goldens without a device are of A100
+            gpu=row.get("platform") or "A100",
+            release=Release(
+                date=row.get("golden_date") or "9999",
+                container="lts" if row.get("env") == "lts" else "dev",
+            ),
+            source=name.rsplit("/", 2)[-2] if "/" in name else name,
+        )
+        return read, account_of(read.launch)
+
+    try:
+        if world.isdigit():
+            read, account = priced(int(world))
+        else:
+            read, account = _inferred(priced, states)
+    except InputError as error:
+        return Refused(name, row, str(error))
+    return Priced(
+        id=name,
+        config=row.get("config_key") or row.get("args", ""),
+        row=row,
+        read=read,
+        account=account,
+        inferred_world=not world.isdigit(),
+        measured_states_bytes=states,
+        measured_peak_bytes=peak,
+    )
+
+
+def _inferred(priced: Any, states_bytes: int) -> tuple[ReadLaunch, Account]:
+    """Return the account with the number of GPUs that meets the states best."""
+    found, problem = [], InputError("no number of GPUs is legal")
+    gpus = 1
+    while gpus <= _MOST_GPUS:
+        try:
+            found.append(priced(gpus))
+        except InputError as error:
+            problem = error
+        gpus *= 2
+    if not found:
+        raise problem
+    best: tuple[ReadLaunch, Account] = min(
+        found, key=lambda pair: abs(pair[1].states_bytes - states_bytes)
+    )
+    return best
+
+
+# --------------------------------------------------------------------------------------------------
+# Classes and their errors.
+
+
+def _architecture(launch: Launch) -> str:
+    model = launch.model
+    if model.experts is not None:
+        return "mla+moe" if model.attention.latent is not None else "moe"
+    if model.attention.latent is not None:
+        return "mla dense"
+    return "llama-like dense" if model.gated else "gpt dense"
+
+
+def classes_of(entry: Priced) -> Iterator[str]:
+    """Yield the classes of a row: all, its architecture, and what its launch turns on."""
+    launch = entry.read.launch
+    degrees, optimizer, software = launch.degrees, launch.optimizer, launch.software
+    yield "all"
+    yield _architecture(launch)
+    experts = launch.model.experts is not None
+    flags = {
+        "TP": degrees.tp > 1,
+        "PP": degrees.pp > 1,
+        "VPP": degrees.vpp > 1,
+        "CP": degrees.cp > 1,
+        "EP": degrees.ep > 1,
+        "ETP": experts and degrees.etp > 1,
+        "SP": degrees.scattered,
+        "MTP": launch.model.mtp > 0,
+        "fp16": launch.precision.kind == "fp16",
+        "fp8": launch.precision.fp8,
+        "FSDP": optimizer.sharding == "fsdp",
+        "distributed optimizer": optimizer.sharding == "distributed",
+        "several instances": optimizer.instances > 1,
+        "muon": optimizer.kind == "muon",
+        "recomputation": launch.recompute.layers != "none" or bool(launch.recompute.modules),
+        "cross-entropy fusion": launch.loss_fusion != "none",
+        "local layers": software.local_layers,
+        "expandable segments": software.expandable_segments,
+        "second run": entry.row.get("second_run") == "1",
+        "world size inferred": entry.inferred_world,
+    }
+    yield from (name for name, given in flags.items() if given)
+
+
+def errors_by_class(entries: Iterable[Priced]) -> dict[str, dict[str, Any]]:
+    """Return rows, configurations, and of states and peak the shares within, and the median."""
+    by_class: dict[str, list[Priced]] = defaultdict(list)
+    for entry in entries:
+        for name in classes_of(entry):
+            by_class[name].append(entry)
+    found: dict[str, dict[str, Any]] = {}
+    for name, members in by_class.items():
+        found[name] = {"rows": len(members), "configurations": len({e.config for e in members})}
+        for what in ("states", "peak"):
+            errors = np.abs([getattr(entry, f"{what}_error") for entry in members])
+            found[name][what] = {
+                "within": [float(np.mean(errors <= limit)) for limit in WITHIN],
+                "median": float(np.median(errors)),
+            }
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Intervals of the peak.
+
+
+def intervals_of(entries: Iterable[Priced]) -> dict[str, tuple[float, float]]:
+    """Return by class the ends of the 90 % interval of measured over predicted peaks.
+
+    Of every configuration one ratio counts: its rows repeat each other. `pooled` is of all classes,
+    for those that are not here.
+    """
+    by_class: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for entry in entries:
+        ratio = entry.measured_peak_bytes / entry.account.peak_bytes
+        for name in (kind_of(entry.read.launch), "pooled"):
+            by_class[name][entry.config].append(ratio)
+    return {
+        name: quantile_interval([_farthest(ratios) for ratios in configs.values()])
+        for name, configs in by_class.items()
+    }
+
+
+def _farthest(ratios: Sequence[float]) -> float:
+    """Return the ninth decile by distance from 1: one bad repetition does not speak for all."""
+    ordered = sorted(ratios, key=lambda ratio: abs(np.log(ratio)))
+    return ordered[(9 * (len(ordered) - 1)) // 10]
+
+
+def _covered(entry: Priced, intervals: Mapping[str, tuple[float, float]]) -> bool:
+    low, high = _interval_bytes(entry, intervals)
+    return low <= entry.measured_peak_bytes <= high
+
+
+def _interval_bytes(
+    entry: Priced, intervals: Mapping[str, tuple[float, float]]
+) -> tuple[float, float]:
+    low, high = intervals.get(kind_of(entry.read.launch), intervals["pooled"])
+    return entry.account.peak_bytes * low, entry.account.peak_bytes * high
+
+
+def left_out(entries: Sequence[Priced]) -> dict[str, tuple[int, float]]:
+    """Return by class rows and coverage of intervals that no row of the class has made."""
+    found = {}
+    for name in errors_by_class(entries):
+        if name == "all":
+            continue
+        inside = [entry for entry in entries if name in classes_of(entry)]
+        others = [entry for entry in entries if name not in classes_of(entry)]
+        if not others:
+            continue
+        intervals = intervals_of(others)
+        covered = [_covered(entry, intervals) for entry in inside]
+        found[name] = (len(inside), float(np.mean(covered)))
+    return found
+
+
+def configurations_left_out(entries: Sequence[Priced]) -> tuple[int, float]:
+    """Return rows and their coverage by intervals that their own configuration has not made."""
+    covered: list[bool] = []
+    for config in dict.fromkeys(entry.config for entry in entries):
+        intervals = intervals_of(entry for entry in entries if entry.config != config)
+        own = (entry for entry in entries if entry.config == config)
+        covered += [_covered(entry, intervals) for entry in own]
+    return len(covered), float(np.mean(covered))
+
+
+# --------------------------------------------------------------------------------------------------
+# Output.
+
+
+def _shares(found: Mapping[str, Any]) -> str:
+    return "/".join(f"{100 * share:3.0f}" for share in found["within"])
+
+
+def _print(entries: Sequence[Priced | Refused]) -> None:
+    priced = [entry for entry in entries if isinstance(entry, Priced)]
+    print(f"{'class':24s} rows configs   states 0.5/2/5 %  median    peak 0.5/2/5 %  median")
+    for name, found in errors_by_class(priced).items():
+        states, peak = found["states"], found["peak"]
+        print(
+            f"{name:24s} {found['rows']:4d} {found['configurations']:7d}   "
+            f"{_shares(states):>15s}  {states['median']:6.2%}   {_shares(peak):>15s}  "
+            f"{peak['median']:6.2%}"
+        )
+    refused = Counter(_reason(entry) for entry in entries if isinstance(entry, Refused))
+    print(f"\n{len(priced)} rows read, {len(entries) - len(priced)} not:")
+    for reason, number in sorted(refused.items()):
+        print(f"  {number:3d}: {reason}")
+
+
+def _reason(entry: Refused) -> str:
+    """Return why a row is not read, without its name."""
+    return entry.reason.partition(": ")[2] or entry.reason
+
+
+def _print_rows(entries: Sequence[Priced | Refused], wanted: str) -> None:
+    for entry in entries:
+        if wanted.lower() not in entry.id.lower():
+            continue
+        if isinstance(entry, Refused):
+            print(f"{entry.id}: not read: {entry.reason}")
+            continue
+        print(
+            f"{entry.id} ({entry.row.get('golden_date')}): after a step "
+            f"{entry.measured_states_bytes / 2**20:.2f} MiB ({entry.states_error:+.2%}), peak "
+            f"{entry.measured_peak_bytes / 2**20:.2f} MiB ({entry.peak_error:+.2%})"
+        )
+        for term in entry.account.peak:
+            print(f"    {term.num_bytes / 2**20:12.3f} MiB  {term.name} ({term.switch})")
+
+
+def _document(entries: Sequence[Priced | Refused]) -> dict[str, Any]:
+    """Return every row's bytes; intervals are those of the shipped rows, whatever is priced."""
+    shipped = (price_row(row) for row in read_goldens())
+    intervals = intervals_of(entry for entry in shipped if isinstance(entry, Priced))
+    rows = []
+    for entry in entries:
+        found: dict[str, Any] = {
+            "id": entry.id,
+            "reason": None,
+            "predicted_states_bytes": None,
+            "measured_states_bytes": _whole(entry.row.get("mem_alloc_last")),
+            "predicted_peak_bytes": None,
+            "measured_peak_bytes": _whole(entry.row.get("mem_max_last")),
+            "interval_peak_bytes": None,
+        }
+        if isinstance(entry, Refused):
+            found["reason"] = entry.reason
+        else:
+            found["predicted_states_bytes"] = entry.account.states_bytes
+            found["predicted_peak_bytes"] = entry.account.peak_bytes
+            found["interval_peak_bytes"] = [round(e) for e in _interval_bytes(entry, intervals)]
+        rows.append(found)
+    return {"rows": rows}
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def class_table(entries: Sequence[Priced]) -> str:
+    """Return the errors of every class as a table of docs/memory.md."""
+    heads = ["class", "rows", "configurations"]
+    for what in ("states", "peak"):
+        heads += [f"{what} within 0.5 / 2 / 5 %", "median"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name, found in errors_by_class(entries).items():
+        cells = [name, str(found["rows"]), str(found["configurations"])]
+        for what in ("states", "peak"):
+            shares = (f"{100 * share:.0f}" for share in found[what]["within"])
+            cells += [" / ".join(shares), f"{100 * found[what]['median']:.2f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Price the rows and print, or write, what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--goldens", type=Path, help="table of runs; default: the shipped one")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write every row's bytes")
+    parser.add_argument("--rows", metavar="TEXT", help="print rows whose id has TEXT, by terms")
+    parser.add_argument(
+        "--left-out", action="store_true", help="print the coverage of intervals without a class"
+    )
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/memory.md")
+    asked = parser.parse_args(arguments)
+    if asked.docs and asked.goldens is not None:
+        parser.error("--docs is of the shipped rows, and --goldens names others")
+    entries = [price_row(row) for row in read_goldens(asked.goldens)]
+    priced = [entry for entry in entries if isinstance(entry, Priced)]
+    if asked.docs:
+        write_tables({"classes": class_table(priced)}, PAGE)
+    if asked.rows is not None:
+        _print_rows(entries, asked.rows)
+    else:
+        _print(entries)
+    if asked.left_out:
+        rows_out, share = configurations_left_out(priced)
+        print(f"\none configuration left out at a time: {rows_out} rows, {share:.0%} covered")
+        print("class left out            rows  covered by the 90 % interval of the others")
+        for name, (rows, share) in left_out(priced).items():
+            print(f"{name:24s} {rows:5d} {share:8.0%}")
+    if asked.json is not None:
+        write_json(asked.json, _document(entries))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

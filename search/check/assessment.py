@@ -1,0 +1,116 @@
+"""What a launch needs and takes: memory by stage, odds of running out of it, step time.
+
+Prices come from `autopar.memory` and `autopar.estimate.step`; what would be better is
+`search.check.neighbours`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autopar.errors import InputError
+from autopar.estimate.accuracy import Accuracy, RunClass
+from autopar.estimate.job import Job, model_flop
+from autopar.estimate.layer import Machine
+from autopar.estimate.step import StepTime, step_time
+from autopar.memory.account import Account, account_of
+from autopar.memory.launch import Launch
+from autopar.memory.risk import odds_of_any, odds_of_more
+from autopar.records import dataclass
+from search.check.job import job_of_launch
+
+__all__ = ["Assessment", "Target", "assess"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a launch is to run, and how well steps are known there."""
+
+    machine: Machine
+    accuracy: Accuracy
+    site_known: bool
+    oom_risk: float
+    """Odds of running out of memory above which a launch does not fit."""
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Memory of a device."""
+        return self.machine.card.memory_bytes
+
+    def odds(self, launch: Launch, peak_bytes: float) -> float:
+        """Return the odds that a device runs out of memory at such a predicted peak."""
+        return odds_of_more(launch, peak_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """The price of a launch."""
+
+    launch: Launch
+    accounts: tuple[Account, ...]
+    """Of the stages that were asked for."""
+    odds_of_oom: float
+    """Of the fullest of them."""
+    step: StepTime | None
+    untimed: str | None
+    """Why there is no step time."""
+    interval_s: tuple[float, float] | None
+    runs: RunClass | None
+    """Whose errors the interval is made of."""
+    mfu: float | None
+    """Share of the device's 16-bit peak, of the FLOP that trainers count."""
+
+    @property
+    def fullest(self) -> Account:
+        """The stage with the highest peak."""
+        return max(self.accounts, key=lambda account: account.peak_bytes)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of one GPU."""
+        if self.step is None:
+            return None
+        tokens = self.launch.global_batch * self.launch.seq
+        return tokens / self.step.total_s / self.launch.degrees.world
+
+
+def assess(launch: Launch, target: Target, stages: Iterable[int] | None = None) -> Assessment:
+    """Return the price of a launch; stages default to all."""
+    asked = range(launch.degrees.pp) if stages is None else sorted({*stages})
+    accounts = tuple(account_of(launch, stage) for stage in asked)
+    peaks = [account.peak_bytes for account in accounts]
+    odds = odds_of_any(launch, peaks, target.capacity_bytes)
+    try:
+        job = job_of_launch(launch)
+        step = step_time(target.machine, job)
+    except InputError as error:
+        return Assessment(
+            launch=launch,
+            accounts=accounts,
+            odds_of_oom=odds,
+            step=None,
+            untimed=str(error),
+            interval_s=None,
+            runs=None,
+            mfu=None,
+        )
+    runs = target.accuracy.of(
+        target.machine.stack.name,
+        experts=any(launch.model.expert_layers),
+        site_known=target.site_known,
+    )
+    return Assessment(
+        launch=launch,
+        accounts=accounts,
+        odds_of_oom=odds,
+        step=step,
+        untimed=None,
+        interval_s=runs.interval_s(step.total_s),
+        runs=runs,
+        mfu=_mfu(job, step, target),
+    )
+
+
+def _mfu(job: Job, step: StepTime, target: Target) -> float:
+    peak = target.machine.card.flop_per_s["bf16"]
+    return model_flop(job) / (step.total_s * job.gpus * peak)

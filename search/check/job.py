@@ -1,0 +1,138 @@
+"""A launch as the question that a step time answers: what is trained, how it is split and run.
+
+`autopar.memory.launch.Launch` has what memory depends on, `autopar.estimate.job.Job` what time
+does; here one is made of the other. Neither is priced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from autopar.errors import InputError
+from autopar.estimate.job import (
+    Attention,
+    Block,
+    Experts,
+    Job,
+    LatentAttention,
+    Mlp,
+    Precision,
+    Recomputation,
+)
+from autopar.memory.launch import Launch
+
+__all__ = ["job_of_launch"]
+
+_FP8: dict[str, Precision] = {
+    "delayed": "fp8",
+    "tensorwise": "fp8",
+    "blockwise": "fp8_block",
+    "mxfp8": "mxfp8",
+}
+_ZERO = {"none": 0, "distributed": 1, "fsdp": 3}
+
+
+def job_of_launch(launch: Launch) -> Job:
+    """Return what a launch trains and how; raises InputError for what has no time."""
+    model, degrees, precision = launch.model, launch.degrees, launch.precision
+    if launch.optimizer.kind != "adam":
+        raise InputError(f"the optimizer {launch.optimizer.kind} has no measured time; adam has")
+    stages = tuple(sum(len(chunk[1]) for chunk in chunks) for chunks in degrees.chunks)
+    experts = model.experts
+    return Job(
+        name=launch.name,
+        blocks=tuple(_blocks(launch)),
+        vocab=launch.padded_vocab,
+        tied=model.tied,
+        seq=launch.seq,
+        micro_batch=launch.micro_batch,
+        global_batch=launch.global_batch,
+        gpus=degrees.world,
+        tp=degrees.tp,
+        cp=degrees.cp,
+        pp=degrees.pp,
+        dp=degrees.dp,
+        ep=degrees.ep,
+        etp=degrees.etp if any(model.expert_layers) else 1,
+        vpp=degrees.vpp,
+        stage_layers=stages if degrees.pp > 1 else (),
+        sequence_parallel=degrees.scattered,
+        zero=_ZERO[launch.optimizer.sharding],
+        precision=_FP8[precision.fp8_recipe] if precision.fp8 else precision.kind,
+        attention_kernel=_kernel(launch),
+        dispatcher="fused"
+        if experts is not None and experts.dispatcher == "flex"
+        else "all_to_all",
+        overlap_experts=degrees.overlap_experts,
+        overlap_tensor=launch.tensor_overlap,
+        overlap_gradients=launch.optimizer.overlap_gradients,
+        gradient_bytes=float(precision.gradient_bytes),
+        mtp=model.mtp,
+        skew=1.0 if experts is None or experts.skew is None else experts.skew,
+    )
+
+
+def _kernel(launch: Launch) -> str | None:
+    """Return the kernel of attention by the card's name for it; None: what the stack uses."""
+    kernel = launch.software.attention
+    return "unfused" if kernel in ("unfused", "local") else None
+
+
+def _blocks(launch: Launch) -> Iterator[Block]:
+    """Yield runs of layers that are alike, stage after stage."""
+    model = launch.model
+    for chunks in launch.degrees.chunks:
+        layers = [
+            (model.expert_layers[layer], _recomputed(launch, place, len(chunk[1])))
+            for chunk in chunks
+            for place, layer in enumerate(chunk[1])
+        ]
+        for (is_mixture, recompute), run in groupby(layers):
+            yield Block(
+                number=len(list(run)),
+                hidden=model.hidden,
+                attention=_attention(launch),
+                mlp=_mixture(launch) if is_mixture else Mlp(width=model.ffn, gated=model.gated),
+                recompute=recompute,
+            )
+
+
+def _recomputed(launch: Launch, place: int, of: int) -> Recomputation:
+    """Return what the backward computes again of a layer at a place of a chunk of so many."""
+    recompute = launch.recompute
+    if recompute.layers == "uniform" or (recompute.layers == "block" and place < recompute.number):
+        return "full"
+    return recompute.modules
+
+
+def _attention(launch: Launch) -> Attention:
+    model, attention = launch.model, launch.model.attention
+    latent = attention.latent
+    return Attention(
+        heads=attention.heads,
+        kv_heads=attention.heads if latent is not None else attention.groups,
+        width=attention.query_width,
+        value_width=attention.value_width,
+        rotary=model.positions == "rotary",
+        head_norms=attention.head_norms,
+        latent=None
+        if latent is None
+        else LatentAttention(
+            query_rank=latent.query_rank,
+            key_value_rank=latent.key_value_rank,
+            rotary_width=latent.rotary_width,
+        ),
+    )
+
+
+def _mixture(launch: Launch) -> Experts:
+    experts = launch.model.experts
+    assert experts is not None, "a launch with a mixture has experts"
+    return Experts(
+        number=experts.number,
+        per_token=experts.per_token,
+        width=experts.ffn,
+        gated=launch.model.gated,
+        shared_width=experts.shared_ffn,
+    )

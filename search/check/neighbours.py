@@ -1,0 +1,335 @@
+"""Launches next to a launch: the same model, batch and GPUs with a few arguments changed.
+
+Each knob offers other values of one argument, with what has to follow it (sequence parallelism
+tensor parallelism, chunks the stages). Those that run and fit are compared by step time; which
+launch is first is `search.check.assessment`'s matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from autopar.errors import InputError
+from autopar.memory.launch import Chunk, Launch, Recompute, even_chunks
+from autopar.records import dataclass
+from search.check.assessment import Assessment, Target, assess
+
+__all__ = ["Neighbour", "Neighbours", "arguments_of", "neighbours_of"]
+
+_BEAM = 4
+"""Launches of each number of changes from which the next are tried."""
+_GAIN = 0.005
+"""Share of a step by which a change has to be faster to be one."""
+_MOST_CHANGES = 6
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A launch with some arguments changed."""
+
+    assessment: Assessment
+    changes: tuple[tuple[str, str | None, str | None], ...]
+    """Flag, value before, value after; None: the flag is not there, empty: without a value."""
+    knobs: int
+    """How many things were changed: an argument with what follows from it is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The best launches by how many changes they take; None where none is better."""
+
+    one: Neighbour | None
+    two: Neighbour | None
+    any: Neighbour | None
+    tried: int
+
+
+# --------------------------------------------------------------------------------------------------
+# Knobs.
+
+
+_Offer = Callable[[], Launch]
+"""Makes a launch; raises InputError for one that cannot be run."""
+
+
+def _with_degrees(
+    launch: Launch,
+    *,
+    tp: int | None = None,
+    cp: int | None = None,
+    pp: int | None = None,
+    vpp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+) -> Launch:
+    """Return a launch with other degrees; where stages change, layers are laid out evenly."""
+    degrees = launch.degrees
+    stages, pieces = pp or degrees.pp, vpp or degrees.vpp
+    chunks = degrees.chunks
+    if (stages, pieces) != (degrees.pp, degrees.vpp):
+        chunks = _laid_out(launch, stages, pieces)
+    tensor = tp or degrees.tp
+    return replace(
+        launch,
+        degrees=replace(
+            degrees,
+            tp=tensor,
+            cp=cp or degrees.cp,
+            pp=stages,
+            ep=ep or degrees.ep,
+            etp=degrees.etp if etp is None else etp,
+            # scattered norms cost nothing, and experts ask for them
+            sequence_parallel=tensor > 1,
+            chunks=chunks,
+            group=degrees.group if stages == degrees.pp else 0,
+        ),
+        tensor_overlap=launch.tensor_overlap and tensor > 1,
+    )
+
+
+def _ends(launch: Launch) -> tuple[int, int]:
+    """Return for how many layers embedding and loss count: the ends have so many fewer."""
+    sizes = [len(chunk[1]) for stage in launch.degrees.chunks for chunk in stage]
+    first, last = len(launch.degrees.chunks[0][0][1]), len(launch.degrees.chunks[-1][-1][1])
+    return int(first == max(sizes) - 1), int(last == max(sizes) - 1)
+
+
+def _laid_out(launch: Launch, stages: int, pieces: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Return even chunks that count embedding and loss as the launch does; raises InputError."""
+    model = launch.model
+    ends = _ends(launch) if stages > 1 else (0, 0)
+    return even_chunks(model.num_layers, stages, pieces, mtp=model.mtp, ends=ends)
+
+
+def _tensor(launch: Launch) -> Iterator[_Offer]:
+    groups = launch.model.attention.groups
+    for tp in _SIZES[:4]:
+        if tp != launch.degrees.tp and groups % tp == 0:
+            yield partial(_with_degrees, launch, tp=tp)
+
+
+def _context(launch: Launch) -> Iterator[_Offer]:
+    for cp in _SIZES[:6]:
+        # a ring balances a causal triangle with two pieces a rank
+        if cp != launch.degrees.cp and launch.seq % (2 * cp * launch.degrees.tp) == 0:
+            yield partial(_with_degrees, launch, cp=cp)
+
+
+def _stages(launch: Launch) -> Iterator[_Offer]:
+    for pp in _SIZES[:6]:
+        if pp != launch.degrees.pp:
+            yield partial(_with_degrees, launch, pp=pp, vpp=1)
+
+
+def _chunks(launch: Launch) -> Iterator[_Offer]:
+    pp, layers = launch.degrees.pp, launch.model.num_layers + sum(_ends(launch))
+    for vpp in range(1, layers // pp + 1) if pp > 1 else ():
+        # an interleaved schedule runs groups of as many micro-batches as there are stages
+        runs = vpp == 1 or launch.micro_batches % pp == 0
+        if vpp != launch.degrees.vpp and layers % (pp * vpp) == 0 and runs:
+            yield partial(_with_degrees, launch, vpp=vpp)
+
+
+def _experts(launch: Launch) -> Iterator[_Offer]:
+    if launch.model.experts is not None:
+        for ep in _SIZES:
+            if ep != launch.degrees.ep and ep <= launch.model.experts.number:
+                yield partial(_with_degrees, launch, ep=ep)
+        for etp in _SIZES[:4]:
+            if etp != launch.degrees.etp and launch.model.experts.ffn % etp == 0:
+                yield partial(_with_degrees, launch, etp=etp)
+
+
+def _micro_batch(launch: Launch) -> Iterator[_Offer]:
+    for size in _SIZES[:4]:
+        if size != launch.micro_batch:
+            yield partial(replace, launch, micro_batch=size)
+
+
+def _recompute(launch: Launch) -> Iterator[_Offer]:
+    for kind in (
+        Recompute(),
+        Recompute(modules=frozenset({"core_attn"})),
+        Recompute(layers="uniform", number=1),
+    ):
+        if kind != launch.recompute:
+            yield partial(replace, launch, recompute=kind)
+
+
+def _optimizer(launch: Launch) -> Iterator[_Offer]:
+    optimizer = launch.optimizer
+    if optimizer.sharding == "none" and launch.degrees.dp * launch.degrees.cp > 1:
+        yield partial(replace, launch, optimizer=replace(optimizer, sharding="distributed"))
+    if not optimizer.overlap_gradients:
+        yield partial(replace, launch, optimizer=replace(optimizer, overlap_gradients=True))
+
+
+def _overlap(launch: Launch) -> Iterator[_Offer]:
+    if launch.degrees.scattered and not launch.tensor_overlap:
+        yield partial(replace, launch, tensor_overlap=True)
+
+
+_KNOBS: tuple[Callable[[Launch], Iterator[_Offer]], ...] = (
+    _tensor,
+    _context,
+    _stages,
+    _chunks,
+    _experts,
+    _micro_batch,
+    _recompute,
+    _optimizer,
+    _overlap,
+)
+
+
+def _offers(launch: Launch) -> Iterator[Launch]:
+    """Yield the launches one knob away that are legal."""
+    for knob in _KNOBS:
+        for offer in knob(launch):
+            with suppress(InputError):
+                yield offer()
+
+
+# --------------------------------------------------------------------------------------------------
+# Words.
+
+
+_COUNTED = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
+
+
+def _evenly(launch: Launch) -> tuple[tuple[Chunk, ...], ...] | None:
+    """Return the launch's chunks if they were even; None where they cannot be."""
+    try:
+        return _laid_out(launch, launch.degrees.pp, launch.degrees.vpp)
+    except InputError:
+        return None
+
+
+def arguments_of(launch: Launch) -> dict[str, str]:
+    """Return the arguments that knobs change, as Megatron-LM spells them; absent ones left out."""
+    degrees, recompute = launch.degrees, launch.recompute
+    found = {
+        "tensor-model-parallel-size": str(degrees.tp),
+        "pipeline-model-parallel-size": str(degrees.pp),
+        "context-parallel-size": str(degrees.cp),
+        "micro-batch-size": str(launch.micro_batch),
+    }
+    if launch.model.experts is not None:
+        found["expert-model-parallel-size"] = str(degrees.ep)
+        found["expert-tensor-parallel-size"] = str(degrees.etp)
+    if degrees.pp > 1:
+        if degrees.chunks == _evenly(launch):
+            ends = _ends(launch)
+            found |= {flag: "" for flag, counts in zip(_COUNTED, ends, strict=True) if counts}
+            if degrees.vpp > 1:
+                each = max(len(chunk[1]) for stage in degrees.chunks for chunk in stage)
+                found["num-layers-per-virtual-pipeline-stage"] = str(each)
+        else:
+            found["pipeline-model-parallel-layout"] = "as it is"
+    if degrees.scattered:
+        found["sequence-parallel"] = ""
+    if recompute.layers != "none":
+        found["recompute-granularity"] = "full"
+        found["recompute-method"] = recompute.layers
+        found["recompute-num-layers"] = str(recompute.number)
+    elif recompute.modules:
+        found["recompute-granularity"] = "selective"
+        found["recompute-modules"] = " ".join(sorted(recompute.modules))
+    if launch.optimizer.sharding == "distributed":
+        found["use-distributed-optimizer"] = ""
+    if launch.optimizer.overlap_gradients:
+        found["overlap-grad-reduce"] = ""
+    if launch.tensor_overlap:
+        found["tp-comm-overlap"] = ""
+    return found
+
+
+def _changes(before: Launch, after: Launch) -> tuple[tuple[str, str | None, str | None], ...]:
+    one, other = arguments_of(before), arguments_of(after)
+    return tuple(
+        (flag, one.get(flag), other.get(flag))
+        for flag in dict.fromkeys((*one, *other))
+        if one.get(flag) != other.get(flag)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The walk.
+
+
+def neighbours_of(assessment: Assessment, target: Target) -> Neighbours:
+    """Return the fastest launches that fit with one, two and any number of changes.
+
+    From the best few of each number of changes all further single changes are tried, until two
+    changes and the last one have made nothing faster by half a percent: what is found is no bound
+    of all launches. Of a launch that does not fit, every one that does counts as faster.
+    """
+    start = assessment.launch
+    seen, front = {_key(start)}, [assessment]
+    fastest = _time(assessment) if _fits(assessment, target) else float("inf")
+    best: dict[int, Neighbour] = {}
+    for knobs in range(1, _MOST_CHANGES + 1):
+        found: list[Assessment] = []
+        for launch in [launch for entry in front for launch in _offers(entry.launch)]:
+            if _key(launch) not in seen:
+                seen.add(_key(launch))
+                found.append(_quick(launch, target))
+        found.sort(key=lambda one: _rank(one, target))
+        front = found[:_BEAM]
+        top = _fitting(found, target)
+        if top is not None and _time(top) < fastest * (1.0 - _GAIN):
+            fastest = _time(top)
+            changes = _changes(start, top.launch)
+            best[knobs] = Neighbour(assessment=top, changes=changes, knobs=knobs)
+        elif knobs > 1 and fastest < float("inf"):
+            break
+    return Neighbours(
+        one=best.get(1),
+        two=best.get(2),
+        any=best[max(best)] if best else None,
+        tried=len(seen) - 1,
+    )
+
+
+def _fitting(found: list[Assessment], target: Target) -> Assessment | None:
+    """Return the first that fits with all of its stages; those that fit stand in front."""
+    for one in found:
+        if not _fits(one, target):
+            return None
+        whole = assess(one.launch, target)
+        if _fits(whole, target):
+            return whole
+    return None
+
+
+def _key(launch: Launch) -> str:
+    degrees = launch.degrees
+    return f"{arguments_of(launch)} {degrees.vpp} {degrees.ep}"
+
+
+def _quick(launch: Launch, target: Target) -> Assessment:
+    """Return the price of a launch by the stages of which one is fullest, for nearly all launches.
+
+    The first, the last, and of those with the most layers the earliest.
+    """
+    sizes = [sum(len(chunk[1]) for chunk in stage) for stage in launch.degrees.chunks]
+    return assess(launch, target, stages=(0, sizes.index(max(sizes)), launch.degrees.pp - 1))
+
+
+def _fits(one: Assessment, target: Target) -> bool:
+    return one.odds_of_oom <= target.oom_risk and one.step is not None
+
+
+def _time(one: Assessment) -> float:
+    return float("inf") if one.step is None else one.step.total_s
+
+
+def _rank(one: Assessment, target: Target) -> tuple[bool, float, float]:
+    """Return what sorts launches: those that fit by time, then the others by memory."""
+    if _fits(one, target):
+        return False, _time(one), 0.0
+    return True, float(one.fullest.peak_bytes), _time(one)

@@ -1,0 +1,165 @@
+"""autopar-check: read a launch, say whether it fits and how fast it is, and find better ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.options import Command
+from autopar.command.run import say
+from autopar.records import dataclass
+from search.commands.app import files_read, leave, working, write_answer
+
+if TYPE_CHECKING:
+    from search.check.assessment import Assessment, Target
+    from search.check.neighbours import Neighbours
+    from search.check.read import CheckedFile
+
+__all__ = ["COMMAND", "CheckSpec", "main", "run"]
+
+_NAME = "autopar-check"
+_WHAT, _WHERE, _OUT = "Launch", "Where it runs", "Answer"
+_CARD = "h100-80gb"
+_FINDINGS = 1
+"""Exit code of `--strict` where there is something to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSpec:
+    """Which launches are checked, and where they are to run."""
+
+    files: tuple[str, ...] = option(
+        help="launch script, YAML or JSON of Megatron-LM",
+        panel=_WHAT,
+        positional=True,
+        metavar="FILE",
+    )
+    hardware: str | None = option(
+        None,
+        help="CARD:NxG, such as h100:8x8",
+        panel=_WHERE,
+        metavar="CARD:NxG",
+        shown="h100, as many as the launch starts",
+    )
+    stack: str = option(
+        "megatron-core", help="trainer whose kernels are priced (`autopar stacks`)", panel=_WHERE
+    )
+    site: str | None = option(
+        None, help="probed cluster (`autopar sites`)", panel=_WHERE, metavar="NAME|FILE"
+    )
+    oom_risk: float = option(
+        0.01, help="odds of running out of memory that still fit", panel=_WHERE, above=0, high=1
+    )
+    neighbours: bool = option(True, help="look for faster launches next to it", panel=_OUT)
+    strict: bool = option(
+        False,
+        help=f"exit code {_FINDINGS} where there are findings, or it does not fit",
+        panel=_OUT,
+    )
+    json: str | None = option(
+        None, help="write everything to a file, - for stdout", panel=_OUT, metavar="PATH"
+    )
+
+
+COMMAND = Command(
+    name=_NAME,
+    usage="FILE... [OPTIONS]",
+    fills=(CheckSpec,),
+    panels=(_WHAT, _WHERE, _OUT),
+    intro=f"""Read a launch without running it: what it says, what is wrong or has no effect, memory
+of every stage and the odds of running out of it, step time, and faster launches next to it.
+
+Exit codes: 0 done, {_FINDINGS} --strict and there is something to say, 2 a file is no launch that
+is read.
+""",
+)
+
+
+def main() -> None:
+    """Entry point of `autopar-check`."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    return COMMAND.run(arguments, _execute)
+
+
+def _execute(raw: dict[str, Any]) -> int:
+    # heavy imports stay out of --help
+    from autopar.command.show import make_console
+    from autopar.output import refuse_clashes
+    from search.check.read import read_checked
+    from search.report.check import check_document, show_check
+
+    asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
+    target, world = _target(asked)
+    own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
+    refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
+    console = make_console(sys.stdout)
+    documents: list[dict[str, Any]] = []
+    says = False
+    for index, path in enumerate(asked.files):
+        file = read_checked(path, world_size=world, gpu=target.machine.card.name)
+        assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
+        fits = assessment is not None and assessment.odds_of_oom <= asked.oom_risk
+        says |= bool(file.findings) or not fits
+        documents.append(check_document(file, target, assessment, neighbours))
+        if asked.json != "-":
+            if index:
+                console.print()
+            show_check(console, file, target, assessment, neighbours)
+    if asked.json is not None:
+        write_answer(asked.json, {"launches": documents})
+    return _FINDINGS if asked.strict and says else 0
+
+
+def _priced(
+    file: CheckedFile, target: Target, *, neighbours: bool
+) -> tuple[Assessment | None, Neighbours | None]:
+    """Return the price of a launch that can run, and what is next to it."""
+    from search.check.assessment import assess
+    from search.check.neighbours import neighbours_of
+
+    if file.launch is None or any(one.kind == "illegal" for one in file.findings):
+        return None, None
+    found = assess(file.launch, target)
+    if not neighbours or found.step is None:
+        return found, None
+    return found, working("trying launches next to it", lambda: neighbours_of(found, target))
+
+
+def _target(asked: CheckSpec) -> tuple[Target, int | None]:
+    """Return where launches run, and the number of GPUs where the options say it."""
+    from dataclasses import replace
+
+    from autopar.estimate.accuracy import load_accuracy
+    from autopar.estimate.card import load_card, parse_hardware
+    from autopar.estimate.layer import machine_of
+    from autopar.estimate.site import load_site
+    from autopar.estimate.stack import load_stack
+    from search.check.assessment import Target
+
+    name, world, per_node = _CARD, None, None
+    if asked.hardware is None:
+        say(f"{_NAME}: --hardware is not given: priced for {_CARD}")
+    else:
+        name, nodes, per_node = parse_hardware(asked.hardware)
+        world = nodes * per_node
+    card = load_card(name)
+    if per_node is not None and per_node < card.max_gpus_per_node:
+        card = replace(card, max_gpus_per_node=per_node)
+    site = None if asked.site is None else load_site(asked.site)
+    target = Target(
+        machine=machine_of(card, load_stack(asked.stack), site),
+        accuracy=load_accuracy(),
+        site_known=site is not None and bool(site.known),
+        oom_risk=asked.oom_risk,
+    )
+    return target, world
+
+
+if __name__ == "__main__":
+    main()

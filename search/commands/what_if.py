@@ -1,0 +1,340 @@
+"""autopar-explore without a word before its options: combinations, each searched as a plan is.
+
+Its options are those of `autopar-search`, of which some may be given several times; the closed
+forms that the command has besides are in `search.commands.explore`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autopar.command import run as commands
+from autopar.command.fields import make, option, read_values, rows_of
+from autopar.command.options import REPEATED, Command
+from autopar.command.run import say
+from autopar.errors import DocumentError, OptionError
+from autopar.output import refuse_clashes
+from autopar.records import dataclass
+from search.commands.app import emit, files_read, working, write_results
+from search.options import SearchOptions
+from search.request import BATCH_OPTIONS, InputSpec, Shorthands
+from search.what_if import AXES
+
+if TYPE_CHECKING:
+    from search.what_if import Answer, Choice, Group
+
+__all__ = ["COMMAND", "WhatIfSpec", "execute"]
+
+_NAME = "autopar-explore"
+_ASK, _OUT = "Answer", "Files"
+_QUIET_S, _EVERY_S = 2.0, 5.0
+"""When the first line of progress appears, and how often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfSpec:
+    """In which order answers come, and where they go."""
+
+    by: Literal["tokens", "step", "cost"] = option(
+        "tokens", help="order: tokens/s/GPU, time of a step, or price of a token", panel=_ASK
+    )
+    price: tuple[str, ...] = option(
+        (),
+        help="of a GPU hour, such as h100=2.5; repeats",
+        panel=_ASK,
+        metavar="CARD=PRICE",
+    )
+    json: str | None = option(
+        None, help="file for all answers, - for stdout, no tables", panel=_OUT
+    )
+    config_path: str | None = option(
+        None,
+        name="output-config-path",
+        help="folder for the strategy and plan file of every answer",
+        panel=_OUT,
+    )
+    plot: str | None = option(None, help="folder for a picture (extra: plot)", panel=_OUT)
+    plot_format: Literal["png", "svg", "both"] | None = option(
+        None, help="of the picture", panel=_OUT, shown="png"
+    )
+
+    def __post_init__(self) -> None:
+        if self.plot_format is not None and self.plot is None:
+            raise OptionError("--plot-format says how --plot is written; give --plot too")
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the kinds of picture files."""
+        kind = self.plot_format or "png"
+        return ("png", "svg") if kind == "both" else (kind,)
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Return the price of a GPU hour by card, or by hardware as it is given."""
+        found: dict[str, float] = {}
+        for text in self.price:
+            name, _, number = text.rpartition("=")
+            try:
+                price = float(number) if number.isascii() else math.nan
+            except ValueError:
+                price = math.nan
+            if not name or not (math.isfinite(price) and price > 0):
+                raise OptionError(
+                    f"--price: expected CARD=PRICE with a price above 0, such as h100=2.5, "
+                    f"got {text!r:.60}"
+                )
+            found[name] = price
+        return found
+
+
+_MEASURED = frozenset(
+    {
+        *("memory-profiling-path", "time-profiling-path", "allreduce-bandwidth-config-path"),
+        *("p2p-bandwidth-config-path", "overlap-coe-path", "sp-time-path", "bandwidth-unit"),
+        *("parameter-bytes", "num-nodes", "num-gpus-per-node", "world-size"),
+    }
+)
+"""Options of files, which are of one cluster, and of its shape."""
+COMMAND = Command(
+    name=_NAME,
+    usage="[OPTIONS] | calculon [OPTIONS] | tensor2d [OPTIONS]",
+    fills=(WhatIfSpec, InputSpec, SearchOptions, Shorthands),
+    # alternatives come with plan files alone
+    without=_MEASURED | {"top"},
+    repeats=AXES,
+    panels=(REPEATED, _ASK, _OUT),
+    family="explore",
+    intro="""Search models on clusters with trainers, every combination, and show them side by side.
+
+autopar-explore --model llama3-8b --hardware h100:1x8 --hardware b200:1x8 --stack megatron-core
+--global-batch 64: each combination is the search that autopar-search does with its words, with the
+90 % interval of its step; all other options of a search apply to all of them.
+
+autopar-explore calculon and autopar-explore tensor2d search the space of a closed form instead;
+each has its own --help.
+
+Exit codes: 0 done, 2 an input is unusable, 3 no combination has a plan, 130 stopped by Ctrl-C,
+which shows what was searched until then.
+""",
+)
+
+
+def execute(raw: Mapping[str, Any]) -> int:
+    """Search every combination of a command line, show and write the answers; the exit code."""
+    from search.report.what_if import show_answers
+    from search.what_if import check_values, choices, grouped
+
+    own = {row.name for row in rows_of(WhatIfSpec)}
+    spec = make(
+        WhatIfSpec, read_values(rows_of(WhatIfSpec), {n: v for n, v in raw.items() if n in own})
+    )
+    words = {name: value for name, value in raw.items() if name not in own}
+    _require(words)
+    prices = spec.prices
+    asked = choices(words)
+    check_values(asked)
+    _check_prices(spec, prices, asked)
+    files = _plan_paths(spec, asked)
+    _refuse_clashes(spec, asked, files)
+    if spec.plot is not None:
+        from autopar.command.show import require_matplotlib
+
+        require_matplotlib("--plot")
+    answers, stopped = _search(asked, prices, alternatives=spec.config_path is not None)
+    for notice in dict.fromkeys(notice for one in answers for notice in one.notices):
+        say(f"{_NAME}: {notice}")
+    if not stopped and all(one.error is not None for one in answers):
+        # what is wrong with all of them is a mistake, and no answer
+        assert answers[0].error is not None
+        raise answers[0].error
+    if stopped:
+        say(f"{_NAME}: stopped after {len(answers)} of {len(asked)} combinations")
+        if not answers:
+            return commands.INTERRUPTED
+    groups = grouped(answers, spec.by)
+    found = any(group.ranked for group in groups)
+    if spec.json != "-":
+        from autopar.command.show import make_console
+
+        show_answers(make_console(sys.stdout), groups, spec.by)
+    _write(spec, words, groups, files, complete=not stopped)
+    if stopped:
+        return commands.INTERRUPTED
+    if not found:
+        say(f"{_NAME}: no combination has a plan; each says why")
+        return 3
+    return 0
+
+
+def _require(words: Mapping[str, Any]) -> None:
+    """Raise OptionError where a comparison lacks what it is of."""
+    from autopar.command.fields import missing
+
+    for row in COMMAND.rows:
+        if row.name in ("model", "hardware") and row.name not in words:
+            raise missing(row)
+    # the default of a search, 8 samples, is of one small machine
+    if not BATCH_OPTIONS & set(words):
+        raise OptionError(
+            "--settle-bsz is missing: clusters are compared at one global batch; give it, or "
+            "--min-bsz and --max-bsz"
+        )
+
+
+def _check_prices(spec: WhatIfSpec, prices: Mapping[str, float], asked: Sequence[Choice]) -> None:
+    """Raise OptionError for a price of nothing, and where an order by price lacks one."""
+    from search.what_if import price_of
+
+    if spec.by == "cost" and not prices:
+        raise OptionError("--by cost: there are no prices; give --price CARD=PRICE")
+    hardware = dict.fromkeys(choice.words["hardware"] for choice in asked)
+    known = {*hardware, *(name.rpartition(":")[0] for name in hardware)}
+    for name in prices:
+        if name not in known:
+            raise OptionError(
+                f"--price: {name!r:.60} is no --hardware here and no card of one; "
+                f"they are {', '.join(hardware)}"
+            )
+    if spec.by == "cost":
+        for name in hardware:
+            if price_of(name, prices) is None:
+                card = name.rpartition(":")[0] or name
+                raise OptionError(f"--price: {name} has none; give --price {card}=PRICE")
+
+
+def _plan_paths(spec: WhatIfSpec, asked: Sequence[Choice]) -> dict[int, Path]:
+    """Return the strategy file of every combination by its `id`; nothing where none is asked for.
+
+    The plan file lies beside it.
+    """
+    from search.report.what_if import slugs
+
+    if spec.config_path is None or spec.config_path.lower() == "none":
+        return {}
+    folder = Path(spec.config_path)
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"--output-config-path: {folder} is a file, expected a folder")
+    names = slugs(asked)
+    return {id(choice): folder / f"{name}.json" for choice, name in zip(asked, names, strict=True)}
+
+
+def _own_file(strategy: Path) -> Path:
+    """Return where our plan file lies beside a strategy file, as `output_paths` has it."""
+    return strategy.with_name(f"autopar_plan_{strategy.name}")
+
+
+def _refuse_clashes(spec: WhatIfSpec, asked: Sequence[Choice], files: Mapping[int, Path]) -> None:
+    from search.report.what_if import PICTURE
+
+    inputs = [choice.request.inputs for choice in asked]
+    words = {
+        word
+        for one in inputs
+        for word in (one.model, one.hardware, one.stack, one.site, one.calibration)
+    }
+    # CARD.json:NxG names a file, too
+    words |= {word.rpartition(":")[0] for word in words if word}
+    read = files_read(sorted(word for word in words if word))
+    for path in (None, *files.values()):
+        for own in (path, None if path is None else _own_file(path)):
+            refuse_clashes(
+                {"--json": spec.json, "--output-config-path": None if own is None else str(own)},
+                read,
+            )
+    for kind in spec.formats if spec.plot is not None else ():
+        refuse_clashes({"--json": spec.json, "--plot": f"{spec.plot}/{PICTURE}.{kind}"}, read)
+
+
+def _search(
+    asked: Sequence[Choice], prices: Mapping[str, float], *, alternatives: bool
+) -> tuple[list[Answer], bool]:
+    """Return the answers of the combinations in their order, and whether Ctrl-C came between."""
+    from search.what_if import Parts, search_one
+
+    parts = Parts()
+    answers: list[Answer] = []
+    next_s = time.monotonic() + _QUIET_S
+    for place, choice in enumerate(asked, 1):
+
+        def one(choice: Choice = choice) -> Answer:
+            return search_one(choice, parts, alternatives=alternatives, prices=prices)
+
+        try:
+            answers.append(working(f"searching {place} of {len(asked)}", one))
+        except KeyboardInterrupt:
+            return answers, True
+        if time.monotonic() >= next_s and not sys.stderr.isatty() and place < len(asked):
+            next_s = time.monotonic() + _EVERY_S
+            say(f"{_NAME}: {place} of {len(asked)} combinations searched")
+    return answers, False
+
+
+def _write(
+    spec: WhatIfSpec,
+    words: Mapping[str, Any],
+    groups: Sequence[Group],
+    files: Mapping[int, Path],
+    *,
+    complete: bool,
+) -> None:
+    """Write plan files and the object of `--json`, all or none, and the picture."""
+    from search.report.what_if import exploration, first_commands, save_picture
+
+    texts: dict[Path, str] = {}
+    plans: dict[int, str] = {}
+    for answer in (answer for group in groups for answer in group.ranked):
+        path = files.get(id(answer.choice))
+        if path is not None:
+            texts |= _plan_texts(answer, path)
+            plans[id(answer.choice)] = str(_own_file(path))
+    document: dict[str, Any] = {}
+    if spec.json is not None:
+        document = exploration(
+            groups,
+            spec.by,
+            choices={name: words[name] for name in AXES if name in words},
+            request={name: value for name, value in words.items() if name not in AXES},
+            plan_files=plans,
+            complete=complete,
+        )
+    if spec.json == "-":
+        emit("-", document)
+    write_results(texts, spec.json, document, _unwritable)
+    if texts:
+        say(f"{_NAME}: wrote {len(texts)} files to {spec.config_path}")
+    for line in first_commands(groups, plans):
+        say(f"{_NAME}: for the reasons: {line}")
+    if spec.plot is not None and any(group.ranked for group in groups):
+        for path in save_picture(spec.plot, groups, spec.formats):
+            say(f"{_NAME}: wrote {path}")
+
+
+def _plan_texts(answer: Answer, path: Path) -> dict[Path, str]:
+    """Return what strategy and plan file of an answer hold: those of `autopar-search`."""
+    from search.report.files import output_texts
+
+    assert answer.result is not None
+    assert answer.request is not None
+    assert answer.session is not None
+    session = answer.session
+    return output_texts(
+        answer.result,
+        (path, _own_file(path)),
+        spec=session.spec,
+        options=session.options,
+        request={**session.named, **answer.request.given},
+        engine=answer.request.engine,
+    )
+
+
+def _unwritable(error: OSError) -> DocumentError:
+    return DocumentError(
+        error.filename,
+        f"cannot be written ({error.strerror or error})",
+        remedy="choose another --output-config-path",
+    )

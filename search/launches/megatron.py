@@ -1,0 +1,625 @@
+"""Arguments of Megatron-LM read as a launch whose memory can be priced.
+
+Decoder-only models of the GPT kind are read, dense, of experts and with MLA, in every layout. Other
+models are refused in a sentence, as is what changes memory in a way that nobody prices. A plan of
+the same arguments is read by `search.engines.megatron_arguments`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from autopar.memory.launch import (
+    Attention,
+    Chunk,
+    Degrees,
+    Experts,
+    Latent,
+    Launch,
+    Model,
+    Module,
+    Optimizer,
+    Precision,
+    Recompute,
+    Software,
+    chunks_of_sizes,
+    even_chunks,
+)
+from autopar.records import dataclass
+from search.configuration import Configuration
+from search.engines.megatron_arguments import LayoutError, parse_layout
+from search.launches.arguments import Ignored, LaunchArguments, words_of
+from search.launches.release import Release, software_of
+
+__all__ = [
+    "ReadLaunch",
+    "arguments_of_configuration",
+    "launch_of_configuration",
+    "read_launch",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLaunch:
+    """A launch, and the arguments that it does not depend on."""
+
+    launch: Launch
+    ignored: tuple[Ignored, ...]
+
+    @property
+    def not_understood(self) -> tuple[Ignored, ...]:
+        """Arguments whose effect nobody knows here."""
+        return tuple(entry for entry in self.ignored if not entry.understood)
+
+
+_OTHER_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"), "a hybrid of Mamba"),
+    (("mamba-num-heads", "mamba-head-dim", "mamba-state-dim"), "a Mamba model"),
+    (
+        ("decoder-num-layers", "decoder-seq-length", "encoder-seq-length", "encoder-num-layers"),
+        "a T5 model",
+    ),
+    (("binary-head", "bert-no-binary-head"), "a BERT model"),
+    (
+        ("dataset-provider", "img-h", "language-model-type", "model-provider", "vision-model-type"),
+        "a multimodal model",
+    ),
+    (("flextron",), "an elastic model"),
+    (("experimental-attention-variant", "linear-attention-type"), "attention of another kind"),
+)
+"""Flags by which other models are known, and what they are."""
+_UNPRICED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("perform-rl-step",), "reinforcement learning keeps a second model and its caches"),
+    (("fine-grained-activation-offloading", "cpu-offloading"), "activations are offloaded"),
+    (("optimizer-cpu-offload",), "optimizer states are offloaded"),
+    (("use-precision-aware-optimizer",), "the optimizer's states are of other precisions"),
+    (
+        ("cuda-graph-impl", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"),
+        "CUDA graphs keep memory of their own",
+    ),
+    (("use-torch-fsdp2",), "FSDP2's buffers are not known"),
+    (("fp4-format",), "products of 4 bits keep copies that are not known"),
+    (("standalone-embedding-stage",), "a stage for the embedding alone is not known"),
+    (("moe-latent-size",), "experts of another width than the model are not known"),
+    (
+        ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
+        "layers of several shapes are not known",
+    ),
+    (("export-kd-teacher-load", "export-te-mcore-model"), "distillation keeps a second model"),
+)
+_OF_TIME = (
+    "overlap-param-gather",
+    "overlap-param-gather-with-optimizer-step",
+    "overlap-p2p-communication-warmup-flush",
+    "no-overlap-p2p-communication",
+    "high-priority-stream-groups",
+    "moe-hybridep-num-sms",
+    "moe-deepep-num-sms",
+    "moe-shared-expert-overlap",
+    "moe-router-fusion",
+    "ddp-num-buckets",
+    "tp-comm-overlap-cfg",
+    # their buffers are not PyTorch's
+    "moe-enable-deepep",
+    "moe-flex-dispatcher-backend",
+    # what a dense model has of experts, and which ungated activation, changes no size
+    "expert-tensor-parallel-size",
+    "expert-model-parallel-size",
+    "squared-relu",
+)
+"""Flags that are known to change time alone, or nothing of this model."""
+_DEFAULTS = (
+    ("megatron-fsdp-grad-comm-dtype", "fp32"),
+    ("megatron-fsdp-main-grads-dtype", "fp32"),
+    ("megatron-fsdp-main-params-dtype", "fp32"),
+    ("outer-dp-sharding-strategy", "no_shard"),
+)
+"""Flags with the one value that is what is priced without them."""
+_MOST = 4096
+"""Layers, and experts, of a model; far above any."""
+_VOCABULARIES = {
+    "GPT2BPETokenizer": 50257,
+    "Llama2Tokenizer": 32000,
+    "GPTSentencePieceTokenizer": 256000,
+}
+"""Of tokenizers with one vocabulary in use; GPTSentencePiece's is that of Nemotron's model."""
+
+
+def read_launch(
+    arguments: Mapping[str, Any],
+    *,
+    world_size: int | None = None,
+    environment: Mapping[str, Any] | None = None,
+    gpu: str = "H100",
+    release: Release | None = None,
+    source: str = "arguments",
+) -> ReadLaunch:
+    """Return the launch that arguments such as `{"--num-layers": 12}` describe.
+
+    Parameters
+    ----------
+    world_size : number of GPUs, where no argument says it. environment : variables of the ranks.
+    gpu : kind of device. release : of trainer and container; default: the newest.
+
+    Raises InputError: a value is unusable, or the model or its training is none that is priced.
+    """
+    words = LaunchArguments(source=source, words=words_of(arguments), asked=set())
+    _refuse(words)
+    words.asked.update(_OF_TIME)
+    words.asked.update(flag for flag, value in _DEFAULTS if words.words.get(flag) == (value,))
+    world = world_size or words.number("world-size", 0)
+    if not world:
+        raise words.fail("world-size", "is not given", "say the number of GPUs")
+    model = _model(words, release or Release())
+    degrees = _degrees(words, model, world)
+    micro = words.number("micro-batch-size")
+    batch = words.number("global-batch-size", micro * degrees.dp)
+    launch = Launch(
+        name=source,
+        model=model,
+        degrees=degrees,
+        seq=words.number("seq-length"),
+        micro_batch=micro,
+        global_batch=batch,
+        steps=_steps(words, batch),
+        precision=_precision(words),
+        optimizer=_optimizer(words, degrees),
+        recompute=_recompute(words),
+        software=_software(words, model, environment or {}, gpu, release or Release()),
+        loss_fusion=_loss_fusion(words),
+        attention_masks=not words.has("no-create-attention-mask-in-dataloader"),
+        tensor_overlap=words.has("tp-comm-overlap") and degrees.tp > 1,
+        deferred_head=(
+            words.number("wgrad-deferral-limit", 0)
+            if words.has("defer-embedding-wgrad-compute")
+            else None
+        ),
+    )
+    return ReadLaunch(launch=launch, ignored=words.ignored())
+
+
+def arguments_of_configuration(source: Configuration) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments in a script, YAML or JSON, and the environment that it sets."""
+    document: Any = source.document
+    if source.flags is not None:
+        document = {
+            flag: True if not given else given[0] if len(given) == 1 else list(given)
+            for flag, given in source.flags.items()
+        }
+        return document, {**source.environment}
+    for key in ("MODEL_ARGS", "model_args", "args"):
+        if isinstance(document.get(key), Mapping):
+            variables = document.get("ENV_VARS") or {}
+            return {**document[key]}, {name: str(value) for name, value in variables.items()}
+    return {**document}, {}
+
+
+def launch_of_configuration(
+    source: Configuration, *, world_size: int | None = None, gpu: str = "H100"
+) -> ReadLaunch:
+    """Return the launch in a script, YAML or JSON; raises InputError as `read_launch` does."""
+    arguments, environment = arguments_of_configuration(source)
+    return read_launch(
+        arguments,
+        world_size=world_size or source.world_size,
+        environment=environment,
+        gpu=gpu,
+        source=str(source.path),
+    )
+
+
+def _steps(words: LaunchArguments, batch: int) -> int | None:
+    """Return how many steps a run takes until it ends or exits; None where nothing says it."""
+    given = [words.number(flag) for flag in ("train-iters", "exit-interval") if words.has(flag)]
+    if words.has("train-samples"):
+        given.append(words.number("train-samples") // batch)
+    return min(given, default=None)
+
+
+def _refuse(words: LaunchArguments) -> None:
+    for flags, what in _OTHER_MODELS:
+        given = next((flag for flag in flags if flag in words.words), None)
+        if given is not None:
+            raise words.unpriced(
+                given, f"belongs to {what}", "only models of the GPT kind are priced"
+            )
+    if words.text("tokenizer-type").startswith("BertWordPiece"):
+        raise words.unpriced(
+            "tokenizer-type", "belongs to a BERT model", "only models of the GPT kind are priced"
+        )
+    spec = " ".join(words.list("spec"))
+    if spec not in ("", "local"):
+        raise words.unpriced("spec", f"names layers that are not known: {spec[:60]}", "take it out")
+    for flags, why in _UNPRICED:
+        given = next((flag for flag in flags if flag in words.words), None)
+        # an implementation called none is none
+        if given is not None and words.words[given] != ("none",):
+            raise words.unpriced(given, why, "take it out to price the rest")
+
+
+# --------------------------------------------------------------------------------------------------
+# The model.
+
+
+def _model(words: LaunchArguments, release: Release) -> Model:
+    hidden = words.number("hidden-size")
+    gated = words.has("swiglu")
+    # what Megatron-LM takes where no width is given: two thirds of 4h for three matrices
+    ffn = words.number("ffn-hidden-size", int(8 * hidden / 3) // 64 * 64 if gated else 4 * hidden)
+    layers = words.number("num-layers", most=_MOST)
+    experts = _experts(words, ffn, gated=gated)
+    kind = words.choice(
+        "position-embedding-type",
+        ("learned_absolute", "rope", "mrope", "yarn", "relative", "none"),
+        "learned_absolute",
+    )
+    if kind in ("mrope", "relative"):
+        raise words.unpriced("position-embedding-type", f"{kind} is not priced", "rope is")
+    if words.has("use-rotary-position-embeddings"):
+        kind = "rope"
+    # the old way to have none
+    if words.has("no-position-embedding") and kind == "learned_absolute":
+        kind = "none"
+    mtp = words.number("mtp-num-layers", 0, most=_MOST)
+    return Model(
+        hidden=hidden,
+        ffn=ffn,
+        attention=_attention(words, hidden),
+        vocab=_vocab(words, release),
+        vocab_divisor=words.number("make-vocab-size-divisible-by", 128),
+        expert_layers=_expert_layers(words, layers) if experts else (False,) * layers,
+        experts=experts,
+        gated=gated,
+        fused_gate=not words.has("no-bias-swiglu-fusion"),
+        biases=not words.has("disable-bias-linear"),
+        qkv_biases=words.has("add-qkv-bias") or not words.has("disable-bias-linear"),
+        tied=not words.has("untie-embeddings-and-output-weights"),
+        norm="rms" if words.text("normalization", "LayerNorm") == "RMSNorm" else "layer",
+        positions={"learned_absolute": "learned", "none": "none"}.get(kind, "rotary"),  # type: ignore[arg-type]
+        max_positions=words.number("max-position-embeddings", 0),
+        rotary_share=words.real("rotary-percent", 1.0),
+        fused_rotary=not words.has("no-rope-fusion"),
+        hidden_dropout=words.real("hidden-dropout", 0.1),
+        mtp=mtp,
+        mtp_repeated=words.has("mtp-use-repeated-layer"),
+    )
+
+
+def _attention(words: LaunchArguments, hidden: int) -> Attention:
+    heads = words.number("num-attention-heads")
+    groups = heads
+    if words.has("group-query-attention"):
+        groups = words.number("num-query-groups", 1)
+    latent = None
+    if words.has("multi-latent-attention"):
+        latent = Latent(
+            query_rank=words.number("q-lora-rank") if words.has("q-lora-rank") else None,
+            key_value_rank=words.number("kv-lora-rank", 512),
+            key_width=words.number("qk-head-dim", 128),
+            rotary_width=words.number("qk-pos-emb-head-dim", 64),
+            value_width=words.number("v-head-dim", 128),
+        )
+    return Attention(
+        heads=heads,
+        groups=groups,
+        width=words.number("kv-channels", hidden // heads),
+        head_norms=words.has("qk-layernorm"),
+        dropout=words.real("attention-dropout", 0.1),
+        latent=latent,
+    )
+
+
+def _experts(words: LaunchArguments, ffn: int, *, gated: bool) -> Experts | None:
+    if not words.has("num-experts"):
+        return None
+    squared = words.has("squared-relu")
+    dispatcher = words.choice(
+        "moe-token-dispatcher-type", ("allgather", "alltoall", "alltoall_seq", "flex"), "allgather"
+    )
+    return Experts(
+        number=words.number("num-experts", most=_MOST),
+        skew=_skew(words),
+        per_token=words.number("moe-router-topk", 2),
+        ffn=words.number("moe-ffn-hidden-size", ffn),
+        shared_ffn=words.number("moe-shared-expert-intermediate-size", 0),
+        dispatcher=cast(Any, dispatcher.removesuffix("_seq")),
+        grouped=words.has("moe-grouped-gemm"),
+        fused_permutation=words.has("moe-permute-fusion"),
+        # kernels that weight inside are those of gated and of squared activations
+        fused_weighting=(gated and not words.has("no-bias-swiglu-fusion"))
+        or (squared and words.has("use-fused-weighted-squared-relu")),
+    )
+
+
+def _skew(words: LaunchArguments) -> float | None:
+    """Return the tokens of the busiest rank over the mean where arguments fix them."""
+    if words.has("moe-router-force-load-balancing"):
+        return 1.0
+    # experts take no more than their capacity, and as much where they are filled up
+    capacity = words.has("moe-pad-expert-input-to-capacity")
+    return words.real("moe-expert-capacity-factor", 1.0) if capacity else None
+
+
+def _expert_layers(words: LaunchArguments, layers: int) -> tuple[bool, ...]:
+    """Return for every layer whether it has experts: every Nth, or as a list such as [0]+[1]."""
+    text = words.text("moe-layer-freq", "1")
+    if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
+        return tuple(layer % int(text) == 0 for layer in range(layers))
+    try:
+        pattern = _pattern(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise words.fail("moe-layer-freq", f"is no list of 0 and 1: {text[:60]}") from None
+    if len(pattern) != layers or not set(pattern) <= {0, 1}:
+        raise words.fail(
+            "moe-layer-freq", f"has {len(pattern)} entries for {layers} layers, of 0 and 1"
+        )
+    return tuple(map(bool, pattern))
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Return the list that sums and repetitions of lists of numbers make; ValueError otherwise."""
+    if isinstance(node, ast.List):
+        return [_constant(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        times = _constant(node.right)
+        if times > _MOST:
+            raise ValueError("too many")
+        return _pattern(node.left) * times
+    raise ValueError("no list")
+
+
+def _constant(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ValueError("no number")
+
+
+def _vocab(words: LaunchArguments, release: Release) -> int:
+    """Return the vocabulary without padding: as given, or that of the tokenizer."""
+    kind = words.text("tokenizer-type")
+    if words.has("vocab-size"):
+        # the stand-in tokenizer once added its end of document to the vocabulary
+        extra = 1 if kind == "NullTokenizer" and not release.has("given vocabulary") else 0
+        return words.number("vocab-size") + extra
+    # a vocabulary with merges is GPT-2's, and one without is BERT's
+    if kind == "" and words.has("vocab-file") and words.has("merge-file"):
+        kind = "GPT2BPETokenizer"
+    if kind == "" and words.has("vocab-file"):
+        raise words.unpriced(
+            "vocab-file",
+            "comes without --merge-file, as that of a BERT model",
+            "only models of the GPT kind are priced",
+        )
+    if kind not in _VOCABULARIES:
+        raise words.fail("vocab-size", "is not given", "add the size of the tokenizer's vocabulary")
+    return _VOCABULARIES[kind]
+
+
+# --------------------------------------------------------------------------------------------------
+# Degrees and layout.
+
+
+def _degrees(words: LaunchArguments, model: Model, world: int) -> Degrees:
+    tp = words.number("tensor-model-parallel-size", 1)
+    pp = words.number("pipeline-model-parallel-size", 1)
+    cp = words.number("context-parallel-size", 1)
+    kinds = words.list("cp-comm-type")
+    sizes = words.numbers("hierarchical-context-parallel-sizes")
+    if "a2a+p2p" in kinds and (len(sizes) != 2 or sizes[0] * sizes[1] != cp):
+        raise words.fail(
+            "hierarchical-context-parallel-sizes",
+            f"expected two sizes that multiply to {cp}, got {' '.join(map(str, sizes))}",
+        )
+    return Degrees(
+        world=world,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        # a dense model has no experts to split, whatever their degrees
+        ep=words.number("expert-model-parallel-size", 1) if model.experts else 1,
+        etp=words.number("expert-tensor-parallel-size", tp) if model.experts else 1,
+        sequence_parallel=words.has("sequence-parallel"),
+        chunks=_chunks(words, model, pp),
+        group=words.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
+        if words.has("microbatch-group-size-per-virtual-pipeline-stage")
+        else 0,
+        overlap_experts=words.has("overlap-moe-expert-parallel-comm"),
+    )
+
+
+def _chunks(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
+    layers = model.num_layers
+    if words.has("pipeline-model-parallel-layout"):
+        return _layout(words, model, stages)
+    each = words.number("num-layers-per-virtual-pipeline-stage", 0)
+    chunks = words.number("num-virtual-stages-per-pipeline-rank", 1)
+    first = words.number("decoder-first-pipeline-num-layers", 0)
+    last = words.number("decoder-last-pipeline-num-layers", 0)
+    ends = (
+        int(words.has("account-for-embedding-in-pipeline-split")),
+        int(words.has("account-for-loss-in-pipeline-split")),
+    )
+    if each:
+        # embedding and loss count as a layer each where they are asked to
+        counted = layers + sum(ends)
+        if stages == 1 or counted % (stages * each):
+            raise words.fail(
+                "num-layers-per-virtual-pipeline-stage",
+                f"layers({counted}) % (pp({stages}) * {each}) != 0",
+            )
+        chunks = counted // (stages * each)
+    if stages == 1:
+        ends, chunks = (0, 0), 1
+    if first or last:
+        return _given_ends(words, model, stages, chunks, (first, last))
+    return even_chunks(layers, stages, chunks, mtp=model.mtp, ends=ends)
+
+
+def _given_ends(
+    words: LaunchArguments, model: Model, stages: int, chunks: int, ends: tuple[int, int]
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks where the layers of the first stage, or of the last, are given."""
+    middle = stages - sum(map(bool, ends))
+    rest = model.num_layers - sum(ends)
+    each = rest // middle if middle > 0 else 0
+    sizes = [ends[0] or each, *[each] * (stages - 2), ends[1] or each]
+    if rest < 0 or each * max(middle, 0) != rest or any(size % chunks for size in sizes):
+        raise words.fail(
+            "pipeline-model-parallel-size",
+            f"{model.num_layers} layers do not divide over {stages} stages of {chunks} chunks",
+            "give --pipeline-model-parallel-layout",
+        )
+    parts = [size // chunks for _ in range(chunks) for size in sizes]
+    return chunks_of_sizes(parts, stages, mtp=model.mtp)
+
+
+def _layout(words: LaunchArguments, model: Model, stages: int) -> tuple[tuple[Chunk, ...], ...]:
+    flag = "pipeline-model-parallel-layout"
+    # a shell's backslashes in front of its own characters
+    text = words.text(flag).replace("\\", "")
+    try:
+        parts = parse_layout(text)
+    except LayoutError as error:
+        raise words.fail(flag, str(error)) from None
+    if len(parts) % stages:
+        raise words.fail(flag, f"has {len(parts)} parts, no multiple of the {stages} stages")
+    flat = "".join(parts)
+    counts = {kind: flat.count(kind) for kind in "EtmL"}
+    wanted = {"E": 1, "t": model.num_layers, "m": model.mtp, "L": 1}
+    # before layouts knew them, modules of further tokens stood on the last stage
+    implied = model.mtp if not counts["m"] else 0
+    counts["m"] += implied
+    if counts != wanted or flat[:1] != "E" or flat[-1:] != "L":
+        raise words.fail(
+            flag,
+            f"has {counts['t']} layers and {counts['m']} of further tokens where the model has "
+            f"{model.num_layers} and {model.mtp}, or E and L not at its ends",
+        )
+    found: list[list[Chunk]] = [[] for _ in range(stages)]
+    first = 0
+    for part, kinds in enumerate(parts):
+        number = kinds.count("t")
+        layers = tuple(range(first, first + number))
+        first += number
+        mtp = kinds.count("m") + (implied if "L" in kinds else 0)
+        chunk = ("E" in kinds, layers, mtp, "L" in kinds)
+        found[part % stages].append(chunk)
+    return tuple(map(tuple, found))
+
+
+# --------------------------------------------------------------------------------------------------
+# How it is trained.
+
+
+def _precision(words: LaunchArguments) -> Precision:
+    fp8 = words.has("fp8-format")
+    recipe = words.choice(
+        "fp8-recipe", ("delayed", "tensorwise", "blockwise", "mxfp8", "custom"), "delayed"
+    )
+    return Precision(
+        kind="fp16" if words.has("fp16") else "bf16" if words.has("bf16") else "fp32",
+        fp8=fp8,
+        fp8_weights=words.has("fp8-param-gather"),
+        fp8_recipe=cast(Any, recipe),
+        gradients_bf16=words.has("grad-reduce-in-bf16"),
+    )
+
+
+def _optimizer(words: LaunchArguments, degrees: Degrees) -> Optimizer:
+    kind = words.text("optimizer", "adam").removeprefix("dist_")
+    if kind not in ("adam", "muon"):
+        raise words.unpriced(
+            "optimizer", f"{kind[:40]} keeps other states", "adam and muon are priced"
+        )
+    sharding: Any = "distributed" if words.has("use-distributed-optimizer") else "none"
+    if words.has("use-megatron-fsdp") or words.has("use-custom-fsdp"):
+        strategy = words.text("data-parallel-sharding-strategy", "no_shard")
+        if strategy == "optim_grads_params":
+            sharding = "fsdp"
+        elif strategy != "no_shard":
+            raise words.fail(
+                "data-parallel-sharding-strategy",
+                f"{strategy[:40]} is not priced",
+                "optim_grads_params is",
+            )
+    instances = words.number("num-distributed-optimizer-instances", 1)
+    if (degrees.dp * degrees.cp) % instances:
+        raise words.fail(
+            "num-distributed-optimizer-instances",
+            f"dp * cp({degrees.dp * degrees.cp}) % {instances} != 0",
+        )
+    return Optimizer(
+        kind=cast(Any, kind),
+        sharding=sharding,
+        instances=instances,
+        overlap_gradients=words.has("overlap-grad-reduce"),
+        bucket=words.number("ddp-bucket-size") if words.has("ddp-bucket-size") else None,
+        padded_buckets=words.has("ddp-pad-buckets-for-high-nccl-busbw"),
+    )
+
+
+def _recompute(words: LaunchArguments) -> Recompute:
+    kind = words.choice("recompute-granularity", ("", "full", "selective"), "")
+    number = words.number("recompute-num-layers", 1)
+    modules = words.list("recompute-modules")
+    method = words.choice("recompute-method", ("", "uniform", "block"), "")
+    if kind == "full":
+        if not method:
+            raise words.fail("recompute-method", "is missing", "add uniform or block")
+        return Recompute(layers=cast(Any, method), number=number)
+    if kind == "selective" or words.has("recompute-activations"):
+        unknown = set(modules) - set(get_args(Module))
+        if unknown:
+            raise words.fail(
+                "recompute-modules",
+                f"expected {', '.join(get_args(Module))}, got {sorted(unknown)[0][:40]}",
+            )
+        chosen = frozenset(modules or ("core_attn",))
+    else:
+        chosen = frozenset()
+    # the old word for one of them
+    if words.has("moe-layer-recompute"):
+        chosen |= {"moe"}
+    return Recompute(modules=cast("frozenset[Module]", chosen))
+
+
+def _loss_fusion(words: LaunchArguments) -> Any:
+    kind = words.choice("cross-entropy-fusion-impl", ("native", "te", "linear"), "native")
+    if kind == "linear":
+        raise words.fail("cross-entropy-fusion-impl", "linear is not priced", "native and te are")
+    return kind if words.has("cross-entropy-loss-fusion") else "none"
+
+
+def _software(
+    words: LaunchArguments,
+    model: Model,
+    environment: Mapping[str, Any],
+    gpu: str,
+    release: Release,
+) -> Software:
+    local = words.choice(
+        "transformer-impl",
+        ("transformer_engine", "local", "inference_optimized"),
+        "transformer_engine",
+    )
+    backend = words.choice(
+        "attention-backend", ("auto", "flash", "fused", "unfused", "local"), "auto"
+    )
+    # the old word for any kernel that keeps no scores, as `auto` takes
+    words.has("use-flash-attn")
+    is_local = local == "local" or words.list("spec") == ("local",)
+    # what is computed in which order is the environment's to say
+    words.has("deterministic-mode")
+    return software_of(
+        release,
+        gpu=gpu,
+        environment=environment,
+        local=is_local,
+        backend=backend,
+        fused_accumulation=not words.has("no-gradient-accumulation-fusion"),
+        compiled_experts=words.has("moe-use-legacy-grouped-gemm"),
+    )

@@ -1,0 +1,325 @@
+"""Shows a checked launch: what it says, what is wrong, memory, time, and what would be better.
+
+What is shown is found in `search.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopar.command.console import Console, escape
+from autopar.command.show import (
+    make_table,
+    print_heading,
+    print_item,
+    print_line,
+    print_pair,
+    print_plain,
+)
+from autopar.estimate.accuracy import probability_faster
+from autopar.memory.risk import reserved_interval
+from autopar.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from autopar.memory.account import Account
+    from autopar.memory.launch import Launch
+    from search.check.assessment import Assessment, Target
+    from search.check.neighbours import Neighbour, Neighbours
+    from search.check.read import CheckedFile
+
+__all__ = ["check_document", "show_check"]
+
+_SMALL = 0.005
+"""Share of a peak below which terms are shown in one line."""
+
+
+def show_check(
+    console: Console,
+    file: CheckedFile,
+    target: Target,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
+) -> None:
+    """Print everything that is known of a launch."""
+    card = target.machine.card.name
+    print_plain(console, f"{file.path}: {file.trainer} on {file.world_size} {card}", style="bold")
+    if file.launch is not None:
+        print_heading(console, "what it says")
+        for label, text in _understood(file.launch):
+            print_pair(console, label, text)
+    print_heading(console, "findings")
+    if not file.findings:
+        print_line(console, "none")
+    for finding in file.findings:
+        print_item(console, f"{finding.kind}: {finding.text}")
+    if file.harmless:
+        names = ", ".join(f"--{entry.flag}" for entry in file.harmless)
+        print_line(console, f"no price depends on {names}", style="dim")
+    if assessment is not None:
+        _show_memory(console, assessment, target)
+        _show_time(console, assessment, target)
+    if neighbours is not None and assessment is not None:
+        _show_neighbours(console, assessment, neighbours, target)
+
+
+def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
+    model, degrees = launch.model, launch.degrees
+    attention, experts = model.attention, model.experts
+    heads = f"{attention.heads} heads"
+    if attention.latent is not None:
+        heads += " of latent attention"
+    elif attention.groups != attention.heads:
+        heads += f" in {attention.groups} groups"
+    mlp = f"MLP of {model.ffn}{', gated' if model.gated else ''}"
+    yield (
+        "model",
+        (
+            f"{model.num_layers} layers of {model.hidden}, {heads}, {mlp}, "
+            f"{'tied ' if model.tied else ''}vocabulary of {model.vocab}"
+        ),
+    )
+    if experts is not None:
+        number = sum(model.expert_layers)
+        shared = f", {experts.shared_ffn} shared" if experts.shared_ffn else ""
+        yield (
+            "experts",
+            (
+                f"{experts.number} of {experts.ffn} in {format_count(number, 'layer')}, "
+                f"{experts.per_token} per token{shared}, {experts.dispatcher}"
+            ),
+        )
+    parts = [f"tp {degrees.tp}{', scattered' if degrees.scattered else ''}"]
+    parts += [f"{name} {n}" for name, n in (("cp", degrees.cp), ("ep", degrees.ep)) if n > 1]
+    if experts is not None and degrees.etp > 1:
+        parts.append(f"etp {degrees.etp}")
+    chunks = f" x {degrees.vpp} chunks" if degrees.vpp > 1 else ""
+    parts += [f"pp {degrees.pp}{chunks}"] if degrees.pp > 1 else []
+    sharding = {"none": "", "distributed": ", distributed optimizer", "fsdp": ", fully sharded"}
+    parts.append(f"dp {degrees.dp}{sharding[launch.optimizer.sharding]}")
+    yield "degrees", ", ".join(parts)
+    yield (
+        "batch",
+        (
+            f"{launch.global_batch} sequences of {launch.seq} tokens, "
+            f"{format_count(launch.micro_batches, 'micro-batch', 'micro-batches')} of "
+            f"{launch.micro_batch}"
+        ),
+    )
+    recompute = launch.recompute
+    again = {
+        "uniform": f"all layers, {recompute.number} at once",
+        "block": f"{format_count(recompute.number, 'layer')} of each chunk",
+        "none": ", ".join(sorted(recompute.modules)) or "nothing",
+    }
+    yield "recomputes", again[recompute.layers]
+    precision = launch.precision
+    kind = precision.kind + (f", products in fp8 ({precision.fp8_recipe})" if precision.fp8 else "")
+    yield "precision", f"{kind}, gradients of {precision.gradient_bytes} bytes"
+    yield "attention", launch.software.attention
+
+
+# --------------------------------------------------------------------------------------------------
+# What it needs and takes.
+
+
+def _show_memory(console: Console, assessment: Assessment, target: Target) -> None:
+    print_heading(console, "memory of a GPU")
+    table = make_table(
+        "stage", "after a step", "peak", "9 of 10 reserve", "out of memory", spaced=True
+    )
+    for account in _shown(assessment.accounts):
+        low, high = reserved_interval(assessment.launch, account.peak_bytes)
+        table.add_row(
+            str(account.stage),
+            format_bytes(account.states_bytes),
+            format_bytes(account.peak_bytes),
+            f"{format_bytes(low)} to {format_bytes(high)}",
+            _percent(target.odds(assessment.launch, account.peak_bytes)),
+        )
+    console.print(table)
+    print_line(
+        console,
+        f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; measured runs "
+        "are of the last stage",
+        style="dim",
+    )
+    fullest = assessment.fullest
+    print_heading(console, f"peak of stage {fullest.stage}")
+    table = make_table("term", "size", "changed by", words_last=True, spaced=True)
+    small = 0
+    for term in sorted(fullest.peak, key=lambda term: -abs(term.num_bytes)):
+        if abs(term.num_bytes) < _SMALL * fullest.peak_bytes:
+            small += term.num_bytes
+        else:
+            table.add_row(escape(term.name), format_bytes(term.num_bytes), escape(term.switch))
+    if small:
+        table.add_row("others", format_bytes(small), "")
+    console.print(table)
+
+
+def _shown(accounts: Sequence[Account]) -> list[Account]:
+    """Return first, last and fullest stage."""
+    fullest = max(accounts, key=lambda account: account.peak_bytes)
+    found = {account.stage: account for account in (accounts[0], fullest, accounts[-1])}
+    return [found[stage] for stage in sorted(found)]
+
+
+def _show_time(console: Console, assessment: Assessment, target: Target) -> None:
+    print_heading(console, "step time")
+    step = assessment.step
+    if step is None:
+        print_line(console, f"not priced: {assessment.untimed}")
+        return
+    stack = target.machine.stack.name
+    print_line(console, f"{format_seconds(step.total_s)} as {stack} runs it")
+    assert assessment.interval_s is not None, "every step has one"
+    low, high = map(format_seconds, assessment.interval_s)
+    print_line(
+        console, f"9 of 10 published runs took {low} to {high} where the estimate was this one"
+    )
+    assert assessment.tokens_per_s is not None, "as every step has"
+    print_line(
+        console,
+        f"{assessment.tokens_per_s:,.0f} tokens/s per GPU, {_percent(assessment.mfu or 0.0)} of "
+        "the 16-bit peak",
+    )
+    terms = sorted(step.terms_s.items(), key=lambda item: -item[1])
+    shown = [f"{name} {_percent(value / step.total_s)}" for name, value in terms if value > 0]
+    print_line(console, ", ".join(text for text in shown if not text.endswith(" 0.0 %")))
+
+
+def _show_neighbours(
+    console: Console, assessment: Assessment, neighbours: Neighbours, target: Target
+) -> None:
+    print_heading(console, "better")
+    fits = assessment.odds_of_oom <= target.oom_risk
+    found = [
+        (name, one)
+        for name, one in (
+            ("one change", neighbours.one),
+            ("two changes", neighbours.two),
+            ("more changes", neighbours.any),
+        )
+        if one is not None
+    ]
+    if not found:
+        what = "faster" if fits else "that fits"
+        print_line(
+            console,
+            f"nothing {what} was found in {neighbours.tried} launches next to this one",
+        )
+        return
+    shown: list[Neighbour] = []
+    for name, one in found:
+        if one in shown:
+            continue
+        shown.append(one)
+        print_line(console, f"{name}: {_gain(assessment, one, fits=fits)}", style="bold")
+        for flag, before, after in one.changes:
+            if before is not None:
+                print_line(console, f"- --{flag} {before}".rstrip())
+            if after is not None:
+                print_line(console, f"+ --{flag} {after}".rstrip())
+
+
+def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
+    after = one.assessment
+    assert after.step is not None, "neighbours have one"
+    text = format_seconds(after.step.total_s)
+    odds = _odds_of_faster(before, after)
+    if before.step is not None and odds is not None:
+        share = after.step.total_s / before.step.total_s - 1.0
+        text += f" ({share * 100:+.1f} %, faster with odds of {_percent(odds)})"
+    memory = after.fullest.peak_bytes - before.fullest.peak_bytes
+    sign = "+" if memory >= 0 else "-"
+    text += f", peak {sign}{format_bytes(abs(memory))}, runs out {_percent(after.odds_of_oom)}"
+    return text if fits else "fits: " + text
+
+
+def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
+    """Return the odds that the second is the faster one; None where one has no time."""
+    if before.step is None or after.step is None or before.runs is None:
+        return None
+    return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON.
+
+
+def check_document(
+    file: CheckedFile,
+    target: Target,
+    assessment: Assessment | None,
+    neighbours: Neighbours | None,
+) -> dict[str, Any]:
+    """Return all of it as an object: seconds, bytes, shares."""
+    document: dict[str, Any] = {
+        "file": file.path,
+        "trainer": file.trainer,
+        "num_gpus": file.world_size,
+        "card": target.machine.card.name,
+        "stack": target.machine.stack.name,
+        "understood": dict(_understood(file.launch)) if file.launch is not None else None,
+        "findings": [{"kind": one.kind, "text": one.text} for one in file.findings],
+        "harmless": [f"--{one.flag} {one.value}".strip() for one in file.harmless],
+    }
+    if assessment is not None:
+        document |= _assessed(assessment, target)
+    if neighbours is not None and assessment is not None:
+        document["neighbours"] = {
+            name: None if one is None else _neighbour(one, assessment, target)
+            for name, one in (
+                ("one", neighbours.one),
+                ("two", neighbours.two),
+                ("any", neighbours.any),
+            )
+        }
+        document["neighbours_tried"] = neighbours.tried
+    return document
+
+
+def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
+    step = assessment.step
+    return {
+        "stages": [
+            {
+                "stage": account.stage,
+                "states_bytes": account.states_bytes,
+                "peak_bytes": account.peak_bytes,
+                "reserved_bytes": [
+                    round(end) for end in reserved_interval(assessment.launch, account.peak_bytes)
+                ],
+                "terms_bytes": {term.name: term.num_bytes for term in account.peak},
+            }
+            for account in assessment.accounts
+        ],
+        "capacity_bytes": target.capacity_bytes,
+        "odds_of_oom": assessment.odds_of_oom,
+        "step_time_s": None if step is None else step.total_s,
+        "step_time_interval_s": None
+        if assessment.interval_s is None
+        else list(assessment.interval_s),
+        "not_priced": assessment.untimed,
+        "terms_s": {} if step is None else dict(step.terms_s),
+        "tokens_per_s_per_gpu": assessment.tokens_per_s,
+        "mfu": assessment.mfu,
+    }
+
+
+def _neighbour(one: Neighbour, before: Assessment, target: Target) -> dict[str, Any]:
+    odds = _odds_of_faster(before, one.assessment)
+    return {
+        "num_changes": one.knobs,
+        "probability_faster": odds,
+        "arguments": [
+            {"flag": f"--{flag}", "before": before, "after": after}
+            for flag, before, after in one.changes
+        ],
+        **_assessed(one.assessment, target),
+    }
