@@ -401,7 +401,7 @@ def job_of_plan(
     *,
     precision: Precision = "bf16",
     sequence_parallel: bool = True,
-    fp32_gradients: bool = False,
+    fp32_gradients: bool = True,
     async_grad_reduce: bool = True,
     tp_overlap: bool = True,
 ) -> Job:

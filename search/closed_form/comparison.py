@@ -151,7 +151,7 @@ class PlanQuestion:
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
-    fp32_gradients: bool = False
+    fp32_gradients: bool = True
     tp_overlap: bool = True
     step_time_s: float | None = None
     """What the planner predicted, None where the file says nothing; so are the parts."""
