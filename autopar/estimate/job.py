@@ -240,6 +240,11 @@ class Job:
         return max(1, self.global_batch // (self.micro_batch * self.dp))
 
     @property
+    def element_bytes(self) -> float:
+        """Of what ranks send each other, activations and weights: 16 bits, or 32 in fp32."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
     def tokens(self) -> float:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq / self.cp

@@ -640,7 +640,7 @@ def _tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
     """
     if job.tp == 1:
         return Sends()
-    size = job.tokens * hidden * 2.0
+    size = job.tokens * hidden * job.element_bytes
     if not job.sequence_parallel:
         once = transfer_s(machine, "allreduce", size, job.tp, 1)
         return Sends(once, once, 2)
@@ -659,7 +659,7 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     if job.cp == 1:
         return Sends()
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
-    size = job.tokens * key_value / job.tp * 2.0
+    size = job.tokens * key_value / job.tp * job.element_bytes
     crosses = job.tp * job.cp > machine.domain_gpus
     step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
     seconds = []
@@ -690,6 +690,7 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
+                bytes_per_element=job.element_bytes,
                 fused=job.dispatcher == "fused",
                 site=machine.factors,
             )
@@ -704,7 +705,7 @@ def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> fl
     """Return what ranks that share an expert gather in front of it and scatter behind it."""
     if job.etp == 1:
         return 0.0
-    size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * 2.0
+    size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * job.element_bytes
     return sum(
         transfer_s(machine, operation, float(size), job.etp, 1)
         for operation in ("allgather", "reducescatter")
@@ -768,7 +769,7 @@ def head_sends_s(machine: Machine, job: Job) -> float:
     """Return the seconds of the collectives of a head whose columns are split."""
     if job.tp == 1:
         return 0.0
-    size = job.tokens * job.blocks[-1].hidden * 2.0
+    size = job.tokens * job.blocks[-1].hidden * job.element_bytes
     # the input's gradient; the largest logit, the sum of exponentials and the label's logit
     once = transfer_s(machine, "allreduce", size, job.tp, 1)
     return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)

@@ -357,18 +357,15 @@ def _expert_ranks(job: Job) -> int:
     return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
-_WEIGHT_BYTES = 2.0
-
-
 def _gather_s(machine: Machine, job: Job, weights: float) -> float:
-    size = weights * _WEIGHT_BYTES
+    size = weights * job.element_bytes
     return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     if job.frozen:
         return 0.0
-    size = weights * _WEIGHT_BYTES
+    size = weights * job.element_bytes
     return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
 
 
@@ -388,7 +385,7 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
     if experts:
         ranks, stride = _expert_ranks(job), job.ep * job.etp
-        size = experts / stride * _WEIGHT_BYTES
+        size = experts / stride * job.element_bytes
         routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
         if not job.frozen:
             routed += transfer_s(machine, "reducescatter", size, ranks, stride)
@@ -407,7 +404,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * _WEIGHT_BYTES, ranks, stride)
+            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered
@@ -441,7 +438,7 @@ def _transfer_s(machine: Machine, job: Job) -> float:
     """
     if job.pp == 1:
         return 0.0
-    size = job.tokens * job.blocks[0].hidden * 2.0 / job.tp
+    size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
     crosses = _stride_of_stages(job) * job.pp > machine.domain_gpus
     once = TRANSFER_SYNCHRONISE_S + p2p_time_s(
         machine.card.network, size, crosses=crosses, site=machine.factors
