@@ -53,9 +53,11 @@ test: $(TEST_READY) test-py test-cpp ## pytest (not gpu, not slow, not ranks) an
 test-py: $(TEST_READY)
 	$(PY) -m pytest $(TEST_WORKERS) -m "not gpu and not slow and not ranks" $(PYTEST_ARGS)
 
-# One at a time: each of them starts as many processes as there are cores, and more.
+# Processes that start, wait and are killed leave room for others; what is compared with the rate of
+# a link or with a clock runs alone.
 test-ranks: $(TEST_READY) ## runs under torchrun that are watched, killed and interrupted
-	$(PY) -m pytest -m "ranks and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
+	$(PY) -m pytest $(TEST_WORKERS) -m "ranks and not alone and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
+	$(PY) -m pytest -m "alone and not gpu and not slow" --durations=10 $(PYTEST_ARGS)
 
 test-slow: $(TEST_READY) ## what takes more than a few seconds a test
 	$(PY) -m pytest $(TEST_WORKERS) -m "slow and not gpu" --durations=10 $(PYTEST_ARGS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,14 @@ __all__ = [
     "OPERATIONS",
     "Curve",
     "HardwareProfile",
+    "Hiding",
+    "HostCalls",
     "Operation",
     "Speed",
     "falling_times",
+    "host_calls",
     "partial_spread",
+    "together_s",
 ]
 
 
@@ -184,6 +188,39 @@ class Curve:
         return (np.minimum if speed == "fast" else np.maximum)(edge / self.times_s, 1.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hiding:
+    """What a trainer's software hides of its traffic, beside the documented coefficient.
+
+    Source of the figures: a stack (`autopar.estimate.stack`).
+    """
+
+    tensor: float
+    """Share of tensor-parallel collectives that runs under products, forward and backward."""
+    regather: float
+    """All-gathers of a backward with sequence parallelism over one: the second, of the input for
+    the weight gradient, is new in part."""
+    sharded_network: float
+    """Share of the network's rate that ZeRO-3's traffic reaches."""
+    gradients: float
+    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
+    reduction: float
+    """Of a reduction, the share that is seen even if there is time to hide it."""
+    stragglers: float
+    """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: float
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: float
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: float
+    """Of host code, which device and collectives run beside: of a layer's forward."""
+    host_backward_s: float
+    host_collective_s: float
+    """Of launching one collective."""
+    host_experts_s: float
+    """Of a layer's routing, in both directions together."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HardwareProfile:
     """Bandwidths, collective times and capacities of `num_nodes` x `gpus_per_node` GPUs."""
@@ -197,6 +234,9 @@ class HardwareProfile:
     """Bandwidth of a transfer between neighbouring pipeline stages, by number of stages."""
     overlap_coefficient: float = 1.0
     """Slow-down of computation and communication while both run; >= 1."""
+    hiding: Hiding | None = None
+    """What a trainer hides besides, of estimates; None: measured files, whose traffic hides by the
+    coefficient alone."""
     curves: Mapping[tuple[str, int], Curve] = field(default_factory=dict)
     """Times by (operation, size of a consecutive group); documented files have `allreduce` and
     `all2all`, sidecars all of `COLLECTIVES`."""
@@ -339,3 +379,44 @@ def partial_spread(hardware: HardwareProfile) -> str | None:
         f"spread: {sum(known)} of {len(known)} measured curves have percentiles; what the others "
         "price does not move in the interval of the step time"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Hosts beside devices.
+
+
+class HostCalls(NamedTuple):
+    """Collectives that the host launches for a layer."""
+
+    forward: int
+    backward: int
+
+
+_CALLS: dict[str, HostCalls] = {
+    "sp": HostCalls(4, 6),
+    "tp": HostCalls(2, 2),
+    "ulysses": HostCalls(4, 4),
+}
+"""Of sharded layers: gathering and scattering around both halves, once more in the backward; an
+all-reduce behind each; all-to-alls of queries, keys, values and the result."""
+
+
+def host_calls(kind: str) -> HostCalls:
+    """Return the collectives of a layer that is sharded this way; none of kinds without times."""
+    return _CALLS.get(kind, HostCalls(0, 0))
+
+
+_Real = float | NDArray[np.float64]
+_HOST_POWER = 6.0
+
+
+def together_s(device_s: _Real, host_s: float) -> _Real:
+    """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
+
+    Devices and hosts work at the same time: nearly the longer of the two.
+    """
+    # over the longer first: seconds to the sixth would underflow
+    longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
+    powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
+    found: _Real = longest * powers ** (1.0 / _HOST_POWER)
+    return found

@@ -1,7 +1,8 @@
 """Prints closed-form models beside published training runs: signed errors of time and memory.
 
 `python -m benchmarks.accuracy [--cases DIR] [--rows] [--csv PATH]`. Sources are not mixed: every
-table is of one. Nothing was fitted to these rows; `accuracy_rows.py` says what is taken where a
+table is of one. Nothing of the closed forms was fitted to these rows, constants of the planner's
+estimates were (docs/accuracy.md); `accuracy_rows.py` says what is taken where a
 row is silent, and rows that cannot be used are counted by reason.
 """
 
@@ -25,12 +26,12 @@ from benchmarks.accuracy_rows import FILES, Run, UnusableError, read_rows, run_o
 from benchmarks.metadata import ROOT
 from tests.data.read import csv_path
 
-__all__ = ["Compared", "compare", "main", "spread"]
+__all__ = ["Compared", "compare", "coverage", "main", "spread"]
 
 DATA = ROOT / "tests" / "data"
 _COLUMNS = (
     *("source", "quality", "run", "seq", "taken", "model", "reason"),
-    *("measured_time_s", "time_s", "time_s_error"),
+    *("measured_time_s", "time_s", "time_s_error", "time_s_low", "time_s_high"),
     *("measured_memory_bytes", "memory_bytes", "memory_bytes_error"),
 )
 
@@ -52,6 +53,16 @@ class Compared:
             return None
         measured = getattr(self.run, what)
         return None if measured is None else getattr(answer, what) / measured - 1.0
+
+    def covered(self, model: str) -> bool | None:
+        """Return whether the measured time lies in a model's interval, None without one."""
+        answer = self.answers[model]
+        if self.run is None or isinstance(answer, str):
+            return None
+        measured, interval = self.run.time_s, answer.interval_s
+        if measured is None or interval is None:
+            return None
+        return interval[0] <= measured <= interval[1]
 
 
 def compare(rows: Iterable[dict[str, str]]) -> list[Compared]:
@@ -95,12 +106,17 @@ def spread(errors: Sequence[float]) -> str:
     )
 
 
+def coverage(rows: Iterable[Compared], model: str) -> str:
+    """Return how many of a model's steps lie in its interval, in percent; empty without any."""
+    inside = [found for row in rows if (found := row.covered(model)) is not None]
+    return f"{100 * sum(inside) / len(inside):.0f} %" if inside else ""
+
+
 def summary(compared: Sequence[Compared]) -> list[str]:
     """Return lines of a table: one per source, quality label, figure and model that has any."""
-    lines = [
-        "| source | quality | figure | model | rows | bias % | median % | p90 % | worst % |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ("source", "quality", "figure", "model", "rows")
+    errors = ("bias %", "median %", "p90 %", "worst %", "in its 90 % interval")
+    lines = [f"| {' | '.join((*heads, *errors))} |", "|---" * len((*heads, *errors)) + "|"]
     groups = dict.fromkeys((row.source, row.quality) for row in compared)
     for source, quality in groups:
         rows = [row for row in compared if (row.source, row.quality) == (source, quality)]
@@ -110,7 +126,8 @@ def summary(compared: Sequence[Compared]) -> list[str]:
                 if errors:
                     lines.append(
                         f"| {source} | {quality} | {text} | {model} "
-                        f"| {len(errors)} of {len(rows)} | {spread(errors)} |"
+                        f"| {len(errors)} of {len(rows)} | {spread(errors)} "
+                        f"| {coverage(rows, model) if what == 'time_s' else ''} |"
                     )
     return lines
 
@@ -172,6 +189,8 @@ def as_csv(compared: Sequence[Compared]) -> str:
                 line[f"measured_{what}"] = getattr(row.run, what)
                 line[what] = getattr(answer, what)
                 line[f"{what}_error"] = row.error(model, what)
+            if answer.interval_s is not None:
+                line["time_s_low"], line["time_s_high"] = answer.interval_s
             out.writerow(line)
     return text.getvalue()
 

@@ -34,6 +34,8 @@ class Answer:
 
     time_s: float
     memory_bytes: float
+    interval_s: tuple[float, float] | None = None
+    """Between which times the model says that 9 of 10 steps lie; None where it says nothing."""
 
 
 def calculon(run: Run, *, compat: bool = False) -> Answer:
@@ -167,6 +169,8 @@ def planner(run: Run) -> Answer:
         sequence_parallel=run.sequence_parallel or run.tp == 1,
         default_dp_type=shards,
         max_tp_deg=run.tp,
+        tp_overlap=run.tensor_overlap,
+        fp32_gradients=run.fp32_gradients,
     )
     size, rest = divmod(run.layers, run.pp)
     batches = tuple(sorted({1, 2, 4, run.micro_batch}))
@@ -195,6 +199,7 @@ def planner(run: Run) -> Answer:
     return Answer(
         time_s=found.step_time_s,
         memory_bytes=float(max(stage.allocated_bytes for stage in found.stages)),
+        interval_s=found.step_time_interval_s,
     )
 
 

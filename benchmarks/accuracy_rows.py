@@ -56,6 +56,9 @@ class _Source:
     stack: str = "megatron-core"
     """Whose kernels the planner's estimates are of, and of which cluster."""
     site: str | None = None
+    tensor_overlap: bool = True
+    """Whether tensor-parallel collectives run under products, as far as the stack can."""
+    fp32_gradients: bool = False
 
 
 _SOURCES = {  # by the start of a source's name
@@ -69,6 +72,9 @@ _SOURCES = {  # by the start of a source's name
         flash=True,
         taken=(("sequence_parallel", "1"), ("sharded_optimizer", "1")),
         site="simumax-b200",
+        # as its runs were launched; so says the ledger
+        tensor_overlap=False,
+        fp32_gradients=True,
     ),
     "torchtitan": _Source(flash=True, data_overlap=True, stack="torchtitan-eager"),
     "Megatron-Core": _Source(flash=True, data_overlap=True),
@@ -111,6 +117,8 @@ class Run:
     inter_node_bytes_per_s: float | None
     stack: str
     site: str | None
+    tensor_overlap: bool
+    fp32_gradients: bool
     time_s: float | None
     memory_bytes: float | None
     taken: tuple[str, ...]
@@ -181,6 +189,8 @@ def run_of(row: Mapping[str, str]) -> Run:
         inter_node_bytes_per_s=rate * GB if rate else None,
         stack=source.stack,
         site=source.site,
+        tensor_overlap=source.tensor_overlap,
+        fp32_gradients=source.fp32_gradients,
         time_s=float(cells["iter_time_s"]) if cells["iter_time_s"] else None,
         memory_bytes=float(peak) * (GIB if source.gib else GB) if peak else None,
         taken=tuple(taken),

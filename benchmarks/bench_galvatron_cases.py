@@ -111,6 +111,8 @@ def _options(name: str, given: Sequence[str] | None) -> SearchOptions:
     """Return a case's own options; where none were kept, those that its name says."""
     values: dict[str, Any] = {"default_dp_type": "zero2", "sp_space": "tp+sp", "top": 0}
     values["time_profile_mode"] = "batch"
+    # its recipe: 16 bytes of states for a parameter
+    values["fp32_gradients"] = False
     if given is None:
         match = re.fullmatch(r".*_1x8_(\d+)g_bsz(\d+)_(3d|dptp|full|fg0)", name)
         if match is None:
@@ -199,6 +201,7 @@ def command_options(folder: Path, case: Case) -> list[str]:
         *("--pipeline-type", "pipedream_flush", "--sp-space", "tp+sp"),
         *("--memory-constraint", f"{options.memory_constraint_bytes / GIB:g}"),
         *("--settle-bsz", str(options.settle_bsz)),
+        "--no-fp32-gradients",
         *("--fine-grained-mode", str(int(options.fine_grained_mode))),
     ]
     if options.settle_chunk is not None:

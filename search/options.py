@@ -176,7 +176,7 @@ class SearchOptions:
         "bf16", help="training precision", panel=_COST
     )
     fp32_gradients: bool = option(
-        False, switch=True, help="gradients are kept in fp32", panel=_COST
+        True, help="gradients are summed in fp32, as most engines do", panel=_COST
     )
     sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
     """Of tensor-parallel layers."""

@@ -139,7 +139,8 @@ class Session:
         """Every input file."""
         calibration = self.options.calibration
         extra = () if calibration is None or calibration.source is None else (calibration.source,)
-        return self.hardware.sources + self.profile.sources + extra
+        # both may name one software
+        return tuple(dict.fromkeys(self.hardware.sources + self.profile.sources + extra))
 
     @property
     def calibrated(self) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ __all__ = [
     "Request",
     "Shorthands",
     "build_request",
-    "changed_inputs",
     "check_memory",
     "extended",
     "fill_options",
@@ -118,7 +117,7 @@ class InputSpec:
     bandwidth_unit: Literal["GB/s", "MiB/ms"] | None = option(
         None, help="unit of files without a sidecar", panel=_IN, shown="GB/s"
     )
-    parameter_bytes: Literal[4, 2] | None = option(
+    parameter_bytes: Literal[2, 4] | None = option(
         None, help="bytes per parameter behind parameter_size", panel=_IN, shown="4"
     )
     num_layers: tuple[int, ...] | None = option(
@@ -148,7 +147,7 @@ class InputSpec:
     )
     stack: str | None = option(
         None,
-        help="trainer whose kernels estimates are of (`autopar stacks`)",
+        help="trainer whose software times are of (`autopar stacks`)",
         panel=_IN,
         shown="torchtitan-eager",
     )
@@ -209,10 +208,6 @@ def load_placed(
         return _shipped(options)
     of_cluster = replace(inputs, **dict.fromkeys(_OF_MODELS))
     hardware, card = once(("hardware", of_cluster), lambda: _hardware(inputs))
-    if inputs.stack is not None and inputs.time_profiling_path is not None:
-        raise OptionError(
-            "--stack: the times of the model are measured and --stack is of estimates; leave it out"
-        )
     if inputs.site is not None and card is None:
         raise OptionError(
             "--site: the hardware is measured and --site is of estimates; leave it out, or give "
@@ -223,10 +218,55 @@ def load_placed(
     of_model = replace(inputs, **dict.fromkeys(_OF_CLUSTERS))
     key = ("model", of_model, card, options.mixed_precision, options.sequence_parallel)
     spec, profile = once(key, lambda: _model(inputs, options, card))
+    profile, hardware = _with_stack(profile, hardware, inputs, card)
     if card is None or inputs.time_profiling_path is not None:
         notes = estimate.check_rates(profile, spec, hardware)
         profile = replace(profile, notes=(*profile.notes, *notes))
     return spec, profile, hardware
+
+
+def _with_stack(
+    profile: ModelProfile, hardware: HardwareProfile, inputs: InputSpec, card: str | None
+) -> tuple[ModelProfile, HardwareProfile]:
+    """Return the documents with the trainer's software among their sources, and how it is known.
+
+    Sidecars of files may name it; raises OptionError where --stack names another.
+    """
+    from autopar import sources as known
+
+    how = known.NAMED_BY_DEFAULT if inputs.stack is None else known.NAMED_BY_OPTION
+    of_files = [] if inputs.time_profiling_path is None else [profile.sources]
+    of_files += [hardware.sources] if card is None else []
+    asked = None
+    if inputs.stack is not None:
+        from autopar.estimate.stack import load_stack
+
+        asked = load_stack(inputs.stack)
+    named = [name for sources in of_files for name in known.stacks_of(sources)]
+    if asked is not None and (others := [name for name in named if name != asked.name]):
+        raise OptionError(
+            f"--stack: {asked.name} contradicts the sidecars of the files, which name {others[0]}; "
+            "leave it out"
+        )
+    if card is not None and of_files and asked is None:
+        from autopar.documents.catalog import stack_names
+
+        named = [name for name in known.stacks_of(profile.sources) if name in stack_names()]
+        if len(named) == 1:
+            hardware, how = _hardware(replace(inputs, stack=named[0]))[0], known.NAMED_BY_FILES
+
+    def sources_of(sources: tuple[Source, ...], *, read: bool) -> tuple[Source, ...]:
+        if not read:
+            return known.with_stack_named_by(sources, how)
+        if asked is None or known.stacks_of(sources):
+            return sources
+        return (*sources, replace(asked.source, estimated=False, notes=(known.NAMED_BY_OPTION,)))
+
+    read = inputs.time_profiling_path is not None
+    return (
+        replace(profile, sources=sources_of(profile.sources, read=read)),
+        replace(hardware, sources=sources_of(hardware.sources, read=card is None)),
+    )
 
 
 def with_places(inputs: InputSpec, options: SearchOptions) -> tuple[InputSpec, Places]:
@@ -526,18 +566,6 @@ def stored_request(
         for note in notes:
             notice(note)
     return dict(request)
-
-
-def changed_inputs(document: PlanDocument, sources: Sequence[Source]) -> list[str]:
-    """Return the names of inputs that are no longer those that the plan file was made from."""
-    digests = {item.role: item.sha256 for item in document.inputs}
-    changed = []
-    for source in sources:
-        old = digests.get(source.role)
-        # estimates and older files have no digest to compare
-        if old and source.sha256 and old != source.sha256:
-            changed.append(Path(source.path).name)
-    return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
 
 # --------------------------------------------------------------------------------------------------

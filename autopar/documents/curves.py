@@ -7,7 +7,7 @@ and a folder may hold files of two runs. Files themselves are read in `hardware`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,14 @@ from autopar.documents.sidecar import (
     SIDECAR_VERSION,
     CurveData,
     DocumentKind,
+    HidingData,
     Sidecar,
     sidecar_path,
 )
 from autopar.errors import DocumentError
 from autopar.hardware import COLLECTIVES, OPERATIONS, Curve, HardwareProfile
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 from autopar.units import GB, MIB, MS
 
 __all__ = [
@@ -124,10 +125,15 @@ def hardware_sidecar(kind: DocumentKind, profile: HardwareProfile) -> Sidecar:
             for (operation, size), curve in sorted(profile.curves.items())
             if not _expressible(operation, curve)
         ]
+    hiding = None
+    if kind == "overlap" and profile.hiding is not None:
+        hiding = HidingData(**asdict(profile.hiding))
     return Sidecar(
         version=SIDECAR_VERSION,
         document=kind,
         unit=unit,
+        stack=next(iter(stacks_of(profile.sources)), None),
+        hiding=hiding,
         source="estimated from datasheets" if profile.estimated else profile.name,
         estimated=profile.estimated,
         synthetic=profile.synthetic,

@@ -31,12 +31,13 @@ from autopar.documents.schemas import (
 )
 from autopar.documents.sidecar import (
     DocumentKind,
+    Sidecar,
     load_with_sidecar,
     sidecar_path,
     write_sidecar,
 )
 from autopar.errors import DocumentError
-from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware import Curve, HardwareProfile, Hiding
 from autopar.objects import BaseModel
 from autopar.plausible import (
     Doubt,
@@ -359,6 +360,7 @@ def read_hardware(
         allreduce_bytes_per_s=bandwidths,
         p2p_bytes_per_s=bytes_per_s,
         overlap_coefficient=max(1.0, coefficient),
+        hiding=_hiding(overlap_file.sidecar),
         curves=priced.curves,
         strided_curves=priced.strided_curves,
         p2p_curves=priced.p2p_curves,
@@ -370,7 +372,8 @@ def read_hardware(
         # one estimated file makes an estimate of the whole
         estimated=any(s.estimated for s in sidecars),
         synthetic=any(s.synthetic for s in sidecars),
-        sources=tuple(source for file in files for source in file.sources),
+        # files of one trainer's software name it once
+        sources=tuple(dict.fromkeys(source for file in files for source in file.sources)),
         notes=(
             *(f"{file.path.name}: {note}" for file in files for note in file.notes),
             *priced.notes,
@@ -394,12 +397,18 @@ def _load(
     curves, sources = SidecarCurves(), loaded.sources
     if loaded.sidecar is not None:
         curves = sidecar_curves(path, loaded.sidecar, num_nodes * gpus_per_node)
-        first, second = sources
-        sources = (first, replace(second, notes=(*second.notes, *curves.notes)))
+        first, second, *named = sources
+        sources = (first, replace(second, notes=(*second.notes, *curves.notes)), *named)
     file = HardwareFile(
         kind=kind, path=path, sidecar=loaded.sidecar, curves=curves, sources=sources
     )
     return file, loaded.document
+
+
+def _hiding(sidecar: Sidecar | None) -> Hiding | None:
+    if sidecar is None or sidecar.hiding is None:
+        return None
+    return Hiding(**sidecar.hiding.model_dump())
 
 
 def _with_notes(file: HardwareFile, notes: tuple[str, ...]) -> HardwareFile:

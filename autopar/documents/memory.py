@@ -237,7 +237,7 @@ def read_memory(
     spec: ModelSpec,
     *,
     sequence_parallel: bool,
-    parameter_bytes: Literal[4, 2] | None,
+    parameter_bytes: Literal[2, 4] | None,
 ) -> MemoryTables:
     """Return the tables of a memory file, in bytes.
 

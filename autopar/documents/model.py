@@ -46,7 +46,7 @@ from autopar.errors import DocumentError, InputError
 from autopar.model import LayerMemory, LayerProfile, LayerSpec, ModelProfile, ModelSpec, OtherMemory
 from autopar.objects import BaseModel
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 from autopar.units import MIB
 
 __all__ = [
@@ -85,7 +85,7 @@ def read_model_profile(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] | None = None,
+    parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelProfile:
     """Return the profile in a computation and a memory file, in base units.
 
@@ -129,7 +129,7 @@ def read_model_profile(
         estimated=kept.estimated or (sidecar is not None and sidecar.estimated),
         synthetic=kept.synthetic or (sidecar is not None and sidecar.synthetic),
         logits_peak_bytes_per_sample=kept.logits_peak_bytes_per_sample,
-        sources=(*times_file.sources, *kept.sources),
+        sources=tuple(dict.fromkeys((*times_file.sources, *kept.sources))),
         notes=(
             *file_notes,
             *time_notes,
@@ -146,7 +146,7 @@ def read_model_memory(
     spec: ModelSpec,
     sequence_parallel: bool,
     precision: str,
-    parameter_bytes: Literal[4, 2] | None = None,
+    parameter_bytes: Literal[2, 4] | None = None,
 ) -> ModelMemory:
     """Return the tables of a memory file (or of the one in a directory), in bytes.
 
@@ -219,8 +219,8 @@ def _precision_note(path: Path, precision: str) -> tuple[str, ...]:
 
 
 def _parameter_bytes(
-    file: Loaded[MemoryDocument], option: Literal[4, 2] | None
-) -> Literal[4, 2] | None:
+    file: Loaded[MemoryDocument], option: Literal[2, 4] | None
+) -> Literal[2, 4] | None:
     """Return what the sidecar or somebody says, None where neither does."""
     recorded = file.sidecar.parameter_bytes if file.sidecar is not None else None
     if recorded is not None and option is not None and recorded != option:
@@ -295,6 +295,7 @@ def _sidecar(
         estimated=profile.estimated,
         synthetic=profile.synthetic,
         name=spec.name,
+        stack=next(iter(stacks_of(profile.sources)), None),
     )
     if kind == "computation":
         return common.model_copy(

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
@@ -35,6 +35,8 @@ from autopar.plans import PUBLISHED_RUNS, Plan, Prediction, StagePrediction
 
 if TYPE_CHECKING:
     from pydantic import SerializerFunctionWrapHandler
+
+    from autopar.sources import Source
 
 __all__ = [
     "PLAN_FILE_FORMAT",
@@ -555,6 +557,17 @@ class PlanDocument(_Answer):
         if self.estimated:
             return "estimates from datasheets, not on measurements of this machine"
         return None
+
+    def changed_inputs(self, sources: Sequence[Source]) -> list[str]:
+        """Return the names of inputs that are no longer those that the plan was made from."""
+        digests = {item.role: item.sha256 for item in self.inputs}
+        changed = []
+        for source in sources:
+            old = digests.get(source.role)
+            # estimates and older files have no digest to compare
+            if old and source.sha256 and old != source.sha256:
+                changed.append(Path(source.path).name)
+        return list(dict.fromkeys(changed))  # a card is read for times and for bandwidths
 
     def peak_bytes(self, source: PeakSource) -> list[int | None]:
         """Return by stage what is predicted of a peak that somebody measured, in bytes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from autopar import __version__
 from autopar.documents.checks import (
     Quantity,
     StrictObject,
+    Value,
     key_error,
     published,
     validate_document,
@@ -28,7 +30,7 @@ from autopar.errors import DocumentError
 from autopar.model import ModelSpec
 from autopar.objects import BaseModel, Field, model_validator
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import NAMED_BY_FILES, STACK_ROLE, Source
 
 __all__ = [
     "REPLACES",
@@ -40,6 +42,7 @@ __all__ = [
     "DocumentKind",
     "FitCell",
     "Form",
+    "HidingData",
     "LayerTimes",
     "Loaded",
     "Measurement",
@@ -370,7 +373,7 @@ class TimeFit(StrictObject):
 # History of the format; a reader upgrades older versions in `read_sidecar`.
 #   1  first version
 #   2  curves of strided groups and of transfers, spread and fit; measurements of a run; synthetic
-#   3  times of what is not a layer, spread of recomputation, fits
+#   3  times of what is not a layer, spread of recomputation, fits; a trainer's software
 SIDECAR_VERSION = 3
 
 DocumentKind = Literal["allreduce", "p2p", "overlap", "sp_time", "computation", "memory", "site"]
@@ -386,12 +389,58 @@ _UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units that each document may be in; the first is the documented one."""
 
+_NAME = r"^\S(.{0,98}\S)?$"
+_StackName = Annotated[
+    str,
+    Value(
+        "a text on one line",
+        lambda value: isinstance(value, str) and re.fullmatch(_NAME, value) is not None,
+        {"type": "string", "pattern": _NAME},
+    ),
+]
+
 _Sample = Annotated[
     float,
     Quantity(
         what="a finite sample", unit="", minimum=-1e18, maximum=1e18, too_large="is no sample"
     ),
 ]
+
+
+def _share(most: float, least: float = 0.0) -> Value:
+    def legal(value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return least <= value <= most
+
+    schema = {"type": "number", "minimum": least, "maximum": most}
+    return Value(f"a number from {least:g} to {most:g}", legal, schema)
+
+
+class HidingData(StrictObject):
+    """What a trainer's software hides of its traffic, as `autopar.hardware.Hiding`."""
+
+    tensor: Annotated[float, _share(1.0)]
+    """Share of tensor-parallel collectives that runs under products."""
+    regather: Annotated[float, _share(2.0, 1.0)]
+    """All-gathers of a backward with sequence parallelism over one."""
+    sharded_network: Annotated[float, _share(1.0, 0.02)]
+    """Share of the network's rate that ZeRO-3's traffic reaches."""
+    gradients: Annotated[float, _share(1.0)]
+    """Of a micro-batch's time, the share under which the reduction of gradients hides."""
+    reduction: Annotated[float, _share(1.0)]
+    """Of a reduction, the share that is seen even if there is time to hide it."""
+    stragglers: Annotated[float, _share(1.0)]
+    """Share of a step that its slowest node adds per doubling of the nodes."""
+    update_states: Annotated[float, _share(1.0)]
+    """Of an estimated optimizer step, the share that updates states, which ZeRO shards."""
+    update_gradients: Annotated[float, _share(1.0)]
+    """The share that reads gradients, by bytes of an element: whole ones with ZeRO-1 and 2."""
+    host_forward_s: SecondsOrZero
+    """Of the host's code of a layer, which estimated times of layers contain."""
+    host_backward_s: SecondsOrZero
+    host_collective_s: SecondsOrZero
+    host_experts_s: SecondsOrZero
 
 
 class Run(StrictObject):
@@ -431,6 +480,10 @@ class Sidecar(StrictObject):
     """Memory of one device."""
     memory_bytes_per_s: BytesPerSecond | None = None
     """Memory bandwidth of one device."""
+    stack: _StackName | None = None
+    """Trainer's software whose kernels and waits the numbers are of (`autopar stacks`)."""
+    hiding: HidingData | None = None
+    """Beside an overlap coefficient that was estimated: what that software hides besides."""
     domain_gpus: _Size | None = None
     """Of a cluster: GPUs that the links inside a node join, where they join whole racks."""
     logits_peak_bytes_per_sample: BytesOrZero | None = None
@@ -544,7 +597,8 @@ class Loaded(Generic[_Document]):
     document: _Document
     sidecar: Sidecar | None
     sources: tuple[Source, ...]
-    """Of the file and, where it has one, of its sidecar, which says of itself what it is."""
+    """Of the file and, where it has one, of its sidecar, which says of itself what it is; then of
+    the trainer's software, where the sidecar names it."""
 
 
 def load_with_sidecar(
@@ -564,6 +618,7 @@ def load_with_sidecar(
         read = file, validate_document(model, path, file.data)
     file, document = read
     found = _read_sidecar(path, kind)
+    sources: tuple[Source, ...]
     source = Source(role=kind, path=str(path), sha256=file.sha256)
     if found is None:
         return Loaded(path=path, document=document, sidecar=None, sources=(source,))
@@ -577,7 +632,12 @@ def load_with_sidecar(
         sha256=meta.sha256,
         notes=(sidecar.source,),
     )
-    return Loaded(path=path, document=document, sidecar=sidecar, sources=(source, own))
+    sources = (source, own)
+    if sidecar.stack is not None:
+        # the same of all files that name it, so that it is listed once
+        named = Source(role=STACK_ROLE, path=sidecar.stack, notes=(NAMED_BY_FILES,))
+        sources = (*sources, replace(named, estimated=sidecar.estimated))
+    return Loaded(path=path, document=document, sidecar=sidecar, sources=sources)
 
 
 def write_sidecar(document: Path | str, sidecar: Sidecar) -> Path:

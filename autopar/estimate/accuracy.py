@@ -26,7 +26,7 @@ from autopar.documents.checks import (
 from autopar.documents.json import load_object
 from autopar.objects import Field, model_validator
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 
 __all__ = [
     "COVERAGE",
@@ -160,10 +160,12 @@ def class_of_sources(sources: Iterable[Source], *, experts: bool) -> RunClass:
     The stack is the document of its role; estimates that do not name one are of the widest class.
     A site of nominal figures alone is as unknown as none.
     """
-    named = {source.role: source for source in sources}
-    stack, site = named.get("software stack"), named.get("site")
+    sources = tuple(sources)
+    stacks = stacks_of(sources)
+    site = next((source for source in sources if source.role == "site"), None)
+    # files of two trainers are of neither
     return _shipped().of(
-        "" if stack is None else Path(stack.path).stem,
+        stacks[0] if len(stacks) == 1 else "",
         experts=experts,
         site_known=site is not None and not site.estimated,
     )

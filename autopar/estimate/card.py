@@ -668,7 +668,8 @@ def estimate_hardware(
 
     Bandwidths and times at 1, 2, 4, ... 1024 MiB exist for all divisors of the world, groups of
     neighbours and strided ones; what a `site` knows of its links replaces the card's figures, and
-    what a `stack` hides of its traffic the card's overlap coefficient. Raises InputError.
+    what a `stack` hides of its traffic the card's overlap coefficient, and it is kept as `hiding`.
+    Raises InputError.
     """
     device = load_card(card)
     if num_nodes < 1 or gpus_per_node < 1:
@@ -710,6 +711,7 @@ def estimate_hardware(
         overlap_coefficient=(
             device.overlap_coefficient if stack is None else stack.overlap_coefficient
         ),
+        hiding=None if stack is None else stack.hiding,
         curves=curves,
         strided_curves=strided,
         p2p_curves=dict.fromkeys(degrees, transfer),

@@ -181,6 +181,8 @@ class Job:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    etp: int = 1
+    """Ranks that share the widths of an expert, and gather the tokens that any of them was sent."""
     vpp: int = 1
     """Chunks of layers that a pipeline stage holds."""
     stage_layers: tuple[int, ...] = ()
@@ -236,6 +238,11 @@ class Job:
     def micro_batches(self) -> int:
         """Micro-batches of a step in one pipeline."""
         return max(1, self.global_batch // (self.micro_batch * self.dp))
+
+    @property
+    def element_bytes(self) -> float:
+        """Of what ranks send each other, activations and weights: 16 bits, or 32 in fp32."""
+        return 4.0 if self.precision == "fp32" else 2.0
 
     @property
     def tokens(self) -> float:
@@ -399,7 +406,7 @@ def job_of_plan(
     *,
     precision: Precision = "bf16",
     sequence_parallel: bool = True,
-    fp32_gradients: bool = False,
+    fp32_gradients: bool = True,
     async_grad_reduce: bool = True,
     tp_overlap: bool = True,
 ) -> Job:

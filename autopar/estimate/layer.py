@@ -74,7 +74,6 @@ __all__ = [
     "machine_of",
     "optimizer_time_s",
     "split_of",
-    "together_s",
     "transfer_s",
 ]
 
@@ -160,7 +159,7 @@ def split_of(job: Job) -> Split:
         # tensor ranks route their own tokens to whole experts
         routed=job.tokens / job.tp,
         tensor=job.tp,
-        expert_tensor=1,
+        expert_tensor=job.etp,
         heads=job.tp,
     )
 
@@ -357,7 +356,7 @@ def _weights_cast(machine: Machine, job: Job, block: Block) -> float:
     if ELEMENT_BYTES[job.precision] >= ELEMENT_BYTES["bf16"] or not moved:
         return 0.0
     experts, dense = parameters(block)
-    held = experts / job.ep + (0.0 if job.experts_only else dense / job.tp)
+    held = experts / (job.ep * job.etp) + (0.0 if job.experts_only else dense / job.tp)
     return float(cast_s(machine.kernels, held, dtype=job.precision, bytes_per_element=moved))
 
 
@@ -532,7 +531,9 @@ def _expert_parts(
     machine: Machine, job: Job, hidden: int, mlp: Experts, split: Split
 ) -> Iterator[Part]:
     n = split.routed
-    copies = n * mlp.per_token * job.skew
+    own = n * mlp.per_token * job.skew
+    # ranks that share an expert have all tokens of each other
+    copies = own * job.etp
     held = mlp.number / job.ep
     rows = copies * job.ep / mlp.number
     inner, width = mlp.latent or hidden, mlp.width / split.expert_tensor
@@ -568,8 +569,11 @@ def _expert_parts(
         gated=mlp.gated,
     )
     slow = 1.0 if job.dispatcher == "fused" else _UNFUSED_PERMUTE
+    # sorted by rank, and where they were gathered again by expert: two passes of half a factor
+    sorted_copies = own * (1 + job.etp) / 2
     forward, backward = (
-        slow * permute_s(machine.kernels, copies, inner, backward=side) for side in (False, True)
+        slow * permute_s(machine.kernels, sorted_copies, inner, backward=side)
+        for side in (False, True)
     )
     yield Part("permute", "moe", "memory", forward, backward)
     plain = job if job.precision in ("fp16", "fp32") else replace(job, precision="bf16")
@@ -636,7 +640,7 @@ def _tensor_sends(machine: Machine, job: Job, hidden: int) -> Sends:
     """
     if job.tp == 1:
         return Sends()
-    size = job.tokens * hidden * 2.0
+    size = job.tokens * hidden * job.element_bytes
     if not job.sequence_parallel:
         once = transfer_s(machine, "allreduce", size, job.tp, 1)
         return Sends(once, once, 2)
@@ -655,7 +659,7 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
     if job.cp == 1:
         return Sends()
     key_value = attention.key_value * max(attention.kv_heads, job.tp) / attention.kv_heads
-    size = job.tokens * key_value / job.tp * 2.0
+    size = job.tokens * key_value / job.tp * job.element_bytes
     crosses = job.tp * job.cp > machine.domain_gpus
     step = p2p_time_s(machine.card.network, size, crosses=crosses, site=machine.factors)
     seconds = []
@@ -669,10 +673,12 @@ def _context_sends(machine: Machine, job: Job, attention: Attention) -> Sends:
 
 def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Sends:
     """Return dispatch and combine, and their gradients', which go the other way."""
+    shared = _shared_expert_s(machine, job, mlp.latent or hidden, mlp)
     if job.ep == 1:
-        return Sends()
-    # expert groups are neighbours: they fold over tensor, context and data ranks
-    shape = group(machine, job.ep, 1)
+        return Sends(shared, shared, 4 if job.etp > 1 else 0)
+    # expert groups are neighbours: they fold over tensor, context and data ranks, behind the ranks
+    # that share an expert
+    shape = group(machine, job.ep, job.etp)
     # a card's own figures are of few tokens, as in inference, and too slow for many
     network = replace(machine.card.network, exchange=None)
     dispatch, combine = (
@@ -684,13 +690,26 @@ def _expert_sends(machine: Machine, job: Job, hidden: int, mlp: Experts) -> Send
                 shape,
                 hidden=mlp.latent or hidden,
                 top_k=mlp.per_token,
+                bytes_per_element=job.element_bytes,
                 fused=job.dispatcher == "fused",
                 site=machine.factors,
             )
         )
         for direction in ("dispatch", "combine")
     )
-    return Sends(dispatch + combine, dispatch + combine, 8)
+    once = dispatch + combine + shared
+    return Sends(once, once, 12 if job.etp > 1 else 8)
+
+
+def _shared_expert_s(machine: Machine, job: Job, width: int, mlp: Experts) -> float:
+    """Return what ranks that share an expert gather in front of it and scatter behind it."""
+    if job.etp == 1:
+        return 0.0
+    size = split_of(job).routed * mlp.per_token * job.skew * job.etp * width * job.element_bytes
+    return sum(
+        transfer_s(machine, operation, float(size), job.etp, 1)
+        for operation in ("allgather", "reducescatter")
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -750,25 +769,10 @@ def head_sends_s(machine: Machine, job: Job) -> float:
     """Return the seconds of the collectives of a head whose columns are split."""
     if job.tp == 1:
         return 0.0
-    size = job.tokens * job.blocks[-1].hidden * 2.0
+    size = job.tokens * job.blocks[-1].hidden * job.element_bytes
     # the input's gradient; the largest logit, the sum of exponentials and the label's logit
     once = transfer_s(machine, "allreduce", size, job.tp, 1)
     return once + 3 * transfer_s(machine, "allreduce", job.tokens * 4.0, job.tp, 1)
-
-
-_HOST_POWER = 6.0
-
-
-def together_s(device_s: Real, host_s: float) -> Real:
-    """Return the time of kernels that a host launches: (device^6 + host^6)^(1/6).
-
-    Devices and hosts work at the same time: nearly the longer of the two.
-    """
-    # over the longer first: seconds to the sixth would underflow
-    longest = np.maximum(np.maximum(device_s, host_s), 1e-300)
-    powers = (device_s / longest) ** _HOST_POWER + (host_s / longest) ** _HOST_POWER
-    found: Real = longest * powers ** (1.0 / _HOST_POWER)
-    return found
 
 
 def optimizer_time_s(machine: Machine, job: Job, own: float, resident: float) -> float:

@@ -2,13 +2,13 @@
 
 Layers whole and sharded, forward and backward apart, and what is around them, for many batches and
 degrees at once. What layers keep in memory is counted in `autopar.estimate.model`; how cells make a
-plan's time is the planner's cost model.
+plan's time is the planner's cost model, which asks for them without the host's code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -22,25 +22,13 @@ from autopar.estimate.layer import (
     head_times,
     layer_parts,
     optimizer_time_s,
-    together_s,
 )
+from autopar.hardware import HostCalls, host_calls, together_s
 from autopar.model import OtherTime, ShardedTime, TimePoint
 
 __all__ = ["cells_job", "layer_cells", "other_cells"]
 
 _Kind = Literal["sp", "tp", "ulysses"]
-
-
-class _Calls(NamedTuple):
-    """Collectives that the host launches for a layer."""
-
-    forward: int
-    backward: int
-
-
-_CALLS: dict[_Kind, _Calls] = {"sp": _Calls(4, 6), "tp": _Calls(2, 2), "ulysses": _Calls(4, 4)}
-"""Of sharded layers: gathering and scattering around both halves, once more in the backward; an
-all-reduce behind each; all-to-alls of queries, keys, values and the result."""
 
 
 def cells_job(
@@ -105,7 +93,7 @@ def layer_cells(
         for row, degree in enumerate(degrees):
             if degree == 1 and name == "ulysses":
                 continue  # whole layers are the same under both
-            calls = _CALLS[name] if degree > 1 else _Calls(0, 0)
+            calls = host_calls(name) if degree > 1 else HostCalls(0, 0)
             forward_s = _with_host(machine, forward[row], calls.forward, block, "forward_s")
             backward_s = _with_host(machine, backward[row], calls.backward, block, "backward_s")
             own = held / (1 if name == "ulysses" else degree)

@@ -21,14 +21,17 @@ from autopar.documents.checks import (
 )
 from autopar.documents.json import JsonDocument, load_object, shorten
 from autopar.estimate.kernel_constants import Constants, Figure
+from autopar.hardware import Hiding
 from autopar.objects import Field, model_validator
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import STACK_ROLE, Source
 
 __all__ = [
     "BYTE_CLASSES",
     "DEFAULT_STACK",
     "FORMAT",
+    "HIDDEN_REDUCTION",
+    "STRAGGLERS",
     "Stack",
     "StackDocument",
     "load_stack",
@@ -40,6 +43,11 @@ FORMAT = "autopar-stack"
 
 DEFAULT_STACK = "torchtitan-eager"
 """What estimates are of where nobody says: PyTorch's own kernels, one by one."""
+
+HIDDEN_REDUCTION = 0.05
+"""Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
+STRAGGLERS = 0.0013
+"""Share of a step per doubling of the nodes that the slowest adds; from published runs."""
 
 _MOST_BYTES = 200.0
 _BOTH = {"forward": (0.0, _MOST_BYTES), "backward": (0.0, _MOST_BYTES)}
@@ -167,6 +175,27 @@ class Stack:
         """
         return min(2.0, 1.0 + self.figures.overlap["fully_sharded"])
 
+    @property
+    def hiding(self) -> Hiding:
+        """What is hidden besides, for whoever prices plans from estimated profiles."""
+        shares, host = self.figures.overlap, self.figures.host
+        states, reduced = self.figures.optimizer["bytes"], self.figures.gradient["reduce_bytes"]
+        # gradients are read twice, for their norm and to be scaled
+        return Hiding(
+            tensor=shares["tensor"],
+            regather=shares["regather"],
+            sharded_network=shares["sharded_network"],
+            gradients=shares["gradients"],
+            reduction=HIDDEN_REDUCTION,
+            stragglers=STRAGGLERS,
+            update_states=states / (states + 2.0 * reduced),
+            update_gradients=2.0 / (states + 2.0 * reduced),
+            host_forward_s=host["forward_s"],
+            host_backward_s=host["backward_s"],
+            host_collective_s=host["collective_s"],
+            host_experts_s=host["experts_s"],
+        )
+
     def element_bytes(self, operation: str, *, backward: bool, gated: bool = False) -> float:
         """Return the bytes moved per element of one of `BYTE_CLASSES`."""
         figure: Figure = getattr(self.figures.bytes_per_element, operation)
@@ -191,7 +220,7 @@ def read_stack(document: JsonDocument) -> Stack:
         figures=stack,
         path=path,
         source=Source(
-            role="software stack",
+            role=STACK_ROLE,
             path=f"{path.parent.name}/{path.name}",
             sha256=document.sha256,
             estimated=True,

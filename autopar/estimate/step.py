@@ -24,9 +24,10 @@ from autopar.estimate.layer import (
     head_times,
     layer_times,
     optimizer_time_s,
-    together_s,
     transfer_s,
 )
+from autopar.estimate.stack import HIDDEN_REDUCTION, STRAGGLERS
+from autopar.hardware import together_s
 from autopar.records import dataclass
 
 __all__ = ["TERMS", "StepTime", "step_time"]
@@ -50,12 +51,8 @@ TERMS = (
 )
 """Of a step: kernels by kind, recomputation, transfers by axis, what hosts and pipelines add."""
 
-_STRAGGLERS = 0.0013
-"""Share of a step per doubling of the nodes that the slowest adds; from published runs."""
 _INTERLEAVED_TRANSFER = 0.6
 """Visible share of the v transfers per micro-batch of an interleaved pipeline."""
-_HIDDEN_REDUCTION = 0.05
-"""Of an overlapped reduction of gradients, what is visible even if there is time to hide it."""
 _EXPOSED_EXPERTS = 0.5
 """Of dispatch and combine that run under another micro-batch, what is visible."""
 
@@ -114,7 +111,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     def visible_s(seconds: float) -> float:
         if not job.overlap_gradients:
             return seconds
-        return max(0.0, seconds - window) + _HIDDEN_REDUCTION * seconds
+        return max(0.0, seconds - window) + HIDDEN_REDUCTION * seconds
 
     summed, gathered = max((_reduction_s(machine, job, stage) for stage in stages), key=sum)
     visible = visible_s(summed + gathered)
@@ -130,7 +127,7 @@ def step_time(machine: Machine, job: Job) -> StepTime:
     once = sum(block.number * known[block].weight_cast_s for block in _longest(job, longest))
     terms["cast"] += once
     nodes = max(1.0, job.gpus / machine.card.max_gpus_per_node)
-    terms["stragglers"] = (pipeline + visible + once) * _STRAGGLERS * math.log2(nodes)
+    terms["stragglers"] = (pipeline + visible + once) * STRAGGLERS * math.log2(nodes)
     terms["optimizer"] = optimizer = max(_optimizer_s(machine, job, stage) for stage in stages)
     return StepTime(
         total_s=sum(terms.values()),
@@ -146,7 +143,17 @@ def _longest(job: Job, index: int) -> tuple[Block, ...]:
 
 def _check(job: Job) -> None:
     """Raise InputError for sizes and degrees that no trainer runs."""
-    for name in ("vocab", "seq", "micro_batch", "global_batch", "gpus", *_DEGREES, "ep", "vpp"):
+    for name in (
+        "vocab",
+        "seq",
+        "micro_batch",
+        "global_batch",
+        "gpus",
+        *_DEGREES,
+        "ep",
+        "etp",
+        "vpp",
+    ):
         if getattr(job, name) < 1:
             raise InputError(f"{name} is {getattr(job, name)}, and has to be 1 at least")
     if math.prod(getattr(job, name) for name in _DEGREES) != job.gpus:
@@ -157,7 +164,8 @@ def _check(job: Job) -> None:
     # a rest would be tokens that nobody trains
     _divides(job.micro_batch * job.dp, job.global_batch, "micro_batch x dp", "global_batch")
     _divides(job.cp, job.seq, "cp", "seq")
-    _divides(job.ep, job.tp * job.cp * job.dp, "ep", "tp x cp x dp")
+    name = "ep" if job.etp == 1 else "ep x etp"
+    _divides(job.ep * job.etp, job.tp * job.cp * job.dp, name, "tp x cp x dp")
     for block in job.blocks:
         if block.attention is not None:
             _divides(job.tp, block.attention.heads, "tp", "the number of heads")
@@ -165,6 +173,7 @@ def _check(job: Job) -> None:
             _divides(job.tp, block.mamba.heads, "tp", "the number of a mixer's heads")
         if isinstance(block.mlp, Experts):
             _divides(job.ep, block.mlp.number, "ep", "the number of experts")
+            _divides(job.etp, block.mlp.width, "etp", "the width of an expert")
     # launchers count embedding and head as a layer each where that fills the chunks
     if job.pp > 1 and job.pp * job.vpp > sum(block.number for block in job.blocks) + 2:
         raise InputError(f"pp {job.pp} stages of vpp {job.vpp} chunks are more than the layers")
@@ -201,7 +210,7 @@ def _stage(
         host += block.number * waited
         of_experts, others = parameters(block)
         _hold(weights, _dense_group(own), block.number * others / own.tp)
-        _hold(weights, _expert_group(own), block.number * of_experts / own.ep)
+        _hold(weights, _expert_group(own), block.number * of_experts / (own.ep * own.etp))
         if own.zero == 3:
             terms["sharding"] += block.number * _sharding_s(machine, own, block, found)
     ends = _ends(job)
@@ -270,7 +279,7 @@ def _dense_group(job: Job) -> _Group:
 
 
 def _expert_group(job: Job) -> _Group:
-    return _Group(True, _expert_ranks(job), job.ep, job.zero)
+    return _Group(True, _expert_ranks(job), job.ep * job.etp, job.zero)
 
 
 def _add(terms: dict[str, float], job: Job, parts: Iterable[Part]) -> None:
@@ -345,21 +354,18 @@ def _data_ranks(job: Job) -> int:
 
 def _expert_ranks(job: Job) -> int:
     """Ranks that hold the same experts."""
-    return max(1, job.tp * job.cp * job.dp // job.ep)
-
-
-_WEIGHT_BYTES = 2.0
+    return max(1, job.tp * job.cp * job.dp // (job.ep * job.etp))
 
 
 def _gather_s(machine: Machine, job: Job, weights: float) -> float:
-    size = weights * _WEIGHT_BYTES
+    size = weights * job.element_bytes
     return transfer_s(machine, "allgather", size, _data_ranks(job), job.tp) / _network(machine)
 
 
 def _scatter_s(machine: Machine, job: Job, weights: float) -> float:
     if job.frozen:
         return 0.0
-    size = weights * _WEIGHT_BYTES
+    size = weights * job.element_bytes
     return transfer_s(machine, "reducescatter", size, _data_ranks(job), job.tp) / _network(machine)
 
 
@@ -378,10 +384,11 @@ def _sharding_s(machine: Machine, job: Job, block: Block, terms: Mapping[str, fl
     weights = dense / job.tp
     traffic = gathers * _gather_s(machine, job, weights) + _scatter_s(machine, job, weights)
     if experts:
-        ranks, size = _expert_ranks(job), experts / job.ep * _WEIGHT_BYTES
-        routed = gathers * transfer_s(machine, "allgather", size, ranks, job.ep)
+        ranks, stride = _expert_ranks(job), job.ep * job.etp
+        size = experts / stride * job.element_bytes
+        routed = gathers * transfer_s(machine, "allgather", size, ranks, stride)
         if not job.frozen:
-            routed += transfer_s(machine, "reducescatter", size, ranks, job.ep)
+            routed += transfer_s(machine, "reducescatter", size, ranks, stride)
         traffic += routed / _network(machine)
     device = sum(terms.values())
     visible = machine.stack.figures.overlap["fully_sharded"]
@@ -397,7 +404,7 @@ def _reduction_s(machine: Machine, job: Job, stage: _Stage) -> tuple[float, floa
             continue
         if zero:
             summed += transfer_s(machine, "reducescatter", weights * grads, ranks, stride)
-            gathered += transfer_s(machine, "allgather", weights * _WEIGHT_BYTES, ranks, stride)
+            gathered += transfer_s(machine, "allgather", weights * job.element_bytes, ranks, stride)
         else:
             summed += transfer_s(machine, "allreduce", weights * grads, ranks, stride)
     return summed, gathered
@@ -431,7 +438,7 @@ def _transfer_s(machine: Machine, job: Job) -> float:
     """
     if job.pp == 1:
         return 0.0
-    size = job.tokens * job.blocks[0].hidden * 2.0 / job.tp
+    size = job.tokens * job.blocks[0].hidden * job.element_bytes / job.tp
     crosses = _stride_of_stages(job) * job.pp > machine.domain_gpus
     once = TRANSFER_SYNCHRONISE_S + p2p_time_s(
         machine.card.network, size, crosses=crosses, site=machine.factors

@@ -26,6 +26,7 @@ from autopar.records import dataclass
 __all__ = [
     "Peak",
     "backward_bytes",
+    "deferred_head_bytes",
     "gathered_bytes",
     "head_bytes",
     "kept_logits_bytes",

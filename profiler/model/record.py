@@ -22,6 +22,7 @@ from autopar.documents.sidecar import (
     newest_cells,
     sidecar_path,
 )
+from autopar.estimate.stack import DEFAULT_STACK
 from autopar.model import ModelSpec
 from autopar.units import format_count
 from profiler.environment import Metadata, RankInfo, comparable, machine_metadata
@@ -123,6 +124,7 @@ class ModelRecord(Record[ModelMeasurement]):
         """
         self._spec = spec
         self._options = options
+        self._reference = not options.model.startswith(("hf:", "py:"))
         self._kinds = kinds
         self._memory_bytes = memory_bytes
         super().__init__(
@@ -215,6 +217,8 @@ class ModelRecord(Record[ModelMeasurement]):
             unit="MiB" if file.kind == "memory" else "ms",
             source=source,
             name=self._spec.name,
+            # reference layers are PyTorch's own operations, one by one; a module is somebody's
+            stack=DEFAULT_STACK if file.kind == "computation" and self._reference else None,
             # documented parameter sizes are those of fp32, whatever was counted
             parameter_bytes=4 if file.kind == "memory" else None,
             memory_bytes=self._memory_bytes if file.kind == "computation" else None,

@@ -45,7 +45,7 @@ __all__ = [
 # The options of the command.
 
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["bf16", "fp16", "fp32"]
 Mode = Literal["static", "dryrun", "run"]
 Backend = Literal["auto", "nccl", "gloo"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]

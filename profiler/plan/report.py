@@ -145,7 +145,7 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
     """Return in one sentence that gradients take twice what is predicted, with the figure.
 
     None where they do not: FSDP2 sums the gradients of several micro-batches in fp32, and a
-    prediction in bf16 or fp16 without `--fp32-gradients` takes 2 bytes for them. None also where
+    prediction in bf16 or fp16 with `--no-fp32-gradients` takes 2 bytes for them. None also where
     the file does not say which it is.
     """
     if (
@@ -164,8 +164,9 @@ def gradient_note(job: PlanJob, prediction: PlanDocument | None) -> str | None:
     return (
         f"FSDP2 keeps {format_bytes(accumulated)} of whole fp32 gradients on stage "
         f"{fullest.stage} until the last micro-batch, and the prediction has "
-        f"{format_bytes(accumulated / 2)}, 2 bytes each: what is predicted to fit may not fit in "
-        "engines on FSDP2; `autopar-search --fp32-gradients` predicts 4"
+        f"{format_bytes(accumulated / 2)}, 2 bytes each: what is predicted to fit fits only where "
+        "gradients are summed in that precision; `autopar-search` without `--no-fp32-gradients` "
+        "predicts 4"
     )
 
 

@@ -36,11 +36,6 @@ _ZERO = {"none": 0, "distributed": 1, "fsdp": 3}
 def job_of_launch(launch: Launch) -> Job:
     """Return what a launch trains and how; raises InputError for what has no time."""
     model, degrees, precision = launch.model, launch.degrees, launch.precision
-    if any(model.expert_layers) and degrees.etp > 1:
-        raise InputError(
-            f"expert-tensor-parallel-size is {degrees.etp}: products of experts that tensor ranks "
-            "split have no measured time; 1 has"
-        )
     if launch.optimizer.kind != "adam":
         raise InputError(f"the optimizer {launch.optimizer.kind} has no measured time; adam has")
     stages = tuple(sum(len(chunk[1]) for chunk in chunks) for chunks in degrees.chunks)
@@ -59,6 +54,7 @@ def job_of_launch(launch: Launch) -> Job:
         pp=degrees.pp,
         dp=degrees.dp,
         ep=degrees.ep,
+        etp=degrees.etp if any(model.expert_layers) else 1,
         vpp=degrees.vpp,
         stage_layers=stages if degrees.pp > 1 else (),
         sequence_parallel=degrees.scattered,

@@ -65,9 +65,10 @@ def _with_degrees(
     pp: int | None = None,
     vpp: int | None = None,
     ep: int | None = None,
+    etp: int | None = None,
 ) -> Launch:
     """Return a launch with other degrees; where stages change, layers are laid out evenly."""
-    degrees, model = launch.degrees, launch.model
+    degrees = launch.degrees
     stages, pieces = pp or degrees.pp, vpp or degrees.vpp
     chunks = degrees.chunks
     if (stages, pieces) != (degrees.pp, degrees.vpp):
@@ -81,8 +82,7 @@ def _with_degrees(
             cp=cp or degrees.cp,
             pp=stages,
             ep=ep or degrees.ep,
-            # experts that tensor ranks split have no time
-            etp=1 if model.experts is not None else degrees.etp,
+            etp=degrees.etp if etp is None else etp,
             # scattered norms cost nothing, and experts ask for them
             sequence_parallel=tensor > 1,
             chunks=chunks,
@@ -126,6 +126,9 @@ def _experts(launch: Launch) -> Iterator[_Offer]:
         for ep in _SIZES:
             if ep != launch.degrees.ep and ep <= launch.model.experts.number:
                 yield partial(_with_degrees, launch, ep=ep)
+        for etp in _SIZES[:4]:
+            if etp != launch.degrees.etp and launch.model.experts.ffn % etp == 0:
+                yield partial(_with_degrees, launch, etp=etp)
 
 
 def _micro_batch(launch: Launch) -> Iterator[_Offer]:

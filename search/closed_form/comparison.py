@@ -95,6 +95,9 @@ _OF_WATERFALL = {
     "ulysses": "tensor parallel",
     "cp": "context parallel",
     "zero3": "ZeRO-3 traffic",
+    "sync": "gradients",
+    "host": "host",
+    "stragglers": "stragglers",
     "transfer": "stage transfer",
     "bubble": "pipeline bubble",
     "gradient_sync": "gradients",
@@ -148,7 +151,7 @@ class PlanQuestion:
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
-    fp32_gradients: bool = False
+    fp32_gradients: bool = True
     tp_overlap: bool = True
     step_time_s: float | None = None
     """What the planner predicted, None where the file says nothing; so are the parts."""
@@ -310,12 +313,16 @@ _MEASURED_STACK = "megatron-core"
 
 def _stack_of(document: PlanDocument, inputs: InputSpec) -> str:
     """Return the stack that a plan's times were estimated for; else that of its engine."""
+    from autopar.documents.catalog import stack_names
     from autopar.estimate.stack import DEFAULT_STACK
+    from autopar.sources import Source, stacks_of
 
     if inputs.stack is not None:
         return inputs.stack
     if document.estimated:
-        return DEFAULT_STACK
+        # what the files that were planned from named
+        named = stacks_of(Source(role=entry.role, path=entry.path) for entry in document.inputs)
+        return named[0] if len(named) == 1 and named[0] in stack_names() else DEFAULT_STACK
     return _STACKS.get(document.options.engine or "", _MEASURED_STACK)
 
 

@@ -13,7 +13,7 @@ from autopar.errors import OptionError
 from autopar.records import dataclass
 from search.commands.app import leave, working
 from search.options import PANELS
-from search.request import FILLS, build_request, changed_inputs, stored_request
+from search.request import FILLS, build_request, stored_request
 
 if TYPE_CHECKING:
     from search.planner.prediction import SearchResult
@@ -80,7 +80,7 @@ def _execute(raw: dict[str, Any]) -> int:
     session = open_session(request.inputs, request.options, request.given, has_plan=True)
     for notice in session.notices:
         say(f"{_NAME}: {notice}")
-    for name in changed_inputs(document, session.sources):
+    for name in document.changed_inputs(session.sources):
         say(f"{_NAME}: {name} has changed since the plan was made")
     plan, prediction = evaluate_file(document, session, path=path)
     planner = session.planner

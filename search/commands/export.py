@@ -20,7 +20,7 @@ from search.engines.job import EXPORTERS, IMPORTERS, Job, as_typed
 from search.engines.reprice import Choice, change_sentence, export_document
 from search.options import PANELS
 from search.report.plan import print_heading
-from search.request import FILLS, Request, build_request, changed_inputs, stored_request
+from search.request import FILLS, Request, build_request, stored_request
 
 if TYPE_CHECKING:
     from autopar.documents.plan import PlanDocument
@@ -240,7 +240,7 @@ def _export(own: ExportSpec, engine: str, raw: Mapping[str, Any]) -> int:
     request = build_request({**stored, **raw})
     job, session = job_of(path, document, request, _notice)
     if session is not None:
-        for name in changed_inputs(document, session.sources):
+        for name in document.changed_inputs(session.sources):
             say(f"{_NAME}: {name} has changed since the plan was made")
     lower = lower_for(engine)
     try:

@@ -90,7 +90,13 @@ class Assumptions:
             f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
             f"+ {options.context_bytes / GIB:g} GiB"
         )
-        if options.tp_overlap:
+        if model.estimated and hardware.hiding is not None:
+            hidden = 100.0 * hardware.hiding.tensor if options.tp_overlap else 0.0
+            self._default(
+                f"of tensor-parallel collectives {hidden:.0f} % are hidden, as the trainer's "
+                "software hides them"
+            )
+        elif options.tp_overlap:
             self._default(
                 f"column-parallel linears hold {options.column_parallel_share:g} of the backward"
             )

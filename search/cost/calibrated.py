@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autopar.arrays import I64
-from autopar.hardware import Curve, HardwareProfile
+from autopar.hardware import Curve, HardwareProfile, Hiding
 from autopar.model import (
     LayerProfile,
     ModelProfile,
@@ -29,6 +29,7 @@ from search.options import SearchOptions
 __all__ = [
     "calibrated",
     "calibrated_bytes",
+    "calibrated_host",
     "calibrated_layer",
     "calibrated_vocab",
     "calibration_doubts",
@@ -71,6 +72,16 @@ def calibrated(
     if (computation, communication) != (1.0, 1.0):
         hardware = _longer_hardware(hardware, computation, communication)
     return model, hardware
+
+
+def calibrated_host(hiding: Hiding, options: SearchOptions) -> Hiding:
+    """Return what a trainer hides with its host code multiplied, as the other computation is."""
+    if options.calibration is None:
+        return hiding
+    factor = options.calibration.computation.value
+    names = ("host_forward_s", "host_backward_s", "host_collective_s", "host_experts_s")
+    changes: dict[str, Any] = {name: factor * getattr(hiding, name) for name in names}
+    return dataclasses.replace(hiding, **changes)
 
 
 def calibrated_bytes(values: I64, options: SearchOptions) -> I64:

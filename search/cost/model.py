@@ -25,6 +25,7 @@ from search.cost.assumptions import Assumptions, LayerModel
 from search.cost.calibrated import (
     calibrated,
     calibrated_bytes,
+    calibrated_host,
     calibrated_layer,
     calibrated_vocab,
     calibration_doubts,
@@ -60,6 +61,7 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
+from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
 from search.cost.tables import (
     POSITIONS,
     Grid,
@@ -74,14 +76,7 @@ from search.cost.tables import (
     sum_of,
     table_arrays,
 )
-from search.cost.time import (
-    LayerTime,
-    fit_optimizer,
-    layer_time,
-    layout_of,
-    redistribution,
-    send_s,
-)
+from search.cost.time import fit_optimizer, layer_time, layout_of, redistribution, send_s
 from search.cost.vocabulary import VocabModel, VocabRows, plan_messages, vocab_rows
 from search.options import SearchOptions
 from search.space import Table
@@ -156,6 +151,11 @@ class CostModel:
         self._said = Assumptions()
         # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
+        # what nobody has measured is not hidden: both have to be estimates
+        hiding = hardware.hiding if model.estimated else None
+        if hiding is not None:
+            model = without_host(model, spec, hiding)
+            hiding = calibrated_host(hiding, options)
         self.model, self.hardware = model, hardware = calibrated(model, hardware, options)
         self.groups = Groups(hardware, self._said.note)
         self._pricing = Pricing(
@@ -163,6 +163,7 @@ class CostModel:
             groups=self.groups,
             options=options,
             recipe=Recipe.of(options),
+            hiding=hiding,
         )
         if len(spec.layers) != len(model.layers):
             raise InputError(
@@ -306,6 +307,11 @@ class CostModel:
             redistribution(layouts, sharded_bytes, stages, world, self.groups),
         )
         self._note_vocab(vocab_costs)
+        share = stragglers_share(self._pricing)
+        if share:
+            change_forward, change_backward = (
+                (1.0 + share) * change for change in (change_forward, change_backward)
+            )
         rows: list[LayerRows] = [distinct[first[alike]] for alike in self._alike]
         vocab_activations, vocab_transient = vocab_costs.memory(pipeline_type)
         found = PlanTables(
@@ -330,7 +336,18 @@ class CostModel:
             shared_bytes=_by_type([r.shared for r in rows]),
             redistribute_forward_s=change_forward,
             redistribute_backward_s=change_backward,
-            send_s=send_s(layouts, sharded_bytes, stages, self.groups),
+            send_s=sends_seen_s(
+                send_s(
+                    layouts,
+                    sharded_bytes,
+                    stages,
+                    self.groups,
+                    scattered=self._pricing.hiding is not None,
+                ),
+                stages,
+                self._pricing,
+                pipeline_type,
+            ),
             vocab_valid=vocab_costs.valid,
             vocab_forward_s=vocab_costs.forward_s,
             vocab_backward_s=vocab_costs.backward_s,

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.arrays import F64, I64, Bool
-from autopar.hardware import HardwareProfile
+from autopar.hardware import HardwareProfile, Hiding
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
 from autopar.records import dataclass
 from search.cost.communication import Groups
@@ -374,6 +374,8 @@ class Pricing:
     options: SearchOptions
     recipe: Recipe
     """Of `options`."""
+    hiding: Hiding | None = None
+    """Of `hardware`, where the times of the model are estimates too."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

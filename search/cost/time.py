@@ -19,12 +19,19 @@ from autopar.records import dataclass
 from autopar.statistics import latency_bandwidth_fit, rising_fit
 from search.cost.communication import Asking, Groups, Message, together
 from search.cost.fits import ComputeFits
+from search.cost.overlap import (
+    Alone,
+    LayerTime,
+    estimated_time,
+    overlap_s,
+    overlapped_backward_s,
+    tensor_seen_s,
+)
 from search.cost.tables import ActivationLayout, Pricing, Rows
 
 __all__ = [
     "BACKWARD_FACTOR",
     "Exchange",
-    "LayerTime",
     "OptimizerCurve",
     "Way",
     "fit_optimizer",
@@ -32,8 +39,6 @@ __all__ = [
     "layer_time",
     "layout_of",
     "optimizer_s",
-    "overlap_s",
-    "overlapped_backward_s",
     "plan_exchange",
     "redistribution",
     "redistribution_s",
@@ -42,44 +47,6 @@ __all__ = [
     "tensor_parallel_messages",
     "ulysses_messages",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Overlap of communication with compute: one scalar slows down both while both run.
-#
-# Source: cost-model.md sections 3, 5 and 7. All times in seconds, arrays broadcast.
-
-
-def overlap_s(window_s: F64, comm_s: F64, coefficient: float) -> F64:
-    """Return the time of `window_s` of compute beside `comm_s` of communication, in seconds.
-
-    min(k*min(x, y) + |x - y|, x + y): the shorter runs wholly beside the longer, k times slower.
-    """
-    # the shorter is slowed down by k while both run, the rest of the longer runs alone
-    both = coefficient * np.minimum(window_s, comm_s) + np.abs(window_s - comm_s)
-    # k above 2 would make overlap slower than one after the other
-    return np.minimum(both, window_s + comm_s)
-
-
-def overlapped_backward_s(
-    compute_s: F64,
-    windows: tuple[tuple[F64, F64], ...],
-    other_comm_s: F64,
-    coefficient: float,
-) -> F64:
-    """Return the backward of a layer whose communications hide under its compute, in seconds.
-
-    max(B + sum_i (overlap(w_i, y_i) - w_i), overlap(B, sum_i y_i + y_other)): each tensor-parallel
-    message y_i hides only in its own window w_i, and all messages together share the compute B.
-    """
-    separate = compute_s
-    together = other_comm_s
-    for window_s, comm_s in windows:
-        # the window is a part of B already: only its excess lengthens the backward
-        separate = separate + (overlap_s(window_s, comm_s, coefficient) - window_s)
-        together = together + comm_s
-    # two limits on what hides, each in its own window and all under B: the tighter one counts
-    return np.maximum(separate, overlap_s(compute_s, together, coefficient))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -350,13 +317,20 @@ def _reorder_s(
 
 
 def send_s(
-    layouts: Sequence[ActivationLayout], sharded_bytes: F64, stages: I64, groups: Groups
+    layouts: Sequence[ActivationLayout],
+    sharded_bytes: F64,
+    stages: I64,
+    groups: Groups,
+    *,
+    scattered: bool = False,
 ) -> F64:
     """Return the transfer of an activation to the next stage, (N, K, Y) seconds; 0 for p == 1.
 
     X * replicas from every rank of a stage at once, in the time of a message between p stages.
+    scattered : of copies each rank sends a share, as trainers do.
     """
-    replicas = np.array([layout.replicas for layout in layouts], dtype=np.float64)
+    copies = [1 if scattered else layout.replicas for layout in layouts]
+    replicas = np.array(copies, dtype=np.float64)
     return groups.transfers_s(stages, sharded_bytes, replicas)
 
 
@@ -366,18 +340,6 @@ def send_s(
 
 BACKWARD_FACTOR = 2.0
 """Backward divided by forward, where the backward is not measured."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerTime:
-    """Seconds by category, each (n,): of one micro-batch, and `step` once per training step."""
-
-    forward: dict[str, F64]
-    """forward, tp, ulysses, cp, zero3"""
-    backward: dict[str, F64]
-    """backward, recompute, tp, ulysses, cp, zero3, sync (reduction in every micro-batch)"""
-    step: dict[str, F64]
-    """tail (exposed reduction and ZeRO-2 gather), optimizer"""
 
 
 def tensor_parallel_messages(rows: Rows, spec: LayerSpec, pricing: Pricing) -> list[Message]:
@@ -494,7 +456,13 @@ def optimizer_s(
     shard = parameters / rows.optimizer_shards
     if measured is not None:
         # the curve knows the launch, so it is asked at the shard and not divided
-        return measured.step_s(shard)
+        updated, hiding = measured.step_s(shard), pricing.hiding
+        if hiding is None:
+            return updated
+        # ZeRO-1 and 2 shard the states; the norm is taken of gradients that are whole
+        resident = measured.step_s(np.where(rows.zero2, parameters, shard))
+        of_gradients = hiding.update_gradients * pricing.recipe.gradient
+        return hiding.update_states * updated + of_gradients * resident
     rate = pricing.hardware.memory_bytes_per_s
     if rate is None:
         return np.zeros_like(parameters)
@@ -517,7 +485,8 @@ def layer_time(
 
     Tensor parallelism with SP: forward 2 AG + 2 RS; backward 2 AG exposed, 2 re-gathers beside the
     input-gradient and 2 RS beside the weight-gradient GEMMs. Without: forward 2 AR, backward 2 AR
-    beside the weight-gradient GEMMs. A layer with cross attention has three such blocks.
+    beside the weight-gradient GEMMs. A layer with cross attention has three such blocks. Of
+    estimates the trainer's software says what is hidden: `estimated_time`.
     """
     options, coefficient = pricing.options, pricing.hardware.overlap_coefficient
     compute = fits.seconds("forward", rows)
@@ -556,6 +525,22 @@ def layer_time(
     ring_forward, ring_backward = ring or (nothing, nothing)
     scattered, gather, reduced = seconds
     reduce = scattered + reduced
+    updated = optimizer_s(parameters, rows, pricing, optimizer)
+    if pricing.hiding is not None:
+        raw = Alone(
+            forward=compute,
+            backward=backward,
+            recompute=recompute,
+            again=again,
+            tensor=tensor_seen_s(tensor_s, pricing.hiding, options) if tensor_s else None,
+            ulysses=ulysses,
+            ring=(ring_forward, ring_backward),
+            reduce=reduce,
+            gather=gather,
+            optimizer=updated,
+            routing_s=0.0 if spec.num_experts is None else pricing.hiding.host_experts_s,
+        )
+        return estimated_time(raw, rows, pricing, pricing.hiding)
     # ZeRO-3 drops what it gathered after each pass, so both passes gather
     gather3 = np.where(rows.zero3, gather, 0.0)
 
@@ -599,6 +584,6 @@ def layer_time(
         backward=backward_parts,
         step={
             "tail": unhidden + gather_tail if options.async_grad_reduce else gather_tail,
-            "optimizer": optimizer_s(parameters, rows, pricing, optimizer),
+            "optimizer": updated,
         },
     )

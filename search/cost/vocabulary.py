@@ -12,6 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from autopar.arrays import F64, I64
+from autopar.hardware import Hiding
 from autopar.model import LayerSpec, ModelSpec, OtherMemory, padded_vocab_size
 from autopar.plans import PipelineType, VocabStrategy, data_degree, vocab_problems
 from autopar.records import dataclass
@@ -25,6 +26,7 @@ from search.cost.memory import (
     token_bytes,
     zero_transient_bytes,
 )
+from search.cost.overlap import LayerTime, overlap_s, reduction_seen_s, with_stragglers
 from search.cost.tables import (
     POSITIONS,
     PricedRows,
@@ -32,16 +34,10 @@ from search.cost.tables import (
     Rows,
     build_grid,
     rows_at,
+    sum_of,
     which_rows,
 )
-from search.cost.time import (
-    BACKWARD_FACTOR,
-    LayerTime,
-    OptimizerCurve,
-    gradient_messages,
-    optimizer_s,
-    overlap_s,
-)
+from search.cost.time import BACKWARD_FACTOR, OptimizerCurve, gradient_messages, optimizer_s
 from search.space import Table
 
 __all__ = ["VocabModel", "VocabRows", "plan_messages", "tied_parameters", "vocab_rows"]
@@ -308,6 +304,17 @@ def _time(
         of_stages = np.searchsorted(asked.stages, rows.stages[ends])
         tied = nothing.copy()
         tied[ends] = by_stages[of_stages, rows.strategy[ends]]
+    updated = optimizer_s(parameters, rows, pricing, model.optimizer)
+    if pricing.hiding is not None:
+        return _estimated_time(
+            {"forward": compute, "tp": tp_forward},
+            {"backward": backward, "tp": tp_backward},
+            {"optimizer": updated, "tied": tied},
+            (reduce, gather),
+            rows,
+            pricing,
+            pricing.hiding,
+        )
     # ZeRO-3 gathers in both passes
     gather3 = np.where(rows.zero3, gather, 0.0)
     with_gather, with_both, with_tail, with_gather3 = overlap_s(
@@ -330,10 +337,42 @@ def _time(
         },
         step={
             "tail": tail + unhidden if late else tail,
-            "optimizer": optimizer_s(parameters, rows, pricing, model.optimizer),
+            "optimizer": updated,
             "tied": tied,
         },
     )
+
+
+def _estimated_time(
+    forward: dict[str, F64],
+    backward: dict[str, F64],
+    step: dict[str, F64],
+    sent: tuple[F64, F64],
+    rows: Rows,
+    pricing: Pricing,
+    hiding: Hiding,
+) -> LayerTime:
+    """Return the times of all rows of an estimate by category, in seconds.
+
+    sent : the reduction, and the gather of parameters. With ZeRO-3 embedding and head are one more
+    unit beside the layers, gathered once a micro-batch: of its traffic what the coefficient leaves.
+    Other reductions are those of layers.
+    """
+    reduce, gather = sent
+    late, nothing = pricing.options.async_grad_reduce, np.zeros_like(rows.batch)
+    visible = min(1.0, pricing.hardware.overlap_coefficient - 1.0) / hiding.sharded_network
+    gathered3, scattered3 = (np.where(rows.zero3, visible * y, 0.0) for y in (gather, reduce))
+    microbatch = sum_of(forward) + sum_of(backward)
+    summed = np.where(rows.zero3, 0.0, reduce)
+    seen = scattered3 + reduction_seen_s(summed, microbatch, hiding)
+    gathered = np.where(rows.zero2, gather, 0.0)
+    whole = scattered3 + reduction_seen_s(summed + gathered, microbatch, hiding)
+    times = LayerTime(
+        forward={**forward, "zero3": gathered3},
+        backward={**backward, "zero3": nothing, "sync": nothing if late else seen},
+        step={"tail": whole if late else whole - seen, **step},
+    )
+    return with_stragglers(times, pricing)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from autopar.plans import LayerStrategy, Plan
 from search.configuration import dump_yaml
 from search.engines.deepspeed import zero_stage
 from search.engines.job import (
-    FP32,
+    MODEL_GRADIENTS,
     NODE_RANK,
     ONE_DEGREE,
     ONE_STAGE,
@@ -24,7 +24,6 @@ from search.engines.job import (
     UNIFORM,
     ZERO3,
     Job,
-    Loss,
     Lowered,
     Space,
     different,
@@ -39,6 +38,7 @@ from search.engines.nearest import (
     kv_heads_problems,
     nearest,
     refuse_stages,
+    summed_in_precision,
     whole_sequences,
 )
 
@@ -77,13 +77,14 @@ _REACH = Reach(
 )
 
 
-# Without ZeRO it sums gradients in fp32 in some precisions only: both are tried.
+# FSDP2 and DeepSpeed sum gradients in the precision of the model, DDP in fp32. Replicas of Ulysses
+# groups are DeepSpeed's: both are tried.
 SPACE = Space(
     parts=(
-        ({**ONE_DEGREE, **SINGLE_STAGE}, ZERO3),
-        ({**ONE_DEGREE, **SINGLE_STAGE, **SHARDED_OPTIMIZER}, ""),
-        ({**ONE_DEGREE, **SINGLE_STAGE, **FP32, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS}, ZERO3),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **SHARDED_OPTIMIZER}, ""),
         ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **REPLICAS}, ""),
     ),
     whole_sequences=True,
 )
@@ -97,12 +98,8 @@ def lower(job: Job) -> Lowered:
     refuse_stages(job, _TITLE, "")
     plan, losses = nearest(job, _REACH)
     runs = _runs(job, plan)
-    if job.fp32_gradients and not runs["fp32_gradients"]:
-        what = (
-            f"the plan sums gradients in fp32; {_TITLE} has FSDP2 and DeepSpeed sum them in the "
-            f"precision of the model, so it takes {job.precision}"
-        )
-        losses = (*losses, Loss(field="fp32_gradients", what=what))
+    who = "DeepSpeed" if _kind(plan) == "DEEPSPEED" else "FSDP2"
+    summed = summed_in_precision(job, runs, f"{who}, as {_TITLE} sets it up,")
     return Lowered(
         engine="accelerate",
         engine_version=VERSION,
@@ -110,7 +107,7 @@ def lower(job: Job) -> Lowered:
         files={_FILE: _HEAD + dump_yaml(_document(job, plan), quoted=True)},
         losses=(*losses, *whole_sequences(job, plan, _TITLE)),
         launch=_launch(job, plan),
-        notes=tuple(_notes(job, plan)),
+        notes=(*_notes(job, plan), *summed),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
     )
@@ -127,7 +124,7 @@ def _runs(job: Job, plan: Plan) -> dict[str, bool]:
     return {
         "sequence_parallel": job.sequence_parallel and not keeps_whole_sequences(plan),
         "async_grad_reduce": kind != "DEEPSPEED" or zero_stage(plan) < 2,
-        "fp32_gradients": job.fp32_gradients if job.precision == "fp32" else replicas,
+        "fp32_gradients": replicas or job.precision == "fp32",
     }
 
 

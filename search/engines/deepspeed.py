@@ -12,7 +12,7 @@ import json
 from autopar.plans import Plan
 from search.engines.job import (
     EVERY_MICROBATCH,
-    FP32,
+    MODEL_GRADIENTS,
     ONE_DEGREE,
     ONE_STAGE,
     REPLICAS,
@@ -23,7 +23,6 @@ from search.engines.job import (
     UNIFORM,
     ZERO3,
     Job,
-    Loss,
     Lowered,
     Space,
     different,
@@ -37,6 +36,7 @@ from search.engines.nearest import (
     kv_heads_problems,
     nearest,
     refuse_stages,
+    summed_in_precision,
     whole_sequences,
 )
 
@@ -60,13 +60,13 @@ def zero_stage(plan: Plan) -> int:
     return 2 if plan.default_dp_type == "zero2" else 0
 
 
-# Without ZeRO it sums gradients in fp32 in some precisions only: both are tried.
+# Without ZeRO it sums gradients of bf16 in fp32 and those of fp16 in fp16: both are tried.
 SPACE = Space(
     parts=(
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),
-        ({**ONE_DEGREE, **SINGLE_STAGE, **FP32, **REPLICAS}, ""),
         ({**ONE_DEGREE, **SINGLE_STAGE, **REPLICAS}, ""),
+        ({**ONE_DEGREE, **SINGLE_STAGE, **MODEL_GRADIENTS, **REPLICAS}, ""),
     ),
     whole_sequences=True,
 )
@@ -80,15 +80,6 @@ def lower(job: Job) -> Lowered:
     how = ": DeepSpeed builds them in code, with PipelineModule(num_stages=)"
     refuse_stages(job, "DeepSpeed's configuration", how)
     plan, found = nearest(job, _REACH)
-    losses = [*found, *whole_sequences(job, plan, _TITLE)]
-    if job.fp32_gradients and job.precision == "fp16" and zero_stage(plan) == 0:
-        losses.append(
-            Loss(
-                field="fp32_gradients",
-                what=f"the plan sums gradients in fp32; {_TITLE} without ZeRO sums them in the "
-                f"precision of the model, so it takes {job.precision}",
-            )
-        )
     document = _document(job, plan)
     sharded = zero_stage(plan) > 0
     runs = {
@@ -96,16 +87,16 @@ def lower(job: Job) -> Lowered:
         # ZeRO of stages 2 and 3 reduces in every micro-batch
         "async_grad_reduce": not sharded,
         # `get_data_types` of engine.py: bf16 without ZeRO is accumulated in fp32
-        "fp32_gradients": job.fp32_gradients if sharded else job.precision == "bf16",
+        "fp32_gradients": job.fp32_gradients if sharded else job.precision != "fp16",
     }
     return Lowered(
         engine="deepspeed",
         engine_version=VERSION,
         plan=plan,
         files={_FILE: json.dumps(document, indent=4) + "\n"},
-        losses=tuple(losses),
+        losses=(*found, *whole_sequences(job, plan, _TITLE)),
         launch=torchrun(job, f"train.py --deepspeed --deepspeed_config {_FILE} {SCRIPT_WEIGHTS}"),
-        notes=tuple(_notes(job, plan)),
+        notes=(*_notes(job, plan), *summed_in_precision(job, runs, f"{_TITLE} without ZeRO")),
         as_run=different(job, plan, runs),
         search=search_fields(plan, runs, (*UNIFORM, *ONE_STAGE)),
     )

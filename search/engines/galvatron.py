@@ -134,9 +134,18 @@ def import_galvatron(
                 remedy="give the strategy file itself",
             )
         path = source.path.parent / str(named)
-        found = _strategy(path, load_object(path).data, world, [])
+        notes = list[str]()
+        _say_gradients(values, notes)
+        found = _strategy(path, load_object(path).data, world, notes)
         return replace(found, strategy_path=path)
     return _global(source, values, world, num_layers, from_shell=from_shell)
+
+
+def _say_gradients(values: Mapping[str, Any], notes: list[str]) -> None:
+    """Say how to price a runtime that sums gradients in the precision of the model, its default."""
+    wide = str(values.get("reduce_in_fp32", False)).lower() in ("1", "true")
+    if not wide and values.get("mixed_precision") != "fp32":
+        notes.append("without reduce_in_fp32: price it with --no-fp32-gradients")
 
 
 def _strategy(
@@ -250,6 +259,7 @@ def _global(
         "embed_sdp": int(mode.vocab_sdp),
         "vocab_sdp": int(mode.vocab_sdp),
     }
+    _say_gradients(values, notes)
     return _strategy(source.path, document, world, notes)
 
 

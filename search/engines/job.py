@@ -18,8 +18,8 @@ from search.options import SearchOptions
 __all__ = [
     "EVERY_MICROBATCH",
     "EXPORTERS",
-    "FP32",
     "IMPORTERS",
+    "MODEL_GRADIENTS",
     "NODE_RANK",
     "ONE_DEGREE",
     "ONE_STAGE",
@@ -89,7 +89,7 @@ class Job:
     sequence_parallel: bool = True
     async_grad_reduce: bool = True
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    fp32_gradients: bool = False
+    fp32_gradients: bool = True
     tensor_degree: int | None = None
     """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
     None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
@@ -318,7 +318,8 @@ ONE_DEGREE: Part = {"fine_grained_mode": False}
 EVERY_MICROBATCH: Part = {"async_grad_reduce": False}
 REPLICAS: Part = {"default_dp_type": "ddp", "disable_sdp": True}
 SHARDED_OPTIMIZER: Part = {"default_dp_type": "zero2", "disable_sdp": True}
-FP32: Part = {"fp32_gradients": True}
+MODEL_GRADIENTS: Part = {"fp32_gradients": False}
+"""Summed in the precision of the model."""
 ZERO3 = "zero3=1,vzero3=1"
 
 UNIFORM: SearchFields = (("fine_grained_mode", False),)

@@ -666,11 +666,13 @@ def _say_pricing(arguments: _Arguments, tensor: int, notes: list[str]) -> None:
     if tensor > 1 and not arguments.has("sequence-parallel"):
         notes.append("no --sequence-parallel: price it with --no-sequence-parallel")
     if arguments.has("fp16"):
-        notes.append("--fp16: price it with --mixed-precision fp16")
+        wide = arguments.has("accumulate-allreduce-grads-in-fp32")
+        gradients = "" if wide else " --no-fp32-gradients"
+        notes.append(f"--fp16: price it with --mixed-precision fp16{gradients}")
     elif not arguments.has("bf16"):
         notes.append("neither --bf16 nor --fp16: price it with --mixed-precision fp32")
-    elif not arguments.has("grad-reduce-in-bf16"):
-        notes.append("gradients are accumulated in fp32: price it with --fp32-gradients")
+    elif arguments.has("grad-reduce-in-bf16"):
+        notes.append("--grad-reduce-in-bf16: price it with --no-fp32-gradients")
     if not arguments.has("overlap-grad-reduce"):
         notes.append("no --overlap-grad-reduce: the price assumes that reductions overlap")
 

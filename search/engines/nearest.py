@@ -25,6 +25,7 @@ __all__ = [
     "kv_heads_problems",
     "nearest",
     "refuse_stages",
+    "summed_in_precision",
     "whole_sequences",
 ]
 
@@ -243,6 +244,27 @@ def keeps_whole_sequences(plan: Plan) -> bool:
     That is so in engines that have none.
     """
     return plan.layers[0].tp > 1 and not plan.layers[0].ulysses
+
+
+def summed_in_precision(job: Job, runs: Mapping[str, bool], who: str) -> tuple[str, ...]:
+    """Return the note of an engine that sums gradients in bf16 or fp16 where the plan has fp32.
+
+    It is no loss: degrees and shards are as they were, memory and time are less and priced so. What
+    changes is the sum, which the user has to know.
+
+    runs : options as the engine runs the plan.
+    who : what sums them so.
+    """
+    if not job.fp32_gradients or runs["fp32_gradients"] or job.precision == "fp32":
+        return ()
+    # with the leading one that is not stored
+    bits = {"bf16": 8, "fp16": 11}[job.precision]
+    note = (
+        f"{who} sums gradients of micro-batches and ranks in {job.precision}, and the plan is "
+        f"priced for sums in fp32: of each sum {bits} binary digits are kept, so small gradients "
+        "are lost beside large sums; memory and traffic are less, as --no-fp32-gradients predicts"
+    )
+    return (note,)
 
 
 def whole_sequences(job: Job, near: Plan, title: str) -> tuple[Loss, ...]:

@@ -307,7 +307,8 @@ def _parallel(job: Job, plan: Plan) -> list[str]:
         "--recompute_use_reentrant true",
         "--recompute_granularity full",
         *([f"--{job.precision} true", "--fp16_opt_level O2"] if job.precision != "fp32" else []),
-        f"--amp_master_grad {str(job.fp32_gradients).lower()}",
+        # in fp32 there is nothing but such gradients, and it warns of the switch
+        f"--amp_master_grad {str(job.fp32_gradients and job.precision != 'fp32').lower()}",
         "--to_static 1",
         *sharding,
         f"--tensor_parallel_degree {plan.vocab.tp}",

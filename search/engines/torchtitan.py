@@ -16,7 +16,6 @@ from autopar.model import ModelSpec, head_dim
 from autopar.plans import LayerStrategy, Plan
 from search.engines.job import (
     EVERY_MICROBATCH,
-    FP32,
     ONE_STAGE,
     REPLICAS,
     ROTARY_BASE,
@@ -192,12 +191,12 @@ _STAGES: Part = {"forbid": ("pp=1",)}
 # with stages it reduces once per step
 SPACE = Space(
     parts=(
-        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32}, ZERO3),
-        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **SHARDED_OPTIMIZER}, ""),
-        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **FP32, **REPLICAS}, ""),
-        ({**_STAGES, **FP32}, ZERO3),
-        ({**_STAGES, **FP32, **SHARDED_OPTIMIZER}, ""),
-        ({**_STAGES, **FP32, **REPLICAS}, ""),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **SHARDED_OPTIMIZER}, ""),
+        ({**SINGLE_STAGE, **EVERY_MICROBATCH, **REPLICAS}, ""),
+        ({**_STAGES}, ZERO3),
+        ({**_STAGES, **SHARDED_OPTIMIZER}, ""),
+        ({**_STAGES, **REPLICAS}, ""),
     )
 )
 
@@ -226,7 +225,7 @@ def lower(job: Job) -> Lowered:
     # Without stages every backward reduces, in the one reduce dtype that it has; schedules of
     # torch.distributed.pipelining reduce behind the last micro-batch.
     staged = plan.num_stages > 1
-    runs = {"async_grad_reduce": staged, "fp32_gradients": job.precision != "fp32"}
+    runs = {"async_grad_reduce": staged, "fp32_gradients": True}
     stages = (("pin", (f"pp={plan.num_stages}",)),) if staged else ONE_STAGE
     return Lowered(
         engine="torchtitan",

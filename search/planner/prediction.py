@@ -29,7 +29,7 @@ from autopar.plans import (
     violations,
 )
 from autopar.records import dataclass
-from autopar.sources import Source
+from autopar.sources import Source, stacks_of
 from autopar.units import format_bytes
 from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel, PricedTables
@@ -336,9 +336,14 @@ def predict(
 def published_class(cost: CostModel) -> RunClass | None:
     """Return the published runs that say how far such an estimate is off.
 
-    None where times were measured, or are calibrated by runs of one's own.
+    None where times and bandwidths were measured, or are calibrated by runs of one's own: published
+    runs say how far estimates are off. Of times that were measured for an estimated cluster it has
+    to be known whose software they are of.
     """
-    if not (cost.model.estimated and cost.hardware.estimated) or cost.options.calibration:
+    model, hardware = cost.model, cost.hardware
+    if cost.options.calibration or not (model.estimated or hardware.estimated):
+        return None
+    if not (model.estimated and hardware.estimated) and not stacks_of(model.sources):
         return None
     experts = any(layer.num_experts is not None for layer in cost.spec.layers)
     return class_of_sources((*cost.model.sources, *cost.hardware.sources), experts=experts)

@@ -15,6 +15,7 @@ from autopar.command import show
 from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import PUBLISHED_RUNS
+from autopar.sources import stack_source, stacks_of
 from autopar.units import GIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ _PARTS = {
     "ulysses": "Ulysses",
     "cp": "context parallel",
     "zero3": "ZeRO-3 gather",
+    "host": "host",
+    "stragglers": "slowest node",
     "redistribution": "redistribution",
     "bubble": "pipeline bubble",
     "transfer": "stage transfer",
@@ -125,6 +128,10 @@ def _split(time_s: Mapping[str, float], once_s: float) -> tuple[str, str, str]:
     return format_seconds(compute), format_seconds(rest), format_seconds(once_s)
 
 
+_UNSEEN = 1e-6
+"""Of a step: parts below it are not shown."""
+
+
 def show_waterfall(console: Console, prediction: Prediction) -> None:
     """Print the step time as its parts, each bar starting where the last one ended."""
     total = prediction.step_time_s
@@ -140,6 +147,8 @@ def show_waterfall(console: Console, prediction: Prediction) -> None:
     # a part that has no name yet is shown, too, behind the others
     for name in (*(key for key in _PARTS if key in parts), *(k for k in parts if k not in _PARTS)):
         value = parts[name]
+        if abs(value) < _UNSEEN * total:
+            continue  # no bar, and a share of 0.0 %
         table.add_row(
             escape(_PARTS.get(name, name.replace("_", " "))),
             format_seconds(value),
@@ -312,7 +321,7 @@ def show_evaluation(
     verdict = f"legal: {_yes(prediction.legal)}   fits: {_yes(prediction.fits)}"
     print_plain(console, verdict, style="bold")
     print_plain(console, _speed(prediction))
-    _spread(console, prediction)
+    _spread(console, prediction, sources, estimated=estimated)
     for problem in prediction.problems:
         print_item(console, problem)
     show_plan(console, plan, prediction)
@@ -395,7 +404,7 @@ def _restricting(options: Mapping[str, object]) -> list[str]:
 
 def _headline(console: Console, result: SearchResult, prediction: Prediction) -> None:
     print_plain(console, _speed(prediction), style="bold")
-    _spread(console, prediction)
+    _spread(console, prediction, result.sources, estimated=result.estimated)
     # one stage that is too large to be searched ends a search without any limit of time
     early = "stopped early" if result.too_large else "stopped at the time limit"
     if not math.isfinite(result.gap):
@@ -432,15 +441,17 @@ def _speed(prediction: Prediction) -> str:
     return text
 
 
-def _spread(console: Console, prediction: Prediction) -> None:
-    """Print between which step times the measured spread leaves the plan."""
+def _spread(
+    console: Console, prediction: Prediction, sources: Sequence[Source], *, estimated: bool
+) -> None:
+    """Print between which step times the plan lies, and how that is known, or why it is not."""
     if prediction.step_time_interval_s is not None:
         fast, slow = map(format_seconds, prediction.step_time_interval_s)
         if PUBLISHED_RUNS in prediction.interval_of:
             print_plain(
                 console,
-                f"9 of 10 published runs took {fast} to {slow} where the estimate was this; "
-                "`autopar profile site` on the cluster narrows it most",
+                f"9 of 10 published runs took {fast} to {slow} where the estimate was this "
+                f"({_software(sources)}); `autopar profile site` on the cluster narrows it most",
             )
             return
         span = f"{fast} to {slow}" if fast != slow else f"stays {fast}"
@@ -448,6 +459,21 @@ def _spread(console: Console, prediction: Prediction) -> None:
             console,
             f"step {span} within the measured spread of {' and '.join(prediction.interval_of)}",
         )
+    elif math.isfinite(prediction.step_time_s) and "calibration" not in {s.role for s in sources}:
+        # published runs say how far estimates are off, which is not how far measurements are
+        why = "of software that no file names; --stack names it" if estimated else "without spread"
+        print_plain(console, f"no interval: times were measured {why}")
+
+
+def _software(sources: Sequence[Source]) -> str:
+    """Return whose software estimates are of and from where that is known, in words."""
+    stacks = stacks_of(sources)
+    if len(stacks) > 1:
+        return f"the widest class: files are of {' and '.join(stacks)}"
+    known = stack_source(sources)
+    if known is None:
+        return "the widest class: no file names its software; --stack names it"
+    return ", ".join((f"software: {stacks[0]}", *known.notes[:1]))
 
 
 def _binding(console: Console, plan: Plan, prediction: Prediction) -> None:

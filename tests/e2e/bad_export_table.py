@@ -26,7 +26,6 @@ ARGS=(
     --sequence-parallel
     --overlap-grad-reduce
     --bf16
-    --grad-reduce-in-bf16
 )
 torchrun --nproc-per-node 8 pretrain_gpt.py ${ARGS[@]}
 """
@@ -34,6 +33,7 @@ GLOBAL = """runtime:
   parallel:
     pp_deg: 2
     global_tp_deg: 2
+    reduce_in_fp32: true
   model:
     num_layers: 4
   train:

@@ -172,7 +172,7 @@ def _(lab: Lab) -> None:
     beside = lab.changed(ALLREDUCE, times(key, 0.1))
     whole = ("--pin", "tp=1", "--pin", "pp=1")
     of_all = lab.changed(ALLREDUCE, times("allreduce_size_8_consec_1", 0.1))
-    assert of_all.rate(*whole) < 0.8 * lab.rate(*whole)
+    assert of_all.rate(*whole) < 0.9 * lab.rate(*whole)
     answer = beside.ask("autopar-search", *GPT, *BASE, "--output_config_path", "s.json")
     assert f"at odds: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
 
@@ -182,8 +182,8 @@ def _(lab: Lab) -> None:
     fast = lab.without(SP_TIME)
     slow = lab.without(SP_TIME)
     write(slow.path(ALLREDUCE), {**lab.load(ALLREDUCE), "allreduce_size_4_consec_0": 12.0})
-    assert slow.rate(*SHARDED) == pytest.approx(45.58, rel=1e-3)
-    assert fast.rate(*SHARDED) == pytest.approx(68.74, rel=1e-3)
+    assert slow.rate(*SHARDED) == pytest.approx(31.867, rel=1e-3)
+    assert fast.rate(*SHARDED) == pytest.approx(68.020, rel=1e-3)
 
 
 @TABLE.works("group_size keys 2..world, consec_0 omitted for world")
@@ -200,8 +200,8 @@ def _(lab: Lab) -> None:
 @TABLE.works("p2p_bandwidth file, key pp_size_{n}")
 def _(lab: Lab) -> None:
     slow = lab.changed(P2P, times("pp_size_2", 0.1))
-    assert slow.rate(*STAGES) == pytest.approx(61.850, rel=1e-3)
-    assert lab.rate(*STAGES) == pytest.approx(62.496, rel=1e-3)
+    assert slow.rate(*STAGES) == pytest.approx(61.707, rel=1e-3)
+    assert lab.rate(*STAGES) == pytest.approx(62.350, rel=1e-3)
 
 
 @TABLE.works("overlap_coefficient.json, overlap_coe")
@@ -210,13 +210,13 @@ def _(lab: Lab) -> None:
         lab.changed(OVERLAP, lambda file, value=value: file.update(overlap_coe=value)).rate()
         for value in (1.0, 1.15, 1.3)
     ]
-    assert rates == pytest.approx([70.457, 68.216, 66.065], rel=1e-3)
+    assert rates == pytest.approx([67.564, 65.006, 63.506], rel=1e-3)
 
 
 @TABLE.works("sp_time file: allreduce_size_{g}_{m}MB_time")
 def _(lab: Lab) -> None:
     slow = lab.changed(SP_TIME, times("allreduce", 10.0))
-    assert slow.rate() == pytest.approx(64.458, rel=1e-3)
+    assert slow.rate() == pytest.approx(59.102, rel=1e-3)
 
 
 @TABLE.works("sp_time file: all2all_size_{g}_{m}MB_time")
@@ -226,8 +226,8 @@ def _(lab: Lab) -> None:
         *("--memory_constraint", "60", "--settle_bsz", "8"),
     )
     slow = lab.changed(SP_TIME, times("all2all", 2.0))
-    assert slow.rate(*ulysses) == pytest.approx(61.259, rel=1e-3)
-    assert lab.rate(*ulysses) == pytest.approx(65.405, rel=1e-3)
+    assert slow.rate(*ulysses) == pytest.approx(59.292, rel=1e-3)
+    assert lab.rate(*ulysses) == pytest.approx(63.253, rel=1e-3)
 
 
 @TABLE.works("sp_time only needed for tp+sp")
@@ -247,7 +247,7 @@ def _(lab: Lab) -> None:
     assert len(few) == 12
     lab = lab.fresh()
     write(lab.path(SP_TIME), few)
-    assert lab.rate("--sp_space", "tp+sp") == pytest.approx(67.812, rel=1e-3)
+    assert lab.rate("--sp_space", "tp+sp") == pytest.approx(64.599, rel=1e-3)
 
 
 @TABLE.works("bus bandwidth unit (GB/s; Galvatron MiB/ms)")
@@ -349,13 +349,13 @@ def _(lab: Lab) -> None:
             content = lab.load(MODEL, name)
             write(lab.path(MODEL, name.replace("bf16", precision)), content)
     assert lab.rate("--mixed_precision", "fp16") == lab.rate()
-    assert lab.rate("--mixed_precision", "fp32") < lab.rate()  # gradients of 4 bytes travel
+    assert lab.rate("--mixed_precision", "fp32") < lab.rate()  # all messages are twice as large
 
 
 @TABLE.works("computation key layertype_{t}_bsz{b}_seq{s}")
 def _(lab: Lab) -> None:
     slow = lab.changed(MODEL / COMPUTATION, times(f"layertype_0_bsz8_seq{SEQ}", 2.0))
-    assert slow.rate() == pytest.approx(35.534, rel=1e-3)
+    assert slow.rate() == pytest.approx(34.622, rel=1e-3)
     renamed = lab.fresh()
     keys = (f"layertype_{kind}_bsz8_seq{2 * SEQ}" for kind in ("0", "other"))
     write(renamed.path(MODEL, COMPUTATION), dict.fromkeys(keys, 1.5))
@@ -402,8 +402,8 @@ def _(lab: Lab) -> None:
     assert "key 'layertype_0': this key is missing" in said
     lab = lab.fresh()
     write(lab.path(MODEL, MEMORY), memory_file("") | memory_file())
-    assert lab.rate() == pytest.approx(68.216, rel=1e-3)
-    assert lab.rate("--no-sequence-parallel") == pytest.approx(69.316, rel=1e-3)
+    assert lab.rate() == pytest.approx(65.006, rel=1e-3)
+    assert lab.rate("--no-sequence-parallel") == pytest.approx(68.241, rel=1e-3)
 
 
 @TABLE.works("memory: sequence-length level")
@@ -419,7 +419,7 @@ def _(lab: Lab) -> None:
 
 @TABLE.works("memory: parameter_size")
 def _(lab: Lab) -> None:
-    """Twice the parameters, 4 bytes each: their states, 16 bytes each, grow four times as much."""
+    """Twice the parameters, 4 bytes each: their states are 18 bytes each, with gradients of 4."""
 
     def grow(file: dict[str, dict[str, dict[str, float]]]) -> None:
         file["layertype_0_sp"][str(SEQ)]["parameter_size"] *= 2.0
@@ -428,7 +428,11 @@ def _(lab: Lab) -> None:
     before = lab.search(*BASE, *one)["memory"][0]["allocated_bytes"]
     after = lab.changed(MODEL / MEMORY, grow).search(*BASE, *one)["memory"][0]["allocated_bytes"]
     size_mib = at_layers(lab, MODEL / MEMORY, "layertype_0_sp", str(SEQ))["parameter_size"]
-    assert after - before == pytest.approx(LAYERS * 4 * size_mib * 2**20, rel=1e-6)
+    assert after - before == pytest.approx(LAYERS * 18 / 4 * size_mib * 2**20, rel=1e-6)
+    bf16 = (*BASE, *one, "--no-fp32-gradients")
+    before = lab.search(*bf16)["memory"][0]["allocated_bytes"]
+    after = lab.changed(MODEL / MEMORY, grow).search(*bf16)["memory"][0]["allocated_bytes"]
+    assert after - before == pytest.approx(LAYERS * 16 / 4 * size_mib * 2**20, rel=1e-6)
 
 
 @TABLE.works("memory: tp_activation_per_bsz_dict with checkpoint,1,2,..")
@@ -438,8 +442,9 @@ def _(lab: Lab) -> None:
     def drop(file: dict[str, dict[str, dict[str, dict[str, float]]]]) -> None:
         del file[path[0]][path[1]]["tp_activation_per_bsz_dict"]["checkpoint"]
 
-    with_it = shape(lab.search(*BASE, "--disable_tp", 1))
-    without = shape(lab.changed(MODEL / MEMORY, drop).search(*BASE, "--disable_tp", 1))
+    words = (*BASE, "--memory_constraint", "13", "--disable_tp", 1)
+    with_it = shape(lab.search(*words))
+    without = shape(lab.changed(MODEL / MEMORY, drop).search(*words))
     assert with_it["ckpt"] == {0, 1}
     assert without["ckpt"] == {0}
     assert without["rate"] < with_it["rate"]
@@ -462,8 +467,9 @@ def _other_row(feature: str, key: str, *words: str, stage: int = 0) -> None:
             for old, new in zip(before["memory"], after["memory"], strict=True)
         ]
         assert before["plan"] == after["plan"]
-        assert grown[stage] == pytest.approx(2.0**30, rel=1e-6)
-        assert sum(grown) == pytest.approx(2.0**30, rel=1e-6)
+        # the file has 16 bytes a parameter, gradients of 4 bytes make them 18
+        assert grown[stage] == pytest.approx(2.0**30 * 18 / 16, rel=1e-6)
+        assert sum(grown) == pytest.approx(2.0**30 * 18 / 16, rel=1e-6)
 
 
 _other_row("memory: other_memory_pp_off[_sp]", "other_memory_pp_off_sp", "--pin", "pp=1")
@@ -481,8 +487,8 @@ def _(lab: Lab) -> None:
 
     found = shape(lab.changed(MODEL / MEMORY, only_one).search(*BASE))
     assert found["vtp"] == 1
-    assert found["rate"] == pytest.approx(66.958, rel=1e-3)
-    assert shape(lab.search(*BASE))["vtp"] == 4
+    assert found["rate"] == pytest.approx(62.238, rel=1e-3)
+    assert shape(lab.search(*BASE))["vtp"] == 8
 
 
 def drop_degrees(suffix: str, *degrees: str) -> dict[str, object]:

@@ -132,7 +132,7 @@ def _(lab: Lab) -> None:
     """The budget that a refusal names is the smallest: a hundredth of a GiB less does not do."""
     said = lab.said("--settle_bsz", 32, "--memory_constraint", 3, expected=3)
     smallest = float(said.rsplit(" ", 1)[1])
-    assert smallest == 3.67
+    assert smallest == 3.99
     assert lab.search("--settle_bsz", 32, "--memory_constraint", smallest)["fits"]
     lab.search("--settle_bsz", 32, "--memory_constraint", smallest - 0.01, expected=3)
 
@@ -140,7 +140,8 @@ def _(lab: Lab) -> None:
 @TABLE.works("min_bsz, max_bsz, bsz_scale")
 def _(lab: Lab) -> None:
     for low, high, step, best in ((8, 64, 8, 64), (16, 48, 16, 48)):
-        words = ("--min_bsz", low, "--max_bsz", high, "--bsz_scale", step, *SIXTEEN)
+        words = ("--min_bsz", low, "--max_bsz", high, "--bsz_scale", step)
+        words = (*words, "--memory_constraint", "20")
         assert shape(lab.search(*words))["bsz"] == best
     assert shape(lab.search("--min_bsz", 24, *SIXTEEN))["bsz"] == 24
 
@@ -168,8 +169,8 @@ TABLE.plans("dimension tp", "--search_space", "tp", *SIXTEEN, tp={8}, zero3={0},
 
 @TABLE.works("dimension vtp")
 def _(lab: Lab) -> None:
-    assert shape(lab.search(*BASE))["vtp"] == 4
-    for degree in (1, 2, 8):
+    assert shape(lab.search(*BASE))["vtp"] == 8
+    for degree in (1, 2, 4):
         found = shape(lab.search(*BASE, "--pin", f"vtp={degree}"))
         assert (found["vtp"], found["rate"] < lab.rate()) == (degree, True)
 
@@ -182,7 +183,7 @@ def _(lab: Lab) -> None:
     assert max(found["stages"]) > min(found["stages"])
 
 
-TABLE.plans("dimension ckpt", "--disable_tp", "1", ckpt={0, 1}, tp={1})
+TABLE.plans("dimension ckpt", "--disable_tp", "1", "--memory_constraint", "13", ckpt={0, 1}, tp={1})
 
 
 @TABLE.works("--search_space full")
@@ -192,18 +193,18 @@ def _(lab: Lab) -> None:
 
 TABLE.plans("--search_space 3d", "--search_space", "3d", zero3={0}, ckpt={0}, tp={4}, pp=1, m=8)
 TABLE.plans("--search_space dp+tp", "--search_space", "dp+tp", tp={2, 4}, pp=1, zero3={0})
-TABLE.plans("--search_space dp+pp", "--search_space", "dp+pp", tp={1}, pp=4, zero3={0})
+TABLE.plans("--search_space dp+pp", "--search_space", "dp+pp", tp={1}, pp=8, zero3={0})
 
 
 @TABLE.works("--search_space dp")
 def _(lab: Lab) -> None:
     said = lab.said(*BASE, "--search_space", "dp", expected=3)
-    assert "the smallest that works is --memory-constraint 26.34" in said
-    found = shape(lab.search(*BASE, "--search_space", "dp", "--memory_constraint", "26.34"))
+    assert "the smallest that works is --memory-constraint 28.91" in said
+    found = shape(lab.search(*BASE, "--search_space", "dp", "--memory_constraint", "28.91"))
     assert (found["tp"], found["pp"], found["zero3"], found["ckpt"]) == ({1}, 1, {0}, {0})
 
 
-TABLE.plans("--search_space sdp", "--search_space", "sdp", *SIXTEEN, zero3={1}, ckpt={0}, m=2)
+TABLE.plans("--search_space sdp", "--search_space", "sdp", *SIXTEEN, zero3={1}, ckpt={0}, m=4)
 
 
 @TABLE.works("--search_space tp")
@@ -214,12 +215,12 @@ def _(lab: Lab) -> None:
 
 
 TABLE.plans("--search_space pp", "--search_space", "pp", pp=8, tp={1}, stages=(3,) * 8)
-TABLE.plans("--sp_space tp", "--sp_space", "tp", tp={1, 2}, ulysses={0})
+TABLE.plans("--sp_space tp", "--sp_space", "tp", tp={2, 4}, ulysses={0})
 
 
 @TABLE.works("--sp_space sp")
 def _(lab: Lab) -> None:
-    words = ("--sp_space", "sp", "--disable_sdp", 1, "--memory_constraint", "21.63")
+    words = ("--sp_space", "sp", "--disable_sdp", 1, "--memory_constraint", "24.20")
     found = shape(lab.search(*BASE, *words, "--disable_pp", 1))
     assert (found["ulysses"], found["tp"], found["vsp"]) == ({1}, {8}, 1)
 
@@ -237,15 +238,16 @@ def _(lab: Lab) -> None:
 
 TABLE.plans("--disable_dp 1", "--disable_dp", "1", pp=4, tp={2}, zero3={0})
 TABLE.plans("--disable_tp 1", "--disable_tp", "1", tp={1}, vtp=1)
-TABLE.plans("--disable_vtp 1", "--disable_vtp", "1", vtp=1, tp={1, 2})
+TABLE.plans("--disable_vtp 1", "--disable_vtp", "1", vtp=1, tp={2, 4})
 TABLE.plans("--disable_pp 1", "--disable_pp", "1", "--disable_sdp", "1", pp=1)
 TABLE.plans("--disable_sdp 1", "--disable_sdp", "1", zero3={0}, tp={2, 4})
 
 
 @TABLE.works("--disable_ckpt 1")
 def _(lab: Lab) -> None:
-    with_it = shape(lab.search(*BASE, "--disable_tp", 1))
-    without = shape(lab.search(*BASE, "--disable_tp", 1, "--disable_ckpt", 1))
+    words = (*BASE, "--memory_constraint", "13", "--disable_tp", 1)
+    with_it = shape(lab.search(*words))
+    without = shape(lab.search(*words, "--disable_ckpt", 1))
     assert (with_it["ckpt"], without["ckpt"]) == ({0, 1}, {0})
     assert without["rate"] < with_it["rate"]
 
@@ -311,7 +313,7 @@ TABLE.plans(
 @TABLE.works("--max_tp_deg")
 def _(lab: Lab) -> None:
     one = ("--disable_sdp", 1, "--disable_pp", 1, *SIXTEEN)
-    assert "--memory-constraint 22.26" in lab.said(*BASE, *one, "--max_tp_deg", 1, expected=3)
+    assert "--memory-constraint 24.83" in lab.said(*BASE, *one, "--max_tp_deg", 1, expected=3)
     for limit in (2, 4, 8):
         assert max(shape(lab.search(*BASE, *one, "--max_tp_deg", limit))["tp"]) <= limit
 
@@ -444,8 +446,8 @@ def _(lab: Lab) -> None:
         parts.append((stage["allocated_bytes"], stage["memory_bytes"]))
     (all_with, with_it), (all_without, without) = parts
     assert all_with == all_without
-    assert (with_it["shared"], without["shared"]) == (32 * 2**20, 0)
-    assert without["transient"] - with_it["transient"] == 32 * 2**20
+    assert (with_it["shared"], without["shared"]) == (16 * 2**20, 0)
+    assert without["transient"] - with_it["transient"] == 16 * 2**20
 
 
 @TABLE.works("no_async_grad_reduce (search)")
@@ -455,10 +457,10 @@ def _(lab: Lab) -> None:
         *("--settle_chunk", 4, "--pin", "pp=1"),
     )
     once, always = lab.search(*words), lab.search(*words, "--no_async_grad_reduce")
-    assert once["samples_per_s"] == pytest.approx(72.214, rel=1e-3)
-    assert always["samples_per_s"] == pytest.approx(71.082, rel=1e-3)
+    assert once["samples_per_s"] == pytest.approx(71.731, rel=1e-3)
+    assert always["samples_per_s"] == pytest.approx(69.747, rel=1e-3)
     gib = [found["memory"][0]["allocated_bytes"] / 2**30 for found in (once, always)]
-    assert gib == pytest.approx([11.295, 9.253], abs=1e-3)
+    assert gib == pytest.approx([13.740, 9.379], abs=1e-3)
 
 
 @TABLE.works("mixed_precision bf16/fp16/fp32 (search)")
@@ -479,7 +481,7 @@ def _(lab: Lab) -> None:
         for kind in ("gpipe", "pipedream_flush")
     ]
     assert [item["pipeline_type"] for item in found] == ["gpipe", "pipedream_flush"]
-    assert [item["rate"] for item in found] == pytest.approx([51.614, 63.833], rel=1e-3)
+    assert [item["rate"] for item in found] == pytest.approx([50.410, 63.493], rel=1e-3)
 
 
 @TABLE.works("default_dp_type ddp / zero2")
@@ -488,7 +490,7 @@ def _(lab: Lab) -> None:
         shape(lab.search(*BASE, *SIXTEEN, "--default_dp_type", kind))["rate"]
         for kind in ("ddp", "zero2", "any")
     ]
-    assert rates == pytest.approx([71.171, 72.214, 72.214], rel=1e-3)
+    assert rates == pytest.approx([69.772, 71.731, 71.731], rel=1e-3)
 
 
 @TABLE.different(
@@ -505,7 +507,7 @@ def _(lab: Lab) -> None:
 @TABLE.works("embed_sdp, vsp in the output")
 def _(lab: Lab) -> None:
     plan = lab.search(*BASE)["plan"]
-    assert (plan["embed_sdp"], plan["vocab_sdp"], plan["vsp"]) == (1, 1, 0)
+    assert (plan["embed_sdp"], plan["vocab_sdp"], plan["vsp"]) == (0, 0, 0)
 
 
 @TABLE.different(

@@ -109,7 +109,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Answer]:
     for case in CASES:
         folder = good.get(case.command) if case.edit is None else None
         if folder is None:
-            folder = tmp_path_factory.mktemp("case")
+            # answers name it: its number would be that of those that wrote something before
+            folder = tmp_path_factory.mktemp("row") / "case"
+            folder.mkdir()
             fill(folder, case)
         before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
         out, err = io.StringIO(), io.StringIO()

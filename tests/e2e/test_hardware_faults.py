@@ -190,6 +190,12 @@ def test_what_was_measured_outlives_faults(tmp_path: Path) -> None:
     complete(tmp_path, start=Copies)
 
 
+SELDOM = pytest.mark.parametrize(
+    "start", [Copies, pytest.param(Launch, marks=pytest.mark.slow)], ids=["copies", "torchrun"]
+)
+"""torchrun's part in a fault is the same in the tests of killed, hung and interrupted ranks."""
+
+
 @pytest.mark.ranks
 def test_killed_hung_interrupted_and_damaged(tmp_path: Path) -> None:
     """One folder outlives a killed rank, a hung one, Ctrl-C and half-written files."""
@@ -217,22 +223,24 @@ def test_killed_hung_interrupted_and_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_rank_0_is_gone(tmp_path: Path) -> None:
+@SELDOM
+def test_rank_0_is_gone(start: Start, tmp_path: Path) -> None:
     """The next rank speaks in its place; the files stay as they were after the last cell."""
-    strike(tmp_path, FIRST_KILLED)
-    strike(tmp_path, FIRST_HUNG, "--resume")
+    strike(tmp_path, FIRST_KILLED, start=start)
+    strike(tmp_path, FIRST_HUNG, "--resume", start=start)
     kept = measured(tmp_path / ALLREDUCE, tmp_path / SP_TIME)
-    done = complete(tmp_path)
+    done = complete(tmp_path, start=start)
     assert len(done.progress) == len(planned()) - len(kept)
     after = measured(tmp_path / ALLREDUCE, tmp_path / SP_TIME)
     assert {key: after[key] for key in kept} == kept
 
 
 @pytest.mark.ranks
-def test_a_signal_to_one_rank(tmp_path: Path) -> None:
+@SELDOM
+def test_a_signal_to_one_rank(start: Start, tmp_path: Path) -> None:
     """It ends all of them, in order, and the sentence says whom it was sent to."""
-    strike(tmp_path, ENDED)
-    strike(tmp_path, OTHER_ENDED, "--resume")
+    strike(tmp_path, ENDED, start=start)
+    strike(tmp_path, OTHER_ENDED, "--resume", start=start)
 
 
 FULL_DISK = """

@@ -9,12 +9,16 @@ import pytest
 from autopar.documents.hardware import hardware_file_name, read_hardware_dir
 from autopar.documents.json import load_object
 from autopar.documents.sidecar import DocumentKind, read_sidecar, sidecar_path
-from tests.e2e.launching import TWO_RANKS, Finished, Start, finished, measured
+from tests.e2e.launching import TWO_RANKS, Copies, Finished, Launch, Start, finished, measured
 from tests.warm import ROOT, command
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 KINDS: tuple[DocumentKind, ...] = ("allreduce", "p2p", "overlap", "sp_time")
+SELDOM = pytest.mark.parametrize(
+    "start", [Copies, pytest.param(Launch, marks=[pytest.mark.ranks, pytest.mark.slow])]
+)
+"""Where torchrun does nothing that the tests of a whole run do not show."""
 MODEL = str(ROOT / "models" / "llama2-7b" / "configs")
 
 
@@ -114,6 +118,7 @@ def test_a_finished_folder_is_not_measured_again(two: tuple[Path, Finished], sta
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+@SELDOM
 def test_a_dry_run_writes_nothing(tmp_path: Path, start: Start) -> None:
     """It prints how many cells there are and how long they take, and leaves no folder."""
     done = finished(
@@ -129,6 +134,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, start: Start) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@SELDOM
 def test_one_rank_alone(tmp_path: Path, start: Start) -> None:
     """A single device has no link to measure: both bandwidth files are empty, as documented."""
     done = finished(1, "allreduce", "--out", str(tmp_path), *TWO_RANKS, start=start)
@@ -142,6 +148,6 @@ def test_one_rank_alone(tmp_path: Path, start: Start) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     """Groups of four and of two, consecutive and strided, and pipelines of both lengths."""
     out = tmp_path / "hardware"
-    measured(4, out, *TWO_RANKS)
+    measured(4, out, *TWO_RANKS, start=Copies)
     check_files(out, 4)
     check_search(out, 4)

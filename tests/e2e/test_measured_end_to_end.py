@@ -17,6 +17,8 @@ import pytest
 
 from autopar.documents.hardware import hardware_file_name
 from autopar.documents.sidecar import DocumentKind
+from autopar.estimate.stack import DEFAULT_STACK
+from autopar.sources import NAMED_BY_FILES, STACK_ROLE
 from tests import warm
 from tests.e2e.launching import TWO_RANKS, Finished, measured
 from tests.e2e.profiling import COMPUTATION, MEMORY, SHORT, measured_cells, profiled
@@ -126,8 +128,12 @@ def check_plan(inputs: Inputs, folder: Path, mode: str, *options: str) -> None:
     assert (plan["status"], plan["legal"], plan["fits"]) == ("optimal", True, True)
     assert not plan["estimated"]
     assert not plan["synthetic"]
-    assert {entry["role"]: Path(entry["path"]) for entry in plan["inputs"]} == inputs.documents()
-    for entry in plan["inputs"]:
+    (software,) = (entry for entry in plan["inputs"] if entry["role"] == STACK_ROLE)
+    # reference layers are PyTorch's own operations, as those of the stack
+    assert (software["path"], software["notes"]) == (DEFAULT_STACK, [NAMED_BY_FILES])
+    files = [entry for entry in plan["inputs"] if entry is not software]
+    assert {entry["role"]: Path(entry["path"]) for entry in files} == inputs.documents()
+    for entry in files:
         assert not entry["estimated"]
         assert not entry["synthetic"]
         assert entry["sha256"] == hashlib.sha256(Path(entry["path"]).read_bytes()).hexdigest()

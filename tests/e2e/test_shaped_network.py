@@ -85,6 +85,7 @@ def curve(path: Path) -> CurveData:
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 @pytest.mark.usefixtures("shaped")
 def test_bandwidths_are_those_of_the_link(tmp_path: Path) -> None:
     """At 500 Mbit slopes are within 5 % and bus bandwidth is within 10 % of what TCP can carry."""
@@ -131,6 +132,7 @@ def test_bandwidths_are_those_of_the_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 @pytest.mark.usefixtures("shaped")
 def test_strided_groups_share_the_link_of_their_nodes(tmp_path: Path) -> None:
     """Two groups across nodes have half the bandwidth together that each has alone."""

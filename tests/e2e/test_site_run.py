@@ -77,6 +77,10 @@ def copies(module: str, folder: Path, *arguments: str) -> Copies:
 
 Start = Callable[..., AbstractContextManager[Any]]
 BOTH = pytest.mark.parametrize("start", [copies, pytest.param(launch, marks=pytest.mark.ranks)])
+SELDOM = pytest.mark.parametrize(
+    "start", [copies, pytest.param(launch, marks=[pytest.mark.ranks, pytest.mark.slow])]
+)
+"""Where torchrun does nothing that the test of a killed probe does not show."""
 
 
 def finished(start: Start, folder: Path, *arguments: str, code: int = 0) -> Finished:
@@ -87,7 +91,7 @@ def finished(start: Start, folder: Path, *arguments: str, code: int = 0) -> Fini
     return done
 
 
-@BOTH
+@SELDOM
 def test_a_site_of_two_processes(start: Start, tmp_path: Path) -> None:
     """Without a card rates and times; with one factors, which cost no further measurement."""
     done = finished(start, tmp_path, *QUICK, "--name", "box")
@@ -162,7 +166,7 @@ def test_a_killed_probe_goes_on(start: Start, tmp_path: Path) -> None:
     assert {"gemm", "copy_bytes_per_s", "host", "collectives"} <= set(found)
 
 
-@BOTH
+@SELDOM
 def test_a_forecast_writes_nothing(start: Start, tmp_path: Path) -> None:
     """It says how long every kind of cell takes."""
     done = finished(start, tmp_path, *QUICK, "--dry-run")
@@ -184,12 +188,9 @@ def test_it_is_started_by_torchrun(tmp_path: Path) -> None:
         assert said in ended.said[0]
 
 
-@pytest.mark.ranks
 def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     """Products, copies and the host are measured; a step needs nothing else."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    module = ["-m", "profiler.site", *QUICK]
-    with Launch.of([sys.executable, *launcher, *module], cwd=tmp_path) as one:
+    with Copies.of(1, "profiler.site", *QUICK, cwd=tmp_path) as one:
         done = one.wait(120)
     assert done.code == 0, done.stderr
     assert len(done.progress) == 3
@@ -198,13 +199,14 @@ def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 def test_figures_foretell_a_training_step(tmp_path: Path) -> None:
     """A data-parallel step of `profile-plan` on two processes, from rates and times alone."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (tmp_path / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
     step = ("--model", "config.json", "--batch", "2")
     sizes = ("--gemm-seconds", "1", "--gemm-size", "512", "--sizes", "1M,16M")
-    finished(launch, tmp_path, "--backend", "gloo", *sizes, *step)
+    finished(copies, tmp_path, "--backend", "gloo", *sizes, *step)
     site = load_site(str(tmp_path / "sites" / "site_cpu_1x2.json"))
     spec = load_spec(str(tmp_path / "config.json"))
     work = data_parallel_work(spec, batch=2, ranks=2, nodes=1, element_bytes=4.0)
@@ -212,7 +214,7 @@ def test_figures_foretell_a_training_step(tmp_path: Path) -> None:
     assert foretold is not None
     options = ["--seq", "256", "--mode", "run", "--steps", "5", "--backend", "gloo"]
     plan = ["plan.json", "--model", "config.json", *options, "--json", "found.json"]
-    with launch("profiler.plan", tmp_path, *plan) as ranks:
+    with copies("profiler.plan", tmp_path, *plan) as ranks:
         done = ranks.wait(240)
     assert done.code == 0, done.stderr
     took_s = median(json.loads((tmp_path / "found.json").read_text("utf-8"))["step_time_s"])
@@ -222,6 +224,7 @@ def test_figures_foretell_a_training_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.alone
 def test_two_nodes_with_a_link_of_known_rate(tmp_path: Path) -> None:
     """Two ranks share an adapter of 500 Mbit: all at once they reach what TCP can carry.
 

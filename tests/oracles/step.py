@@ -203,6 +203,10 @@ class _Step:
         """Return the precision of what is never taken in less than 16 bits."""
         return "bf16" if WIDTHS[self.job.precision] < 2 else self.job.precision
 
+    def sent(self) -> float:
+        """Return the bytes of a number that ranks send each other."""
+        return WIDTHS[self.plain()]
+
     def elementwise(self, what: str, elements: float, gated: bool = False) -> tuple[float, float]:
         """Return forward and backward of an operation that the stack's document counts."""
         figure = self.bytes[what]
@@ -300,7 +304,7 @@ class _Step:
 
     def tensor(self, block: Block) -> tuple[float, float, int]:
         """Return what tensor ranks send in a layer: forward, backward, number of collectives."""
-        job, size = self.job, self.tokens * block.hidden * 2
+        job, size = self.job, self.tokens * block.hidden * self.sent()
         if job.tp == 1:
             return 0.0, 0.0, 0
         if not job.sequence_parallel:
@@ -317,7 +321,7 @@ class _Step:
         if job.cp == 1:
             return 0.0, 0.0, 0
         heads = max(attention.kv_heads / job.tp, 1.0)
-        size = self.tokens * 2 * heads * attention.width * 2
+        size = self.tokens * 2 * heads * attention.width * self.sent()
         once = self.message(size, job.tp * job.cp) * (job.cp - 1)
         found = []
         for kernel, sent in zip(self.attention_kernel(block), (once, 2 * once), strict=True):
@@ -366,14 +370,14 @@ class _Step:
 
     def gather(self, weights: float) -> float:
         job = self.job
-        time = self.collective("allgather", 2 * weights, job.dp * job.cp, job.tp)
+        time = self.collective("allgather", self.sent() * weights, job.dp * job.cp, job.tp)
         return time / self.overlap["sharded_network"]
 
     def scatter(self, weights: float) -> float:
         job = self.job
         if job.frozen:
             return 0.0
-        time = self.collective("reducescatter", 2 * weights, job.dp * job.cp, job.tp)
+        time = self.collective("reducescatter", self.sent() * weights, job.dp * job.cp, job.tp)
         return time / self.overlap["sharded_network"]
 
     def sharding(self, block: Block, device: float) -> float:
@@ -448,7 +452,7 @@ class _Step:
         memory = sum(self.device.moving(n * columns * b, "softmax", 3) for b in loss)
         memory += sum(self.elementwise("norm", n * h / (job.tp if job.sequence_parallel else 1)))
         gemm = sum(self.linear(columns, h, self.plain()))
-        sends = self.collective("allreduce", 2 * n * h, job.tp, 1)
+        sends = self.collective("allreduce", self.sent() * n * h, job.tp, 1)
         sends += 3 * self.collective("allreduce", 4 * n, job.tp, 1)
         return {"gemm": gemm, "memory": memory, "tensor": sends}
 
@@ -457,7 +461,7 @@ class _Step:
         job = self.job
         if job.pp == 1:
             return 0.0
-        size = 2 * self.tokens * job.blocks[0].hidden / job.tp
+        size = self.sent() * self.tokens * job.blocks[0].hidden / job.tp
         once = 80e-6 + self.message(size, job.tp * job.cp * job.dp * job.pp)
         return (0.6 * job.vpp if job.vpp > 1 else 2) * once
 
@@ -470,7 +474,7 @@ class _Step:
         if not job.zero:
             return self.collective("allreduce", weights * self.reduced, ranks, job.tp)
         scatter = self.collective("reducescatter", weights * self.reduced, ranks, job.tp)
-        return scatter + self.collective("allgather", weights * 2, ranks, job.tp)
+        return scatter + self.collective("allgather", weights * self.sent(), ranks, job.tp)
 
     def update(self, weights: float) -> float:
         """Return the seconds of the optimizer."""

@@ -180,6 +180,7 @@ def test_more_memory_is_never_slower(folder: Path) -> None:
         default_dp_type="zero2",
         sp_space="tp+sp",
         time_profile_mode="batch",
+        fp32_gradients=False,
         settle_bsz=64,
         top=0,
     )

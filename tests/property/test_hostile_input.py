@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason="processes are copies of one that has torch 
 HEAD = """Input that can be read and is hardly meant, one thing at a time; this page is written from
 the runs of `tests/property/suspicious.py` by `make golden`. What is said is what the same command
 does not say of good input; a sentence after exit code 2 or 3 refuses it."""
-FEW, MANY, PART = 240, 5_000, 500
+FEW, MANY, PART = 120, 5_000, 500
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def judge(found: list[Done]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_input_is_answered(runs: Runner, kind: str) -> None:
-    """A few hundred runs of every kind."""
+    """Some runs of every kind; `make test-slow` has thousands."""
     first = 1_000_000 * (KINDS.index(kind) + 1)
     judge([runs.run(first + seed, kind=kind) for seed in range(FEW // len(KINDS))])
 

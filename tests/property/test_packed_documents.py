@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from search.closed_form import native
@@ -17,6 +17,7 @@ from search.closed_form.calculon import Execution
 from search.closed_form.calculon.documents import CHOICES
 from search.closed_form.calculon.engine import pack_executions
 from search.closed_form.tensor2d.engine import pack_candidates
+from tests.often import often
 
 PLAIN = {
     "num_procs": 64,
@@ -102,8 +103,7 @@ def executions(draw: st.DrawFn) -> list[Any]:
     return documents
 
 
-@settings(max_examples=500)
-@given(documents=executions())
+@often(120, 500, documents=executions())
 def test_executions_are_packed_as_one_by_one(documents: list[Any]) -> None:
     """Whatever their values are, and whichever of them is wrong first."""
     assert repr(packed(lambda: pack_executions(documents))) == repr(
@@ -111,8 +111,7 @@ def test_executions_are_packed_as_one_by_one(documents: list[Any]) -> None:
     )
 
 
-@settings(max_examples=500)
-@given(data=st.data(), strategy=st.sampled_from(sorted(COLUMNS)))
+@often(120, 500, data=st.data(), strategy=st.sampled_from(sorted(COLUMNS)))
 def test_candidates_are_packed_as_one_by_one(data: st.DataObject, strategy: Any) -> None:
     """With and without the product that two axes have, in some of them or in all."""
     rows: list[Any] = []

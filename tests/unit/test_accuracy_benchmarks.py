@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from benchmarks import accuracy, accuracy_collectives
-from benchmarks.accuracy_models import MODELS, calculon, planner, tensor2d
+from benchmarks.accuracy_models import MODELS, Answer, calculon, planner, tensor2d
 from benchmarks.accuracy_rows import FILES, UnusableError, read_rows, run_of
 from search.closed_form.files import calculon_system
 from search.closed_form.validation import validate
@@ -196,3 +196,29 @@ def test_doubling_the_all_reduce_is_nearer_to_measured_ones(cases_dir: Path) -> 
         )
 
     assert error("corrected") < 0.5 * error("published")
+
+
+def test_coverage_counts_the_steps_inside_of_intervals() -> None:
+    """Ends count; models without an interval, and rows without a time, do not."""
+    run = run_of(ROW)
+
+    def row(interval: tuple[float, float] | None) -> accuracy.Compared:
+        answer = Answer(time_s=1.0, memory_bytes=1.0, interval_s=interval)
+        return accuracy.Compared(
+            source="", quality="", label="", run=run, answers={"planner": answer, "other": "none"}
+        )
+
+    rows = [row((1.42, 2.0)), row((1.0, 1.41)), row((1.0, 1.5)), row((1.5, 2.0)), row(None)]
+    assert [found.covered("planner") for found in rows] == [True, False, True, False, None]
+    assert accuracy.coverage(rows, "planner") == "50 %"
+    assert accuracy.coverage(rows, "other") == ""
+
+
+def test_planner_says_how_far_it_may_be_off() -> None:
+    """As its answers in reports do: of the stack and the cluster of the source."""
+    answer = planner(
+        run_of(ROW | LLAMA | {"sequence_parallel": "1", "gpu_type": "B200", "gpu_mem_gb": "192"})
+    )
+    assert answer.interval_s is not None
+    assert answer.interval_s[0] < answer.interval_s[1]
+    assert calculon(run_of(ROW)).interval_s is None

@@ -201,9 +201,9 @@ def without_backward(profile: ModelProfile) -> ModelProfile:
     )
 
 
-@pytest.mark.parametrize("gib", [24, 38])
+@pytest.mark.parametrize("gib", [20, 38])
 def test_a_plan_that_left_backwards_out_does_not_fit(gib: int) -> None:
-    """llama2-7b on 8 GPUs: it would be 38 and 143 MiB over, and the plan chosen now fits."""
+    """llama2-7b on 8 GPUs: it would be 47 and 110 MiB over, and the plan chosen now fits."""
     options = SearchOptions(settle_bsz=64, top=0)
     session = open_session(InputSpec(model="llama2-7b", hardware="a100-80gb:1x8"), options)
     documents = (session.hardware, session.options)

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -608,15 +607,25 @@ def test_other_trainings_are_said_and_not_priced(
     assert "memory of a GPU" not in out
 
 
-def test_experts_split_by_tensor_ranks_have_memory_and_no_time(target: Target) -> None:
+def test_other_optimizers_have_memory_and_no_time(target: Target) -> None:
     """The reason stands in the place of the time."""
-    given = with_flags(MIXTURE, expert_tensor_parallel_size=2, expert_model_parallel_size=4)
-    found = assess(read_launch(given, world_size=64).launch, target)
+    found = assess(read_launch(with_flags(LLAMA, optimizer="muon"), world_size=64).launch, target)
     assert found.step is None
-    assert found.untimed is not None
-    assert "expert-tensor-parallel-size is 2" in found.untimed
+    assert found.untimed == "the optimizer muon has no measured time; adam has"
     assert found.fullest.peak_bytes > 0
-    assert replace(found, untimed=None).tokens_per_s is None
+    assert found.tokens_per_s is None
+
+
+def test_experts_that_tensor_ranks_split_have_a_time(target: Target) -> None:
+    """As products of half the width with twice the tokens, and their gathering besides."""
+    whole = job_of_launch(read_launch(MIXTURE, world_size=64).launch)
+    given = with_flags(MIXTURE, expert_tensor_parallel_size=2, expert_model_parallel_size=4)
+    split = job_of_launch(read_launch(given, world_size=64).launch)
+    assert (whole.ep, whole.etp, split.ep, split.etp) == (8, 1, 4, 2)
+    one, two = (step_time(target.machine, job).terms_s for job in (whole, split))
+    assert two["gemm"] == pytest.approx(one["gemm"], rel=0.05)
+    assert two["experts"] > one["experts"]
+    assert two["optimizer"] == pytest.approx(one["optimizer"], rel=1e-9)
 
 
 def test_golden_page_shows_what_is_printed(

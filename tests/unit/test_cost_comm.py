@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import InputError
 from autopar.hardware import Curve, HardwareProfile
 from search.cost.communication import CurveTable, Groups, Message, curve_s
-from search.cost.time import overlap_s, overlapped_backward_s
+from search.cost.overlap import overlap_s, overlapped_backward_s
 from tests.cost_cases import toy_hardware
 
 CURVE = Curve(sizes_bytes=np.array([1e6, 2e6, 8e6]), times_s=np.array([1e-3, 1.5e-3, 4e-3]))

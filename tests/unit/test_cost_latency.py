@@ -188,6 +188,8 @@ def solve(p2p_curves: Mapping[int, Curve], **options: object) -> SearchResult:
         disable_sdp=True,
         disable_vtp=True,
         memory_constraint_bytes=40e9,
+        # messages of 2 bytes per parameter, for which the latencies below are chosen
+        fp32_gradients=False,
         **options,  # type: ignore[arg-type]
     )
     return Planner.from_documents(toy_spec(), toy_model(), hardware, chosen).solve()

@@ -109,18 +109,27 @@ def test_precision(precision):
 
 
 def test_fp32_gradients_need_zero():
-    """With ZeRO they are a key, without it what bf16 has anyway, and a loss in fp16."""
+    """With ZeRO they are a key, without it what bf16 has anyway; in fp16 sums are in fp16."""
     plan = uniform_plan(2, LayerStrategy())
     sharded = uniform_plan(2, LayerStrategy(zero3=True))
 
-    lost = lower(job_of(plan, fp32_gradients=True, precision="fp16"))
-    assert [loss.field for loss in lost.losses] == ["fp32_gradients"]
-    assert "data_types" not in document(lost)
-    assert lower(job_of(plan, fp32_gradients=True)).losses == ()
-    assert lower(job_of(plan)).as_run == {"fp32_gradients": True}
-    kept = lower(job_of(sharded, fp32_gradients=True))
-    assert kept.losses == ()
+    narrow = lower(job_of(plan, precision="fp16"))
+    assert narrow.losses == ()
+    assert narrow.as_run == {"fp32_gradients": False}
+    assert any("DeepSpeed without ZeRO sums gradients" in note for note in narrow.notes)
+    assert any("of each sum 11 binary digits are kept" in note for note in narrow.notes)
+    assert ("fp32_gradients", False) in narrow.search
+    assert "data_types" not in document(narrow)
+    for precision in ("bf16", "fp32"):
+        wide = lower(job_of(plan, precision=precision))
+        assert (wide.losses, wide.as_run) == ((), {})
+        assert not any("sums gradients" in note for note in wide.notes)
+        assert "fp32_gradients" not in dict(wide.search)
+    assert lower(job_of(plan, fp32_gradients=False)).as_run == {"fp32_gradients": True}
+    kept = lower(job_of(sharded))
+    assert (kept.losses, kept.as_run.get("fp32_gradients")) == ((), None)
     assert document(kept)["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert "data_types" not in document(lower(job_of(sharded, fp32_gradients=False)))
 
 
 def test_context_parallelism_becomes_a_tensor_degree_of_the_same_size():

@@ -49,6 +49,34 @@ def test_global_keys_say_the_same(plan: Plan) -> None:
     assert import_galvatron(source, world_size=plan.world_size).plan == plan
 
 
+@pytest.mark.parametrize(
+    ("values", "is_said"),
+    [
+        ({}, True),
+        ({"reduce_in_fp32": False}, True),
+        ({"reduce_in_fp32": 0}, True),
+        ({"reduce_in_fp32": True}, False),
+        ({"reduce_in_fp32": "1"}, False),
+        ({"mixed_precision": "fp32"}, False),
+    ],
+)
+def test_sums_in_the_precision_of_the_model_are_said(
+    tmp_path: Path, values: dict[str, object], is_said: bool
+) -> None:
+    """Its default differs from what a search assumes, in both modes of its runtime."""
+    said = ("without reduce_in_fp32: price it with --no-fp32-gradients",) if is_said else ()
+    parallel = {"pp_deg": 1, "global_tp_deg": 2, **values}
+    train = {"global_batch_size": 8, "chunks": 1}
+    document = {"runtime": {"parallel": parallel, "model": {"num_layers": 8}, "train": train}}
+    source = Configuration(path=tmp_path / "x.yaml", flags=None, document=document)
+    assert import_galvatron(source, world_size=8).notes == said
+
+    (tmp_path / "plan.json").write_text(strategy_text(HETEROGENEOUS), encoding="utf-8")
+    named = {"runtime": {"parallel": {"galvatron_config_path": "plan.json", **values}}}
+    source = Configuration(path=tmp_path / "x.yaml", flags=None, document=named)
+    assert import_galvatron(source, world_size=16).notes == said
+
+
 def test_plans_of_several_strategies_have_no_global_keys() -> None:
     """Nor have stages that the GLOBAL mode would divide otherwise."""
     uniform = replace(HETEROGENEOUS, layers=HETEROGENEOUS.layers[:1] * 8)

@@ -19,7 +19,6 @@ BASE = {
     "global_batch_size": 64,
     "bf16": True,
     "overlap_grad_reduce": True,
-    "grad_reduce_in_bf16": True,
     "sequence_parallel": True,
 }
 
@@ -99,8 +98,8 @@ def test_data_types(change: dict[str, object], zero3: bool, default: str) -> Non
     [
         ({"sequence_parallel": False}, "--no-sequence-parallel"),
         ({"bf16": None}, "--mixed-precision fp32"),
-        ({"bf16": None, "fp16": True}, "--mixed-precision fp16"),
-        ({"grad_reduce_in_bf16": None}, "--fp32-gradients"),
+        ({"bf16": None, "fp16": True}, "--mixed-precision fp16 --no-fp32-gradients"),
+        ({"grad_reduce_in_bf16": True}, "--no-fp32-gradients"),
         ({"overlap_grad_reduce": False}, "overlap"),
         ({"recompute_granularity": "selective"}, "selective"),
         (
@@ -239,4 +238,4 @@ torchrun ${DISTRIBUTED_ARGS[@]} \\
     assert (plan.world_size, plan.global_batch, plan.num_microbatches) == (16, 128, 16)
     assert plan.layers == (LayerStrategy(tp=2),) * 32
     assert plan.default_dp_type == "zero2"
-    assert result.notes == ()
+    assert result.notes == ("--grad-reduce-in-bf16: price it with --no-fp32-gradients",)

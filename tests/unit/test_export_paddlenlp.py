@@ -70,9 +70,11 @@ def test_the_launch_says_the_rest() -> None:
     assert found["fine_grained_config_path"] == "fine_grained_config.json"
     assert found["num_key_value_heads"] == "4"
     assert "gradient_sync_after_accumulate" in found["data_parallel_config"]
-    each = flags(KEPT, async_grad_reduce=False, fp32_gradients=True, precision="fp16")
+    each = flags(KEPT, async_grad_reduce=False, precision="fp16")
     assert "gradient_sync_after_accumulate" not in each["data_parallel_config"]
     assert (each["amp_master_grad"], each["fp16"]) == ("true", "true")
+    assert flags(KEPT, fp32_gradients=False)["amp_master_grad"] == "false"
+    assert flags(KEPT, precision="fp32")["amp_master_grad"] == "false"  # nothing is mixed
     ddp = replace(KEPT, layers=(LayerStrategy(),) * 8, vocab=VocabStrategy(), default_dp_type="ddp")
     assert "sharding" not in flags(ddp)
     ulysses = replace(KEPT, vocab=VocabStrategy(tp=4, ulysses=True))

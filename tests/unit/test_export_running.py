@@ -50,17 +50,23 @@ FP32, BF16 = {"fp32_gradients": True}, {"fp32_gradients": False}
         ("megatron", DDP, EACH, ONCE),
         ("megatron", ZERO3, {}, EACH),
         ("megatron", replace(ZERO3, num_microbatches=1), {}, {}),
-        ("torchtitan", ZERO3, {}, {**EACH, **FP32}),
-        ("torchtitan", STAGED, {}, FP32),
-        ("torchtitan", STAGED, EACH, {**ONCE, **FP32}),
+        ("torchtitan", ZERO3, {}, EACH),
+        ("torchtitan", ZERO3, BF16, {**EACH, **FP32}),
+        ("torchtitan", STAGED, {}, {}),
+        ("torchtitan", STAGED, BF16, FP32),
+        ("torchtitan", STAGED, {**EACH, **BF16}, {**ONCE, **FP32}),
         ("torchtitan", ZERO3, {"precision": "fp32"}, EACH),
         ("deepspeed", ZERO3, {}, EACH),
         ("deepspeed", FLAT, {}, {**TENSOR, **EACH}),
-        ("deepspeed", DDP, {"precision": "fp16", **EACH}, ONCE),
-        ("accelerate", ZERO3, {}, {}),
-        ("accelerate", ZERO3, EACH, ONCE),
-        ("accelerate", ZERO3, FP32, BF16),
-        ("accelerate", DDP, {}, FP32),
+        ("deepspeed", DDP, {}, {}),
+        ("deepspeed", DDP, {"precision": "fp16", **EACH}, {**ONCE, **BF16}),
+        ("deepspeed", DDP, {"precision": "fp32"}, {}),
+        ("accelerate", ZERO3, {}, BF16),
+        ("accelerate", ZERO3, {**EACH, **BF16}, ONCE),
+        ("accelerate", ZERO3, BF16, {}),
+        ("accelerate", ZERO3, {"precision": "fp32"}, {}),
+        ("accelerate", DDP, {}, {}),
+        ("accelerate", DDP, BF16, FP32),
     ],
 )
 def test_what_an_engine_runs_otherwise(
@@ -109,11 +115,11 @@ def reserved(*options: str) -> float:
 
 def test_lossless_plans_are_priced_as_they_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The difference is that of two evaluations, one with the engine's options."""
-    before = reserved("--no-async-grad-reduce")
-    after = reserved("--no-async-grad-reduce", "--fp32-gradients")
+    before = reserved("--no-async-grad-reduce", "--no-fp32-gradients")
+    after = reserved("--no-async-grad-reduce")
     capsys.readouterr()
 
-    assert export("--to", "torchtitan") == 0
+    assert export("--to", "torchtitan", "--no-fp32-gradients") == 0
 
     out = capsys.readouterr().out
     assert "what is lost" not in out
@@ -126,10 +132,11 @@ def test_plans_that_no_longer_fit_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Between both figures of memory: exit 3 and the search that avoids it; then loud."""
-    once = reserved("--async-grad-reduce")  # accelerate leaves whole gradients until the step
-    each = reserved("--no-async-grad-reduce")
+    bf16 = "--no-fp32-gradients"
+    once = reserved("--async-grad-reduce", bf16)  # accelerate leaves whole gradients until the step
+    each = reserved("--no-async-grad-reduce", bf16)
     assert once > each + 2
-    limit = ("--memory-constraint", f"{(once + each) / 2:.2f}")
+    limit = ("--memory-constraint", f"{(once + each) / 2:.2f}", bf16)
     capsys.readouterr()
 
     assert export("--to", "accelerate", *limit) == export_cli.REFUSED
@@ -188,16 +195,26 @@ def test_refusals_name_a_search_without_losses(
 
 
 def test_a_stored_flag_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--no-fp32-gradients`, as the report prints it, changes what a plan file says."""
+    """`--no-fp32-gradients`, as the report prints it, changes what a plan file says.
+
+    Sums in another precision are no refusal, and are not passed over: they are priced and said.
+    """
     model = ("--model", "llama2-7b", "--hardware", "h100:1x8", "--max-pp-deg", "1")
     arguments = [*model, "--fp32-gradients", "--output-config-path", str(tmp_path)]
     assert cli.run([*arguments, "--pin", "zero3=1,vzero3=1,tp=1,vtp=1"]) == 0
     (path,) = (str(p) for p in tmp_path.glob("autopar_plan_*.json"))
     engine = ("--to", "accelerate", "--out", "none")
 
-    assert export_cli.run([path, *engine]) == 3
-    assert "fp32_gradients" in capsys.readouterr().err
+    capsys.readouterr()
+    assert export_cli.run([path, *engine]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "as the engine runs it (--no-fp32-gradients): -" in out
+    assert "FSDP2, as accelerate sets it up, sums gradients" in out
+    assert "in bf16, and the plan is priced for sums in fp32: of each sum 8 binary digits" in out
     assert export_cli.run([path, *engine, "--no-fp32-gradients"]) == 0
+    out = capsys.readouterr().out
+    assert "as the engine runs it" not in out
+    assert "sums gradients" not in out
 
 
 def test_what_the_profiles_cannot_price_is_said(

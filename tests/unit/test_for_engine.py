@@ -75,7 +75,7 @@ def test_no_part_of_the_space_is_faster() -> None:
     rates = []
     for degree in (1, 2, 4, 8):
         for options in ({"pin": f"zero3=1,vzero3=1,tp={degree},vtp={degree}"}, None):
-            raw = {**RAW, "async-grad-reduce": False, "fp32-gradients": True}
+            raw = {**RAW, "async-grad-reduce": False}
             if options is None:
                 raw |= {"default-dp-type": "zero2", "disable-sdp": True}
                 options = {"pin": f"tp={degree},vtp={degree}"}
@@ -130,13 +130,15 @@ def test_explain_takes_options_that_are_switched_off(
 def test_plain_replicas_are_tried() -> None:
     """DeepSpeed without ZeRO reduces once per step, with it in every micro-batch."""
     raw = {"model": "gpt2-xl", "hardware": "a100-80gb:1x8", "mixed-precision": "fp32"}
-    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "64", "settle-chunk": "8"})
+    choice = choice_of("deepspeed", **{**raw, "settle-bsz": "1024", "settle-chunk": "128"})
     assert choice.request.options.default_dp_type == "ddp"
 
 
 def test_an_alternative_without_losses_is_found() -> None:
     """The best plan of a part recomputes layers of one stage only; one of one stage does not."""
     typed = {"pin": ["layers 0-0:ckpt=1"], "fine-grained-mode": True, "disable-sdp": True}
+    # gradients of 2 bytes, with which such a best plan just fits
+    typed["fp32-gradients"] = False
     raw = {**RAW, "hardware": "l40s:1x8", "settle-bsz": "128", **typed}
     choice = choice_of("megatron", **raw)
 
@@ -156,6 +158,16 @@ def test_tensor_degrees_without_sequence_parallelism() -> None:
     choice = choice_of("deepspeed", pin=["tp=2"])
     assert not choice.request.options.sequence_parallel
     assert "--no-sequence-parallel" in choice.notices[0]
+
+
+def test_parts_say_how_their_engine_sums_gradients() -> None:
+    """accelerate shards with FSDP2, whose sums are in bf16; what is typed stays."""
+    rules = {"pin": ["zero3=1,vzero3=1"]}
+    assert not choice_of("accelerate", **rules).request.options.fp32_gradients
+    assert choice_of("torchtitan", **rules).request.options.fp32_gradients
+    assert choice_of("deepspeed", **rules).request.options.fp32_gradients
+    typed = choice_of("accelerate", **rules, **{"fp32-gradients": True}).request
+    assert typed.options.fp32_gradients
 
 
 def test_what_is_switched_off_stays_off() -> None:

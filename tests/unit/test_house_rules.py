@@ -295,6 +295,15 @@ def test_one_version() -> None:
     assert importlib.metadata.version("autopar") == autopar.__version__
 
 
+def test_what_builds_is_what_the_wheel_asks_for() -> None:
+    """An editable install builds with no more than pip gives to a wheel that it isolates."""
+    asked = set(PROJECT["build-system"]["requires"])
+    installed = set(PROJECT["dependency-groups"]["build"])
+    assert asked <= installed
+    # scikit-build-core asks for these itself where a machine has none
+    assert {name.partition(">=")[0] for name in installed - asked} == {"cmake", "ninja"}
+
+
 def test_schemas_in_the_docs_are_those_of_the_code() -> None:
     """docs/schemas is generated; `make docs-schemas` brings it up to date."""
     folder = ROOT / "docs" / "schemas"
@@ -303,6 +312,34 @@ def test_schemas_in_the_docs_are_those_of_the_code() -> None:
     assert {path.name for path in folder.iterdir()} == {f"{role}.schema.json" for role in schemas}
     for role, schema in schemas.items():
         assert json.loads((folder / f"{role}.schema.json").read_text(encoding="utf-8")) == schema
+
+
+def spelled_literals(source: str) -> set[tuple[str, ...]]:
+    """Return the values of every Literal of a module, in their order."""
+    return {
+        tuple(ast.unparse(v) for v in getattr(node.slice, "elts", [node.slice]))
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Subscript)
+        if isinstance(node.value, ast.Name) and node.value.id == "Literal"
+    }
+
+
+def test_the_same_values_are_a_literal_in_one_order() -> None:
+    """Python takes two orders for equal: `| None` of one gives the other, by what came first.
+
+    The schemas of documents would then depend on what was imported before.
+    """
+    found: dict[frozenset[str], set[tuple[str, ...]]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for values in spelled_literals(path.read_text(encoding="utf-8")):
+                found.setdefault(frozenset(values), set()).add(values)
+    assert len(found) > 20
+    assert [orders for orders in found.values() if len(orders) > 1] == []
+    assert spelled_literals("a: Literal[4, 2] | None; b: Literal[2, 4]") == {
+        ("4", "2"),
+        ("2", "4"),
+    }
 
 
 def test_planning_imports_no_torch() -> None:

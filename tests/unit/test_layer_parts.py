@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import InputError
-from autopar.estimate.job import Attention, Block, Job, Mamba, Mlp
-from autopar.estimate.layer import LayerTimes, Machine, layer_times, machine_of
+from autopar.estimate.collectives import moe_exchange_time_s
+from autopar.estimate.job import Attention, Block, Experts, Job, Mamba, Mlp
+from autopar.estimate.layer import LayerTimes, Machine, group, layer_times, machine_of, transfer_s
 from autopar.estimate.step import step_time
 from tests.step_cases import CARDS, DENSE, STACKS, card_named, job_with, stack_named
 
@@ -101,3 +102,49 @@ def test_every_shipped_stack_has_attention_on_every_shipped_card(card: str, stac
     machine = machine_of(card_named(card), stack_named(stack))
     assert {*machine.stack.attention} & {*machine.kernels.section.attention}
     layer_times(machine, replace(DENSE, precision="fp16"), LLAMA)
+
+
+def test_ranks_that_share_an_expert_gather_its_tokens(machine: Machine) -> None:
+    """Dispatch over every second rank, then an all-gather and a reduce-scatter of two."""
+    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192))
+    job = job_with(DENSE, dp=8, ep=4, etp=2)
+    times = layer_times(machine, job, mixture)
+    assert isinstance(mixture.mlp, Experts)
+    tokens = job.tokens / job.tp
+    dispatched = sum(
+        float(
+            moe_exchange_time_s(
+                replace(machine.card.network, exchange=None),
+                direction,
+                tokens,
+                group(machine, 4, 2),
+                hidden=mixture.hidden,
+                top_k=2,
+                fused=False,
+            )
+        )
+        for direction in ("dispatch", "combine")
+    )
+    gathered = tokens * 2 * 2 * mixture.hidden * 2.0
+    shared = sum(
+        transfer_s(machine, operation, gathered, 2, 1)
+        for operation in ("allgather", "reducescatter")
+    )
+    assert times.experts.forward_s == pytest.approx(dispatched + shared)
+    assert shared > 0
+
+    alone = layer_times(machine, job_with(DENSE, dp=8, ep=1, etp=2), mixture)
+    assert alone.experts.forward_s == pytest.approx(shared)
+
+
+def test_an_expert_is_as_wide_as_its_ranks_make_it(machine: Machine) -> None:
+    """Half of the width and all tokens of two ranks: as many FLOP, and as many weights a rank."""
+    mixture = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8192))
+    whole, split = (job_with(DENSE, dp=8, ep=ep, etp=etp) for ep, etp in ((8, 1), (4, 2)))
+    one, two = (
+        forward_s(layer_times(machine, job, mixture), "experts up") for job in (whole, split)
+    )
+    assert two == pytest.approx(one, rel=0.03)
+    odd = replace(LLAMA, mlp=Experts(number=16, per_token=2, width=8191))
+    with pytest.raises(InputError, match="etp is 2, which does not divide the width of an expert"):
+        step_time(machine, replace(job_with(DENSE, dp=8, etp=2), blocks=(odd,)))

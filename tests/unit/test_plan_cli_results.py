@@ -285,8 +285,8 @@ def test_weights_and_gradients_are_booked_alike(fp32_gradients: bool) -> None:
     )
     assert predicted + parts["weights and optimizer"]["predicted_bytes"] == states
     text = shown(show_dry_run, asked, [rank])
-    notes = [note for note in document["notes"] if "--fp32-gradients" in note]
-    assert ("--fp32-gradients" in text) == bool(notes) == (not fp32_gradients)
+    notes = [note for note in document["notes"] if "--no-fp32-gradients" in note]
+    assert ("--no-fp32-gradients" in text) == bool(notes) == (not fp32_gradients)
     if notes:
         assert "6.52 GiB of whole fp32 gradients on stage 0" in notes[0]
         assert "3.26 GiB, 2 bytes each" in notes[0]

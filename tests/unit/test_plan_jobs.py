@@ -66,7 +66,7 @@ def test_uniform_plan_is_the_job_that_says_the_same(machine: Machine) -> None:
         dp=4,
         sequence_parallel=True,
         zero=2,
-        gradient_bytes=2.0,
+        gradient_bytes=4.0,
     )
 
     assert job.micro_batches == same.micro_batches == 2
@@ -103,8 +103,8 @@ def test_fields_of_plans(changes: dict[str, Any], field: str, value: object) -> 
     [
         ({"precision": "fp16"}, "precision", "fp16"),
         ({"precision": "fp32"}, "gradient_bytes", 4.0),
-        ({"fp32_gradients": True}, "gradient_bytes", 4.0),
-        ({}, "gradient_bytes", 2.0),
+        ({"fp32_gradients": False}, "gradient_bytes", 2.0),
+        ({}, "gradient_bytes", 4.0),
         ({"sequence_parallel": False}, "sequence_parallel", False),
         ({"async_grad_reduce": False}, "reduce_every_micro_batch", True),
         ({"tp_overlap": False}, "overlap_tensor", False),

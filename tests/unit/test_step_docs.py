@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autopar.estimate import collectives, kernels, layer, step
+from autopar.estimate import collectives, kernels, layer, stack, step
 from autopar.estimate.stack import BYTE_CLASSES, StackDocument, load_stack
 from tests.step_cases import STACKS
 
@@ -59,9 +59,9 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
 @pytest.mark.parametrize(
     ("sentence", "value"),
     [
-        (r"`stragglers` \| ([\d.]+) x", step._STRAGGLERS),
+        (r"`stragglers` \| ([\d.]+) x", stack.STRAGGLERS),
         (r"or ([\d.]+) v x that with v chunks", step._INTERLEAVED_TRANSFER),
-        (r"a micro-batch's time, and ([\d.]+)\. The two", step._HIDDEN_REDUCTION),
+        (r"a micro-batch's time, and ([\d.]+)\. The two", stack.HIDDEN_REDUCTION),
         (r"and ([\d.]+) of the shorter", layer._CONTEXT_FRACTION),
         (r"2 x \((\d+) us \+", collectives.TRANSFER_SYNCHRONISE_S * 1e6),
         (r"sorting takes ([\d.]+) times", layer._UNFUSED_PERMUTE),

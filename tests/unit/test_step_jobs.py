@@ -221,3 +221,15 @@ def test_a_job_of_one_layer_of_each_kind(machine: Machine) -> None:
     terms = step_time(machine, job).terms_s
     assert terms["gemm"] > 0
     assert terms["experts"] == 0.0
+
+
+def test_transfers_of_32_bit_training_are_twice_as_large() -> None:
+    """Activations, keys and values, weights: what is bound by bandwidth takes twice as long."""
+    machine = machine_of(card_named("a100-80gb"), stack_named("torchtitan-eager"))
+    base = job_with(DENSE, tp=4, dp=4, pp=2, zero=3)
+    half, whole = (
+        step_time(machine, replace(base, precision=name, attention_kernel="unfused"))
+        for name in ("fp16", "fp32")
+    )
+    assert 1.8 < whole.terms_s["tensor"] / half.terms_s["tensor"] < 2.0
+    assert whole.terms_s["transfer"] > half.terms_s["transfer"]
