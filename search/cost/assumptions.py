@@ -90,8 +90,12 @@ class Assumptions:
             f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
             f"+ {options.context_bytes / GIB:g} GiB"
         )
-        if model.estimated and hardware.hiding is not None:
-            hidden = 100.0 * hardware.hiding.tensor if options.tp_overlap else 0.0
+        known = hardware.hiding if model.estimated else None
+        if known is not None and options.pipeline_type == "gpipe":
+            self._default("GPipe is priced without what the trainer's software hides")
+            known = None
+        if known is not None:
+            hidden = 100.0 * known.tensor if options.tp_overlap else 0.0
             self._default(
                 f"of tensor-parallel collectives {hidden:.0f} % are hidden, as the trainer's "
                 "software hides them"
@@ -107,9 +111,9 @@ class Assumptions:
             if note is not None:
                 self.note(note)
         if optimizer is not None:
-            known = "estimated" if model.estimated else "measured"
+            how = "estimated" if model.estimated else "measured"
             self._default(
-                f"optimizer step is {known} on layers; it follows the parameters of a ZeRO shard, "
+                f"optimizer step is {how} on layers; it follows the parameters of a ZeRO shard, "
                 "of embedding and head too"
             )
         if hardware.memory_bytes_per_s is None and optimizer is None:

@@ -152,7 +152,10 @@ class CostModel:
         # for `at_spread`, which would calibrate twice otherwise
         self._uncalibrated = (model, hardware)
         # what nobody has measured is not hidden: both have to be estimates
-        hiding = hardware.hiding if model.estimated else None
+        # GPipe, whose forwards and backwards have a longest stage each, has too many plans that
+        # differ in little for the search then: it is priced with the documented coefficient alone
+        hides = model.estimated and options.pipeline_type == "1f1b"
+        hiding = hardware.hiding if hides else None
         if hiding is not None:
             model = without_host(model, spec, hiding)
             hiding = calibrated_host(hiding, options)

@@ -299,7 +299,7 @@ def _attention(words: LaunchArguments, hidden: int) -> Attention:
     if words.has("multi-latent-attention"):
         latent = Latent(
             query_rank=words.number("q-lora-rank") if words.has("q-lora-rank") else None,
-            key_value_rank=words.number("kv-lora-rank", 512),
+            key_value_rank=words.number("kv-lora-rank"),
             key_width=words.number("qk-head-dim", 128),
             rotary_width=words.number("qk-pos-emb-head-dim", 64),
             value_width=words.number("v-head-dim", 128),
