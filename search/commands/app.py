@@ -31,10 +31,14 @@ __all__ = [
 _Result = TypeVar("_Result")
 
 
-def working(text: str, call: Callable[[], _Result]) -> _Result:
+_STOPS = "Ctrl-C stops; --time-limit returns the best found"
+
+
+def working(text: str, call: Callable[[], _Result], *, stops: str = _STOPS) -> _Result:
     """Return what `call` returns; shows a spinner with the elapsed time on a terminal's stderr.
 
-    The call runs in a thread of its own, so that Ctrl-C is answered while the core works.
+    stops : how somebody ends it, shown beside the spinner. The call runs in a thread of its own, so
+    that Ctrl-C is answered while the core works.
     """
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -49,7 +53,7 @@ def working(text: str, call: Callable[[], _Result]) -> _Result:
     thread.start()
     thread.join(0.2)  # most searches are over before anything is worth showing
     if thread.is_alive():
-        _wait(thread, text)
+        _wait(thread, f"{text} ({stops})")
     if errors:
         raise errors[0]
     return results[0]
@@ -67,7 +71,7 @@ def _wait(thread: threading.Thread, text: str) -> None:
     with Progress(
         *columns, console=Console(stderr=True), transient=True, refresh_per_second=5
     ) as bar:
-        bar.add_task(f"{text} (Ctrl-C stops; --time-limit returns the best found)", total=None)
+        bar.add_task(text, total=None)
         while thread.is_alive():
             thread.join(0.5)
 

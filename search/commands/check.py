@@ -143,7 +143,9 @@ def _priced(
     if not neighbours or found.step is None:
         return found, None
     return found, working(
-        "trying launches next to it", lambda: neighbours_of(found, target, file.written)
+        "trying launches next to it",
+        lambda: neighbours_of(found, target, file.written),
+        stops="Ctrl-C stops; --no-neighbours leaves it out",
     )
 
 

@@ -57,7 +57,9 @@ HARMLESS = re.compile(
     dist-ckpt|tp-pp-dp-mapping|rope-scaling) | valid-data-path | verify-integrity | vocab-file |
     wandb-.* | weight-decay.* | accumulate-allreduce-grads-in-fp32 | ddp-average-in-collective |
     apply-layernorm-1p | enable-experimental | test-only | hysteresis | start-weight-decay |
-    data-sharding | moe-token-drop-policy
+    data-sharding | moe-token-drop-policy | eod-mask-loss | reset-position-ids |
+    reset-attention-mask | no-async-tensor-model-parallel-allreduce | empty-unused-memory-level |
+    no-persist-layer-norm
     """,
     re.VERBOSE,
 )
