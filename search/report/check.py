@@ -15,7 +15,6 @@ from autopar.command.show import (
     print_item,
     print_line,
     print_pair,
-    print_plain,
 )
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import reserved_interval
@@ -45,7 +44,9 @@ def show_check(
 ) -> None:
     """Print everything that is known of a launch."""
     card = target.machine.card.name
-    print_plain(console, f"{file.path}: {file.trainer} on {file.world_size} {card}", style="bold")
+    # on one line however long, so that the path can be copied
+    title = f"{file.path}: {file.trainer} on {file.world_size} {card}"
+    console.print(escape(title), style="bold", soft_wrap=True)
     if file.launch is not None:
         print_heading(console, "what it says")
         for label, text in _understood(file.launch):

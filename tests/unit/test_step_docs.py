@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autopar import hardware
 from autopar.estimate import collectives, kernels, layer, stack, step
 from autopar.estimate.stack import BYTE_CLASSES, StackDocument, load_stack
 from tests.step_cases import STACKS
@@ -68,7 +69,7 @@ def test_every_key_of_a_stack_is_explained(root: Path) -> None:
         (r"the exchange ([\d.]+) times", collectives._PLAIN_EXCHANGE),
         (r"a router \((\d+) bytes", layer._ROUTER_BYTES),
         (r"their bytes take ([\d.]+) times", layer._MAMBA_SLOW),
-        (r"host\^6\)\^\(1/(\d)\)", layer._HOST_POWER),
+        (r"host\^6\)\^\(1/(\d)\)", hardware._HOST_POWER),
     ],
 )
 def test_constants_are_those_of_the_code(page: str, sentence: str, value: float) -> None:
