@@ -219,6 +219,7 @@ def _show_neighbours(
             continue
         shown.append(one)
         print_line(console, f"{name}: {_gain(assessment, one, fits=fits)}", style="bold")
+        print_line(console, _room(assessment, one))
         for flag, before, after in one.changes:
             if before is not None:
                 print_line(console, f"- --{flag} {before}".rstrip())
@@ -234,10 +235,14 @@ def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
     if before.step is not None and odds is not None:
         share = after.step.total_s / before.step.total_s - 1.0
         text += f" ({share * 100:+.1f} %, faster with odds of {_odds(odds)})"
+    return text if fits else "fits: " + text
+
+
+def _room(before: Assessment, one: Neighbour) -> str:
+    after = one.assessment
     memory = after.fullest.peak_bytes - before.fullest.peak_bytes
     sign = "+" if memory >= 0 else "-"
-    text += f", peak {sign}{format_bytes(abs(memory))}, runs out {_odds(after.odds_of_oom)}"
-    return text if fits else "fits: " + text
+    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {_odds(after.odds_of_oom)}"
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
