@@ -171,8 +171,8 @@ def _(lab: Lab) -> None:
     # times by message size do not stand in for it, and what contradicts is said
     beside = lab.changed(ALLREDUCE, times(key, 0.1))
     whole = ("--pin", "tp=1", "--pin", "pp=1")
-    of_all = lab.changed(ALLREDUCE, times("allreduce_size_8_consec_1", 0.1))
-    assert of_all.rate(*whole) < 0.9 * lab.rate(*whole)
+    of_all = lab.changed(ALLREDUCE, times("allreduce_size_8_consec_1", 0.05))
+    assert of_all.rate(*whole) < 0.8 * lab.rate(*whole)
     answer = beside.ask("autopar-search", *GPT, *BASE, "--output_config_path", "s.json")
     assert f"at odds: in {ALLREDUCE.name} {key} is 16 GB/s" in " ".join(answer.out.split())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -292,24 +290,6 @@ def test_repetitions_end_with_the_time() -> None:
     assert repeated(0.2, 99, 0.02) == 2  # seven agreements in a repetition
 
 
-def repeated(check: Callable[[], None]) -> Callable[[], None]:
-    """Return a test that passes as soon as one of three measurements is right.
-
-    A busy machine wakes threads late, for a while; what is wrong is wrong every time.
-    """
-
-    @functools.wraps(check)
-    def test() -> None:
-        for _ in range(2):
-            with contextlib.suppress(AssertionError):
-                check()
-                return
-        check()
-
-    return test
-
-
-@repeated
 def test_sleeping_operations_overlap_in_threads() -> None:
     """Operations that need no core keep their speed, and are proven to have run together."""
     found = measured(lambda: time.sleep(GEMM_S), lambda: time.sleep(MESSAGE_S))
@@ -321,7 +301,6 @@ def test_sleeping_operations_overlap_in_threads() -> None:
     assert slowdowns(found.samples_s).efficiency > 0.3
 
 
-@repeated
 def test_communication_that_slows_compute_is_seen_in_threads() -> None:
     """GEMMs that take twice as long while a message is under way have a slowdown near 2."""
     under_way = threading.Event()
