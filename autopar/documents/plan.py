@@ -181,6 +181,8 @@ class StageEntry(_Entry):
     allocated_bytes: _Count | None = None
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
+    odds_of_oom: _Amount | None = None
+    """Of a device of the budget running out of memory."""
     in_flight: _Count | None = None
     """Micro-batches whose activations are kept at once."""
     memory_bytes: dict[str, _Count] = Field(default_factory=dict)
@@ -340,6 +342,8 @@ class MemoryEntry(_Entry):
     allocated_bytes: _Count | None = None
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
+    odds_of_oom: _Amount | None = None
+    """Of a device of the budget running out of memory."""
 
 
 class StatisticsEntry(_Entry):

@@ -22,12 +22,13 @@ from autopar.plans import Plan
 from autopar.records import dataclass
 from search.engines.job import Engine, Job, Part, Space, lower_for, space_of
 from search.options import SearchOptions
+from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
-from search.request import ROWS, Request, extended, fill_options
+from search.request import ROWS, Request, extended, fill_options, with_places
 from search.space import divisors
 
-__all__ = ["BestPart", "choose"]
+__all__ = ["BestPart", "as_engine", "choose"]
 
 
 _ALTERNATIVES = 5
@@ -83,6 +84,7 @@ def choose(request: Request) -> BestPart:
     engine = request.engine
     assert engine is not None, "without one there is nothing to choose"
     space = space_of(engine)
+    request = as_engine(request, engine)
     if not space.parts:  # runs every plan
         return BestPart(request=request, notices=())
     sessions = _Sessions(request)
@@ -122,6 +124,22 @@ def choose(request: Request) -> BestPart:
         f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
     )
     return BestPart(request=best.request, notices=(notice,))
+
+
+def as_engine(request: Request, engine: Engine) -> Request:
+    """Return a request whose plans are priced as an engine runs them: software and memory.
+
+    What was typed stays. Measured times are of the software that they were measured with.
+    """
+    space = space_of(engine)
+    changes: dict[str, object] = {**space.priced, "memory_of": engine}
+    inputs = request.inputs
+    if space.stack is not None and inputs.time_profiling_path is None:
+        measured = with_places(inputs, request.options)[1].times is not None
+        estimated = inputs.uses_default_hardware or named_card(inputs.hardware) is not None
+        if estimated and not measured:
+            changes["stack"] = space.stack
+    return extended(request, changes)
 
 
 def _short(error: InputError) -> str:
@@ -212,6 +230,7 @@ def _rate(
         async_grad_reduce=options.async_grad_reduce,
         precision=options.mixed_precision,
         fp32_gradients=options.fp32_gradients,
+        tp_overlap=options.tp_overlap,
     )
     try:
         lowered = lower_for(engine)(job)

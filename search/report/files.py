@@ -266,6 +266,7 @@ def _memory(prediction: Prediction | None) -> list[MemoryEntry]:
             allocated_bytes=int(stage.allocated_bytes),
             reserved_bytes=int(stage.reserved_bytes),
             budget_bytes=int(stage.budget_bytes),
+            odds_of_oom=finite(stage.odds_of_oom),
         )
         for stage in (prediction.stages if prediction is not None else ())
     ]

@@ -16,7 +16,7 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import PUBLISHED_RUNS
 from autopar.sources import stack_source, stacks_of
-from autopar.units import GIB, format_bytes, format_seconds
+from autopar.units import GIB, format_bytes, format_odds, format_seconds
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
@@ -167,7 +167,10 @@ def show_memory(console: Console, prediction: Prediction) -> None:
         return
     print_heading(console, "memory per GPU")
     table = make_table(
-        "stage", "allocated", "reserved", "budget", "used", "", left=0, words_last=True, spaced=True
+        *("stage", "allocated", "reserved", "budget", "out of memory", "used", ""),
+        left=0,
+        words_last=True,
+        spaced=True,
     )
     for stage in prediction.stages:
         # nothing has a share of a budget of 0
@@ -179,8 +182,9 @@ def show_memory(console: Console, prediction: Prediction) -> None:
             format_bytes(stage.allocated_bytes),
             format_bytes(stage.reserved_bytes),
             format_bytes(stage.budget_bytes),
+            format_odds(stage.odds_of_oom),
             _percent(share) + over,
-            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 55), track=True),
+            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 70), track=True),
             style="bold red" if share > 1 else None,
         )
     console.print(table)
@@ -535,7 +539,10 @@ def _title(
         )
     times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
     counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
-    if times and counted:
+    own = next((s.path for s in sources if s.role == "memory" and s.estimated), None)
+    if own is not None:
+        print_plain(console, f"memory is that of {own}", style="yellow")
+    elif times and counted:
         print_plain(console, "memory counted exactly, times estimated", style="yellow")
 
 
