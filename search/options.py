@@ -25,6 +25,7 @@ __all__ = [
     "MOST_BATCHES",
     "PANELS",
     "Engine",
+    "EngineChoice",
     "ProfileMode",
     "SearchOptions",
     "option_record",
@@ -32,6 +33,10 @@ __all__ = [
 
 Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
 """What runs plans, by the name of the module of `search.engines` that hands them over."""
+EngineChoice = Literal[
+    "any", "none", "galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"
+]
+"""An engine, each of them in turn, or plans whatever runs them."""
 ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
 
 _IN, _MEM, _SPACE, _COST, _OUT = (

@@ -17,8 +17,7 @@ from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.engines.job import Engine
-from search.options import PANELS, ProfileMode, SearchOptions
+from search.options import PANELS, EngineChoice, ProfileMode, SearchOptions
 from search.places import Places, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
@@ -652,10 +651,11 @@ _SPACE, _COST, _OUT = PANELS[2:]
 class Shorthands:
     """Options that stand for several others, or for a choice among them."""
 
-    engine: Engine | None = option(
+    engine: EngineChoice | None = option(
         None,
         help="only plans that this engine runs as they are (see autopar-export)",
         panel=_SPACE,
+        shown="any where times are estimated, else none",
         most_used=True,
     )
     profile_mode: ProfileMode | None = option(
@@ -706,7 +706,7 @@ class Request:
     given: Mapping[str, object]
     """Option name -> value as typed, for all options that shape the result; a plan file keeps
     them, so that the same question can be asked again."""
-    engine: Engine | None = None
+    engine: EngineChoice | None = None
     """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
 
 
@@ -776,12 +776,9 @@ def extended(request: Request, changes: Mapping[str, Any]) -> Request:
             chosen[row.field] = value
             given[row.name] = written(row, value)
         parts[part] = replace(asked, **chosen)
-    return replace(
-        request,
-        **parts,
-        # in the order of the help, as plan files have them
-        given={row.name: given[row.name] for row in ROWS if row.name in given},
-    )
+    # in the order of the help, as plan files have them
+    kept = {row.name: given[row.name] for row in ROWS if row.name in given}
+    return replace(request, **parts, given=kept)
 
 
 def _check_batches(values: dict[str, Any]) -> None:

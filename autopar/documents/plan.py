@@ -354,6 +354,15 @@ class StatisticsEntry(_Entry):
     wall_s: _Amount
 
 
+class EngineEntry(_Entry):
+    """The fastest plan that one engine runs as it is, or why there is none."""
+
+    engine: _Text
+    samples_per_s: _Amount | None = None
+    plan: Strategy | None = None
+    reason: _Text | None = None
+
+
 class FrontierEntry(_Entry):
     """The best plan at one memory constraint."""
 
@@ -613,6 +622,8 @@ class ResultDocument(_Answer):
     synthetic: _Flag = False
     infeasible: InfeasibilityEntry | None = None
     frontier: list[FrontierEntry] = Field(default_factory=list)
+    engines: list[EngineEntry] = Field(default_factory=list)
+    """From the fastest on, where all were looked at."""
 
     def as_plan_document(self) -> PlanDocument:
         """Return the plan file that says the same; a search prints memory and no times."""

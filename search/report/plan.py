@@ -21,6 +21,7 @@ from autopar.units import GIB, format_bytes, format_odds, format_seconds
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
     from autopar.sources import Source
+    from search.engines.best_plan import EngineBest
     from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
@@ -277,8 +278,25 @@ _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
 
-def show_result(console: Console, result: SearchResult, *, title: str) -> None:
-    """Print everything a search returned."""
+def show_engines(console: Console, engines: Sequence[EngineBest]) -> None:
+    """Print each engine's own fastest plan, or why it has none."""
+    print_heading(console, "by engine")
+    best = max((line.samples_per_s or 0.0 for line in engines), default=0.0)
+    table = make_table("engine", "samples/s", "vs best", "plan", words_last=True, spaced=True)
+    for line in engines:
+        if line.plan is None or line.samples_per_s is None:
+            table.add_row(line.engine, "", "", escape(line.reason), style="dim")
+            continue
+        share = (line.samples_per_s / best - 1.0) * 100.0
+        rate = f"{line.samples_per_s:.4g}"
+        table.add_row(line.engine, rate, f"{share:+.1f} %", escape(one_line(line.plan)))
+    console.print(table)
+
+
+def show_result(
+    console: Console, result: SearchResult, *, title: str, engines: Sequence[EngineBest] = ()
+) -> None:
+    """Print everything a search returned; engines : each one's own plan, where all were asked."""
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
@@ -288,6 +306,8 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     show_waterfall(console, prediction)
     show_memory(console, prediction)
     _binding(console, plan, prediction)
+    if engines:
+        show_engines(console, engines)
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats
