@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autopar.memory.launch import Launch
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
-    from search.check.read import CheckedFile
+    from search.check.trainer import CheckedFile
 
 __all__ = ["check_document", "show_check"]
 
@@ -55,13 +55,13 @@ def show_check(
     for finding in file.findings:
         print_item(console, f"{finding.kind}: {finding.text}")
     if file.harmless:
-        names = ", ".join(f"--{entry.flag}" for entry in file.harmless)
+        names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
         print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
         _show_memory(console, assessment, target)
         _show_time(console, assessment, target)
     if neighbours is not None and assessment is not None:
-        _show_neighbours(console, assessment, neighbours, target)
+        _show_neighbours(console, file, assessment, neighbours, target)
 
 
 def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
@@ -191,7 +191,11 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
 
 
 def _show_neighbours(
-    console: Console, assessment: Assessment, neighbours: Neighbours, target: Target
+    console: Console,
+    file: CheckedFile,
+    assessment: Assessment,
+    neighbours: Neighbours,
+    target: Target,
 ) -> None:
     print_heading(console, "better")
     fits = assessment.odds_of_oom <= target.oom_risk
@@ -220,9 +224,9 @@ def _show_neighbours(
         print_line(console, _room(assessment, one))
         for flag, before, after in one.changes:
             if before is not None:
-                print_line(console, f"- --{flag} {before}".rstrip())
+                print_line(console, f"- {file.spelled(flag, before)}")
             if after is not None:
-                print_line(console, f"+ --{flag} {after}".rstrip())
+                print_line(console, f"+ {file.spelled(flag, after)}")
 
 
 def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
@@ -273,13 +277,13 @@ def check_document(
         "stack": target.machine.stack.name,
         "understood": dict(_understood(file.launch)) if file.launch is not None else None,
         "findings": [{"kind": one.kind, "text": one.text} for one in file.findings],
-        "harmless": [f"--{one.flag} {one.value}".strip() for one in file.harmless],
+        "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
     if assessment is not None:
         document |= _assessed(assessment, target)
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {
-            name: None if one is None else _neighbour(one, assessment, target)
+            name: None if one is None else _neighbour(file, one, assessment, target)
             for name, one in (
                 ("one", neighbours.one),
                 ("two", neighbours.two),
@@ -318,13 +322,15 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
     }
 
 
-def _neighbour(one: Neighbour, before: Assessment, target: Target) -> dict[str, Any]:
+def _neighbour(
+    file: CheckedFile, one: Neighbour, before: Assessment, target: Target
+) -> dict[str, Any]:
     odds = _odds_of_faster(before, one.assessment)
     return {
         "num_changes": one.knobs,
         "probability_faster": odds,
         "arguments": [
-            {"flag": f"--{flag}", "before": before, "after": after}
+            {"flag": file.spelled(flag, None), "before": before, "after": after}
             for flag, before, after in one.changes
         ],
         **_assessed(one.assessment, target),
