@@ -31,7 +31,7 @@ __all__ = [
     "Precision",
     "Recompute",
     "Software",
-    "Trainer",
+    "TorchTrainer",
     "chunks_of_sizes",
     "default_attention",
     "even_chunks",
@@ -367,7 +367,7 @@ Checkpointing = Literal["none", "op", "layers", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class TorchTrainer:
     """How a trainer with layers of torch keeps states and computes: FSDP2, DeepSpeed, replicas.
 
     Where a launch has one, its `optimizer`, `recompute` and `software` say no more than what a step
@@ -377,10 +377,8 @@ class Trainer:
     keeper: Keeper
     zero: Zero = 3
     """FSDP2 that does not reshard behind the forward is 2."""
-    shards: int = 1
-    """Ranks that divide the states of dense weights; replicas of them are further ranks."""
-    expert_shards: int = 1
-    """The same of one expert's weights."""
+    replicas: int = 1
+    """Copies of all states: their ranks divide nothing among each other (`dp_replicate`)."""
     wide_gradients: bool | None = None
     """Gradients are summed in fp32; None: as the trainer does unless it is told."""
     each_micro_batch: bool = True
@@ -433,7 +431,7 @@ class Launch:
     """Products run beside the transfers of tensor parallelism (`--tp-comm-overlap`)."""
     deferred_head: int | None = None
     """Micro-batches whose head gradients wait (`--defer-embedding-wgrad-compute`); None: none."""
-    trainer: Trainer | None = None
+    trainer: TorchTrainer | None = None
     """None: Megatron-LM."""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from autopar.memory import torch_layers
-from autopar.memory.launch import Chunk, Launch, Trainer
+from autopar.memory.launch import Chunk, Launch, TorchTrainer
 from autopar.memory.parameters import Weight, chunk_weights, layer_weights
 from autopar.memory.recipes import Phase, StateRecipe, recipe_of
 from autopar.memory.schedule import moments
@@ -67,9 +67,21 @@ class Instant:
         return sum(part.num_bytes for part in self.parts)
 
 
-def _trainer(launch: Launch) -> Trainer:
+def _trainer(launch: Launch) -> TorchTrainer:
     assert launch.trainer is not None, "a launch of Megatron-LM is counted elsewhere"
     return launch.trainer
+
+
+def _shards(launch: Launch, *, expert: bool = False) -> int:
+    """Return the ranks that divide the states of a weight: context ranks hold what data ranks do.
+
+    Experts are whole on as many ranks as there are of the others, less their own degrees.
+    """
+    trainer, degrees = _trainer(launch), launch.degrees
+    if trainer.zero == 0 and not recipe_of_launch(launch).moments.sharded:
+        return 1
+    ranks = degrees.expert_dp if expert else degrees.dp * degrees.cp
+    return max(ranks // trainer.replicas, 1)
 
 
 def recipe_of_launch(launch: Launch) -> StateRecipe:
@@ -89,7 +101,7 @@ def _unit(name: str, launch: Launch, weights: Sequence[Weight], *, experts: bool
     trainer = _trainer(launch)
     own = 0
     for weight in weights:
-        ranks = trainer.expert_shards if weight.expert else trainer.shards
+        ranks = _shards(launch, expert=weight.expert)
         if trainer.keeper == "deepspeed" or weight.expert:
             # flat parts, or experts of which there are more than rows to round
             own += math.ceil(weight.elements / ranks)
@@ -218,9 +230,11 @@ def _table_passing(launch: Launch, units: Sequence[Unit], phase: Phase) -> Itera
     switch = _switches(launch)["states"]
     stage = sum(unit.elements for unit in units)
     largest = max(unit.elements for unit in units)
+    alone = launch.degrees.dp * launch.degrees.cp == 1
     for entry in recipe_of_launch(launch).passing:
-        if phase in entry.during:
-            size = entry.num_bytes(stage=stage, unit=largest, replicas=_trainer(launch).shards)
+        # one rank reduces nothing
+        if phase in entry.during and not (alone and "reduction" in entry.what):
+            size = entry.num_bytes(stage=stage, unit=largest, replicas=_shards(launch))
             yield Part(entry.what, math.ceil(size), switch)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from autopar.memory.activations import routing_skew
-from autopar.memory.launch import Chunk, Launch, Trainer
+from autopar.memory.launch import Chunk, Launch, TorchTrainer
 
 __all__ = [
     "again_bytes",
@@ -29,7 +29,7 @@ __all__ = [
 Parts = Iterator[tuple[str, int]]
 
 
-def _trainer(launch: Launch) -> Trainer:
+def _trainer(launch: Launch) -> TorchTrainer:
     assert launch.trainer is not None, "a launch of Megatron-LM has layers of its own"
     return launch.trainer
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from autopar.memory.launch import Attention, Degrees, Launch, Model, Trainer, even_chunks
+from autopar.memory.launch import Attention, Degrees, Launch, Model, TorchTrainer, even_chunks
 from autopar.memory.sharded import Instant, instants
 
 torch = pytest.importorskip("torch", reason="torch is the oracle")
@@ -176,10 +176,9 @@ def _launch(*, vocab: int, layers: int, ffn: int, checkpoint: Checkpoint, reshar
         seq=SEQ,
         micro_batch=BATCH,
         global_batch=BATCH * WORLD,
-        trainer=Trainer(
+        trainer=TorchTrainer(
             keeper="torchtitan",
             zero=3 if reshard else 2,
-            shards=WORLD,
             checkpoint=checkpoint,
             fused_norms=False,
             repeated_heads=True,
