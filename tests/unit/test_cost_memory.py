@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import COMMUNICATOR_BYTES, to_bytes
+from search.cost.memory import COMMUNICATOR_BYTES, reserve_of, to_bytes
 from search.cost.model import CostModel
 from search.cost.recipes import Recipe
-from search.cost.reserve import reserve_of
 from search.options import SearchOptions
 from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
