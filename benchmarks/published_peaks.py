@@ -25,7 +25,9 @@ import numpy as np
 from autopar.documents.json import write_json
 from autopar.memory.account import Account, account_of
 from autopar.memory.launch import Launch
+from autopar.memory.risk import CONTEXT_BYTES, odds_of_more, reserved_interval
 from autopar.units import GIB, MIB
+from benchmarks import memory_odds as odds
 from benchmarks.ledger_docs import write_tables
 from search.launches.megatron import read_launch
 from search.launches.release import Release
@@ -38,6 +40,7 @@ __all__ = [
     "not_compared",
     "peaks_table",
     "published_peaks",
+    "reserve_odds",
     "reserved_ratios",
     "summary_table",
 ]
@@ -63,6 +66,8 @@ class Compared(NamedTuple):
     ours_bytes: float
     reserved_bytes: tuple[float, float] | None
     """Of the ranks of the stage the least and the most."""
+    first_bytes: float | None = None
+    """What was counted before the causes of its error were known."""
 
     @property
     def error(self) -> float:
@@ -190,6 +195,7 @@ def _simumax() -> Iterator[Compared]:
                 float(row["reserved_least_mib"]) * MIB,
                 float(row["reserved_most_mib"]) * MIB,
             ),
+            first_bytes=float(row["first_counted_mib"]) * MIB,
         )
 
 
@@ -282,6 +288,28 @@ def reserved_ratios(rows: Sequence[Compared]) -> list[float]:
     ]
 
 
+def reserve_odds(rows: Sequence[Compared]) -> tuple[float, list[odds.Reliable]]:
+    """Return how many of the fullest ranks are within 9 of 10, and bins of the odds of running out.
+
+    Odds are those of `autopar check`, on fictitious devices of which the context leaves as much as
+    was counted, times 0.9 to 1.2.
+    """
+    inside: list[bool] = []
+    pairs: list[tuple[float, bool]] = []
+    for row in rows:
+        if row.reserved_bytes is None:
+            continue
+        most = row.reserved_bytes[1]
+        low, high = reserved_interval(row.launch, row.ours_bytes)
+        inside.append(low <= most <= high)
+        for ratio in np.geomspace(0.9, 1.2, 121):
+            left = ratio * row.ours_bytes
+            pairs.append(
+                (odds_of_more(row.launch, row.ours_bytes, left + CONTEXT_BYTES), most > left)
+            )
+    return float(np.mean(inside)), list(odds.binned(pairs))
+
+
 # --------------------------------------------------------------------------------------------------
 # Output.
 
@@ -367,10 +395,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(peaks_table(rows))
     print(summary_table(rows))
+    share, bins = reserve_odds(rows)
+    print(f"{share:.0%} of what ranks reserved are within 9 of 10\n\n{odds.odds_table(bins)}")
     for (source, reason), number in sorted(not_compared().items()):
         print(f"{number:3d} rows of {source} are not compared: {reason}")
     if asked.docs:
-        write_tables({"peaks": peaks_table(rows), "sources": summary_table(rows)}, PAGE)
+        write_tables(
+            {
+                "peaks": peaks_table(rows),
+                "sources": summary_table(rows),
+                "reserves": odds.odds_table(bins),
+            },
+            PAGE,
+        )
     if asked.json is not None:
         write_json(asked.json, _document(rows))
     return 0

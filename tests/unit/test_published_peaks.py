@@ -13,12 +13,14 @@ import pytest
 
 from autopar.units import MIB
 from benchmarks import published_peaks
+from benchmarks.memory_odds import odds_table
 from benchmarks.published_peaks import (
     PAGE,
     Compared,
     errors_by_source,
     not_compared,
     peaks_table,
+    reserve_odds,
     reserved_ratios,
     summary_table,
 )
@@ -105,6 +107,10 @@ def test_the_page_has_the_tables(rows: list[Compared]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert peaks_table(rows) in text, "python -m benchmarks.published_peaks --docs"
     assert summary_table(rows) in text, "python -m benchmarks.published_peaks --docs"
+    share, bins = reserve_odds(rows)
+    assert odds_table(bins) in text, "python -m benchmarks.published_peaks --docs"
+    # 9 of 10 hold as much as they say
+    assert share >= 0.9
 
 
 def test_rows_and_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
