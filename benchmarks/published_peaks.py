@@ -151,8 +151,8 @@ _SIMUMAX: Mapping[str, Any] = {
 }
 """What its launcher gives every model."""
 _MICRO_BATCHES = 4
-_TRAINER = Release(date="2025-12-01")
-"""The checkout adds the end of document to the vocabulary, as before January 2026."""
+_TRAINER = Release(date="2025-10-01")
+"""Megatron-LM 0.14, whose stand-in tokenizer adds the end of document to the vocabulary."""
 
 
 def _simumax() -> Iterator[Compared]:
