@@ -24,8 +24,10 @@ __all__ = [
     "few_runs_of",
     "kind_of",
     "odds_of_any",
+    "odds_of_kind",
     "odds_of_more",
     "odds_of_ratio",
+    "reserve_share",
     "reserved_interval",
 ]
 
@@ -153,10 +155,24 @@ def odds_of_more(launch: Launch, peak_bytes: float, capacity_bytes: float) -> fl
 
     Of what the context leaves of it: 1 where that takes all.
     """
-    left_bytes = capacity_bytes - CONTEXT_BYTES
+    return odds_of_kind(kind_of(launch), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+
+
+def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
+    """Return the same for what a device has left beside its context, of a kind of launch."""
     if left_bytes <= 0:
         return 1.0
-    return odds_of_ratio(left_bytes / peak_bytes, PEAK_RATIOS[kind_of(launch)])
+    if peak_bytes <= 0:
+        return 0.0
+    return odds_of_ratio(left_bytes / peak_bytes, PEAK_RATIOS[kind])
+
+
+def reserve_share(kind: LaunchKind, odds: float) -> float:
+    """Return the share of a predicted peak to leave free beside it, for odds of running out.
+
+    What `odds_of_kind` gives these odds for.
+    """
+    return _ratio_of(odds, PEAK_RATIOS[kind]) - 1.0
 
 
 def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:
