@@ -231,6 +231,8 @@ class Degrees:
     """Of every pipeline stage."""
     group: int = 0
     """Micro-batches of a chunk that are run in a row; 0: as many as there are stages."""
+    heads_exchanged: bool = False
+    """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
 
