@@ -210,8 +210,14 @@ def peak_of(launch: Launch, stage: int) -> Peak:
     backward = [backward_bytes(launch, chunk) for chunk in chunks]
     kept = kept_logits_bytes(launch)
     best: Peak | None = None
+    # a steady pipeline comes back to the same few moments with every micro-batch
+    seen = set[tuple[object, ...]]()
     for moment in moments(launch, stage):
         at = moment.event.chunk
+        same = (moment.event.kind, at, moment.live, moment.waiting_logits)
+        if same in seen:
+            continue
+        seen.add(same)
         head = kept if moment.waiting_logits else 0
         own, freed = 0, 0
         if moment.event.kind == "backward":

@@ -15,12 +15,15 @@ from autopar.estimate.accuracy import load_accuracy
 from autopar.estimate.job import Attention, Block, Experts, Job, LatentAttention, Mlp
 from autopar.estimate.layer import machine_of
 from autopar.estimate.step import step_time
+from autopar.memory.account import Account, account_of
+from autopar.memory.launch import Launch
 from autopar.memory.risk import PEAK_RATIOS, kind_of, odds_of_more, reserved_interval
 from benchmarks.memory_goldens import Priced, intervals_of, price_row, read_goldens
 from benchmarks.published_recipes import RECIPES, Recipe, target as place
-from search.check.assessment import Target, assess
+from search.check import assessment, neighbours
+from search.check.assessment import Assessment, Target, Timing, assess
 from search.check.job import job_of_launch
-from search.check.neighbours import Neighbour, neighbours_of
+from search.check.neighbours import Neighbour, Neighbours, neighbours_of
 from search.check.read import read_checked
 from search.commands import check
 from search.launches.megatron import read_launch
@@ -425,6 +428,52 @@ def test_a_launch_that_fits_is_compared_with_faster_ones(target: Target) -> None
     totals = [start.step.total_s, *(step.total_s for step in times if step is not None)]
     assert totals == sorted(totals, reverse=True)
     assert totals[1] < 0.995 * totals[0]
+
+
+@pytest.mark.parametrize("arguments", [LLAMA, MIXTURE], ids=["dense", "mixture"])
+def test_memory_that_is_not_counted_changes_no_advice(
+    arguments: dict[str, Any], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting that of every launch, and then sorting them, finds the same ones for more work."""
+    counted: list[int] = []
+
+    def counting(launch: Launch, stage: int | None = None) -> Account:
+        counted[-1] += 1
+        return account_of(launch, stage)
+
+    def eager(
+        found: list[tuple[Launch, Timing]],
+        target: Target,
+        written: Callable[[Launch], Any],
+        wanted_s: float,
+    ) -> tuple[list[Assessment], Assessment | None, Any]:
+        all_ = [neighbours._quick(launch, target, timing) for launch, timing in found]
+
+        def rank(one: Assessment) -> tuple[bool, float, float]:
+            time = one.step.total_s if one.step is not None else math.inf
+            fits = one.odds_of_oom <= target.oom_risk and one.step is not None
+            return (False, time, 0.0) if fits else (True, float(one.fullest.peak_bytes), time)
+
+        all_.sort(key=rank)
+        for one in all_:
+            wholly = assess(one.launch, target)
+            if rank(one)[0] or rank(one)[1] >= wanted_s:
+                break
+            if wholly.odds_of_oom <= target.oom_risk:
+                return all_[:4], wholly, written(one.launch)
+        return all_[:4], None, ()
+
+    monkeypatch.setattr(assessment, "account_of", counting)
+    found = list[Neighbours]()
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(neighbours, "_best", eager)
+        counted.append(0)
+        start = assess(read_launch(arguments, world_size=64).launch, target)
+        found.append(neighbours_of(start, target))
+
+    assert found[0] == found[1]
+    assert counted[0] < counted[1] / 2
 
 
 # --------------------------------------------------------------------------------------------------
