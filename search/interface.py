@@ -15,6 +15,7 @@ from autopar.errors import OptionError, did_you_mean
 from autopar.units import GIB
 from search.options import SearchOptions
 from search.places import named_card
+from search.question import of_engine
 from search.request import (
     DEFAULT_HARDWARE,
     InputSpec,
@@ -111,7 +112,7 @@ def open_documents(
             hardware=hardware if isinstance(hardware, str) else DEFAULT_HARDWARE,
         )
         inputs, places = with_places(inputs, chosen)
-        spec, profile, cluster = load_placed(inputs, chosen)
+        spec, profile, cluster = of_engine(inputs, chosen, load_placed(inputs, chosen))
         unused = places.unused if isinstance(model, str) else ()
         profile = replace(profile, notes=(*profile.notes, *unused))
     elif isinstance(hardware, str):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Session",
     "evaluate_file",
+    "of_engine",
     "open_session",
     "read_plan_for",
 ]
@@ -208,16 +209,33 @@ def _loaded(
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), load_placed(inputs, options, once)
+        return options, (), of_engine(inputs, options, load_placed(inputs, options, once))
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), load_placed(inputs, changed, once)
+            return changed, (line,), of_engine(inputs, changed, load_placed(inputs, changed, once))
         except InputError:
             raise error from None  # it lacks tables without it, too
+
+
+def of_engine(
+    inputs: InputSpec,
+    options: SearchOptions,
+    loaded: tuple[ModelSpec, ModelProfile, HardwareProfile],
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return the inputs with the memory of Megatron-LM's layers where that is asked for.
+
+    Other engines run layers as the memory file has them; a file that is named stays as it is.
+    """
+    spec, profile, hardware = loaded
+    if options.memory_of == "megatron" and inputs.memory_profiling_path is None:
+        from autopar.memory.profile import with_megatron_memory
+
+        profile = with_megatron_memory(profile, spec, gpu=hardware.name)
+    return spec, profile, hardware
 
 
 def open_session(

@@ -23,7 +23,9 @@ __all__ = [
     "LaunchKind",
     "kind_of",
     "odds_of_any",
+    "odds_of_kind",
     "odds_of_more",
+    "reserve_share",
     "reserved_interval",
 ]
 
@@ -73,12 +75,27 @@ def odds_of_more(launch: Launch, peak_bytes: float, capacity_bytes: float) -> fl
     P = 1 - Phi((ln(left / peak) - mu) / sigma), where left is what the context leaves, and mu and
     sigma are of ln(reserved / peak): 1 where the context takes all.
     """
-    left_bytes = capacity_bytes - CONTEXT_BYTES
+    return odds_of_kind(kind_of(launch), peak_bytes, capacity_bytes - CONTEXT_BYTES)
+
+
+def odds_of_kind(kind: LaunchKind, peak_bytes: float, left_bytes: float) -> float:
+    """Return the same for what a device has left beside its context, of a kind of launch."""
     if left_bytes <= 0:
         return 1.0
-    spread = _reserved(kind_of(launch))
+    if peak_bytes <= 0:
+        return 0.0
+    spread = _reserved(kind)
     distance = math.log(left_bytes / peak_bytes) - spread.middle
     return 1.0 - _NORMAL.cdf(distance / spread.deviation)
+
+
+def reserve_share(kind: LaunchKind, odds: float) -> float:
+    """Return the share of a predicted peak to leave free beside it, for odds of running out.
+
+    exp(mu + sigma * z) - 1, at the z of 1 - odds: what `odds_of_kind` gives for these odds.
+    """
+    spread = _reserved(kind)
+    return math.exp(spread.middle + spread.deviation * _NORMAL.inv_cdf(1.0 - odds)) - 1.0
 
 
 def odds_of_any(launch: Launch, peaks_bytes: Iterable[float], capacity_bytes: float) -> float:

@@ -6,14 +6,31 @@ Which launches there are next to one is `search.check.neighbours`; here are the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, get_args
 
 from autopar.errors import InputError
 from autopar.memory.launch import Chunk, Launch, even_chunks
 
-__all__ = ["Changes", "arguments_of", "changed_words", "changes_of", "ends_of", "laid_out"]
+__all__ = [
+    "MOVES",
+    "Changes",
+    "Move",
+    "arguments_of",
+    "changed_words",
+    "changes_of",
+    "ends_of",
+    "laid_out",
+]
 
 Changes = tuple[tuple[str, str | None, str | None], ...]
 """Flag, value before, value after; None: the flag is not there, empty: without a value."""
+Move = Literal[
+    "tensor", "context", "stages", "chunks", "experts", "micro_batch", "recompute", "optimizer",
+    "overlap",
+]  # fmt: skip
+"""What a neighbour has changed: a degree, chunks of a stage, degrees of experts, the micro-batch,
+what is computed again, sharding and overlap of the optimizer, overlap of tensor transfers."""
+MOVES: frozenset[Move] = frozenset(get_args(Move))
 Words = Mapping[str, tuple[str, ...]]
 
 

@@ -7,7 +7,7 @@ launch is first is `search.check.assessment`'s matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,15 @@ from autopar.estimate.step import StepTime
 from autopar.memory.launch import Launch, Recompute
 from autopar.records import dataclass
 from search.check.assessment import Assessment, Target, Timing, assess, timing_of
-from search.check.changes import Changes, arguments_of, changes_of, ends_of, laid_out
+from search.check.changes import (
+    MOVES,
+    Changes,
+    Move,
+    arguments_of,
+    changes_of,
+    ends_of,
+    laid_out,
+)
 
 __all__ = ["Neighbour", "Neighbours", "neighbours_of"]
 
@@ -163,23 +171,23 @@ def _overlap(launch: Launch) -> Iterator[_Offer]:
         yield partial(replace, launch, tensor_overlap=True)
 
 
-_KNOBS: tuple[Callable[[Launch], Iterator[_Offer]], ...] = (
-    _tensor,
-    _context,
-    _stages,
-    _chunks,
-    _experts,
-    _micro_batch,
-    _recompute,
-    _optimizer,
-    _overlap,
-)
+_KNOBS: Mapping[Move, Callable[[Launch], Iterator[_Offer]]] = {
+    "tensor": _tensor,
+    "context": _context,
+    "stages": _stages,
+    "chunks": _chunks,
+    "experts": _experts,
+    "micro_batch": _micro_batch,
+    "recompute": _recompute,
+    "optimizer": _optimizer,
+    "overlap": _overlap,
+}
 
 
-def _offers(launch: Launch) -> Iterator[Launch]:
+def _offers(launch: Launch, moves: Set[Move]) -> Iterator[Launch]:
     """Yield the launches one knob away that are legal."""
-    for knob in _KNOBS:
-        for offer in knob(launch):
+    for move, knob in _KNOBS.items():
+        for offer in knob(launch) if move in moves else ():
             with suppress(InputError):
                 yield offer()
 
@@ -192,11 +200,13 @@ def neighbours_of(
     assessment: Assessment,
     target: Target,
     written: Callable[[Launch], Changes | None] | None = None,
+    moves: Set[Move] = MOVES,
 ) -> Neighbours:
     """Return the fastest launches that fit with one, two and any number of changes.
 
     written : returns what changes in the file of the launch so that it is another one, None where
     that would not run; default: the changes of its arguments, as if none had another spelling.
+    moves : what may be changed.
 
     From the best few of each number of changes all further single changes are tried, until two
     changes and the last one have made nothing faster by half a percent: what is found is no bound
@@ -209,7 +219,7 @@ def neighbours_of(
     best: dict[int, Neighbour] = {}
     for knobs in range(1, _MOST_CHANGES + 1):
         found = list[tuple[Launch, Timing]]()
-        for launch in [launch for entry in front for launch in _offers(entry.launch)]:
+        for launch in [launch for entry in front for launch in _offers(entry.launch, moves)]:
             if _key(launch) not in seen:
                 seen.add(_key(launch))
                 found.append((launch, timing_of(launch, target)))

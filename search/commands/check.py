@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autopar.command.fields import make, option, read_values, rows_of
 from autopar.command.options import Command
@@ -13,9 +13,12 @@ from autopar.records import dataclass
 from search.commands.app import files_read, leave, working, write_answer
 
 if TYPE_CHECKING:
+    from autopar.estimate.accuracy import Accuracy
+    from autopar.estimate.card import Card
+    from autopar.estimate.site import Site
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbours
-    from search.check.read import CheckedFile
+    from search.check.trainer import CheckedFile
 
 __all__ = ["COMMAND", "CheckSpec", "main", "run"]
 
@@ -43,8 +46,12 @@ class CheckSpec:
         metavar="CARD:NxG",
         shown="h100, as many as the launch starts",
     )
-    stack: str = option(
-        "megatron-core", help="trainer whose kernels are priced (`autopar stacks`)", panel=_WHERE
+    stack: str | None = option(
+        None,
+        help="trainer whose kernels are priced (`autopar stacks`)",
+        panel=_WHERE,
+        metavar="NAME|FILE",
+        shown="that of the file",
     )
     site: str | None = option(
         None, help="probed cluster (`autopar sites`)", panel=_WHERE, metavar="NAME|FILE"
@@ -96,7 +103,9 @@ def _execute(raw: dict[str, Any]) -> int:
     from search.report.check import check_document, show_check
 
     asked = make(CheckSpec, read_values(rows_of(CheckSpec), raw))
-    target, world = _target(asked)
+    place = _place(asked)
+    if asked.stack is not None:
+        place.target(asked.stack)  # a wrong option is said before any file is read
     own = [asked.stack, asked.site, (asked.hardware or "").rpartition(":")[0]]
     refuse_clashes({"--json": asked.json}, files_read([*asked.files, *own]))
     console = make_console(sys.stdout)
@@ -105,7 +114,7 @@ def _execute(raw: dict[str, Any]) -> int:
     unread = says_before = False
     for path in asked.files:
         try:
-            file = read_checked(path, world_size=world, gpu=target.machine.card.name)
+            file = read_checked(path, world_size=place.world_size, gpu=place.card.name)
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise
@@ -114,6 +123,7 @@ def _execute(raw: dict[str, Any]) -> int:
             say(f"{_NAME}: {error}")
             documents.append({"file": path, "error": str(error)})
             continue
+        target = place.target(asked.stack or file.stack)
         assessment, neighbours = _priced(file, target, neighbours=asked.neighbours)
         fits = assessment is not None and assessment.odds_of_oom <= asked.oom_risk
         says |= bool(file.findings) or not fits
@@ -144,21 +154,42 @@ def _priced(
         return found, None
     return found, working(
         "trying launches next to it",
-        lambda: neighbours_of(found, target, file.written),
+        lambda: neighbours_of(found, target, file.written, file.moves),
         stops="Ctrl-C stops; --no-neighbours leaves it out",
     )
 
 
-def _target(asked: CheckSpec) -> tuple[Target, int | None]:
-    """Return where launches run, and the number of GPUs where the options say it."""
+class _Place(NamedTuple):
+    """Where launches run."""
+
+    card: Card
+    world_size: int | None
+    """Where the options say it."""
+    site: Site | None
+    accuracy: Accuracy
+    oom_risk: float
+
+    def target(self, stack: str) -> Target:
+        """Return what prices a launch of such software; raises InputError for an unknown one."""
+        from autopar.estimate.layer import machine_of
+        from autopar.estimate.stack import load_stack
+        from search.check.assessment import Target
+
+        return Target(
+            machine=machine_of(self.card, load_stack(stack), self.site),
+            accuracy=self.accuracy,
+            site_known=self.site is not None and bool(self.site.known),
+            oom_risk=self.oom_risk,
+        )
+
+
+def _place(asked: CheckSpec) -> _Place:
+    """Return where the options say that launches run."""
     from dataclasses import replace
 
     from autopar.estimate.accuracy import load_accuracy
     from autopar.estimate.card import load_card, parse_hardware
-    from autopar.estimate.layer import machine_of
     from autopar.estimate.site import load_site
-    from autopar.estimate.stack import load_stack
-    from search.check.assessment import Target
 
     name, world, per_node = _CARD, None, None
     if asked.hardware is None:
@@ -170,13 +201,7 @@ def _target(asked: CheckSpec) -> tuple[Target, int | None]:
     if per_node is not None and per_node < card.max_gpus_per_node:
         card = replace(card, max_gpus_per_node=per_node)
     site = None if asked.site is None else load_site(asked.site)
-    target = Target(
-        machine=machine_of(card, load_stack(asked.stack), site),
-        accuracy=load_accuracy(),
-        site_known=site is not None and bool(site.known),
-        oom_risk=asked.oom_risk,
-    )
-    return target, world
+    return _Place(card, world, site, load_accuracy(), asked.oom_risk)
 
 
 if __name__ == "__main__":

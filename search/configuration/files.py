@@ -1,4 +1,4 @@
-"""Configurations of engines as they are found: shell script, YAML or JSON -> keys and values.
+"""Configurations of engines as they are found: script, YAML, TOML or JSON -> keys and values.
 
 What the keys mean is a matter of each engine (`search.engines`).
 """
@@ -16,6 +16,7 @@ from autopar.documents.json import load_object
 from autopar.errors import DocumentError
 from autopar.records import dataclass
 from search.configuration.shell import script_command
+from search.configuration.shell_values import Command
 
 __all__ = [
     "Configuration",
@@ -193,7 +194,9 @@ class Configuration:
 
     path: Path
     flags: Mapping[str, tuple[str, ...]] | None
-    """Of a script; None for documents."""
+    """Of a script, by name without hyphens in front, `_` as `-`; None for documents."""
+    command: Command | None = None
+    """Of a script: the words as they stand, for trainers with other words than flags."""
     document: Mapping[str, Any]
     world_size: int | None = None
     """Where the launch says it."""
@@ -215,7 +218,7 @@ class Configuration:
 
 
 def read_configuration(path: Path | str) -> Configuration:
-    """Return the content of a `.json`, a `.yaml` or a script, told apart by suffix and content.
+    """Return the content of a `.json`, `.yaml`, `.toml` or script, told apart by suffix, content.
 
     Raises DocumentError: the file is missing or unreadable, or is none of these.
     """
@@ -227,11 +230,13 @@ def read_configuration(path: Path | str) -> Configuration:
         notes = list[str]()
         document = load_yaml(text, path, notes)
         return Configuration(path=path, flags=None, document=document, notes=tuple(notes))
+    if path.suffix.lower() == ".toml":
+        return Configuration(path=path, flags=None, document=_toml(text, path))
     # JSON without its suffix
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
     command = script_command(text, path)
-    if not any(word.startswith("--") for word in command.arguments):
+    if not command.program and not any(word.startswith("--") for word in command.arguments):
         raise DocumentError(
             path,
             "holds no command that runs a .py file with --flags and no array of them",
@@ -240,11 +245,23 @@ def read_configuration(path: Path | str) -> Configuration:
     return Configuration(
         path=path,
         flags=flags_of(command.arguments),
+        command=command,
         document={},
         world_size=_world(command.before),
         environment=command.environment,
         notes=command.notes,
     )
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    import tomllib  # only where a file is TOML
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DocumentError(path, f"is not TOML: {error}") from None
+    except RecursionError:
+        raise DocumentError(path, "is nested too deeply") from None
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -172,12 +172,7 @@ class _Run:
             notes.append(f"what {', '.join(self._sourced)} sets is not read{names}")
         if self._taken:
             notes.append(f"taken as not set in conditions: {', '.join(self._taken)}")
-        return Command(
-            before=command.before,
-            arguments=command.arguments,
-            environment=command.environment,
-            notes=tuple(notes),
-        )
+        return replace(command, notes=tuple(notes))
 
     def depends(self, value: Undecided) -> DocumentError:
         """Return why a launch is not known."""
@@ -446,9 +441,9 @@ class _Run:
         return True if name in _QUIET else None
 
     def _launch(
-        self, shell: _Shell, launch: tuple[list[str], list[str]], own: Mapping[str, str]
+        self, shell: _Shell, launch: tuple[list[str], str, list[str]], own: Mapping[str, str]
     ) -> None:
-        before, arguments = launch
+        before, program, arguments = launch
         if isinstance(shell.found, Command) and runs_ranks(shell.found.before) > runs_ranks(before):
             return
         for index, word in enumerate((*before, *arguments)):
@@ -465,6 +460,7 @@ class _Run:
         exported = {name: shell.scalars[name] for name in shell.exported if name in shell.scalars}
         shell.found = Command(
             before=tuple(map(str, before)),
+            program=str(program),
             arguments=tuple(map(str, arguments)),
             environment={name: str(value) for name, value in {**exported, **own}.items()},
         )

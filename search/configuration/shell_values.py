@@ -348,6 +348,8 @@ class Command:
 
     before: tuple[str, ...]
     """Words in front of the program: torchrun and its options; empty where none was found."""
+    program: str = ""
+    """The `.py` file, or the module behind `-m`; empty where none was found."""
     arguments: tuple[str, ...]
     """Words behind the program; those of the longest array where the script runs none."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -360,6 +362,10 @@ _RUNNERS = re.compile(r"(.*/)?(torchrun|python[0-9.]*|accelerate|srun|deepspeed)
 _STARTERS = re.compile(r"(.*/)?(torchrun|accelerate|srun|deepspeed|mpirun)|torch\.distributed.*")
 _PATHS = re.compile(r"--.*(path|data|blend|file|prefix).*")
 """Flags of several words that change no launch."""
+_SHORT = r"-[a-z]{2,3}"
+_LIKE_FLAG = re.compile(rf"--.*|{_SHORT}|\+{{0,2}}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
+"""Words by which a launch is known: `--tp`, `-tp`, and `model.tp=4` as Hydra has them."""
+_FLAG = re.compile(rf"--.*|{_SHORT}", re.DOTALL)
 
 
 def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -370,10 +376,11 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
     kept, dropped = list[str](), list[str]()
     flag, values = "", 0
     for word in arguments:
-        if word.startswith("--"):
+        if _FLAG.fullmatch(word):
             flag, values = word, 0
         elif (
             isinstance(word, Unknown)
+            and not _LIKE_FLAG.fullmatch(word)
             and (values or "[@]" in word or "[*]" in word or word in ("$@", "$*"))
             and not _PATHS.fullmatch(flag)
         ):
@@ -385,12 +392,12 @@ def settled(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, dropped
 
 
-def program_of(words: list[str]) -> tuple[list[str], list[str]] | None:
-    """Return the words before and behind the program of a launch, None where it is none."""
+def program_of(words: list[str]) -> tuple[list[str], str, list[str]] | None:
+    """Return the words before the program of a launch, it and those behind; None: it is none."""
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if at is None and "-m" in words[1:-1]:
         at = words.index("-m", 1) + 1
-    if at is None or not any(word.startswith("--") for word in words[at + 1 :]):
+    if at is None or not any(_LIKE_FLAG.fullmatch(word) for word in words[at + 1 :]):
         # an array of flags that is not known is as good as flags
         rest = words[at + 1 :] if at is not None else []
         if at is None or not any(isinstance(word, Undecided) for word in rest):
@@ -398,7 +405,7 @@ def program_of(words: list[str]) -> tuple[list[str], list[str]] | None:
     # a script as the command itself, or behind something that runs scripts
     if at and not any(_RUNNERS.fullmatch(word) for word in words[:at]):
         return None
-    return words[:at], words[at + 1 :]
+    return words[:at], words[at], words[at + 1 :]
 
 
 def runs_ranks(before: Sequence[str]) -> bool:

@@ -18,19 +18,17 @@ from autopar.command.show import (
 )
 from autopar.estimate.accuracy import probability_faster
 from autopar.memory.risk import reserved_interval
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
     from autopar.memory.launch import Launch
     from search.check.assessment import Assessment, Target
     from search.check.neighbours import Neighbour, Neighbours
-    from search.check.read import CheckedFile
+    from search.check.trainer import CheckedFile
 
 __all__ = ["check_document", "show_check"]
 
-_UNSURE = 0.001
-"""Odds nearer to 0 or 1 are not told apart."""
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
 
@@ -57,13 +55,13 @@ def show_check(
     for finding in file.findings:
         print_item(console, f"{finding.kind}: {finding.text}")
     if file.harmless:
-        names = ", ".join(f"--{entry.flag}" for entry in file.harmless)
+        names = ", ".join(file.spelled(entry.flag, None) for entry in file.harmless)
         print_line(console, f"no price depends on {names}", style="dim")
     if assessment is not None:
         _show_memory(console, assessment, target)
         _show_time(console, assessment, target)
     if neighbours is not None and assessment is not None:
-        _show_neighbours(console, assessment, neighbours, target)
+        _show_neighbours(console, file, assessment, neighbours, target)
 
 
 def _understood(launch: Launch) -> Iterator[tuple[str, str]]:
@@ -138,7 +136,7 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
             format_bytes(account.states_bytes),
             format_bytes(account.peak_bytes),
             f"{format_bytes(low)} to {format_bytes(high)}",
-            _odds(target.odds(assessment.launch, account.peak_bytes)),
+            format_odds(target.odds(assessment.launch, account.peak_bytes)),
         )
     console.print(table)
     print_line(
@@ -193,7 +191,11 @@ def _show_time(console: Console, assessment: Assessment, target: Target) -> None
 
 
 def _show_neighbours(
-    console: Console, assessment: Assessment, neighbours: Neighbours, target: Target
+    console: Console,
+    file: CheckedFile,
+    assessment: Assessment,
+    neighbours: Neighbours,
+    target: Target,
 ) -> None:
     print_heading(console, "better")
     fits = assessment.odds_of_oom <= target.oom_risk
@@ -222,9 +224,9 @@ def _show_neighbours(
         print_line(console, _room(assessment, one))
         for flag, before, after in one.changes:
             if before is not None:
-                print_line(console, f"- --{flag} {before}".rstrip())
+                print_line(console, f"- {file.spelled(flag, before)}")
             if after is not None:
-                print_line(console, f"+ --{flag} {after}".rstrip())
+                print_line(console, f"+ {file.spelled(flag, after)}")
 
 
 def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
@@ -234,7 +236,7 @@ def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
     odds = _odds_of_faster(before, after)
     if before.step is not None and odds is not None:
         share = after.step.total_s / before.step.total_s - 1.0
-        text += f" ({share * 100:+.1f} %, faster with odds of {_odds(odds)})"
+        text += f" ({share * 100:+.1f} %, faster with odds of {format_odds(odds)})"
     return text if fits else "fits: " + text
 
 
@@ -242,7 +244,7 @@ def _room(before: Assessment, one: Neighbour) -> str:
     after = one.assessment
     memory = after.fullest.peak_bytes - before.fullest.peak_bytes
     sign = "+" if memory >= 0 else "-"
-    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {_odds(after.odds_of_oom)}"
+    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {format_odds(after.odds_of_oom)}"
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
@@ -250,13 +252,6 @@ def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
     if before.step is None or after.step is None or before.runs is None:
         return None
     return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
-
-
-def _odds(share: float) -> str:
-    """Return a probability, of which no estimate is sure."""
-    if share < _UNSURE:
-        return f"< {_percent(_UNSURE)}"
-    return f"> {_percent(1.0 - _UNSURE)}" if share > 1.0 - _UNSURE else _percent(share)
 
 
 def _percent(share: float) -> str:
@@ -282,13 +277,13 @@ def check_document(
         "stack": target.machine.stack.name,
         "understood": dict(_understood(file.launch)) if file.launch is not None else None,
         "findings": [{"kind": one.kind, "text": one.text} for one in file.findings],
-        "harmless": [f"--{one.flag} {one.value}".strip() for one in file.harmless],
+        "harmless": [file.spelled(one.flag, one.value) for one in file.harmless],
     }
     if assessment is not None:
         document |= _assessed(assessment, target)
     if neighbours is not None and assessment is not None:
         document["neighbours"] = {
-            name: None if one is None else _neighbour(one, assessment, target)
+            name: None if one is None else _neighbour(file, one, assessment, target)
             for name, one in (
                 ("one", neighbours.one),
                 ("two", neighbours.two),
@@ -327,13 +322,15 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
     }
 
 
-def _neighbour(one: Neighbour, before: Assessment, target: Target) -> dict[str, Any]:
+def _neighbour(
+    file: CheckedFile, one: Neighbour, before: Assessment, target: Target
+) -> dict[str, Any]:
     odds = _odds_of_faster(before, one.assessment)
     return {
         "num_changes": one.knobs,
         "probability_faster": odds,
         "arguments": [
-            {"flag": f"--{flag}", "before": before, "after": after}
+            {"flag": file.spelled(flag, None), "before": before, "after": after}
             for flag, before, after in one.changes
         ],
         **_assessed(one.assessment, target),

@@ -606,7 +606,7 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
     assert code == 2
     assert out.startswith(f"{good}: Megatron-LM on 64")
     assert "none.sh: this file does not exist" in err
-    assert "no.json: has no arguments of Megatron-LM" in err
+    assert "no.json: is no launch of Megatron-LM (script, YAML or JSON)" in err
     code, out, _ = ask(missing, good, *more, "--json", "-")
     first, second = json.loads(out)["launches"]
     assert code == 2
@@ -617,7 +617,11 @@ def test_a_file_that_is_no_launch_does_not_hide_the_others(ask: Ask, tmp_path: P
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
-        ({"--model": 3}, ("--hardware", "h100:8x8"), "has no arguments of Megatron-LM"),
+        (
+            {"--model": 3},
+            ("--hardware", "h100:8x8"),
+            "is no launch of Megatron-LM (script, YAML or JSON)",
+        ),
         (LLAMA, (), "does not say the number of GPUs; give --hardware, such as h100:8x8"),
         (LLAMA, ("--hardware", "h100"), "hardware 'h100' is not CARD:NxG"),
         (

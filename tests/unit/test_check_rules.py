@@ -16,7 +16,8 @@ from autopar.estimate.layer import machine_of
 from search.check.assessment import Target, assess
 from search.check.changes import changed_words
 from search.check.neighbours import neighbours_of
-from search.check.read import CheckedFile, read_checked
+from search.check.read import read_checked
+from search.check.trainer import CheckedFile
 from tests.step_cases import card_named, stack_named
 
 DENSE: dict[str, Any] = {

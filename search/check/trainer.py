@@ -1,0 +1,121 @@
+"""What `autopar check` asks of a trainer, and what it is told of a file: two records.
+
+Which trainers there are, and whose a file is, is `search.check.read`'s; what one trainer's keys
+mean stands in `search.launches`, and what it refuses in a module of its name here. A trainer is
+added by such a module with a `Trainer`, and by its row in `TRAINERS` of `search.check.read`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+
+from autopar.errors import DocumentError, InputError
+from autopar.memory.launch import Launch
+from autopar.records import dataclass
+from search.check.changes import MOVES, Changes, Move
+from search.check.findings import Finding
+from search.configuration import Configuration
+from search.launches.arguments import Ignored, UnpricedError
+from search.launches.megatron import ReadLaunch
+
+__all__ = ["Asked", "Attempt", "CheckedFile", "Trainer", "attempt", "world_size_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says of a launch, beside its file."""
+
+    gpu: str
+    """Kind of device, by its card's name."""
+    world_size: int | None = None
+    """Number of GPUs; None: the file has to say it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedFile:
+    """What a file says, and how it would say something else."""
+
+    path: str
+    trainer: str
+    """Its name, as it is shown."""
+    stack: str
+    """Software whose kernels are priced where nothing else is asked for (`autopar stacks`)."""
+    world_size: int
+    launch: Launch | None
+    """None: it cannot be priced, and the reason is a finding."""
+    findings: tuple[Finding, ...]
+    """A launch with one of the kind `illegal` is not priced either."""
+    harmless: tuple[Ignored, ...] = ()
+    """Arguments that change neither time nor memory."""
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Arguments as they are written, by key; for scripts flags without their hyphens."""
+    moves: frozenset[Move] = MOVES
+    """What can be changed at all in such a file, of what neighbours have changed."""
+    written: Callable[[Launch], Changes | None]
+    """Returns what changes in the file so that it is another launch; None: it cannot say it, or
+    that would not run. Read anew with the changes, the file has to be that launch."""
+    spelled: Callable[[str, str | None], str]
+    """Returns a key of `Changes` and of `Ignored` with its value as a line of the file, such as
+    `--seq-length 4096`; alone where the value is None or empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Software that trains, whose launches are read."""
+
+    name: str
+    forms: str
+    """In which files, such as `script, YAML or JSON`; for the sentence on a file of no trainer."""
+    owns: Callable[[Configuration], bool]
+    """Returns whether a file is of this trainer; raises nothing."""
+    read: Callable[[Configuration, Asked], CheckedFile]
+    """Returns what a file of it says; raises DocumentError where not even the number of GPUs is
+    known. Everything else that is wrong is a finding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What came of reading a launch."""
+
+    launch: Launch | None = None
+    ignored: tuple[Ignored, ...] = ()
+    problem: str | None = None
+    """What is unusable: a finding of the kind `illegal`."""
+    unpriced: str | None = None
+    """What may well run and has no price: a finding of the kind `not priced`."""
+
+
+def attempt(read: Callable[[], ReadLaunch]) -> Attempt:
+    """Return a launch, or why there is none."""
+    try:
+        found = read()
+    except UnpricedError as error:
+        return Attempt(unpriced=f"{error.key} {error.problem}; {error.remedy}")
+    except DocumentError as error:
+        return Attempt(problem=f"{error.key}: {error.problem}" if error.key else error.problem)
+    except InputError as error:
+        return Attempt(problem=str(error))
+    return Attempt(launch=found.launch, ignored=found.ignored)
+
+
+def world_size_of(path: Path | str, own: int | None, asked: Asked) -> int:
+    """Return the number of GPUs of a launch that says it, or does not (None).
+
+    Raises DocumentError where the command line says another number, or neither says one.
+    """
+    if asked.world_size is not None and own is not None and own != asked.world_size:
+        raise DocumentError(
+            path,
+            f"the launch starts {own} processes and --hardware has {asked.world_size} GPUs",
+            remedy="give the hardware that it is for",
+        )
+    found = asked.world_size or own
+    if found is None:
+        raise DocumentError(
+            path,
+            "does not say the number of GPUs",
+            remedy="give --hardware, such as h100:8x8",
+        )
+    return found
