@@ -17,7 +17,7 @@ from autopar.command.show import (
     print_pair,
 )
 from autopar.estimate.accuracy import probability_faster
-from autopar.memory.risk import reserved_interval
+from autopar.memory.risk import few_runs_of, reserved_interval
 from autopar.memory.sharded import recipe_of_launch
 from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
@@ -176,6 +176,9 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
         + _measured(assessment.launch),
         style="dim",
     )
+    seldom = ", ".join(few_runs_of(assessment.launch))
+    if seldom:
+        print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
     fullest = assessment.fullest
     print_heading(console, f"peak of stage {fullest.stage}")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True)
@@ -193,7 +196,7 @@ def _show_memory(console: Console, assessment: Assessment, target: Target) -> No
 def _measured(launch: Launch) -> str:
     """Return of what the measured peaks are that the interval is made of."""
     if launch.trainer is None:
-        return "measured runs are of the last stage"
+        return "measured runs are of the last stage and the first"
     return "measured runs are torchtitan's"
 
 
@@ -349,6 +352,7 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
         ],
         "capacity_bytes": target.capacity_bytes,
         "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
         "step_time_s": None if step is None else step.total_s,
         "step_time_interval_s": None
         if assessment.interval_s is None
