@@ -39,6 +39,15 @@ class CheckSpec:
         positional=True,
         metavar="FILE",
     )
+    model: str | None = option(
+        None,
+        help="model of DeepSpeed and accelerate, where no script names it",
+        panel=_WHAT,
+        metavar="NAME|FOLDER",
+    )
+    seq_length: int | None = option(
+        None, help="tokens of a sequence, in the same case", panel=_WHAT, low=1, metavar="TOKENS"
+    )
     hardware: str | None = option(
         None,
         help="CARD:NxG, such as h100:8x8",
@@ -114,7 +123,13 @@ def _execute(raw: dict[str, Any]) -> int:
     unread = says_before = False
     for path in asked.files:
         try:
-            file = read_checked(path, world_size=place.world_size, gpu=place.card.name)
+            file = read_checked(
+                path,
+                world_size=place.world_size,
+                gpu=place.card.name,
+                model=asked.model,
+                seq_length=asked.seq_length,
+            )
         except DocumentError as error:
             if len(asked.files) == 1:
                 raise
