@@ -111,7 +111,7 @@ deepspeed --num_gpus=8 {nodes} run_clm.py \\
     --gradient_accumulation_steps 2 \\
     --block_size 4096 \\
     --bf16 --gradient_checkpointing True \\
-    --learning_rate 2e-5 --output_dir /tmp/out --num_train_epochs 1 {more}
+    --learning_rate 2e-5 --output_dir out --num_train_epochs 1 {more}
 """
 Read = Callable[..., CheckedFile]
 
