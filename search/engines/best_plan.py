@@ -21,7 +21,7 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from autopar.records import dataclass
 from search.engines.job import EXPORTERS, Engine, Job, Part, Space, lower_for, space_of
-from search.options import SearchOptions
+from search.options import SPACE_PANEL, SearchOptions
 from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
@@ -102,9 +102,13 @@ def sweeps(request: Request) -> bool:
     """Return whether a request without `--engine` means the best of all engines.
 
     Where times are estimated, each engine has kernels of its own; measured times are of the
-    software that was measured, and so are those of a stack that is named.
+    software that was measured, and so are those of a stack that is named. Who says what is searched
+    has that.
     """
     inputs, options = request.inputs, request.options
+    space = {row.name for row in ROWS if row.panel == SPACE_PANEL}
+    if space & request.given.keys():
+        return False
     if inputs.model is None or named_card(inputs.hardware) is None or inputs.stack is not None:
         return False
     if inputs.time_profiling_path is not None or options.memory_of is not None:
