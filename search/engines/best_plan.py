@@ -34,6 +34,7 @@ __all__ = ["BestPart", "EngineBest", "answered", "as_engine", "choose", "choose_
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
+_NOTHING = " runs no plan of this search as it is: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,8 @@ def choose_any(request: Request) -> BestPart:
             else:
                 found = _whole_space(asked, sessions)
         except (InputError, InfeasibleError) as refused:
-            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=_short(refused))
+            why = _short(refused).removeprefix(f"{engine}{_NOTHING}")
+            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=why)
             lines.append(line)
             continue
         lines.append(EngineBest(engine=engine, samples_per_s=found.samples_per_s, plan=found.plan))
@@ -221,7 +223,7 @@ def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_
             session.planner.solve()  # raises what is wrong without our additions too
         shown = "; ".join(f"{why} ({count} of {len(tried)})" for why, count in reasons.items())
         raise InfeasibleError(
-            f"{engine} runs no plan of this search as it is: {shown}; search without --engine and "
+            f"{engine}{_NOTHING}{shown}; search without --engine and "
             "let autopar-export --allow-approx take the nearest plan"
         )
     return best, len(tried)
