@@ -164,6 +164,9 @@ class LayerMemory:
     moment above what the layer keeps."""
     ulysses_backward_bytes_per_sample: Mapping[int, float] = field(default_factory=dict)
     """The same by Ulysses degree, above 1."""
+    shared_bytes: Mapping[int, float] = field(default_factory=dict)
+    """By tensor degree, on a rank, what all its layers of this type share whatever their number and
+    batch; empty: one gathered input, where a stage has a buffer for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +176,8 @@ class OtherMemory:
     model_state_bytes: Mapping[int, float]
     """Parameters, gradients and optimizer (16 bytes per parameter), not sharded by data."""
     activation_bytes_per_sample: Mapping[int, float]
+    held_bytes: Mapping[int, float] = field(default_factory=dict)
+    """What a rank holds beside both, whatever its batch; none where it is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +208,8 @@ class ModelProfile:
     logits_peak_bytes_per_sample: float = 0.0
     """Extra bytes per sample while the loss runs, undivided by the vocabulary degree; measured
     tables contain the peak already, estimated ones add it here."""
+    rank_bytes: float = 0.0
+    """Of every rank, whatever it runs: workspaces and tables of the trainer's software."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader had to derive or skip, in plain words."""

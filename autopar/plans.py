@@ -148,6 +148,8 @@ class StagePrediction:
     allocated_bytes: int
     reserved_bytes: int
     budget_bytes: int
+    odds_of_oom: float
+    """Of a device of the budget running out of memory."""
     in_flight: int
     memory_bytes: Mapping[str, int]
     """By category (states, activations, vocab_states, vocab_activations, transient, shared,

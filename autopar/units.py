@@ -19,6 +19,7 @@ __all__ = [
     "format_exact_size",
     "format_magnitude",
     "format_message",
+    "format_odds",
     "format_seconds",
     "format_size",
 ]
@@ -33,6 +34,8 @@ GIB = 1 << 30
 """Bytes in a GiB, the unit of `--memory-constraint`."""
 GB = 10**9
 """Bytes in a GB, the unit of documented bandwidths (GB/s)."""
+_UNSURE = 0.001
+"""Odds nearer to 0 or 1 are not told apart."""
 _LETTERS = ((GIB, "G"), (MIB, "M"), (KIB, "K"))
 
 
@@ -83,6 +86,15 @@ def format_count(count: int, one: str, several: str | None = None) -> str:
     several : what follows every count but 1; by default `one` with an s.
     """
     return f"{count} {one if count == 1 else several or f'{one}s'}"
+
+
+def format_odds(share: float) -> str:
+    """Return a probability in percent, of which no estimate is sure to more than a thousandth."""
+    if share < _UNSURE:
+        return f"< {_UNSURE * 100:.1f} %"
+    if share > 1.0 - _UNSURE:
+        return f"> {(1.0 - _UNSURE) * 100:.1f} %"
+    return f"{share * 100:.1f} %"
 
 
 def format_seconds(time_s: float) -> str:

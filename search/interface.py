@@ -121,6 +121,10 @@ def open_documents(
         spec, profile = model
     if not isinstance(hardware, str):
         cluster = hardware
+    if chosen.memory_of is not None:
+        from autopar.memory.profile import with_memory_of
+
+        profile = with_memory_of(chosen.memory_of, profile, spec, gpu=cluster.name)
     # fields carry a unit, options do not
     given = {name.removesuffix("_bytes").removesuffix("_gib").replace("_", "-") for name in options}
     check_memory(chosen, given, cluster)

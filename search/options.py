@@ -24,11 +24,19 @@ __all__ = [
     "LARGEST_MEMORY_GIB",
     "MOST_BATCHES",
     "PANELS",
+    "Engine",
+    "EngineChoice",
     "ProfileMode",
     "SearchOptions",
     "option_record",
 ]
 
+Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
+"""What runs plans, by the name of the module of `search.engines` that hands them over."""
+EngineChoice = Literal[
+    "any", "none", "galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"
+]
+"""An engine, each of them in turn, or plans whatever runs them."""
 ProfileMode = Literal["static", "batch", "sequence", "hybrid"]
 
 _IN, _MEM, _SPACE, _COST, _OUT = (
@@ -65,11 +73,19 @@ class SearchOptions:
         scale=GIB,
         most_used=True,
     )
-    reserve_fraction: float = option(
-        0.05,
+    oom_risk: float = option(
+        0.01,
+        help="odds of running out of memory that still fit",
+        panel=_MEM,
+        above=0,
+        high=0.5,
+    )
+    reserve_fraction: float | None = option(
+        None,
         name="reserve",
         help="allocator overhead as a share of what is allocated",
         panel=_MEM,
+        shown="that of --oom-risk",
         low=0,
         high=1,
     )
@@ -178,6 +194,14 @@ class SearchOptions:
     fp32_gradients: bool = option(
         True, help="gradients are summed in fp32, as most engines do", panel=_COST
     )
+    memory_of: Engine | None = option(
+        None,
+        help="engine whose bytes are counted",
+        panel=_COST,
+        shown="that of --engine; else fp32 masters",
+    )
+    """Whose weights, gradients, optimizer states and buckets, of Megatron-LM layers and head too;
+    None: 16-bit weights, their fp32 masters and gradients, and the layers of the memory file."""
     sequence_parallel: bool = option(True, help="Megatron sequence parallelism", panel=_COST)
     """Of tensor-parallel layers."""
     global_memory_buffer: bool = option(True, help="one gather buffer per stage", panel=_COST)

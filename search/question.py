@@ -208,16 +208,28 @@ def _loaded(
     Files of PaddleNLP and of older releases have no tables with it: nobody chose it, so it is off.
     """
     try:
-        return options, (), load_placed(inputs, options, once)
+        return options, (), _placed(inputs, options, once)
     except VariantError as error:
         if "sequence-parallel" in given or not options.sequence_parallel:
             raise
         changed = dataclasses.replace(options, sequence_parallel=False)
         line = f"--no-sequence-parallel ({Path(error.path).name} was measured without it)"
         try:
-            return changed, (line,), load_placed(inputs, changed, once)
+            return changed, (line,), _placed(inputs, changed, once)
         except InputError:
             raise error from None  # it lacks tables without it, too
+
+
+def _placed(
+    inputs: InputSpec, options: SearchOptions, once: Once
+) -> tuple[ModelSpec, ModelProfile, HardwareProfile]:
+    """Return the inputs, with the memory of the engine that is asked for unless a file has it."""
+    spec, profile, hardware = load_placed(inputs, options, once)
+    if options.memory_of is not None and inputs.memory_profiling_path is None:
+        from autopar.memory.profile import with_memory_of
+
+        profile = with_memory_of(options.memory_of, profile, spec, gpu=hardware.name)
+    return spec, profile, hardware
 
 
 def open_session(

@@ -17,8 +17,7 @@ from autopar.documents.catalog import DEFAULT_MODEL
 from autopar.errors import DocumentError, OptionError
 from autopar.records import dataclass
 from autopar.units import GIB
-from search.engines.job import Engine
-from search.options import PANELS, ProfileMode, SearchOptions
+from search.options import PANELS, EngineChoice, ProfileMode, SearchOptions
 from search.places import Places, find_places, is_measured_only, named_card
 
 if TYPE_CHECKING:
@@ -652,10 +651,11 @@ _SPACE, _COST, _OUT = PANELS[2:]
 class Shorthands:
     """Options that stand for several others, or for a choice among them."""
 
-    engine: Engine | None = option(
+    engine: EngineChoice | None = option(
         None,
         help="only plans that this engine runs as they are (see autopar-export)",
         panel=_SPACE,
+        shown="any where times are estimated, else none",
         most_used=True,
     )
     profile_mode: ProfileMode | None = option(
@@ -706,7 +706,7 @@ class Request:
     given: Mapping[str, object]
     """Option name -> value as typed, for all options that shape the result; a plan file keeps
     them, so that the same question can be asked again."""
-    engine: Engine | None = None
+    engine: EngineChoice | None = None
     """Whose plans alone are wanted; what that means is in `search.engines.best_plan`."""
 
 
@@ -741,9 +741,13 @@ def build_request(raw: Mapping[str, object]) -> Request:
         values.setdefault("memory-profile-mode", "sequence" if mode == "sequence" else "static")
     # before the dataclass checks the range: an end that was not given follows the other
     _check_batches(values)
+    if {"reserve", "oom-risk"} <= values.keys():
+        raise OptionError("--oom-risk: not together with --reserve, which says what is kept free")
     options = make(SearchOptions, values)
     # here and not in the search: a mistake is found before any input is read
-    _check_rules(options)
+    from search.space import parse_rules
+
+    parse_rules(options.pin, options.forbid)
     if values.get("output-config-path") == "none":
         values["output-config-path"] = None
     return Request(
@@ -758,23 +762,23 @@ def build_request(raw: Mapping[str, object]) -> Request:
 def extended(request: Request, changes: Mapping[str, Any]) -> Request:
     """Return a request as if options had been typed too: those that were stay, rules are added to.
 
-    changes : fields of `SearchOptions`.
+    changes : fields of `InputSpec` and `SearchOptions`.
     """
-    given, chosen = dict(request.given), {}
-    for row in rows_of(SearchOptions):
-        if row.field not in changes or (row.kind != "texts" and row.name in given):
-            continue
-        value = changes[row.field]
-        if row.kind == "texts":
-            value = (*getattr(request.options, row.field), *value)
-        chosen[row.field] = value
-        given[row.name] = written(row, value)
-    return replace(
-        request,
-        options=replace(request.options, **chosen),
-        # in the order of the help, as plan files have them
-        given={row.name: given[row.name] for row in ROWS if row.name in given},
-    )
+    given = dict(request.given)
+    parts: dict[str, Any] = {"inputs": request.inputs, "options": request.options}
+    for part, asked in parts.items():
+        chosen = {}
+        for row in rows_of(type(asked)):
+            if row.field not in changes or (row.kind != "texts" and row.name in given):
+                continue
+            more = changes[row.field]
+            value = (*getattr(asked, row.field), *more) if row.kind == "texts" else more
+            chosen[row.field] = value
+            given[row.name] = written(row, value)
+        parts[part] = replace(asked, **chosen)
+    # in the order of the help, as plan files have them
+    kept = {row.name: given[row.name] for row in ROWS if row.name in given}
+    return replace(request, **parts, given=kept)
 
 
 def _check_batches(values: dict[str, Any]) -> None:
@@ -792,9 +796,3 @@ def _check_batches(values: dict[str, Any]) -> None:
             f"--settle-chunk: {chunks} does not divide --settle-bsz {batch} "
             f"({batch} % {chunks} = {batch % chunks})"
         )
-
-
-def _check_rules(options: SearchOptions) -> None:
-    from search.space import parse_rules
-
-    parse_rules(options.pin, options.forbid)

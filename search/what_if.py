@@ -232,9 +232,9 @@ def search_one(
     request, notices = choice.request, tuple[str, ...]()
     try:
         if request.engine is not None:
-            from search.engines.best_plan import choose
+            from search.engines.best_plan import answered
 
-            chosen = choose(request)
+            chosen = answered(request, unsaid="none")
             request, notices = chosen.request, chosen.notices
         session = open_session(request.inputs, request.options, request.given, once=parts.once)
         result = session.planner.solve(top=None if alternatives else 0)

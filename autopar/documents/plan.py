@@ -181,6 +181,8 @@ class StageEntry(_Entry):
     allocated_bytes: _Count | None = None
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
+    odds_of_oom: _Amount | None = None
+    """Of a device of the budget running out of memory."""
     in_flight: _Count | None = None
     """Micro-batches whose activations are kept at once."""
     memory_bytes: dict[str, _Count] = Field(default_factory=dict)
@@ -340,6 +342,8 @@ class MemoryEntry(_Entry):
     allocated_bytes: _Count | None = None
     reserved_bytes: _Count | None = None
     budget_bytes: _Count | None = None
+    odds_of_oom: _Amount | None = None
+    """Of a device of the budget running out of memory."""
 
 
 class StatisticsEntry(_Entry):
@@ -348,6 +352,15 @@ class StatisticsEntry(_Entry):
     states: _Count
     cpu_s: _Amount
     wall_s: _Amount
+
+
+class EngineEntry(_Entry):
+    """The fastest plan that one engine runs as it is, or why there is none."""
+
+    engine: _Text
+    samples_per_s: _Amount | None = None
+    plan: Strategy | None = None
+    reason: _Text | None = None
 
 
 class FrontierEntry(_Entry):
@@ -609,6 +622,8 @@ class ResultDocument(_Answer):
     synthetic: _Flag = False
     infeasible: InfeasibilityEntry | None = None
     frontier: list[FrontierEntry] = Field(default_factory=list)
+    engines: list[EngineEntry] = Field(default_factory=list)
+    """From the fastest on, where all were looked at."""
 
     def as_plan_document(self) -> PlanDocument:
         """Return the plan file that says the same; a search prints memory and no times."""

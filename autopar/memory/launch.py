@@ -14,6 +14,8 @@ from autopar.errors import InputError
 from autopar.records import dataclass
 
 __all__ = [
+    "BLACKWELL",
+    "HOPPER",
     "Attention",
     "AttentionKernel",
     "Chunk",
@@ -28,6 +30,7 @@ __all__ = [
     "Recompute",
     "Software",
     "chunks_of_sizes",
+    "default_attention",
     "even_chunks",
 ]
 
@@ -35,6 +38,19 @@ AttentionKernel = Literal["fused", "flash", "unfused", "local"]
 """cuDNN's, FlashAttention, products with a softmax of their own, and those of Megatron itself."""
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """What selective recomputation can be of."""
+
+
+HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+BLACKWELL = ("GB200", "GB300", "B200", "B300")
+"""How names of devices begin."""
+
+
+def default_attention(gpu: str, *, deterministic: bool = False) -> AttentionKernel:
+    """Return the kernel of attention that Transformer Engine takes by itself on a device."""
+    name = gpu.upper()
+    # cuDNN's has a deterministic backward on Hopper alone
+    fused = name.startswith(HOPPER) or (name.startswith(BLACKWELL) and not deterministic)
+    return "fused" if fused else "flash"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +244,8 @@ class Degrees:
     """Of every pipeline stage."""
     group: int = 0
     """Micro-batches of a chunk that are run in a row; 0: as many as there are stages."""
+    heads_exchanged: bool = False
+    """Context ranks exchange heads for tokens around attention (`--cp-comm-type a2a`), no ring."""
     overlap_experts: bool = False
     """Exchanges of a micro-batch run beside another: one chunk more is warmed up."""
 

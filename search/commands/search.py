@@ -17,6 +17,7 @@ from search.options import PANELS
 from search.request import FILLS, Request, build_request
 
 if TYPE_CHECKING:
+    from search.engines.best_plan import EngineBest
     from search.planner.prediction import SearchResult
     from search.question import Session
 
@@ -51,26 +52,35 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    return COMMAND.run(arguments, lambda raw: _execute(_requested(raw)))
+    return COMMAND.run(arguments, lambda raw: _execute(*_requested(raw)))
 
 
-def _requested(raw: Mapping[str, object]) -> Request:
-    """Return the request; with `--engine` that of the part of its space with the fastest plan."""
+def _requested(raw: Mapping[str, object]) -> tuple[Request, tuple[EngineBest, ...]]:
+    """Return the request that is answered, and each engine's own plan where all were looked at.
+
+    With `--engine` it is that of the part of its space with the fastest plan.
+    """
     request = build_request(raw)
-    if request.engine is None:
-        return request
-    if request.output.evaluate is not None or request.output.frontier:
-        other = "--evaluate" if request.output.evaluate is not None else "--frontier"
-        raise OptionError(f"--engine: not together with {other}; leave one of them out")
-    from search.engines.best_plan import choose
+    if request.engine in (None, "none"):
+        other = request.output.evaluate is not None or request.output.frontier
+        if request.engine is not None or other or request.options.time_limit_s is not None:
+            return dataclasses.replace(request, engine=None), ()
+        from search.engines.best_plan import sweeps
 
-    choice = working("searching the engine's space", lambda: choose(request))
+        if not sweeps(request):
+            return request, ()
+    elif request.output.evaluate is not None or request.output.frontier:
+        named = "--evaluate" if request.output.evaluate is not None else "--frontier"
+        raise OptionError(f"--engine: not together with {named}; leave one of them out")
+    from search.engines.best_plan import answered
+
+    choice = working("searching engines' spaces", lambda: answered(request, unsaid="any"))
     for notice in choice.notices:
         say(f"{_NAME}: {notice}")
-    return choice.request
+    return choice.request, choice.engines
 
 
-def _execute(request: Request) -> int:
+def _execute(request: Request, engines: tuple[EngineBest, ...]) -> int:
     from search.question import open_session
 
     session = open_session(
@@ -90,7 +100,7 @@ def _execute(request: Request) -> int:
     if request.output.json_path is not None:
         from search.report.files import result_document
 
-        document = result_document(result, frontier).content()
+        document = result_document(result, frontier, engines).content()
     if result.infeasibility is not None:
         from search.report.plan import infeasible_sentence
 
@@ -112,7 +122,7 @@ def _execute(request: Request) -> int:
         from search.report.plan import show_frontier, show_result
 
         console = make_console(sys.stdout)
-        show_result(console, result, title=session.title)
+        show_result(console, result, title=session.title, engines=engines)
         if frontier is not None:
             show_frontier(console, frontier)
     # The files come last: what was found is shown even where they cannot be written.
@@ -250,6 +260,9 @@ def _unwritable(error: OSError) -> DocumentError:
 def _report_pins(request: Request, session: Session, result: SearchResult) -> None:
     """Say on stderr what the pins cost, against the same search without them."""
     if not (request.options.pin or request.options.forbid) or result.prediction is None:
+        return
+    # rules of an engine are what it can run, and cost what the others' lines say
+    if request.engine is not None:
         return
     unpinned = dataclasses.replace(session.options, pin=(), forbid=())
     free = working("pricing the pins", lambda: session.rebuilt(options=unpinned).solve())

@@ -13,9 +13,9 @@ from autopar.hardware import HardwareProfile, falling_times, partial_spread
 from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy
 from autopar.records import dataclass
-from autopar.units import GIB
 from search.cost.communication import half_allreduces
 from search.cost.fits import OTHER, PASSES, ComputeFits, OtherFits, shard_name
+from search.cost.memory import reserve_of
 from search.cost.time import OptimizerCurve
 from search.options import SearchOptions
 
@@ -86,10 +86,7 @@ class Assumptions:
         else:
             for text in _backward_defaults(fits, other):
                 self._default(text)
-        self._default(
-            f"reserved memory is allocated * {1.0 + options.reserve_fraction:g} "
-            f"+ {options.context_bytes / GIB:g} GiB"
-        )
+        self._default(reserve_of(options, spec).sentence)
         known = hardware.hiding if model.estimated else None
         if known is not None and options.pipeline_type == "gpipe":
             self._default("GPipe is priced without what the trainer's software hides")

@@ -6,30 +6,35 @@ embedding and head share the formulas of states, ZeRO transients and communicato
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from autopar.arrays import F64, I64
 from autopar.estimate.model import ShardKind, backward_bytes
 from autopar.hardware import HardwareProfile
-from autopar.model import LayerMemory, LayerSpec, head_dim
+from autopar.memory.risk import LaunchKind, odds_of_kind, reserve_share
+from autopar.model import LayerMemory, LayerSpec, ModelSpec, head_dim
 from autopar.plans import LayerStrategy
 from autopar.records import dataclass
-from autopar.units import MIB
-from search.cost.tables import Pricing, Recipe, Rows
+from autopar.units import GIB, MIB
+from search.cost.recipes import KINDS, KindBytes, Recipe
+from search.cost.tables import Pricing, Rows
 from search.options import SearchOptions
 
 __all__ = [
     "COMMUNICATOR_BYTES",
     "ActivationBytes",
+    "Reserve",
     "activation_bytes",
+    "bucket_bytes",
     "communicator_bytes",
     "gathered_bytes",
     "layer_backward_bytes",
     "layer_shared_bytes",
     "prefetched_bytes",
-    "reserved_bytes",
+    "reserve_of",
     "stage_fixed_bytes",
     "state_bytes",
     "tensor_bytes",
@@ -53,12 +58,12 @@ def state_bytes(parameters: F64, rows: Rows, recipe: Recipe, *, shard_gradients:
     """Return weights, gradients and optimizer of `parameters`, exactly shared by ZeRO, in bytes.
 
     ZeRO-2 shards the optimizer and gradients, ZeRO-3 weights too; with one reduction per step
-    (`shard_gradients` False) full gradients are kept until then.
+    (`shard_gradients` False) full gradients are kept until then. Bytes are those of the engine.
     """
-    weights = recipe.weight / rows.weight_shards
-    # sums over several micro-batches stay whole until the one reduction of a step
-    gradients = recipe.gradient / (rows.optimizer_shards if shard_gradients else 1.0)
-    return parameters * (weights + gradients + recipe.optimizer / rows.optimizer_shards)
+    whole = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.whole)
+    shared = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.shared)
+    result: F64 = parameters * (whole + shared / rows.optimizer_shards)
+    return result
 
 
 def zero_transient_bytes(
@@ -66,23 +71,36 @@ def zero_transient_bytes(
 ) -> F64:
     """Return what ZeRO holds for a moment, in bytes.
 
-    ZeRO-3: two gathered layers (2*w*N) and the reduce-scatter buffer (N*e_g); where gradients are
-    sharded at once, one layer's unsharded gradients (N*e_g).
+    Of Megatron-LM, ZeRO-3: two gathered layers (2*w*N) and the reduce-scatter buffer (N*e_g); where
+    gradients are sharded at once, one layer's unsharded gradients (N*e_g).
     """
     # a group of one gathers and scatters nothing
-    held = np.where(rows.zero3 & rows.several, 2.0 * recipe.weight + recipe.gradient, 0.0)
-    if shard_gradients:
-        held += np.where(rows.sharded & rows.several, recipe.gradient, 0.0)
-    result: F64 = parameters * held
+    held = _by_kind(rows, recipe, shard_gradients, lambda kind: kind.unit)
+    result: F64 = parameters * np.where(rows.several, held, 0.0)
     return result
 
 
 def prefetched_bytes(parameters: F64, rows: Rows, recipe: Recipe) -> F64:
-    """Return the weights that ZeRO-3 gathers early, one of the two layers of its transient.
+    """Return the weights that ZeRO gathers early, a part of its transient.
 
     They may be there while another layer, or the loss, has its own peak: shared bytes.
     """
-    return parameters * np.where(rows.zero3 & rows.several, recipe.weight, 0.0)
+    ahead = _by_kind(rows, recipe, True, lambda kind: kind.ahead)
+    result: F64 = parameters * np.where(rows.several, ahead, 0.0)
+    return result
+
+
+def bucket_bytes(rows: Rows, recipe: Recipe) -> F64:
+    """Return the buckets of a rank in which gradients are reduced and weights fetched, in bytes."""
+    buckets = _by_kind(rows, recipe, True, lambda kind: kind.constant_bytes)
+    return np.where(rows.several, buckets, 0.0)
+
+
+def _by_kind(rows: Rows, recipe: Recipe, at_once: bool, part: Callable[[KindBytes], float]) -> F64:
+    """Return one of the bytes of every row's kind of data parallelism."""
+    kinds = recipe.kinds(at_once=at_once)
+    chosen = {"ddp": ~rows.sharded, "zero2": rows.sharded & ~rows.zero3, "zero3": rows.zero3}
+    return np.select([chosen[kind] for kind in KINDS], [part(kinds[kind]) for kind in KINDS])
 
 
 def token_bytes(spec: LayerSpec, recipe: Recipe) -> float:
@@ -114,16 +132,23 @@ def communicator_bytes(rows: Rows, pricing: Pricing) -> F64:
     return result
 
 
-def layer_shared_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
+def layer_shared_bytes(
+    rows: Rows, spec: LayerSpec, pricing: Pricing, known: Mapping[int, float]
+) -> F64:
     """Return the buffers that layers of a stage share, in bytes.
 
     With SP the gather buffer b*S*h*e/c, if `global_memory_buffer`; without SP the replicated part
     of the pipeline's receive buffers, 2*(t-1) of the sharded one; when estimated 64 MiB per
     communicator.
+
+    known : by tensor degree what the trainer's layers share instead of the gather buffer.
     """
-    shared = communicator_bytes(rows, pricing)
+    shared = communicator_bytes(rows, pricing) + bucket_bytes(rows, pricing.recipe)
     options = pricing.options
-    if options.sequence_parallel and options.global_memory_buffer:
+    if known:
+        # stand-ins of gradients that are added where they are made: not of shards (ZeRO-3)
+        shared = shared + np.where(rows.zero3, 0.0, _by_degree(known, rows.tensor))
+    if options.sequence_parallel and options.global_memory_buffer and not known:
         shared = gathered_bytes(rows, token_bytes(spec, pricing.recipe), pricing) + shared
     elif not options.sequence_parallel:
         # X, the activation of a micro-batch fully sharded over its stage
@@ -134,27 +159,32 @@ def layer_shared_bytes(rows: Rows, spec: LayerSpec, pricing: Pricing) -> F64:
     return shared
 
 
+def _by_degree(table: Mapping[int, float], degrees: F64) -> F64:
+    """Return the entry of every row's degree, 0 where there is none."""
+    found = np.zeros_like(degrees)
+    for degree, size in table.items():
+        found[degrees == degree] = size
+    return found
+
+
 def stage_fixed_bytes(
-    stages: I64, samples: I64, sample_bytes: float, hardware: HardwareProfile
+    stages: I64,
+    samples: I64,
+    sample_bytes: float,
+    hardware: HardwareProfile,
+    rank_bytes: float = 0.0,
 ) -> I64:
     """Return (N, 4) bytes by stage kind: pipeline receive buffers and, estimated, communicators.
 
     sample_bytes : S*h*e of the widest layer type. An end stage receives from one side, a middle
-    stage from two.
+    stage from two. rank_bytes : what every rank holds, whatever it runs.
     """
     base = samples * stages / hardware.world_size * sample_bytes
-    fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0])
+    fixed = base[:, None] * np.array([0.0, 1.0, 2.0, 1.0]) + rank_bytes
     if hardware.estimated:
         # one for the world, one more for the pipeline
         fixed = fixed + COMMUNICATOR_BYTES * (1.0 + (stages > 1))[:, None]
     return to_bytes(fixed)
-
-
-def reserved_bytes(allocated_bytes: int, options: SearchOptions) -> int:
-    """Return what the allocator reserves for `allocated_bytes`, context included, in bytes."""
-    # fragments are a share of what is allocated, the context is there before
-    reserved = allocated_bytes * (1.0 + options.reserve_fraction) + options.context_bytes
-    return int(np.ceil(reserved))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -371,4 +401,60 @@ def _by_rule(ruled: Mapping[tuple[bool, int], str]) -> tuple[str, ...]:
         degrees.setdefault(text, []).append(f"{name}={degree}")
     return tuple(
         f"memory of its backward at {', '.join(names)} is {text}" for text, names in degrees.items()
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a device has to hold beside the tensors of a plan: what the allocator reserves, the context.
+#
+# How sure predictions are is in `autopar.memory.risk`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """The memory of a device that no plan may fill."""
+
+    share: float
+    """Of what is allocated."""
+    context_bytes: float
+    kind: LaunchKind
+    """Whose errors the odds are of."""
+    odds: float | None
+    """Of running out of memory that `share` stands for; None: it was given."""
+
+    def reserved_bytes(self, allocated_bytes: int) -> int:
+        """Return what is taken of a device for `allocated_bytes`, context included."""
+        # fragments are a share of what is allocated, the context is there before
+        return math.ceil(allocated_bytes * (1.0 + self.share) + self.context_bytes)
+
+    def budget_bytes(self, memory_bytes: float) -> int:
+        """Return the largest allocation whose reservation fits in `memory_bytes`."""
+        # two bytes more than rounding may have taken, then down to the largest that fits
+        budget = int((memory_bytes - self.context_bytes) / (1.0 + self.share)) + 2
+        while self.reserved_bytes(budget) > memory_bytes:
+            budget -= 1
+        return budget
+
+    def odds_of_oom(self, allocated_bytes: int, memory_bytes: float) -> float:
+        """Return the probability that a device of such memory runs out of it."""
+        return odds_of_kind(self.kind, allocated_bytes, memory_bytes - self.context_bytes)
+
+    @property
+    def sentence(self) -> str:
+        """What is reserved, as one of the lines of `defaults used`."""
+        why = "" if self.odds is None else f" (--oom-risk {self.odds:g})"
+        context = f"{self.context_bytes / GIB:g} GiB"
+        return f"reserved memory is allocated * {1.0 + self.share:.4g} + {context}{why}"
+
+
+def reserve_of(options: SearchOptions, spec: ModelSpec) -> Reserve:
+    """Return the reserve of options: `--reserve` as it was given, else that of `--oom-risk`."""
+    mixture = any(layer.num_experts is not None for layer in spec.layers)
+    kind: LaunchKind = "experts" if mixture else "dense"
+    given = options.reserve_fraction
+    return Reserve(
+        share=reserve_share(kind, options.oom_risk) if given is None else given,
+        context_bytes=options.context_bytes,
+        kind=kind,
+        odds=options.oom_risk if given is None else None,
     )

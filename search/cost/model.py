@@ -55,6 +55,7 @@ from search.cost.memory import (
     gathered_bytes,
     layer_shared_bytes,
     prefetched_bytes,
+    reserve_of,
     stage_fixed_bytes,
     state_bytes,
     to_bytes,
@@ -62,13 +63,13 @@ from search.cost.memory import (
     zero_transient_bytes,
 )
 from search.cost.overlap import LayerTime, sends_seen_s, stragglers_share, without_host
+from search.cost.recipes import Recipe
 from search.cost.tables import (
     POSITIONS,
     Grid,
     LayerRows,
     PlanTables,
     Pricing,
-    Recipe,
     Rows,
     build_grid,
     build_rows,
@@ -146,6 +147,7 @@ class CostModel:
     ) -> None:
         self.spec = spec
         self.options = options
+        self.reserve = reserve_of(options, spec)
         # whose replicas a model for one plan takes
         self._origin: CostModel | None = None
         self._said = Assumptions()
@@ -300,7 +302,7 @@ class CostModel:
         # types of one shape, measured alike, have one price
         first = {alike: i for i, alike in enumerate(dict.fromkeys(self._alike))}
         widest = max(token_bytes(layer, self._pricing.recipe) for layer in self.spec.layers)
-        fixed = stage_fixed_bytes(stages, samples, widest, self.hardware)
+        fixed = stage_fixed_bytes(stages, samples, widest, self.hardware, self.model.rank_bytes)
         sharded_bytes = self._sent(samples * stages)
         vocab_costs: VocabRows
         *distinct, vocab_costs, (change_forward, change_backward) = together(
@@ -421,7 +423,7 @@ class CostModel:
         others = (
             rows.batch * kept.kept[rows.strategy],
             rows.batch * peak,
-            prefetched + layer_shared_bytes(rows, layer.spec, pricing),
+            prefetched + layer_shared_bytes(rows, layer.spec, pricing, layer.memory.shared_bytes),
         )
         num_bytes = rows.scatter(to_bytes(np.array((*states, *transient, *others))))
         flags = rows.scatter(np.array((rows.valid, np.ones_like(rows.valid))))

@@ -46,6 +46,7 @@ from autopar.hardware import HardwareProfile, Hiding
 from autopar.plans import LayerStrategy, PipelineType, VocabStrategy, ZeroDefault, data_degree
 from autopar.records import dataclass
 from search.cost.communication import Groups
+from search.cost.recipes import Recipe
 from search.options import SearchOptions
 from search.space import Table
 
@@ -58,7 +59,6 @@ __all__ = [
     "PlanTables",
     "PricedRows",
     "Pricing",
-    "Recipe",
     "Rows",
     "build_grid",
     "build_rows",
@@ -338,32 +338,6 @@ def sum_of(parts: Mapping[str, F64]) -> F64:
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Bytes per parameter and per activation element of a training precision."""
-
-    weight: float
-    gradient: float
-    optimizer: float
-    element: float
-
-    @staticmethod
-    def of(options: SearchOptions) -> Recipe:
-        """Return the recipe of the options: fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 grads 4)."""
-        if options.mixed_precision == "fp32":
-            # optimizer: two moments of 4 bytes; the weight is its own master copy
-            return Recipe(weight=4.0, gradient=4.0, optimizer=8.0, element=4.0)
-        gradient = 4.0 if options.fp32_gradients else 2.0
-        # optimizer: master weight and two moments, 4 bytes each
-        return Recipe(weight=2.0, gradient=gradient, optimizer=12.0, element=2.0)
-
-    @property
-    def step_bytes(self) -> float:
-        """Memory traffic of the optimizer per parameter: gradient and states read and written."""
-        # three states of 4 bytes are read and written, the gradient is read
-        return self.gradient + 24.0
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pricing:
     """What rows of every kind are priced with."""
@@ -437,11 +411,6 @@ class Rows:
     def optimizer_shards(self) -> F64:
         """(n,) over how many ranks ZeRO shards the optimizer, and gradients where it does."""
         return np.where(self.sharded, self.zero_size, 1.0)
-
-    @cached_property
-    def weight_shards(self) -> F64:
-        """(n,) over how many ranks ZeRO shards weights."""
-        return np.where(self.zero3, self.zero_size, 1.0)
 
     @cached_property
     def megatron(self) -> Bool:

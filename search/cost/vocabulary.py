@@ -151,8 +151,14 @@ def vocab_rows(
     logits[at.rows[_FIRST]] = 0.0
     kept, passing = [], []
     # for m == 1, then m > 1: with one micro-batch gradients are sharded as they are reduced
+    # stand-ins of gradients, which shards of ZeRO-3 have none of
+    held = np.where(rows.zero3, 0.0, _held(model, vocab)[which])
+    if any(memory.held_bytes for memory in model.memory.values()):
+        # beside it such a trainer's one gather buffer, which layers do not share
+        held, buffer = held + buffer, np.zeros_like(buffer)
+        held[at.rows[_FIRST]] = 0.0
     for shard in (True, not options.async_grad_reduce):
-        kept.append(state_bytes(parameters, rows, recipe, shard_gradients=shard))
+        kept.append(held + state_bytes(parameters, rows, recipe, shard_gradients=shard))
         peak = zero_transient_bytes(gathered, rows, recipe, shard_gradients=shard) + logits
         passing.append(peak if options.global_memory_buffer else peak + buffer)
     shared = communicator_bytes(rows, pricing)
@@ -248,6 +254,17 @@ def _measured(model: VocabModel, vocab: Sequence[VocabStrategy]) -> tuple[F64, F
             kept = memory.activation_bytes_per_sample.get(entry, np.nan)
             activations[i, k] = kept / v.tp if v.ulysses else kept
     return states, activations
+
+
+def _held(model: VocabModel, vocab: Sequence[VocabStrategy]) -> F64:
+    """(3, E) bytes that a rank holds beside states and activations; 0 where none are known."""
+    held = np.zeros((len(POSITIONS), len(vocab)))
+    for i, position in enumerate(POSITIONS):
+        memory = model.memory.get(position)
+        for k, v in enumerate(vocab if memory is not None else ()):
+            assert memory is not None
+            held[i, k] = memory.held_bytes.get(1 if v.ulysses else v.tp, 0.0)
+    return held
 
 
 def _time(

@@ -11,28 +11,39 @@ alternatives: the answer is the best of the parts, no bound of the engine's whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, cast
 
 from autopar.command.fields import words_of
 from autopar.errors import InfeasibleError, InputError
 from autopar.plans import Plan
 from autopar.records import dataclass
-from search.engines.job import Engine, Job, Part, Space, lower_for, space_of
+from search.engines.job import EXPORTERS, Engine, Job, Part, Space, lower_for, space_of
 from search.options import SearchOptions
+from search.places import named_card
 from search.planner.prediction import SearchResult
 from search.question import Session, open_session
-from search.request import ROWS, Request, extended, fill_options
+from search.request import ROWS, Once, Request, extended, fill_options, with_places
 from search.space import divisors
 
-__all__ = ["BestPart", "choose"]
+__all__ = ["BestPart", "EngineBest", "answered", "as_engine", "choose", "choose_any", "sweeps"]
 
 
 _ALTERNATIVES = 5
 """How many plans of another kind are looked at where the best of a part loses something."""
 _REASON_LENGTH = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineBest:
+    """The fastest plan of one engine, or why there is none."""
+
+    engine: Engine
+    samples_per_s: float | None
+    plan: Plan | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,8 @@ class BestPart:
     request: Request
     """As if the options of that part had been typed."""
     notices: tuple[str, ...]
+    engines: tuple[EngineBest, ...] = ()
+    """Each engine's own fastest plan, where all were looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +62,7 @@ class _Found:
     """A plan without losses: its speed as the engine runs it, and the search that finds it."""
 
     samples_per_s: float
+    plan: Plan
     request: Request
 
 
@@ -58,8 +72,9 @@ class _Sessions:
     Memory is estimated or measured for one of them; the other needs inputs of its own.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, once: Once = lambda key, make: make()) -> None:
         self._request = request
+        self._once = once
         self._opened: dict[bool, Session] = {}
 
     def of(self, options: SearchOptions) -> Session:
@@ -68,8 +83,33 @@ class _Sessions:
         if key not in self._opened:
             asked, own = self._request, replace(self._request.options, sequence_parallel=key)
             given = {*asked.given, "sequence-parallel"}
-            self._opened[key] = open_session(asked.inputs, own, given)
+            self._opened[key] = open_session(asked.inputs, own, given, once=self._once)
         return self._opened[key]
+
+
+def answered(request: Request, *, unsaid: Literal["any", "none"]) -> BestPart:
+    """Return the request that answers one which may name an engine, `any` or `none`.
+
+    unsaid : what is done where `--engine` is not given. Errors as `choose`.
+    """
+    engine = request.engine or unsaid
+    if engine == "none":
+        return BestPart(request=replace(request, engine=None), notices=())
+    return choose_any(request) if engine == "any" else choose(request)
+
+
+def sweeps(request: Request) -> bool:
+    """Return whether a request without `--engine` means the best of all engines.
+
+    Where times are estimated, each engine has kernels of its own; measured times are of the
+    software that was measured, and so are those of a stack that is named.
+    """
+    inputs, options = request.inputs, request.options
+    if inputs.model is None or named_card(inputs.hardware) is None or inputs.stack is not None:
+        return False
+    if inputs.time_profiling_path is not None or options.memory_of is not None:
+        return False
+    return with_places(inputs, options)[1].times is None
 
 
 def choose(request: Request) -> BestPart:
@@ -80,12 +120,75 @@ def choose(request: Request) -> BestPart:
     Raises InfeasibleError: no plan that the engine runs fits; InputError: the request has no plan
     for any engine, such as pins that no search has.
     """
-    engine = request.engine
-    assert engine is not None, "without one there is nothing to choose"
-    space = space_of(engine)
-    if not space.parts:  # runs every plan
+    assert request.engine not in (None, "any", "none"), "without one there is nothing to choose"
+    engine = cast(Engine, request.engine)
+    request = as_engine(request, engine)
+    if not space_of(engine).parts:  # runs every plan
         return BestPart(request=request, notices=())
-    sessions = _Sessions(request)
+    best, tried = _best_part(request, engine, _Sessions(request))
+    notice = (
+        f"{engine}: of {tried} searches the fastest plan without losses, "
+        f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
+    )
+    return BestPart(request=best.request, notices=(notice,))
+
+
+def choose_any(request: Request) -> BestPart:
+    """Return the request that finds the fastest plan of all engines, and each one's own fastest.
+
+    Engines come from the fastest to those without a plan; where none has one, the request is as it
+    was.
+    """
+    made: dict[object, Any] = {}
+
+    def once(key: object, make: Callable[[], Any]) -> Any:
+        # engines have cluster and model in common unless their software differs
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    lines: list[EngineBest] = []
+    best: _Found | None = None
+    chosen: Engine | None = None
+    for name in EXPORTERS:
+        engine = cast(Engine, name)
+        asked = as_engine(request, engine)
+        sessions = _Sessions(asked, once)
+        try:
+            if space_of(engine).parts:
+                found, _ = _best_part(asked, engine, sessions)
+            else:
+                found = _whole_space(asked, sessions)
+        except (InputError, InfeasibleError) as refused:
+            line = EngineBest(engine=engine, samples_per_s=None, plan=None, reason=_short(refused))
+            lines.append(line)
+            continue
+        lines.append(EngineBest(engine=engine, samples_per_s=found.samples_per_s, plan=found.plan))
+        if best is None or found.samples_per_s > best.samples_per_s:
+            best, chosen = found, engine
+    # equally fast ones stay in the order of EXPORTERS
+    lines.sort(key=lambda line: -(line.samples_per_s or 0.0))
+    if best is None:
+        return BestPart(request=replace(request, engine=None), notices=(), engines=tuple(lines))
+    notice = f"fastest with {chosen}: {_typed(request, best.request)}"
+    asked = replace(best.request, engine=chosen)
+    return BestPart(request=asked, notices=(notice,), engines=tuple(lines))
+
+
+def _whole_space(request: Request, sessions: _Sessions) -> _Found:
+    """Return the best plan of an engine that runs every one; InfeasibleError where none fits."""
+    _, result = _solved(sessions, request)
+    if result.plan is None or result.prediction is None:
+        raise InfeasibleError("nothing fits")
+    return _Found(samples_per_s=result.prediction.samples_per_s, plan=result.plan, request=request)
+
+
+def _best_part(request: Request, engine: Engine, sessions: _Sessions) -> tuple[_Found, int]:
+    """Return the fastest plan of the parts of an engine's space, and how many were searched.
+
+    Errors as `choose`.
+    """
+    space = space_of(engine)
     session = sessions.of(request.options)
     best: _Found | None = None
     reasons: dict[str, int] = {}
@@ -117,14 +220,26 @@ def choose(request: Request) -> BestPart:
             f"{engine} runs no plan of this search as it is: {shown}; search without --engine and "
             "let autopar-export --allow-approx take the nearest plan"
         )
-    notice = (
-        f"{engine}: of {len(tried)} searches the fastest plan without losses, "
-        f"{best.samples_per_s:.5g} samples/s, is that of {_typed(request, best.request)}"
-    )
-    return BestPart(request=best.request, notices=(notice,))
+    return best, len(tried)
 
 
-def _short(error: InputError) -> str:
+def as_engine(request: Request, engine: Engine) -> Request:
+    """Return a request whose plans are priced as an engine runs them: software and memory.
+
+    What was typed stays. Measured times are of the software that they were measured with.
+    """
+    space = space_of(engine)
+    changes: dict[str, object] = {**space.priced, "memory_of": engine}
+    inputs = request.inputs
+    if space.stack is not None and inputs.time_profiling_path is None:
+        measured = with_places(inputs, request.options)[1].times is not None
+        estimated = inputs.uses_default_hardware or named_card(inputs.hardware) is not None
+        if estimated and not measured:
+            changes["stack"] = space.stack
+    return extended(request, changes)
+
+
+def _short(error: InputError | InfeasibleError) -> str:
     """Return the problem of an error, without its remedy: options that nobody typed."""
     # a remedy follows the first `; `
     text = str(error).partition("; ")[0]
@@ -156,7 +271,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
         return "the degree is not legal" if is_illegal else "nothing fits"
     rate = _rate(sessions, request, options, result.plan, engine)
     if not isinstance(rate, str):
-        return _Found(samples_per_s=rate, request=request)
+        return _Found(samples_per_s=rate, plan=result.plan, request=request)
     for alternative in result.alternatives:
         plan = alternative.plan
         if alternative.samples_per_s <= floor:
@@ -169,7 +284,7 @@ def _fastest(sessions: _Sessions, request: Request, engine: Engine, floor: float
         if again.plan is not None:
             its_rate = _rate(sessions, narrow, its_options, again.plan, engine)
             if not isinstance(its_rate, str):
-                return _Found(samples_per_s=its_rate, request=narrow)
+                return _Found(samples_per_s=its_rate, plan=again.plan, request=narrow)
     return rate
 
 
@@ -212,6 +327,7 @@ def _rate(
         async_grad_reduce=options.async_grad_reduce,
         precision=options.mixed_precision,
         fp32_gradients=options.fp32_gradients,
+        tp_overlap=options.tp_overlap,
     )
     try:
         lowered = lower_for(engine)(job)

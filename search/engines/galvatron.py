@@ -285,8 +285,8 @@ _STRATEGY, _TRAIN, _MODEL, _OLD = (
 )
 
 
-SPACE = Space()
-"""It runs every plan."""
+SPACE = Space(priced={"default_dp_type": "any"})
+"""It runs every plan, of either kind of layers without ZeRO-3."""
 
 
 def lower(job: Job) -> Lowered:

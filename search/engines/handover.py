@@ -70,6 +70,7 @@ def job_of(
         async_grad_reduce=options.async_grad_reduce,
         precision=options.mixed_precision,
         fp32_gradients=options.fp32_gradients,
+        tp_overlap=options.tp_overlap,
     )
     return job, session
 

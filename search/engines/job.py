@@ -13,7 +13,7 @@ from autopar.command.fields import rows_of, words_of, written
 from autopar.model import ModelSpec
 from autopar.plans import Plan
 from autopar.records import dataclass
-from search.options import SearchOptions
+from search.options import Engine, SearchOptions
 
 __all__ = [
     "EVERY_MICROBATCH",
@@ -54,14 +54,13 @@ __all__ = [
     "required",
     "samples_of_a_rank",
     "search_fields",
+    "search_words",
     "shell_lines",
     "space_of",
     "torchrun",
 ]
 
 
-Engine = Literal["galvatron", "megatron", "torchtitan", "deepspeed", "accelerate", "paddlenlp"]
-"""By the name of the module here that has its `lower` and its `SPACE`."""
 EXPORTERS: tuple[str, ...] = get_args(Engine)
 _IMPORT_MODULES = {
     "galvatron": "galvatron",
@@ -90,6 +89,7 @@ class Job:
     async_grad_reduce: bool = True
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     fp32_gradients: bool = True
+    tp_overlap: bool = True
     tensor_degree: int | None = None
     """The one tensor (or Ulysses) degree to take for a plan of several where the engine has one;
     None: the largest of the plan. `autopar-export` prices every one and takes the fastest that
@@ -151,6 +151,8 @@ class Part(TypedDict, total=False):
     async_grad_reduce: bool
     sequence_parallel: bool
     fp32_gradients: bool
+    memory_of: Engine
+    tp_overlap: bool
     pp_division: tuple[int, ...]
     pin: tuple[str, ...]
     forbid: tuple[str, ...]
@@ -169,6 +171,11 @@ class Space:
     """Embedding, head and all layers have one tensor degree: each is a part of its own."""
     whole_sequences: bool = False
     """Keeps whole sequences between the blocks of tensor parallelism."""
+    priced: Part = field(default_factory=Part)
+    """Options that hold for all parts: what the engine does otherwise than the search by default,
+    its memory aside, which is `--memory-of`."""
+    stack: str | None = None
+    """Whose kernels and host code times are estimated with; None: the default one's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +356,12 @@ def as_typed(fields: Iterable[tuple[str, Any]]) -> str:
         for field, value in fields
         for word in words_of(rows[field], written(rows[field], value))
     )
+
+
+def search_words(lowered: Lowered) -> str:
+    """Return what to type so that a search finds plans that an engine runs as they are priced."""
+    # these plans alone, not the best of all engines
+    return f"--engine none {as_typed(lowered.search)}" if lowered.search else ""
 
 
 def search_fields(

@@ -442,7 +442,10 @@ SPACE = Space(
         ({**ONE_DEGREE, **SINGLE_STAGE, **EVERY_MICROBATCH}, ZERO3),
         ({**REPLICAS}, ""),
         ({**REPLICAS, **ONE_DEGREE}, ""),
-    )
+    ),
+    # the arguments ask for no `--tp-comm-overlap`, which takes buffers and the right libraries
+    priced={"tp_overlap": False},
+    stack="megatron-core",
 )
 
 
@@ -460,7 +463,11 @@ def lower(job: Job) -> Lowered:
     parallel, environment, more = _parallel(job, near)
     fully_sharded = "use-megatron-fsdp" in dict(parallel)
     # Megatron-FSDP reduces in every micro-batch, its other gradient buffers once per step.
-    runs = {"async_grad_reduce": not fully_sharded, "fp32_gradients": job.fp32_gradients}
+    runs = {
+        "async_grad_reduce": not fully_sharded,
+        "fp32_gradients": job.fp32_gradients,
+        "tp_overlap": near.degrees.tensor == 1 and job.tp_overlap,
+    }
     # with one tensor rank it changes nothing, and is not written
     if near.degrees.tensor > 1:
         runs["sequence_parallel"] = job.sequence_parallel

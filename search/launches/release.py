@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from autopar.memory.launch import AttentionKernel, Software
+from autopar.memory.launch import AttentionKernel, Software, default_attention
 from autopar.records import dataclass
 
 __all__ = ["Release", "software_of"]
@@ -52,8 +52,6 @@ _CHANGES = {
     "given vocabulary": ("2026-01", False),
 }
 """Day from which a change is in, and whether the container's libraries bring it."""
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-_BLACKWELL = ("GB200", "GB300", "B200", "B300")
 
 
 def software_of(
@@ -101,8 +99,7 @@ def _kernel(
     deterministic = str(environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) == "0"
     if release.old_libraries and deterministic:
         return "unfused"
-    name = gpu.upper()
-    fused = name.startswith(_HOPPER) or (name.startswith(_BLACKWELL) and not deterministic)
+    fused = default_attention(gpu, deterministic=deterministic) == "fused"
     # either can be switched off
     if str(environment.get("NVTE_FUSED_ATTN", "1")) == "0":
         fused = False

@@ -22,7 +22,6 @@ from autopar.plans import Plan, Prediction
 from autopar.records import dataclass
 from autopar.sources import Source
 from autopar.units import format_bytes
-from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel, PricedTables
 from search.cost.tables import PlanTables, joined
 from search.interface import open_documents, search_options
@@ -41,7 +40,6 @@ from search.planner.prediction import (
     Searched,
     SearchResult,
     SearchStats,
-    allocation_budget,
     predict,
     probabilities_faster,
     published_class,
@@ -261,7 +259,7 @@ class Planner:
         solution = solve_tables(
             built.tables,
             # the constraint is on what is reserved, tables hold what is allocated
-            max(0, allocation_budget(memory, self.options)),
+            max(0, self._cost.reserve.budget_bytes(memory)),
             alternatives=top,
             # what is left of it; 0 would be none
             time_limit_s=None if until is None else max(until - time.perf_counter(), 1e-3),
@@ -507,7 +505,7 @@ class Planner:
                 ),
             )
         n = int(built.tables.candidate_table[solution.binding_candidate])
-        need = reserved_bytes(solution.smallest_budget_bytes, self.options)
+        need = self._cost.reserve.reserved_bytes(solution.smallest_budget_bytes)
         missing = need - int(memory)
         stages = int(built.tables.table_stages[n])
         return Infeasibility(

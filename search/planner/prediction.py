@@ -31,7 +31,6 @@ from autopar.plans import (
 from autopar.records import dataclass
 from autopar.sources import Source, stacks_of
 from autopar.units import format_bytes
-from search.cost.memory import reserved_bytes
 from search.cost.model import CostModel, PricedTables
 from search.cost.pipeline import (
     Evaluation,
@@ -42,7 +41,6 @@ from search.cost.pipeline import (
 )
 from search.cost.tables import LayerRows, PlanTables
 from search.cost.vocabulary import VocabRows
-from search.options import SearchOptions
 
 __all__ = [
     "Alternative",
@@ -51,7 +49,6 @@ __all__ = [
     "SearchStats",
     "Searched",
     "Status",
-    "allocation_budget",
     "drawn_step_times",
     "interval_s",
     "predict",
@@ -217,15 +214,6 @@ def widest_cell(cost: CostModel, drawn: F64) -> WidestCell | None:
 
 # --------------------------------------------------------------------------------------------------
 # The prediction of a plan.
-
-
-def allocation_budget(memory_bytes: float, options: SearchOptions) -> int:
-    """Return the largest allocation whose reservation fits in `memory_bytes`."""
-    # two bytes more than rounding may have taken, then down to the largest that fits
-    budget = int((memory_bytes - options.context_bytes) / (1.0 + options.reserve_fraction)) + 2
-    while reserved_bytes(budget, options) > memory_bytes:
-        budget -= 1
-    return budget
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -545,7 +533,8 @@ def _stages(
                 send_s=seen.send_s[j],
                 tail_s=seen.tail_s[j],
                 allocated_bytes=seen.allocated_bytes[j],
-                reserved_bytes=reserved_bytes(seen.allocated_bytes[j], cost.options),
+                reserved_bytes=cost.reserve.reserved_bytes(seen.allocated_bytes[j]),
+                odds_of_oom=cost.reserve.odds_of_oom(seen.allocated_bytes[j], memory_bytes),
                 budget_bytes=int(memory_bytes),
                 in_flight=seen.in_flight[j],
                 memory_bytes=seen.bytes_by_category[j],

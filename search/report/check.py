@@ -17,8 +17,8 @@ from autopar.command.show import (
     print_pair,
 )
 from autopar.estimate.accuracy import probability_faster
-from autopar.memory.risk import reserved_interval
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.memory.risk import few_runs_of, reserved_interval
+from autopar.units import format_bytes, format_count, format_odds, format_seconds
 
 if TYPE_CHECKING:
     from autopar.memory.account import Account
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_document", "show_check"]
 
-_UNSURE = 0.001
-"""Odds nearer to 0 or 1 are not told apart."""
 _SMALL = 0.005
 """Share of a peak below which terms are shown in one line."""
 
@@ -140,15 +138,18 @@ def _show_memory(
             format_bytes(account.states_bytes),
             format_bytes(account.peak_bytes),
             f"{format_bytes(low)} to {format_bytes(high)}",
-            _odds(target.odds(assessment.launch, account.peak_bytes)),
+            format_odds(target.odds(assessment.launch, account.peak_bytes)),
         )
     console.print(table)
     print_line(
         console,
         f"of {format_bytes(target.capacity_bytes)}, 1 GiB of it for CUDA and NCCL; measured runs "
-        "are of the last stage",
+        "are of the last stage and the first",
         style="dim",
     )
+    seldom = ", ".join(few_runs_of(assessment.launch))
+    if seldom:
+        print_line(console, f"wider than most, as few measured runs have {seldom}", style="dim")
     fullest = assessment.fullest
     print_heading(console, f"peak of stage {fullest.stage}")
     table = make_table("term", "size", "changed by", words_last=True, spaced=True)
@@ -242,7 +243,7 @@ def _gain(before: Assessment, one: Neighbour, *, fits: bool) -> str:
     odds = _odds_of_faster(before, after)
     if before.step is not None and odds is not None:
         share = after.step.total_s / before.step.total_s - 1.0
-        text += f" ({share * 100:+.1f} %, faster with odds of {_odds(odds)})"
+        text += f" ({share * 100:+.1f} %, faster with odds of {format_odds(odds)})"
     return text if fits else "fits: " + text
 
 
@@ -250,7 +251,7 @@ def _room(before: Assessment, one: Neighbour) -> str:
     after = one.assessment
     memory = after.fullest.peak_bytes - before.fullest.peak_bytes
     sign = "+" if memory >= 0 else "-"
-    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {_odds(after.odds_of_oom)}"
+    return f"peak {sign}{format_bytes(abs(memory))}, out of memory {format_odds(after.odds_of_oom)}"
 
 
 def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
@@ -258,13 +259,6 @@ def _odds_of_faster(before: Assessment, after: Assessment) -> float | None:
     if before.step is None or after.step is None or before.runs is None:
         return None
     return probability_faster(after.step.total_s, before.step.total_s, before.runs.plan_spread)
-
-
-def _odds(share: float) -> str:
-    """Return a probability, of which no estimate is sure."""
-    if share < _UNSURE:
-        return f"< {_percent(_UNSURE)}"
-    return f"> {_percent(1.0 - _UNSURE)}" if share > 1.0 - _UNSURE else _percent(share)
 
 
 def _percent(share: float) -> str:
@@ -324,6 +318,7 @@ def _assessed(assessment: Assessment, target: Target) -> dict[str, Any]:
         ],
         "capacity_bytes": target.capacity_bytes,
         "odds_of_oom": assessment.odds_of_oom,
+        "few_measured_runs_have": list(few_runs_of(assessment.launch)),
         "step_time_s": None if step is None else step.total_s,
         "step_time_interval_s": None
         if assessment.interval_s is None

@@ -14,6 +14,7 @@ from typing import Any
 from autopar import __version__
 from autopar.documents.plan import (
     AlternativeEntry,
+    EngineEntry,
     FrontierEntry,
     InfeasibilityEntry,
     InputEntry,
@@ -34,6 +35,7 @@ from autopar.errors import InputError
 from autopar.model import ModelSpec
 from autopar.plans import Plan, Prediction, violations
 from autopar.units import GIB
+from search.engines.best_plan import EngineBest
 from search.options import SearchOptions
 from search.planner.prediction import Alternative, SearchResult
 
@@ -59,14 +61,29 @@ _OFF_NAMES = (
 
 
 def result_document(
-    result: SearchResult, frontier: Sequence[SearchResult] | None = None
+    result: SearchResult,
+    frontier: Sequence[SearchResult] | None = None,
+    engines: Sequence[EngineBest] = (),
 ) -> ResultDocument:
-    """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it."""
+    """Return what `--json` prints for a search; `frontier` as `Planner.frontier` returns it.
+
+    engines : each one's own fastest plan, where all were looked at.
+    """
     there: dict[str, Any] = _where_it_applies(result.prediction, synthetic=result.synthetic)
     if result.infeasibility is not None:
         there["infeasible"] = InfeasibilityEntry(**plain(result.infeasibility))
     if frontier is not None:
         there["frontier"] = frontier_entries(frontier)
+    if engines:
+        there["engines"] = [
+            EngineEntry(
+                engine=line.engine,
+                samples_per_s=line.samples_per_s,
+                plan=_strategy(line.plan),
+                reason=line.reason or None,
+            )
+            for line in engines
+        ]
     return ResultDocument(
         **_head(result.status, result.plan, result.prediction),
         bound_samples_per_s=finite(result.bound_samples_per_s),
@@ -266,6 +283,7 @@ def _memory(prediction: Prediction | None) -> list[MemoryEntry]:
             allocated_bytes=int(stage.allocated_bytes),
             reserved_bytes=int(stage.reserved_bytes),
             budget_bytes=int(stage.budget_bytes),
+            odds_of_oom=finite(stage.odds_of_oom),
         )
         for stage in (prediction.stages if prediction is not None else ())
     ]

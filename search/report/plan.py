@@ -16,11 +16,12 @@ from autopar.command.console import Console, escape
 from autopar.command.show import make_table, print_item, print_plain
 from autopar.plans import PUBLISHED_RUNS
 from autopar.sources import stack_source, stacks_of
-from autopar.units import GIB, format_bytes, format_seconds
+from autopar.units import GIB, format_bytes, format_odds, format_seconds
 
 if TYPE_CHECKING:
     from autopar.plans import LayerStrategy, Plan, Prediction
     from autopar.sources import Source
+    from search.engines.best_plan import EngineBest
     from search.planner.prediction import Infeasibility, SearchResult
 
 __all__ = [
@@ -167,7 +168,10 @@ def show_memory(console: Console, prediction: Prediction) -> None:
         return
     print_heading(console, "memory per GPU")
     table = make_table(
-        "stage", "allocated", "reserved", "budget", "used", "", left=0, words_last=True, spaced=True
+        *("stage", "allocated", "reserved", "budget", "out of memory", "used", ""),
+        left=0,
+        words_last=True,
+        spaced=True,
     )
     for stage in prediction.stages:
         # nothing has a share of a budget of 0
@@ -179,8 +183,9 @@ def show_memory(console: Console, prediction: Prediction) -> None:
             format_bytes(stage.allocated_bytes),
             format_bytes(stage.reserved_bytes),
             format_bytes(stage.budget_bytes),
+            format_odds(stage.odds_of_oom),
             _percent(share) + over,
-            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 55), track=True),
+            _bar(console, 0.0, min(share, 1.0), min(30, console.width - 70), track=True),
             style="bold red" if share > 1 else None,
         )
     console.print(table)
@@ -273,8 +278,25 @@ _ROOMY = 0.1
 """Share of the budget that must be free before memory is said not to bind."""
 
 
-def show_result(console: Console, result: SearchResult, *, title: str) -> None:
-    """Print everything a search returned."""
+def show_engines(console: Console, engines: Sequence[EngineBest]) -> None:
+    """Print each engine's own fastest plan, or why it has none."""
+    print_heading(console, "by engine")
+    best = max((line.samples_per_s or 0.0 for line in engines), default=0.0)
+    table = make_table("engine", "samples/s", "vs best", "plan", words_last=True, spaced=True)
+    for line in engines:
+        if line.plan is None or line.samples_per_s is None:
+            table.add_row(line.engine, "", "", escape(line.reason), style="dim")
+            continue
+        share = (line.samples_per_s / best - 1.0) * 100.0
+        rate = f"{line.samples_per_s:.4g}"
+        table.add_row(line.engine, rate, f"{share:+.1f} %", escape(one_line(line.plan)))
+    console.print(table)
+
+
+def show_result(
+    console: Console, result: SearchResult, *, title: str, engines: Sequence[EngineBest] = ()
+) -> None:
+    """Print everything a search returned; engines : each one's own plan, where all were asked."""
     plan, prediction = result.plan, result.prediction
     if plan is None or prediction is None:
         return
@@ -284,6 +306,8 @@ def show_result(console: Console, result: SearchResult, *, title: str) -> None:
     show_waterfall(console, prediction)
     show_memory(console, prediction)
     _binding(console, plan, prediction)
+    if engines:
+        show_engines(console, engines)
     show_alternatives(console, result)
     _lists(console, result)
     stats = result.stats
@@ -535,7 +559,10 @@ def _title(
         )
     times = any(s.role in ("computation", "model spec") and s.estimated for s in sources)
     counted = any(s.role == "memory sidecar" and s.notes[0].startswith(_COUNTED) for s in sources)
-    if times and counted:
+    own = next((s.path for s in sources if s.role == "memory" and s.estimated), None)
+    if own is not None:
+        print_plain(console, f"memory is that of {own}", style="yellow")
+    elif times and counted:
         print_plain(console, "memory counted exactly, times estimated", style="yellow")
 
 

@@ -69,6 +69,7 @@ def _stage(index: int, runs: tuple[LayerRun, ...]) -> StagePrediction:
         tail_s=0.004,
         allocated_bytes=(10 + index) * GIB,
         reserved_bytes=(12 + index) * GIB,
+        odds_of_oom=0.004,
         budget_bytes=24 * GIB,
         in_flight=2 - index,
         memory_bytes={"states": (8 + index) * GIB, "activations": 2 * GIB},

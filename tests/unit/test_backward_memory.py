@@ -19,7 +19,7 @@ from autopar.model import LayerMemory, LayerSpec, ModelProfile, ModelSpec
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
 from search.cost.memory import layer_backward_bytes, tensor_bytes
 from search.cost.model import CostModel
-from search.cost.tables import Recipe
+from search.cost.recipes import Recipe
 from search.options import SearchOptions
 from search.planner.planner import Planner
 from search.planner.prediction import predict
@@ -204,7 +204,7 @@ def without_backward(profile: ModelProfile) -> ModelProfile:
 @pytest.mark.parametrize("gib", [20, 38])
 def test_a_plan_that_left_backwards_out_does_not_fit(gib: int) -> None:
     """llama2-7b on 8 GPUs: it would be 47 and 110 MiB over, and the plan chosen now fits."""
-    options = SearchOptions(settle_bsz=64, top=0)
+    options = SearchOptions(settle_bsz=64, top=0, reserve_fraction=0.05)
     session = open_session(InputSpec(model="llama2-7b", hardware="a100-80gb:1x8"), options)
     documents = (session.hardware, session.options)
     blind = Planner.from_documents(session.spec, without_backward(session.profile), *documents)

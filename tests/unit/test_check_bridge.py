@@ -93,6 +93,7 @@ def words_of_row(line: int) -> list[str]:
     for key, flag in (
         ("recompute_num_layers", "-rl"),
         ("recompute_modules", "--recompute_modules"),
+        ("cpu_offloading_num_layers", "-ol"),
         ("moe_flex_dispatcher_backend", "--moe_flex_dispatcher_backend"),
         ("moe_a2a_overlap", "--moe_a2a_overlap"),
         ("cuda_graph_impl", "--cuda_graph_impl"),
@@ -102,6 +103,8 @@ def words_of_row(line: int) -> list[str]:
         value = settings.get(key)
         if value:
             words += [flag, f"'{','.join(value) if isinstance(value, list) else value}'"]
+    if "w/o MTP" in row["model"]:
+        words.append("model.mtp_num_layers=null")
     for key, dotted in (
         ("cutedsl_fused_grouped_mlp", "model.use_transformer_engine_op_fuser"),
         ("fp8_dot_product_attention", "mixed_precision.fp8_dot_product_attention"),
@@ -189,7 +192,8 @@ def test_published_configurations_are_read_and_priced(line: int, tmp_path: Path)
     assert found.interval_s is not None, found.untimed
     low, high = found.interval_s
     assert low < float(row["iter_time_s"]) < high
-    assert found.fullest.peak_bytes < card_named(card).memory_bytes
+    # it ran
+    assert found.odds_of_oom < 0.5
 
 
 def test_published_configurations_are_many() -> None:
@@ -198,6 +202,32 @@ def test_published_configurations_are_many() -> None:
     assert len(set(LINES)) == len(LINES) > 20
     assert {model_of(row) for row in rows} == set(MODELS.values())
     assert {row["gpu_type"] for row in rows} >= {"H100-SXM", "GB200", "GB300", "B200"}
+
+
+def test_nine_of_ten_published_steps_lie_in_their_intervals(tmp_path: Path) -> None:
+    """Of all rows of these models, as far as anybody can price them; and why not the others."""
+    inside, refused = [], {}
+    for line, row in runs().items():
+        known = row["source"].startswith("NVIDIA Megatron-Bridge") and model_of(row)
+        if not known or row["notes"] in ("SFT", "LoRA"):
+            continue
+        card = CARDS[row["gpu_type"]]
+        world = int(row["num_gpus"])
+        file = checked(tmp_path, words_of_row(line), gpu=card, world=world)
+        kinds = {one.kind for one in file.findings}
+        if file.launch is None:
+            refused[line] = "illegal" if "illegal" in kinds else texts(file, "not priced")[0]
+            continue
+        found = assess(file.launch, target(card))
+        assert found.interval_s is not None
+        low, high = found.interval_s
+        inside.append(low < float(row["iter_time_s"]) < high)
+    assert len(inside) >= 85
+    assert sum(inside) / len(inside) > 0.9
+    # without its further token DeepSeek-V3 had layouts that no table has
+    assert {line for line, why in refused.items() if why == "illegal"} == {157, 160}
+    others = [why for why in refused.values() if why != "illegal"]
+    assert all("4 bits" in why or "offloaded" in why for why in others)
 
 
 def test_presets_are_what_was_published() -> None:
@@ -501,8 +531,8 @@ def _billions(sizes: Mapping[str, Any]) -> float:
          "model.recompute_method: is missing"),
         ([*LLAMA, "-c", "fp8_mx"], "illegal",
          "mixed_precision.fp8_recipe mxfp8 needs Blackwell"),
-        ([*LLAMA, "--use_megatron_fsdp", "true"], "illegal",
-         "--use_megatron_fsdp is not combined with pipeline stages"),
+        ([*LLAMA, "--use_megatron_fsdp", "true"], "not priced",
+         "--use_megatron_fsdp beside 8 pipeline stages is not priced"),
         ([*QWEN, "-ep", "48"], "illegal", "experts(128) % ep(48) = 32 != 0"),
         ([*QWEN, "-ep", "64"], "illegal", "world size(256) % (etp(1) * ep(64) * pp(8)) = 256"),
         ([*QWEN, "-pp", "5", "-vp", "4"], "illegal", "(pp(5) * chunks(4)) = 16"),
@@ -634,7 +664,7 @@ def _changed(words: list[str], file: CheckedFile, changes: Any) -> list[str]:
         [*LLAMA, "-tp", "4", "-pp", "8", "-vp", "5"],
         [*LLAMA, "model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
         [*LLAMA, "-rl", "2"],
-        ["-m", "llama", "-mr", "llama3_8b", "-g", "h100", "-c", "fp8_cs", "-ng", "8", "-rl", "5"],
+        spread("-m llama -mr llama3_8b -g h100 -c fp8_cs -ng 16 -rl 5"),
     ],
     ids=["arguments", "dotted", "recomputed", "recomputed by the recipe"],
 )
@@ -719,16 +749,16 @@ def test_the_command_speaks_the_words_of_the_file(
 ) -> None:
     """Tables, advice and the object."""
     path = tmp_path / "launch.sh"
-    words = "-m llama -mr llama3_8b -g h100 -c fp8_cs -ng 8 -rl 5 -mb 1"
+    words = "-m llama -mr llama3_8b -g h100 -c fp8_cs -ng 16 -rl 5 -mb 1"
     path.write_text(f"{SETUP} {words}\n", encoding="utf-8")
-    assert check.run([str(path), "--hardware", "h100:1x8"]) == 0
+    assert check.run([str(path), "--hardware", "h100:2x8"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{path}: Megatron-Bridge on 8 h100-80gb")
+    assert out.startswith(f"{path}: Megatron-Bridge on 16 h100-80gb")
     assert "as megatron-core runs it" in out
     for text in ("  - -rl 5\n", "ddp.use_distributed_optimizer", "-mb, model.seq_length"):
         assert text in out
     assert "--use-distributed-optimizer" not in out
-    assert check.run([str(path), "--hardware", "h100:1x8", "--json", "-"]) == 0
+    assert check.run([str(path), "--hardware", "h100:2x8", "--json", "-"]) == 0
     (launch,) = json.loads(capsys.readouterr().out)["launches"]
     assert launch["trainer"] == "Megatron-Bridge"
     flags = {change["flag"] for change in launch["neighbours"]["any"]["arguments"]}

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.memory.risk import PEAK_RATIOS, odds_of_ratio
 from autopar.plans import LayerStrategy, Plan, VocabStrategy
-from search.cost.memory import COMMUNICATOR_BYTES, reserved_bytes, to_bytes
+from search.cost.memory import COMMUNICATOR_BYTES, reserve_of, to_bytes
 from search.cost.model import CostModel
-from search.cost.tables import Recipe
+from search.cost.recipes import Recipe
 from search.options import SearchOptions
 from search.planner.prediction import predict
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
@@ -232,9 +233,26 @@ def test_bytes_are_rounded_up() -> None:
 
 
 def test_reserved() -> None:
-    """reserved = allocated * 1.05 + 1 GiB by default; both are options."""
-    assert reserved_bytes(1000, SearchOptions()) == 1050 + 2**30
-    assert reserved_bytes(1000, SearchOptions(reserve_fraction=0.0, context_bytes=7)) == 1007
+    """A share of what is allocated and a context; the share is what odds of 1 % want."""
+    given = reserve_of(SearchOptions(reserve_fraction=0.0, context_bytes=7), toy_spec())
+    assert given.reserved_bytes(1000) == 1007
+    found = reserve_of(SearchOptions(), toy_spec())
+    assert odds_of_ratio(1 + found.share, PEAK_RATIOS["dense"]) == pytest.approx(0.01)
+    # reserved over allocated: 1.04, 9 of 10 within 1.02 to 1.11; the error of peaks is on top
+    deviation = np.log(1.11 / 1.02) / (2 * 1.6448536)
+    alone = np.exp(np.log(1.04) + 2.3263479 * deviation) - 1
+    assert alone < found.share < alone + 0.005
+    assert found.reserved_bytes(2**36) == pytest.approx(2**36 * (1 + found.share) + 2**30, abs=2)
+
+
+@pytest.mark.parametrize("risk", [0.001, 0.01, 0.2, 0.49])
+def test_the_largest_budget_has_the_odds_that_were_asked_for(risk: float) -> None:
+    """A plan that fills it runs out of memory with them, one byte more with more."""
+    reserve = reserve_of(SearchOptions(oom_risk=risk), toy_spec())
+    for memory in (2**34, 24 * 2**30 + 1, 80 * 10**9):
+        budget = reserve.budget_bytes(memory)
+        assert reserve.reserved_bytes(budget) <= memory < reserve.reserved_bytes(budget + 1)
+        assert reserve.odds_of_oom(budget, memory) == pytest.approx(risk, rel=1e-4)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

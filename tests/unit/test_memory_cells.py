@@ -16,7 +16,7 @@ from autopar.model import LayerMemory, LayerSpec, ModelProfile
 from autopar.plans import LayerStrategy
 from search.cost.memory import ulysses_bytes
 from search.cost.model import CostModel
-from search.cost.tables import Recipe
+from search.cost.recipes import Recipe
 from search.options import SearchOptions
 from tests.cost_cases import toy_hardware, toy_model, toy_spec
 from tests.unit.documents_support import DOCUMENTS, SPEC, write

@@ -16,7 +16,7 @@ from search.cost.model import CostModel
 from search.cost.pipeline import evaluate, replica_step_times
 from search.options import SearchOptions
 from search.planner.planner import Planner
-from search.planner.prediction import allocation_budget, predict
+from search.planner.prediction import predict
 
 
 def planner(model: str = "llama2-7b", nodes: int = 1, gib: float = 80.0, **options: Any) -> Planner:
@@ -69,16 +69,6 @@ def test_vocabulary_degrees_do_not_depend_on_heads() -> None:
 
     assert result.plan is not None
     assert result.plan.vocab.tp == 8
-
-
-def test_the_allocation_budget_is_the_largest_that_fits() -> None:
-    """One byte more than the budget reserves more than the constraint."""
-    from search.cost.memory import reserved_bytes
-
-    options = SearchOptions()
-    for memory in (2**34, 24 * 2**30 + 1, 80 * 10**9):
-        budget = allocation_budget(memory, options)
-        assert reserved_bytes(budget, options) <= memory < reserved_bytes(budget + 1, options)
 
 
 def _with_vocab(degree: int) -> Plan:

@@ -1,0 +1,252 @@
+"""What a model keeps in memory as Megatron-LM's layers have it, as tables that a planner reads.
+
+`autopar.memory.account` counts one launch; here the same terms, of one sample and by tensor degree,
+become the memory of a `ModelProfile`. How plans add them up is `search.cost`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from autopar.errors import InputError
+from autopar.memory.activations import input_bytes, layer_saved_bytes
+from autopar.memory.kept import (
+    accumulation_bytes,
+    cublas_bytes,
+    engine_workspace_bytes,
+    rotary_bytes,
+)
+from autopar.memory.launch import (
+    Attention,
+    Degrees,
+    Experts,
+    Launch,
+    Model,
+    Precision,
+    Software,
+    default_attention,
+    even_chunks,
+)
+from autopar.memory.parameters import head_weight, layer_weights
+from autopar.memory.peak import backward_bytes, head_bytes, kept_logits_bytes
+from autopar.model import (
+    LayerMemory,
+    LayerSpec,
+    ModelProfile,
+    ModelSpec,
+    OtherMemory,
+    head_dim,
+)
+from autopar.plans import tensor_degrees
+from autopar.sources import Source
+
+__all__ = ["megatron_launch", "megatron_model", "with_megatron_memory", "with_memory_of"]
+
+_TOKEN_BYTES = 12
+"""Of a token of a micro-batch: its number and the next one's, its place, its weight in the loss."""
+
+
+def megatron_model(spec: ModelSpec, layer: LayerSpec) -> Model:
+    """Return the sizes of a model of such layers as Megatron-LM builds it, without dropout.
+
+    Raises InputError where it has no such layers, or sizes are unknown.
+    """
+    if layer.cross_attention or not layer.causal:
+        raise InputError(
+            f"model {spec.name!r}: Megatron-LM's memory is counted of decoder-only models; "
+            "leave --engine megatron out"
+        )
+    if layer.num_heads is None or layer.ffn_hidden_size is None or spec.vocab_size is None:
+        raise InputError(
+            f"model {spec.name!r}: heads, MLP width or vocabulary are unknown; "
+            "give a model spec (--model)"
+        )
+    experts = None
+    if layer.num_experts is not None:
+        experts = Experts(
+            number=layer.num_experts,
+            per_token=layer.experts_per_token or layer.num_experts,
+            ffn=layer.ffn_hidden_size,
+        )
+    return Model(
+        hidden=layer.hidden_size,
+        ffn=layer.ffn_hidden_size,
+        attention=Attention(
+            heads=layer.num_heads,
+            groups=layer.num_kv_heads or layer.num_heads,
+            width=head_dim(layer),
+            head_norms=layer.qk_norms,
+            dropout=0.0,
+        ),
+        vocab=spec.vocab_size,
+        vocab_divisor=spec.make_vocab_size_divisible_by,
+        expert_layers=(experts is not None,),
+        experts=experts,
+        gated=layer.gated_mlp,
+        biases=layer.biases,
+        qkv_biases=layer.biases or layer.qkv_biases,
+        tied=spec.tied_embeddings,
+        norm="rms" if layer.norm_parameters_per_hidden == 2 else "layer",
+        positions="learned" if spec.learned_positions else "rotary",
+        max_positions=spec.learned_positions,
+        hidden_dropout=0.0,
+    )
+
+
+def megatron_launch(
+    spec: ModelSpec,
+    layer: LayerSpec,
+    *,
+    seq: int,
+    tp: int,
+    sequence_parallel: bool,
+    precision: Precision,
+    software: Software,
+) -> Launch:
+    """Return a launch of one such layer and one sample on so many tensor ranks, which is a unit."""
+    return Launch(
+        name=spec.name,
+        model=megatron_model(spec, layer),
+        degrees=Degrees(
+            world=tp,
+            tp=tp,
+            # experts of a rank are its share of all of them
+            etp=tp,
+            sequence_parallel=sequence_parallel,
+            chunks=even_chunks(1, 1),
+        ),
+        seq=seq,
+        micro_batch=1,
+        global_batch=1,
+        precision=precision,
+        software=software,
+        attention_masks=False,
+    )
+
+
+def with_megatron_memory(
+    profile: ModelProfile,
+    spec: ModelSpec,
+    *,
+    gpu: str,
+) -> ModelProfile:
+    """Return a profile whose memory is that of Megatron-LM's layers, head and workspaces.
+
+    Times stay as they are. Every rank has its share of all experts. gpu : kind of device, such as
+    `h100-80gb`, on which workspaces depend. Raises InputError as `megatron_model`.
+    """
+    precision = Precision(kind=cast(Any, profile.precision))
+    software = Software(gpu=gpu, attention=default_attention(gpu))
+    lengths = tuple(layer.seq_length for layer in spec.layers)
+
+    def launch_of(layer: LayerSpec, tp: int) -> Launch:
+        return megatron_launch(
+            spec,
+            layer,
+            seq=layer.seq_length,
+            tp=tp,
+            sequence_parallel=profile.sequence_parallel,
+            precision=precision,
+            software=software,
+        )
+
+    layers = tuple(
+        replace(
+            measured, memory={layer.seq_length: _layer_memory(layer, partial(launch_of, layer))}
+        )
+        for layer, measured in zip(spec.layers, profile.layers, strict=True)
+    )
+    first, last = launch_of(spec.layers[0], 1), launch_of(spec.layers[-1], 1)
+    others = _other_memory(spec, last, profile.other_memory, lengths)
+    logits = _logits(last, 1)
+    return replace(
+        profile,
+        layers=layers,
+        other_memory={position: {lengths: memory} for position, memory in others.items()},
+        # what the loss needs beside the logits that wait for their backward
+        logits_peak_bytes_per_sample=float(head_bytes(logits) - kept_logits_bytes(logits)),
+        rank_bytes=float(
+            cublas_bytes(software)
+            + engine_workspace_bytes(first)
+            + rotary_bytes(first, first.degrees.chunks[0])
+        ),
+        sources=(
+            *(source for source in profile.sources if not source.role.startswith("memory")),
+            Source(role="memory", path="Megatron-LM's layers, from their terms", estimated=True),
+        ),
+    )
+
+
+def with_memory_of(
+    engine: str | None, profile: ModelProfile, spec: ModelSpec, *, gpu: str
+) -> ModelProfile:
+    """Return a profile with the layers' memory as an engine has it; errors as above.
+
+    Engines but Megatron-LM run layers as the profile's own tables have them.
+    """
+    if engine != "megatron":
+        return profile
+    return with_megatron_memory(profile, spec, gpu=gpu)
+
+
+def _layer_memory(layer: LayerSpec, launch_of: Callable[[int], Launch]) -> LayerMemory:
+    """Return the tables of one layer type; a rank has one stand-in of each shape of its weights."""
+    experts = layer.num_experts is not None
+    kept: dict[int, float] = {}
+    backward: dict[int, float] = {}
+    shared: dict[int, float] = {}
+    for degree in tensor_degrees(layer):
+        launch = launch_of(degree)
+        kept[degree] = float(layer_saved_bytes(launch, experts=experts))
+        needed, freed = backward_bytes(launch, (False, (0,), 0, False))
+        backward[degree] = float(needed - freed)
+        shared[degree] = float(accumulation_bytes(launch, [layer_weights(launch, experts=experts)]))
+    whole = launch_of(1)
+    return LayerMemory(
+        parameter_count=float(sum(w.elements for w in layer_weights(whole, experts=experts))),
+        activation_bytes_per_sample=kept,
+        checkpoint_bytes_per_sample=float(input_bytes(whole)),
+        backward_bytes_per_sample=backward,
+        shared_bytes=shared,
+    )
+
+
+def _logits(launch: Launch, degree: int) -> Launch:
+    """Return a launch of one rank whose head has the columns of one of so many tensor ranks."""
+    unit = launch.model.vocab_divisor * degree
+    rows = math.ceil(launch.model.vocab / unit) * unit // degree
+    return replace(launch, model=replace(launch.model, vocab=rows, vocab_divisor=1))
+
+
+def _other_memory(
+    spec: ModelSpec,
+    launch: Launch,
+    measured: Mapping[str, Mapping[tuple[int, ...], OtherMemory]],
+    lengths: tuple[int, ...],
+) -> dict[str, OtherMemory]:
+    """Return the tables around the layers: states as they were, what Megatron-LM keeps.
+
+    First: the micro-batch. Last: input and output of the final norm, fp32 logits, and a stand-in of
+    the head's gradient. A single stage has both.
+    """
+    found = {}
+    batch = float(_TOKEN_BYTES * launch.tokens)
+    for position, tables in measured.items():
+        memory = tables[lengths]
+        kept, held = {}, {}
+        for degree in memory.model_state_bytes:
+            head = _logits(launch, degree)
+            tokens = input_bytes(launch) / (degree if launch.degrees.sequence_parallel else 1)
+            end = position != "first"
+            kept[degree] = batch + (2.0 * tokens + kept_logits_bytes(head) if end else 0.0)
+            if position != "only":
+                # at either end a stage has buffers for both sides, too; of whole sequences the
+                # copies are counted with the layers
+                kept[degree] += input_bytes(launch) / degree
+            held[degree] = float(accumulation_bytes(head, [[head_weight(head)]])) if end else 0.0
+        found[position] = replace(memory, activation_bytes_per_sample=kept, held_bytes=held)
+    return found

@@ -1,0 +1,155 @@
+"""Bytes of a parameter and of an activation element, as a plan's rows are priced with them.
+
+What each engine keeps, and why, is in `autopar.memory.recipes`; here its figures become those of
+the three kinds of data parallelism that a plan's layers have: replicas, ZeRO-2 and ZeRO-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field
+from typing import Literal
+
+from autopar.memory.recipes import Passing, StateRecipe, recipe_of
+from autopar.records import dataclass
+from search.options import SearchOptions
+
+__all__ = ["KINDS", "Kind", "KindBytes", "Recipe"]
+
+Kind = Literal["ddp", "zero2", "zero3"]
+KINDS: tuple[Kind, ...] = ("ddp", "zero2", "zero3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindBytes:
+    """Bytes of a parameter of a layer whose data ranks are of one kind."""
+
+    whole: float
+    """On every rank."""
+    shared: float
+    """Over the ranks that share states."""
+    unit: float = 0.0
+    """Of the parameters of a layer, while its backward runs, where there are other ranks."""
+    ahead: float = 0.0
+    """A part of `unit` that may lie beside another layer's peak: weights that are fetched early."""
+    constant_bytes: float = 0.0
+    """Of a rank, however many parameters it has: buckets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Bytes per parameter and per activation element of a training precision."""
+
+    weight: float
+    """Of a gathered weight, as it is exchanged."""
+    gradient: float
+    """Of a gradient, as it is reduced."""
+    optimizer: float
+    """Of Adam's moments, and of a master copy."""
+    element: float
+    at_once: dict[Kind, KindBytes] = field(default_factory=dict)
+    """Where gradients are divided as they are reduced: one micro-batch, or one reduction each."""
+    at_end: dict[Kind, KindBytes] = field(default_factory=dict)
+    """Where they are summed over micro-batches before."""
+
+    @staticmethod
+    def of(options: SearchOptions) -> Recipe:
+        """Return the recipe of the options: of `--memory-of`'s engine, by default Megatron-LM's.
+
+        fp32 4+4+8; bf16 and fp16 2+2+12 (fp32 gradients 4): Rajbhandari et al., arXiv 1910.02054.
+        """
+        fp32 = options.mixed_precision == "fp32"
+        weight = element = 4.0 if fp32 else 2.0
+        gradient = 4.0 if fp32 or options.fp32_gradients else 2.0
+        # two moments of 4 bytes; an fp32 weight is its own master copy
+        optimizer = 8.0 if fp32 else 12.0
+        return Recipe(
+            weight=weight,
+            gradient=gradient,
+            optimizer=optimizer,
+            element=element,
+            at_once=dict(_kinds(options, weight, gradient, optimizer, at_once=True)),
+            at_end=dict(_kinds(options, weight, gradient, optimizer, at_once=False)),
+        )
+
+    @property
+    def step_bytes(self) -> float:
+        """Memory traffic of the optimizer per parameter: gradient and states read and written."""
+        # three states of 4 bytes are read and written, the gradient is read
+        return self.gradient + 24.0
+
+    def kinds(self, *, at_once: bool) -> dict[Kind, KindBytes]:
+        """Return the bytes by kind."""
+        return self.at_once if at_once else self.at_end
+
+
+_STAGES: dict[Kind, int] = {"ddp": 0, "zero2": 2, "zero3": 3}
+"""Of ZeRO."""
+
+
+def _kinds(
+    options: SearchOptions, weight: float, gradient: float, optimizer: float, *, at_once: bool
+) -> Iterable[tuple[Kind, KindBytes]]:
+    """Yield what layers of each kind have; at_once : gradients are divided as they are reduced."""
+    engine = options.memory_of
+    # what nobody asked of is counted as Megatron-LM's states are
+    if engine not in (None, "megatron"):
+        assert engine is not None
+        for kind, stage in _STAGES.items():
+            wide = options.fp32_gradients
+            found = recipe_of(
+                engine,
+                stage,
+                options.mixed_precision,
+                fp32_gradients=wide,
+                each_micro_batch=at_once,
+            )
+            yield kind, _of_engine(found)
+        return
+    # Megatron-LM: ZeRO-2 is its distributed optimizer, which keeps gradients whole to the end, or
+    # where they are reduced at once Megatron-FSDP's `optim_grads`
+    now, then = (0.0, gradient) if at_once else (gradient, 0.0)
+    yield "ddp", KindBytes(whole=weight + gradient + optimizer, shared=0.0)
+    # one layer's gradients before they are divided
+    whole = gradient if at_once else 0.0
+    yield "zero2", KindBytes(whole=weight + now, shared=optimizer + then, unit=whole)
+    # two gathered layers, and the buffer of the reduce-scatter
+    yield (
+        "zero3",
+        KindBytes(
+            whole=now,
+            shared=weight + optimizer + then,
+            unit=2.0 * weight + gradient + whole,
+            ahead=weight,
+        ),
+    )
+
+
+def _of_engine(recipe: StateRecipe) -> KindBytes:
+    """Return the bytes by what a plan's layers have them for.
+
+    What passes while a backward runs: of all parameters of a rank it is there at the peak as states
+    are; of a rank's part it is not there before the step, when activations are gone.
+    """
+    whole, shared = recipe.whole_and_shared()
+    passing = [entry for entry in recipe.passing if "backward" in entry.during]
+    unit = ahead = constant = 0.0
+    for entry in passing:
+        if entry.of == "unit":
+            unit += entry.each_bytes * entry.number
+            constant += entry.each_bytes * entry.beside
+            # the forward of another layer, and the loss, have the weights of a unit beside them
+            ahead += _ahead(entry)
+        elif entry.of == "bucket":
+            constant += entry.num_bytes(stage=0.0, unit=0.0, replicas=1)
+        elif entry.of == "stage" and entry.elements is None:
+            whole += entry.each_bytes
+        elif entry.of == "stage":
+            # as many as there are, up to a number
+            constant += entry.each_bytes * (entry.elements or 0)
+    return KindBytes(whole=whole, shared=shared, unit=unit, ahead=ahead, constant_bytes=constant)
+
+
+def _ahead(entry: Passing) -> float:
+    """Return the bytes of a unit that are there in forwards too."""
+    return entry.each_bytes if "forward" in entry.during else 0.0
