@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,19 @@ class Configuration:
         return found
 
 
-def read_configuration(path: Path | str) -> Configuration:
+def read_configuration(
+    path: Path | str,
+    *,
+    world_size: int | None = None,
+    harmless: Callable[[str], bool] | None = None,
+) -> Configuration:
     """Return the content of a `.json`, `.yaml`, `.toml` or script, told apart by suffix, content.
+
+    Parameters
+    ----------
+    world_size : processes that a script is to start, where variables that only the environment has
+        say how many nodes there are. harmless : returns whether a flag is no matter, by its name;
+        what only such flags depend on is no reason to refuse a script.
 
     Raises DocumentError: the file is missing or unreadable, or is none of these.
     """
@@ -235,7 +247,7 @@ def read_configuration(path: Path | str) -> Configuration:
     # JSON without its suffix
     if text.lstrip().startswith("{"):
         return Configuration(path=path, flags=None, document=load_object(path).data)
-    command = script_command(text, path)
+    command = _sized(text, path, world_size, harmless)
     if not command.program and not any(word.startswith("--") for word in command.arguments):
         raise DocumentError(
             path,
@@ -251,6 +263,49 @@ def read_configuration(path: Path | str) -> Configuration:
         environment=command.environment,
         notes=command.notes,
     )
+
+
+def _sized(
+    text: str, path: Path, world_size: int | None, harmless: Callable[[str], bool] | None
+) -> Command:
+    """Return the launch in a script, which starts so many processes where the environment says it.
+
+    A scheduler sets `SLURM_NNODES`, a job `NNODES` or `WORLD_SIZE`: what a script takes where they
+    are missing is no number of its own. Which variables these are is seen by giving each another
+    value; the one that gives the processes that are asked for is set, with all that follows it.
+    """
+
+    def with_(given: Mapping[str, str]) -> Command | None:
+        with suppress(DocumentError):
+            return script_command(text, path, given=given, harmless=harmless)
+        return None
+
+    command = script_command(text, path, harmless=harmless)
+    own = _world(command.before)
+    if own == world_size:
+        return command
+    notes = list[str]()
+    for name, default in list(command.unset.items())[:_MOST_VARIABLES]:
+        if default and not re.fullmatch("[1-9][0-9]{0,5}", default):
+            continue
+        probe = 2 * int(default or 1)
+        other = with_({name: str(probe)})
+        size = None if other is None else _world(other.before)
+        if size is None or size == own:
+            continue
+        if world_size is None:
+            if default:
+                notes.append(f"{name} is taken for its default {default}: {own} processes")
+        elif probe * world_size % size == 0:
+            value = probe * world_size // size
+            meant = with_({name: str(value)})
+            if meant is not None and _world(meant.before) == world_size:
+                return meant
+    return replace(command, notes=(*command.notes, *notes))
+
+
+_MOST_VARIABLES = 32
+"""Variables of the environment that are tried."""
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
